@@ -1,0 +1,42 @@
+"""The paper that a hand-off travels on: who sends which pages where, in plain values that fit in a message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PeerId:
+    """A worker group and its incarnation. A restarted or reconnected worker has a new epoch; old tickets are void."""
+
+    name: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferAddress:
+    """Where a rank's transport listens."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffTicket:
+    """A landing place that a decode worker has reserved.
+
+    The pages of the sequence from `first_page` on are wanted, `num_pages` of them (the pages before are already
+    there). They travel in slabs of `slab_pages` pages and one layer; both sides derive the same list of messages,
+    their sizes and tags from this ticket alone (see `kv_transfer.plan`). `transfer_id` is unique within the
+    destination's epoch.
+    """
+
+    transfer_id: int
+    destination: PeerId
+    addresses: tuple[TransferAddress, ...]  # one a destination rank
+    first_page: int
+    num_pages: int
+    slab_pages: int
+    num_layers: int
+    num_kv_heads: int  # of the whole model
+    head_bytes: int  # K and V of one head of one page
