@@ -1,0 +1,266 @@
+#!/usr/bin/env python3
+"""TTFT, ITL and throughput of local and remote prefill, side by side on this machine.
+
+Starts two clusters from one config that differ in a single key, `router.dispatch.local_prefill_max_tokens`: in
+*remote* every prompt is computed by the prefill worker and its KV pages move to the decode worker, in *local* the
+decode worker computes everything itself. Rounds are interleaved (local, remote, local, remote, ...) so that a noisy
+neighbour hits both alike; the table shows medians over the rounds.
+
+    scripts/bench_serving.py                                  both modes, a grid of ISL and concurrency
+    scripts/bench_serving.py --isl 512 --osl 64 --concurrency 1,8 --rounds 5
+    scripts/bench_serving.py --url http://127.0.0.1:8000      one running server, any endpoint that takes token ids
+
+Prompts are random token ids, new ones for each request, so that no prefix cache helps; `ignore_eos` fixes the output
+length. Closed loop: each of `concurrency` clients sends its next request when the last one has ended.
+ITL is (latency - TTFT) / (OSL - 1), the definition of GenAI-Perf.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+NEVER_LOCAL, ALWAYS_LOCAL = 0, 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One finished request: seconds, and the number of tokens that the server counted."""
+
+    ttft_s: float
+    latency_s: float
+    num_output_tokens: int
+
+    @property
+    def itl_s(self) -> float:
+        return (self.latency_s - self.ttft_s) / max(self.num_output_tokens - 1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """All requests of one mode in one cell of the grid, once."""
+
+    samples: tuple[Sample, ...]
+    wall_s: float
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        return sum(s.num_output_tokens for s in self.samples) / self.wall_s
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    isl: int
+    osl: int
+    concurrency: int
+
+
+class BenchError(Exception):
+    """The server did not do what the benchmark needs; the message says what."""
+
+
+async def complete(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Sample:
+    """Stream one completion. Raises BenchError on any answer but a whole one."""
+    begin = time.perf_counter()
+    first = last = None
+    num_output_tokens = 0
+    async with session.post(f"{url}/v1/completions", json=body) as response:
+        if response.status != 200:
+            raise BenchError(f"HTTP {response.status}: {(await response.text())[:300]}")
+        async for line in response.content:
+            if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+                continue
+            event = json.loads(line[6:])
+            if "error" in event:
+                raise BenchError(f"the stream ended with an error: {event['error']}")
+            last = time.perf_counter()
+            if first is None:
+                first = last
+            if event.get("usage"):
+                num_output_tokens = event["usage"]["completion_tokens"]
+    if first is None or last is None or num_output_tokens != body["max_tokens"]:
+        raise BenchError(f"expected {body['max_tokens']} output tokens, the server counted {num_output_tokens}")
+    return Sample(first - begin, last - begin, num_output_tokens)
+
+
+async def run_round(url: str, model: str, vocab_size: int, cell: Cell, num_requests: int, seed: int) -> Round:
+    """`num_requests` requests over `cell.concurrency` closed-loop clients."""
+    rng = random.Random(seed)
+    bodies: Iterator[dict[str, Any]] = iter(
+        [
+            {
+                "model": model,
+                "prompt": [rng.randrange(16, vocab_size) for _ in range(cell.isl)],
+                "max_tokens": cell.osl,
+                "temperature": 0,
+                "ignore_eos": True,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+            for _ in range(num_requests)
+        ]
+    )
+    samples: list[Sample] = []
+
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as session:
+
+        async def client() -> None:
+            for body in bodies:
+                samples.append(await complete(session, url, body))
+
+        begin = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(cell.concurrency):
+                group.create_task(client())
+    return Round(tuple(samples), time.perf_counter() - begin)
+
+
+async def served_model(url: str) -> str:
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as response:
+        return str((await response.json())["data"][0]["id"])
+
+
+@contextmanager
+def cluster(config: Path, local_prefill_max_tokens: int) -> Iterator[str]:
+    """A cluster of its own from `config` with one key changed, on free ports; yields its URL. Raises BenchError."""
+    settings = yaml.safe_load(config.read_text())
+    model_path = (config.parent / settings["model"]["path"]).resolve()
+    settings["model"]["path"] = str(model_path)
+    settings["name"] = f"bench-{local_prefill_max_tokens}"
+    router = settings.setdefault("router", {})
+    router.setdefault("dispatch", {})["local_prefill_max_tokens"] = local_prefill_max_tokens
+    router.setdefault("http", {})["port"] = 0
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "bench.yaml"
+        path.write_text(yaml.safe_dump(settings))
+        server = subprocess.Popen(
+            [sys.executable, "-m", "slipstream.cluster.serve", str(path)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert server.stdout is not None
+        output: list[str] = []
+        try:
+            for line in server.stdout:
+                output.append(line)
+                if found := re.search(r"http://[\w.:\[\]-]+:\d+", line):
+                    yield found.group()
+                    return
+            raise BenchError(f"the cluster did not start:\n{''.join(output)}")
+        finally:
+            server.send_signal(signal.SIGINT)
+            for _ in server.stdout:  # keep the pipe empty while it drains
+                pass
+            server.wait()
+
+
+def quantile(values: list[float], q: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(int(q * len(ordered)), len(ordered) - 1)]
+
+
+def row(mode: str, cell: Cell, rounds: list[Round]) -> tuple[str, ...]:
+    """Medians over the rounds of each round's figure, milliseconds."""
+
+    def median_of(figure: Callable[[Round], float]) -> float:
+        return statistics.median(figure(r) for r in rounds)
+
+    ttft = [median_of(lambda r, q=q: quantile([s.ttft_s for s in r.samples], q)) * 1e3 for q in (0.5, 0.99)]
+    itl = [median_of(lambda r, q=q: quantile([s.itl_s for s in r.samples], q)) * 1e3 for q in (0.5, 0.99)]
+    figures = [f"{value:.1f}" for value in (*ttft, *itl)]
+    return (
+        str(cell.isl),
+        str(cell.osl),
+        str(cell.concurrency),
+        mode,
+        *figures,
+        f"{median_of(lambda r: r.output_tokens_per_s):.0f}",
+        f"{median_of(lambda r: len(r.samples) / r.wall_s):.2f}",
+    )
+
+
+HEADER = ("ISL", "OSL", "clients", "prefill", "TTFT p50 ms", "p99", "ITL p50 ms", "p99", "out tok/s", "req/s")
+
+
+def markdown(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(len(cells[i]) for cells in (HEADER, *rows)) for i in range(len(HEADER))]
+
+    def line(cells: tuple[str, ...]) -> str:
+        return "| " + " | ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
+
+    return "\n".join([line(HEADER), "|" + "|".join("-" * (w + 1) + ":" for w in widths) + "|", *map(line, rows)])
+
+
+def integers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "local.yaml")
+    parser.add_argument("--url", help="measure this running server only, and start nothing")
+    parser.add_argument("--isl", type=integers, default=[128, 512, 1024], help="prompt lengths, tokens")
+    parser.add_argument("--osl", type=int, default=64, help="output length, tokens")
+    parser.add_argument("--concurrency", type=integers, default=[1, 8], help="closed-loop clients")
+    parser.add_argument("--requests", type=int, default=24, help="per round and cell")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--vocab", type=int, default=1024, help="prompts use token ids below this")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+async def measure(urls: dict[str, str], args: argparse.Namespace) -> list[tuple[str, ...]]:
+    models = {mode: await served_model(url) for mode, url in urls.items()}
+    seeds = itertools.count(args.seed)
+    rows = []
+    for isl, concurrency in itertools.product(args.isl, args.concurrency):
+        cell = Cell(isl, args.osl, concurrency)
+        rounds: dict[str, list[Round]] = {mode: [] for mode in urls}
+        for round_number in range(-1, args.rounds):
+            for mode, url in urls.items():
+                num_requests = concurrency if round_number < 0 else max(args.requests, concurrency)
+                result = await run_round(url, models[mode], args.vocab, cell, num_requests, next(seeds))
+                if round_number >= 0:  # the first round only warms up
+                    rounds[mode].append(result)
+        rows += [row(mode, cell, rounds[mode]) for mode in urls]
+        print(f"  ISL {isl}, {concurrency} clients: done", file=sys.stderr, flush=True)
+    return rows
+
+
+def main() -> None:
+    args = parse_arguments()
+    with ExitStack() as stack:
+        if args.url:
+            urls = {"as served": args.url.rstrip("/")}
+        else:
+            modes = {"local": ALWAYS_LOCAL, "remote": NEVER_LOCAL}
+            urls = {mode: stack.enter_context(cluster(args.config, limit)) for mode, limit in modes.items()}
+        print(markdown(asyncio.run(measure(urls, args))))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BenchError as error:
+        sys.exit(f"bench_serving: {error}")
