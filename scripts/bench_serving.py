@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 import yaml
@@ -186,9 +186,10 @@ def row(mode: str, cell: Cell, rounds: list[Round]) -> tuple[str, ...]:
     def median_of(figure: Callable[[Round], float]) -> float:
         return statistics.median(figure(r) for r in rounds)
 
-    ttft = [median_of(lambda r, q=q: quantile([s.ttft_s for s in r.samples], q)) * 1e3 for q in (0.5, 0.99)]
-    itl = [median_of(lambda r, q=q: quantile([s.itl_s for s in r.samples], q)) * 1e3 for q in (0.5, 0.99)]
-    figures = [f"{value:.1f}" for value in (*ttft, *itl)]
+    def percentile_ms(attribute: Literal["ttft_s", "itl_s"], q: float) -> float:
+        return 1e3 * median_of(lambda r: quantile([getattr(s, attribute) for s in r.samples], q))
+
+    figures = [f"{percentile_ms(a, q):.1f}" for a in ("ttft_s", "itl_s") for q in (0.5, 0.99)]
     return (
         str(cell.isl),
         str(cell.osl),
