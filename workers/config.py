@@ -1,9 +1,12 @@
-"""Settings of one worker group's engine. Plain dataclasses: no dependency beyond the standard library."""
+"""Settings of one worker group and its engine. Plain dataclasses: no dependency beyond the standard library."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
+
+from slipstream.kv_transfer.config import TransferConfig
+from slipstream.router.messages import Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +35,43 @@ class EngineConfig:
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ValueError(f"{key} must be at least 1 or null, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """One worker group: `tp` ranks that serve one copy of the model in one role.
+
+    `model` is the name that clients ask for, `model_dir` a local directory in Hugging Face layout. `router_host` and
+    `router_port` say where the router's worker port listens, `token` is the secret it expects. `max_queued_tokens`
+    is what a prefill group accepts beyond what it computes (uncomputed prompt tokens). `host` is the address at
+    which the other ranks of a group reach rank 0. `ranks_on_host` divides the cores of the machine where
+    `engine.num_threads` is not given. `drain_s` bounds how long a drain waits for what is running.
+    """
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+    name: str
+    role: Role
+    model: str
+    model_dir: str
+    router_host: str
+    router_port: int
+    token: str = ""
+    tp: int = 1
+    max_queued_tokens: int = 8192
+    host: str = "127.0.0.1"
+    ranks_on_host: int = 1
+    drain_s: float = 60.0
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    transfer: TransferConfig = field(default_factory=TransferConfig)
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("name must not be empty")
+        for key in ("tp", "max_queued_tokens", "ranks_on_host"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
+        if not 0 < self.router_port < 65536:
+            raise ValueError(f"router_port must be a port number, got {self.router_port}")
+        if self.drain_s < 0:
+            raise ValueError(f"drain_s must not be negative, got {self.drain_s}")

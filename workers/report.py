@@ -1,0 +1,28 @@
+"""How a worker or rank is doing, in plain values for whoever supervises it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+WorkerState = Literal["new", "gathering", "loading", "connecting", "ready", "draining", "stopped", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """`new -> gathering (tp > 1: waiting for the other ranks) -> loading -> connecting <-> ready -> draining ->
+    stopped`, or `failed` from anywhere. A rank other than 0 is `ready` once it has loaded. `epoch` counts the
+    connections to the router from 1, 0 before the first. `progress` is one line for people. `startup_s` maps each
+    stage of the start to its seconds."""
+
+    name: str
+    rank: int
+    pid: int
+    state: WorkerState
+    epoch: int
+    progress: str
+    startup_s: tuple[tuple[str, float], ...] = ()
+
+
+class WorkerFailed(RuntimeError):  # noqa: N818 - the word that supervisor, logs and reports use
+    """The worker cannot go on and its process should end: what went wrong, in one sentence."""
