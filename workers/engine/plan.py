@@ -6,13 +6,19 @@ arrays:
     token_ids   [ s0 s0 s0 s0 | s1 | s2 s2 | s3 ]      [tokens]
     query_lens  [     4       , 1  ,   2   , 1  ]      [seqs]
     kv_lens     keys each sequence attends to, this step's tokens included      [seqs]
+
+Everything in a `StepPlan` is an int, a bool, a string, bytes or a tuple of those, so that it can be sent to the other
+ranks. Page ids travel as packed int32 (`numpy.frombuffer(page_ids, numpy.int32)`): a long sequence has hundreds, they
+are needed as an array each step, and packing one is a single memory copy where a tuple costs a Python object a page.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slipstream.kv_transfer.ticket import HandoffTicket
 from slipstream.router.messages import FinishReason, SamplingParams, TokenLogprob
+from slipstream.workers.engine.token_counts import TokenCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +28,21 @@ class SequenceSlice:
     slot: int  # stable small number of the sequence while it runs, < max_num_seqs
     start: int
     token_ids: tuple[int, ...]
-    page_ids: tuple[int, ...]  # pages of positions 0 .. end, in order
+    page_ids: bytes  # packed int32; the pages of positions 0 .. end, in order: ceil(end / page_tokens) of them
     samples: bool  # the last position's logits are wanted
 
     @property
     def end(self) -> int:
         return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class PageSend:
+    """Sending begins with this step: `page_ids` (packed int32) are the pages that the ticket asks for, in order. They
+    stay where they are until the sequence is released."""
+
+    ticket: HandoffTicket
+    page_ids: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +57,11 @@ class SendProgress:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
+    """`sends` must be made known to the transport before the first layer of the step is through."""
+
     step: int
     slices: tuple[SequenceSlice, ...]
+    sends: tuple[PageSend, ...] = ()
     progress: tuple[SendProgress, ...] = ()
 
     @property
@@ -53,12 +71,16 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
-    """One sequence whose next token is sampled in this step. Stays on rank 0."""
+    """One sequence whose next token is sampled in this step, in the order of the slices that sample. Stays on rank 0.
 
-    slot: int
+    `counts` is the sequence's own live object, there only if a penalty is on. `masked_ids` are the tokens that would
+    end the sequence before `min_tokens`.
+    """
+
     params: SamplingParams
-    prompt_ids: tuple[int, ...]
-    output_ids: tuple[int, ...]  # position of the draw = len(output_ids)
+    position: int  # of the token in the output; with the seed it decides the draw
+    counts: TokenCounts | None = None
+    masked_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +91,8 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class SequenceOutput:
-    """What the engine tells its worker after a step about one sequence."""
+    """What the engine tells its worker after a step about one sequence. `stop_token_id`: the token that ended the
+    sequence, an end-of-sequence token or one of the request's; it is `token` itself and no part of the text."""
 
     request_id: str
     attempt: int
