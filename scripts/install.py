@@ -1,0 +1,203 @@
+"""Makes the virtual environment `.venv` and installs Slipstream and its pinned dependencies into it.
+
+Called by `scripts/setup`, with any Python >= 3.11 and nothing but the standard library. Every step can be repeated,
+so a run that was interrupted goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+BUILD = ROOT / "build"
+LOG = BUILD / "setup.log"
+CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
+NETWORK_TROUBLE = re.compile(
+    r"timed? ?out|connection (reset|refused|aborted|broken)|temporary failure|name resolution|incompleteread"
+    r"|max retries|remotedisconnected|5\d\d server error|too many requests|hashes? .*do not match",
+    re.IGNORECASE,
+)
+RETRY_AFTER_S = (3.0, 15.0)
+
+
+class SetupFailed(Exception):
+    """One sentence for the person at the terminal."""
+
+
+def say(text: str) -> None:
+    print(f"setup: {text}", flush=True)
+
+
+def run(command: Sequence[str | Path]) -> str:
+    """Runs a command with its output in the log. Returns what it printed; raises CalledProcessError."""
+    with LOG.open("a", encoding="utf-8") as log:
+        log.write(f"\n$ {' '.join(map(str, command))}\n")
+        log.flush()
+        begin = log.tell()
+        # Without PYTHONPATH and friends, so that only the virtual environment counts.
+        environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+        done = subprocess.run(
+            list(map(str, command)), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, check=False
+        )
+    with LOG.open("rb") as log_bytes:
+        log_bytes.seek(begin)
+        output = log_bytes.read().decode("utf-8", "replace")
+    if done.returncode != 0:
+        raise subprocess.CalledProcessError(done.returncode, "pip", output)
+    return output
+
+
+def pip_install(*arguments: str | Path) -> None:
+    """`pip install`, again after a pause when the network is at fault. Raises CalledProcessError."""
+    command = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *arguments]
+    for pause_s in (*RETRY_AFTER_S, None):
+        try:
+            run(command)
+            return
+        except subprocess.CalledProcessError as error:
+            if pause_s is None or not NETWORK_TROUBLE.search(error.output):
+                raise
+            say(f"the network failed; again in {pause_s:.0f} s")
+            time.sleep(pause_s)
+
+
+def reason(error: subprocess.CalledProcessError) -> str:
+    """The line of pip's output that says why."""
+    lines = [line.strip() for line in error.output.splitlines() if line.strip()]
+    errors = [line for line in lines if line.upper().startswith("ERROR")]
+    return (errors or lines or ["no output"])[-1]
+
+
+def make_venv() -> None:
+    if PYTHON.exists():
+        try:
+            run([PYTHON, "-m", "pip", "--version"])
+            return
+        except (subprocess.CalledProcessError, OSError):
+            say("the virtual environment in .venv is broken; making it anew")
+    else:
+        say(f"making a virtual environment in .venv with Python {sys.version.split()[0]}")
+    try:
+        run([sys.executable, "-m", "venv", "--clear", VENV])
+    except subprocess.CalledProcessError as error:
+        raise SetupFailed(f"the virtual environment could not be made: {reason(error)}") from error
+
+
+def has_nvidia_gpu() -> bool:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return False
+    done = subprocess.run([tool, "-L"], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    return done.returncode == 0 and b"GPU" in done.stdout
+
+
+def pinned(name: str) -> str:
+    match = re.search(rf"^{name}==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    if match is None:
+        raise SetupFailed(f"constraints.txt pins no {name}")
+    return match[1]
+
+
+def installed(code: str) -> str:
+    """What an expression prints in the virtual environment; empty if it fails there."""
+    done = subprocess.run(
+        [PYTHON, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def install_torch(gpu: bool) -> None:
+    version = pinned("torch")
+    have = installed("from importlib.metadata import version; print(version('torch'))")
+    if have.split("+")[0] == version and (gpu or sys.platform != "linux" or have.endswith("+cpu")):
+        return
+    if gpu or sys.platform != "linux":
+        say(f"installing PyTorch {version}")
+        attempts: list[list[str | Path]] = [[f"torch=={version}", "-c", ROOT / "constraints.txt"]]
+    else:
+        # The wheel of that name on PyPI is the CUDA build, with gigabytes of libraries that nobody here can use.
+        # --no-deps: what torch needs comes with the other dependencies, from the ordinary indexes.
+        say(f"installing PyTorch {version} for the CPU (no NVIDIA GPU found)")
+        cpu = ["--no-deps", f"torch=={version}+cpu"]
+        attempts = [[*cpu], [*cpu, "--index-url", CPU_WHEELS]]
+    failures = []
+    for arguments in attempts:
+        try:
+            pip_install(*arguments)
+            return
+        except subprocess.CalledProcessError as error:
+            failures.append(reason(error))
+    where = f" (neither from pip's own indexes nor from {CPU_WHEELS})" if len(attempts) > 1 else ""
+    raise SetupFailed(f"PyTorch {version} could not be installed{where}: {failures[-1]}")
+
+
+def dependencies(dev: bool, gpu: bool) -> list[str]:
+    """The requirements of pyproject.toml with the extras that fit this machine."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras: dict[str, list[str]] = project["project"]["optional-dependencies"]
+    wanted: list[str] = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
+    cuda = installed("import torch; print((torch.version.cuda or '').split('.')[0])") if gpu else ""
+    wanted += extras[f"cu{cuda}" if f"cu{cuda}" in extras else "cpu"]
+    return wanted + (extras["dev"] if dev else [])
+
+
+def install(dev: bool) -> None:
+    gpu = has_nvidia_gpu()
+    make_venv()
+    install_torch(gpu)
+    wanted = dependencies(dev, gpu)
+    say(f"installing {len(wanted)} packages and what they need" + (", tests included" if dev else ""))
+    try:
+        pip_install("-c", ROOT / "constraints.txt", *wanted)
+    except subprocess.CalledProcessError as error:
+        raise SetupFailed(f"the dependencies could not be installed: {reason(error)}") from error
+    try:
+        # setuptools is there already: no second download into an isolated build environment.
+        pip_install("--no-deps", "--no-build-isolation", "-e", ROOT)
+    except subprocess.CalledProcessError as error:
+        raise SetupFailed(f"Slipstream itself could not be installed: {reason(error)}") from error
+
+
+def main() -> int:
+    want, inputs = sys.argv[1:]
+    BUILD.mkdir(exist_ok=True)
+    # Lock and log lie outside .venv, which `venv --clear` empties. Two set-ups at once take turns.
+    with (BUILD / "setup.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another set-up in this folder")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        stamp = VENV / ".slipstream-setup"
+        contents = f"{inputs}\n{want}\n{ROOT}\n"
+        if stamp.exists() and stamp.read_text() == contents:
+            return 0
+        stamp.unlink(missing_ok=True)
+        begin = time.monotonic()
+        LOG.write_text("")
+        try:
+            install(dev=want == "dev")
+        except SetupFailed as error:
+            print(f"setup: {error}\nsetup: the full log is in {LOG}", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            print("setup: interrupted; run it again to go on", file=sys.stderr)
+            return 130
+        stamp.write_text(contents)
+        say(f"done in {time.monotonic() - begin:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
