@@ -1,0 +1,272 @@
+"""One client connection: reads requests, runs their handlers one after the other, notices when the client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from slipstream.router.config import HttpConfig
+from slipstream.router.http.errors import HttpError
+from slipstream.router.http.exchange import Exchange
+from slipstream.router.http.reader import Request, RequestReader
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[Request, Exchange], Awaitable[None]]
+
+WRITE_BUFFER_BYTES = 64 * 1024  # waits in this process for one slow reader before its handler is held back
+READ_AHEAD_BYTES = 256 * 1024  # a client may send so much of its next requests while one is running
+LINGER_S = 2.0  # how long a refused client may go on sending before it is cut off
+
+
+class ConnectionOwner(Protocol):
+    """The server, as its connections see it."""
+
+    @property
+    def date(self) -> str: ...
+    @property
+    def draining(self) -> bool: ...
+    def joined(self, connection: HttpConnection) -> None: ...
+    def left(self, connection: HttpConnection) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLimits:
+    """How long the connection may stay in a state of its reader."""
+
+    header_s: float
+    body_s: float
+    idle_s: float
+
+    @classmethod
+    def of(cls, config: HttpConfig) -> ReadLimits:
+        return cls(config.header_timeout_s, config.body_timeout_s, config.keep_alive_s)
+
+
+class HttpConnection(asyncio.Protocol):
+    """Reading never stops while a handler runs, because only a read tells that the client has left. What a client
+    sends ahead is therefore bounded by `READ_AHEAD_BYTES`; past that the rest is thrown away and the connection is
+    closed after the response that is under way.
+
+    A client that shuts down its sending side counts as gone, as in most servers: there is no way to tell it from
+    one that has left.
+    """
+
+    def __init__(self, config: HttpConfig, handler: Handler, owner: ConnectionOwner) -> None:
+        self._config = config
+        self._limits = ReadLimits.of(config)
+        self._handler = handler
+        self._owner = owner
+        self._loop = asyncio.get_running_loop()
+        self._reader = RequestReader(config.max_header_kib * 1024, config.max_body_mib * 1024 * 1024)
+        self._pending: deque[Request | HttpError] = deque()
+        self._transport: asyncio.Transport
+        self._exchange: Exchange | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._discards_input = False
+        self._bytes_ahead = 0
+        self._watched: tuple[str, int] | None = None
+        self._read_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._unsent_bytes = 0
+
+    # ---- the owner's side
+
+    @property
+    def date(self) -> str:
+        return self._owner.date
+
+    @property
+    def draining(self) -> bool:
+        return self._owner.draining
+
+    def close_when_idle(self) -> None:
+        """Finish the request that is running, if any, then close."""
+        if self._exchange is None:
+            self._close()
+        else:
+            self._exchange.keep_alive = False
+
+    def send(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    def abort(self) -> None:
+        """Cut the connection; what was not sent is lost, a running handler is cancelled."""
+        self._transport.abort()
+
+    # ---- asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        sock: socket.socket = self._transport.get_extra_info("socket")
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._owner.joined(self)
+        if self._owner.draining:
+            self._close()
+        else:
+            self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timers()
+        self._pending.clear()
+        if self._task is not None:
+            self._task.cancel()
+        else:
+            self._owner.left(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._discards_input:
+            return
+        if self._exchange is not None:
+            self._bytes_ahead += len(data)
+            if self._bytes_ahead > READ_AHEAD_BYTES:
+                self._discards_input = True
+                self._exchange.keep_alive = False  # what was thrown away cannot be answered
+                return
+        self._pending.extend(self._reader.feed(data))
+        self._advance()
+
+    def eof_received(self) -> bool:
+        if self._exchange is None:
+            self._close()
+        else:
+            self._transport.abort()
+        return True  # closing is done here, after what is still unsent
+
+    def pause_writing(self) -> None:
+        if self._exchange is not None:
+            self._exchange.pause()
+        if self._write_timer is None:
+            self._watch_writes()
+
+    def resume_writing(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+        if self._exchange is not None:
+            self._exchange.resume()
+
+    # ---- one request after the other
+
+    def _advance(self) -> None:
+        if self._exchange is None and self._pending:
+            first = self._pending.popleft()
+            if isinstance(first, HttpError):
+                self._refuse(first)
+                return
+            self._exchange = Exchange(first, self)
+            if self._write_timer is not None:
+                self._exchange.pause()  # the previous response is still waiting for its reader
+            self._task = self._loop.create_task(self._serve(first, self._exchange))
+        elif self._exchange is None and self._reader.expects_continue:
+            self._reader.expects_continue = False
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._watch()
+
+    async def _serve(self, request: Request, exchange: Exchange) -> None:
+        """Run the handler. The one place where a failure of any kind becomes an answer."""
+        try:
+            await self._handler(request, exchange)
+            if not exchange.ended:
+                raise RuntimeError(f"{request.method} {request.path} was left without an answer")
+        except HttpError as error:
+            exchange.fail(error)
+        except asyncio.CancelledError:
+            self._transport.abort()
+            raise
+        except Exception:
+            logger.exception("%s %s failed", request.method, request.path)
+            exchange.fail(HttpError(500, "Internal error.", kind="server_error", code="internal_error"))
+        finally:
+            self._served(exchange)
+
+    def _served(self, exchange: Exchange) -> None:
+        self._exchange = None
+        self._task = None
+        self._bytes_ahead = 0
+        if self._transport.is_closing():
+            self._owner.left(self)
+        elif not exchange.keep_alive or self._owner.draining:
+            if self._discards_input or self._reader.state != "idle":
+                self._close_after_input()
+            else:
+                self._close()
+        else:
+            self._advance()
+
+    def _refuse(self, error: HttpError) -> None:
+        unread = Request("", "", "", {}, b"", keep_alive=False, http10=False)
+        Exchange(unread, self).fail(error)
+        self._close_after_input()
+
+    # ---- the end of the connection
+
+    def _close(self) -> None:
+        """Close once everything is sent, or after `write_timeout_s` if the client does not read."""
+        self._stop_read_timer()
+        self._transport.close()
+        if self._transport.get_write_buffer_size() and self._write_timer is None:
+            self._watch_writes()
+
+    def _close_after_input(self) -> None:
+        """Close although the client is still sending. Closing at once would reset the connection, and the client
+        would lose the response: so shut down our side and throw away what comes, for a while."""
+        self._discards_input = True
+        self._stop_read_timer()
+        self._transport.write_eof()
+        self._read_timer = self._loop.call_later(LINGER_S, self._close)
+
+    def _watch(self) -> None:
+        """Arm the timer of what the connection is waiting for, if that has changed."""
+        if self._discards_input or self._transport.is_closing():
+            return
+        state = self._reader.state
+        waits = state if state in ("header", "body") else "idle" if self._exchange is None else None
+        watched = None if waits is None else (waits, self._reader.num_begun)
+        if watched == self._watched:
+            return
+        self._stop_read_timer()
+        self._watched = watched
+        if waits == "header":
+            self._read_timer = self._loop.call_later(self._limits.header_s, self._read_timed_out, "headers")
+        elif waits == "body":
+            self._read_timer = self._loop.call_later(self._limits.body_s, self._read_timed_out, "body")
+        elif waits == "idle":
+            self._read_timer = self._loop.call_later(self._limits.idle_s, self._close)
+
+    def _read_timed_out(self, what: str) -> None:
+        self._read_timer = None
+        error = HttpError(408, f"The {what} of the request did not arrive in time.", code="request_timeout")
+        self._reader.refuse(error)
+        self._pending.extend(self._reader.take())
+        self._advance()
+
+    def _watch_writes(self) -> None:
+        self._unsent_bytes = self._transport.get_write_buffer_size()
+        self._write_timer = self._loop.call_later(self._config.write_timeout_s, self._check_writes)
+
+    def _check_writes(self) -> None:
+        """A client that has read nothing at all for `write_timeout_s` is gone; a slow one is not."""
+        if self._transport.get_write_buffer_size() < self._unsent_bytes:
+            self._watch_writes()
+        else:
+            self._transport.abort()
+
+    def _stop_read_timer(self) -> None:
+        self._watched = None
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
+
+    def _stop_timers(self) -> None:
+        self._stop_read_timer()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None

@@ -1,0 +1,32 @@
+"""The one form in which the front says no: OpenAI's error object with an HTTP status."""
+
+from __future__ import annotations
+
+import orjson
+
+
+class HttpError(Exception):
+    """An answer other than success. `param` is the dotted name of the field at fault, `code` a word for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.param = param
+        self.code = code
+        self.headers = headers
+
+    def body(self) -> bytes:
+        """The JSON object `{"error": {"message", "type", "param", "code"}}`."""
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return orjson.dumps({"error": error})

@@ -1,0 +1,125 @@
+"""The answer to one request: either one whole response or a stream of parts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import Protocol
+
+from slipstream.router.http.errors import HttpError
+from slipstream.router.http.reader import Request
+
+JSON = "application/json"
+
+
+class ResponseSink(Protocol):
+    """What an exchange needs of its connection."""
+
+    @property
+    def date(self) -> str: ...
+    @property
+    def draining(self) -> bool: ...
+    def send(self, data: bytes) -> None: ...
+    def abort(self) -> None: ...
+
+
+class Exchange:
+    """Write side of one request. Use `respond` alone, or `start`, any number of `write`s and `finish`.
+
+    The head of a stream leaves together with its first part: until then the handler can still answer with an error
+    status. `write` never waits; a handler that writes much awaits `drain()` while `congested`, which holds back its
+    own stream only.
+    """
+
+    __slots__ = ("_body_allowed", "_can_write", "_head", "_http10", "_sink", "ended", "head_sent", "keep_alive")
+
+    def __init__(self, request: Request, sink: ResponseSink) -> None:
+        self._sink = sink
+        self._body_allowed = request.method != "HEAD"
+        self._http10 = request.http10
+        self._can_write: asyncio.Future[None] | None = None
+        self._head = b""
+        self.keep_alive = request.keep_alive and not sink.draining
+        self.head_sent = False
+        self.ended = False
+
+    def respond(
+        self,
+        status: int,
+        body: bytes,
+        content_type: str = JSON,
+        headers: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        """Send one whole response."""
+        assert not self.head_sent, "the head of the response has left already"
+        head = self._render_head(status, content_type, headers, f"content-length: {len(body)}\r\n")
+        self.head_sent = True
+        self.ended = True
+        self._sink.send(head + body if self._body_allowed else head)
+
+    def start(self, status: int, content_type: str, headers: Iterable[tuple[str, str]] = ()) -> None:
+        """Prepare the head of a streamed response; nothing is sent before the first `write` or `finish`."""
+        assert not self.head_sent, "the head of the response has left already"
+        self.keep_alive = self.keep_alive and not self._http10  # without chunks only closing can mark the end
+        framing = "" if self._http10 else "transfer-encoding: chunked\r\n"
+        self._head = self._render_head(status, content_type, headers, framing)
+
+    def write(self, data: bytes) -> None:
+        """Send one non-empty part of a streamed response."""
+        if not self._http10:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        if not self.head_sent:
+            self.head_sent = True
+            data = self._head + data
+        self._sink.send(data)
+
+    def finish(self, data: bytes = b"") -> None:
+        """End a streamed response, after a last part if `data` is not empty."""
+        if not self._http10:
+            data = (b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)) if data else b"0\r\n\r\n"
+        if not self.head_sent:
+            self.head_sent = True
+            data = self._head + data
+        self.ended = True
+        self._sink.send(data)
+
+    def fail(self, error: HttpError) -> None:
+        """Answer with an error; if a part has left already, break off so that nobody takes it for the whole."""
+        if self.head_sent:
+            self._sink.abort()
+            self.ended = True
+        else:
+            self.respond(error.status, error.body(), JSON, error.headers)
+
+    @property
+    def congested(self) -> bool:
+        """More is waiting for a slow reader than is kept for it."""
+        return self._can_write is not None
+
+    async def drain(self) -> None:
+        """Wait until the reader has caught up."""
+        while self._can_write is not None:
+            await asyncio.shield(self._can_write)
+
+    def pause(self) -> None:
+        """The connection's buffer is full."""
+        if self._can_write is None:
+            self._can_write = asyncio.get_running_loop().create_future()
+
+    def resume(self) -> None:
+        """The connection's buffer has room again."""
+        if self._can_write is not None:
+            self._can_write.set_result(None)
+            self._can_write = None
+
+    def _render_head(self, status: int, content_type: str, headers: Iterable[tuple[str, str]], framing: str) -> bytes:
+        extra = "".join([f"{name}: {value}\r\n" for name, value in headers])
+        connection = "connection: keep-alive\r\n" if self._http10 else ""
+        if not self.keep_alive:
+            connection = "connection: close\r\n"
+        phrase = HTTPStatus(status).phrase
+        return (
+            f"HTTP/1.1 {status} {phrase}\r\ndate: {self._sink.date}\r\ncontent-type: {content_type}\r\n"
+            f"{framing}{connection}{extra}\r\n"
+        ).encode("latin-1")

@@ -1,0 +1,191 @@
+"""Bytes to HTTP/1.1 requests, without a socket or a clock, within limits.
+
+                first byte            last header             last byte
+idle ------------------------> header ------------> body -----------------> idle
+  \\__________________________________|_______________|__ broken: malformed or over a limit; what follows is ignored
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import unquote, urlsplit
+
+import httptools
+
+from slipstream.router.http.errors import HttpError
+
+MAX_HEADERS = 128
+MAX_PIPELINED_REQUESTS = 64  # in one read from the socket; small requests would multiply its bytes many times
+
+ReaderState = Literal["idle", "header", "body", "broken"]
+
+
+@dataclass(slots=True)
+class Request:
+    """One request, whole. Header names are lower-case; values of repeated headers are joined with a comma."""
+
+    method: str
+    path: str  # percent-decoded, without the query
+    query: str
+    headers: dict[bytes, bytes]
+    body: bytes
+    keep_alive: bool
+    http10: bool
+
+
+class RequestReader:
+    """Turns what arrives into `Request`s and, at most once and at the end, one `HttpError` that refuses the rest."""
+
+    def __init__(self, max_header_bytes: int, max_body_bytes: int) -> None:
+        self.state: ReaderState = "idle"
+        self.num_begun = 0
+        self.expects_continue = False  # the client waits for "100 Continue" before it sends the body
+        self._max_header_bytes = max_header_bytes
+        self._max_body_bytes = max_body_bytes
+        self._parser = httptools.HttpRequestParser(self)
+        self._arrived: deque[Request | HttpError] = deque()
+        self._refusal: HttpError | None = None
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._header_bytes = 0
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._ignoring_upgrade = False
+
+    def feed(self, data: bytes) -> deque[Request | HttpError]:
+        """Take what arrived. Returns what became complete, in order; the deque is the caller's."""
+        if self.state == "broken":
+            return deque()
+        began_in_header = self.state == "header"
+        try:
+            self._parse(data)
+        except httptools.HttpParserError as error:
+            self.refuse(self._refusal or HttpError(400, f"Malformed HTTP request: {error}", code="malformed_http"))
+        if began_in_header and self.state == "header":
+            # The parser keeps an unfinished header to itself; without this count it could grow for ever.
+            self._header_bytes += len(data)
+            if self._header_bytes > self._max_header_bytes:
+                self.refuse(self._headers_too_large())
+        arrived, self._arrived = self._arrived, deque()
+        return arrived
+
+    def refuse(self, error: HttpError) -> None:
+        """Give up on this connection's input: `error` is the last thing that `feed` or `take` returns."""
+        self.state = "broken"
+        self.expects_continue = False
+        self._body = []
+        self._arrived.append(error)
+
+    def take(self) -> deque[Request | HttpError]:
+        """What `refuse` left behind outside of `feed`."""
+        arrived, self._arrived = self._arrived, deque()
+        return arrived
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._parser.get_method() == b"CONNECT":
+                raise self._fail(HttpError(405, "CONNECT is not allowed.", code="method_not_allowed")) from None
+            # Java's HttpClient offers "Upgrade: h2c" with its first POST, and the parser then leaves the body
+            # alone. A server may ignore the offer (RFC 9110, 7.8): parse the request again without it.
+            replay = [b"%s %s HTTP/1.1\r\n" % (self._parser.get_method(), self._url)]
+            replay += [b"%s: %s\r\n" % header for header in self._headers if header[0].lower() != b"upgrade"]
+            self._parser = httptools.HttpRequestParser(self)
+            self._ignoring_upgrade = False
+            self._parse(b"".join(replay) + b"\r\n" + data[upgrade.args[0] :])
+
+    def _fail(self, error: HttpError) -> httptools.HttpParserError:
+        self._refusal = error
+        return httptools.HttpParserError(error.message)
+
+    def _headers_too_large(self) -> HttpError:
+        limit = f"{self._max_header_bytes} bytes or {MAX_HEADERS} headers"
+        return HttpError(431, f"Request headers are larger than {limit}.", code="headers_too_large")
+
+    def _body_too_large(self) -> HttpError:
+        return HttpError(413, f"The body is larger than {self._max_body_bytes} bytes.", code="body_too_large")
+
+    # ---- called by httptools, from within feed_data
+
+    def on_message_begin(self) -> None:
+        self.state = "header"
+        self.num_begun += 1
+        self._url = b""
+        self._headers = []
+        self._header_bytes = 0
+        self._body = []
+        self._body_bytes = 0
+
+    def on_url(self, part: bytes) -> None:
+        self._url += part
+        if len(self._url) > self._max_header_bytes:
+            raise self._fail(self._headers_too_large())
+
+    def on_header(self, name: bytes, value: bytes | None) -> None:
+        value = value or b""
+        self._headers.append((name, value))
+        self._header_bytes += len(name) + len(value) + 4
+        if self._header_bytes > self._max_header_bytes or len(self._headers) > MAX_HEADERS:
+            raise self._fail(self._headers_too_large())
+
+    def on_headers_complete(self) -> None:
+        if self._parser.should_upgrade():
+            self._ignoring_upgrade = True
+            return
+        self.state = "body"
+        for name, value in self._headers:
+            if len(name) == 14 and name.lower() == b"content-length":
+                # The parser has checked that it is a number.
+                if int(value) > self._max_body_bytes:
+                    raise self._fail(self._body_too_large())
+            elif len(name) == 6 and name.lower() == b"expect":
+                if value.lower() != b"100-continue":
+                    raise self._fail(HttpError(417, "The only expectation served is 100-continue.", param="Expect"))
+                self.expects_continue = True
+
+    def on_body(self, part: bytes) -> None:
+        self.expects_continue = False
+        self._body.append(part)
+        self._body_bytes += len(part)
+        if self._body_bytes > self._max_body_bytes:
+            raise self._fail(self._body_too_large())
+
+    def on_message_complete(self) -> None:
+        if self._ignoring_upgrade:
+            return
+        if len(self._arrived) >= MAX_PIPELINED_REQUESTS:
+            raise self._fail(HttpError(400, "Too many pipelined requests.", code="too_many_pipelined"))
+        path, query = self._split_target()
+        headers: dict[bytes, bytes] = {}
+        for name, value in self._headers:
+            key = name.lower()
+            headers[key] = headers[key] + b", " + value if key in headers else value
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._arrived.append(
+            Request(
+                method=self._parser.get_method().decode("ascii"),
+                path=path,
+                query=query,
+                headers=headers,
+                body=body,
+                keep_alive=self._parser.should_keep_alive(),
+                http10=self._parser.get_http_version() == "1.0",
+            )
+        )
+        self.state = "idle"
+        self.expects_continue = False
+        self._body = []
+
+    def _split_target(self) -> tuple[str, str]:
+        try:
+            target = self._url.decode("utf-8")
+            if not target.startswith("/"):  # absolute form, as sent to proxies, or "*"
+                parts = urlsplit(target)
+                target = f"{parts.path or '/'}?{parts.query}"
+        except ValueError:
+            raise self._fail(HttpError(400, "The request target is not a valid URL.", code="malformed_http")) from None
+        path, _, query = target.partition("#")[0].partition("?")
+        return (unquote(path, errors="replace") if "%" in path else path), query

@@ -1,0 +1,96 @@
+"""The HTTP/1.1 server: listens, counts its connections, drains."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import time
+from email.utils import formatdate
+
+from slipstream.router.config import HttpConfig
+from slipstream.router.http.connection import Handler, HttpConnection
+
+BACKLOG = 2048
+
+
+class HttpServer:
+    """Life cycle: `start`, then `drain` (optional), then `stop`. All on one event loop."""
+
+    def __init__(self, config: HttpConfig, handler: Handler) -> None:
+        self._config = config
+        self._handler = handler
+        self._server: asyncio.Server | None = None
+        self._connections: set[HttpConnection] = set()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._draining = False
+        self._date = ""
+        self._date_s = 0
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    @property
+    def num_connections(self) -> int:
+        return len(self._connections)
+
+    @property
+    def date(self) -> str:
+        """The Date header's value, rendered at most once a second."""
+        now_s = int(time.time())
+        if now_s != self._date_s:
+            self._date_s = now_s
+            self._date = formatdate(now_s, usegmt=True)
+        return self._date
+
+    async def start(self) -> int:
+        """Listen. Returns the port, chosen by the system if the configured one is 0.
+
+        Raises OSError with one clear sentence if the address cannot be had.
+        """
+        loop = asyncio.get_running_loop()
+        host, port = self._config.host, self._config.port
+        try:
+            self._server = await loop.create_server(
+                lambda: HttpConnection(self._config, self._handler, self), host, port, backlog=BACKLOG
+            )
+        except OSError as error:
+            why = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+            raise OSError(error.errno, f"cannot listen for HTTP on {host}:{port}: {why}") from error
+        chosen: int = self._server.sockets[0].getsockname()[1]
+        return chosen
+
+    async def drain(self, deadline_s: float) -> bool:
+        """Stop accepting, let running responses end. True if all did within `deadline_s`."""
+        self._draining = True
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.close_when_idle()
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._empty.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def stop(self) -> None:
+        """Cut what is left and wait until its handlers have ended."""
+        self._draining = True
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.abort()
+        await self._empty.wait()
+
+    # ---- called by the connections
+
+    def joined(self, connection: HttpConnection) -> None:
+        self._connections.add(connection)
+        self._empty.clear()
+
+    def left(self, connection: HttpConnection) -> None:
+        self._connections.discard(connection)
+        if not self._connections:
+            self._empty.set()
