@@ -1,0 +1,377 @@
+"""The engine: requests in, tokens out, one step at a time."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+
+from slipstream.kv_transfer.ticket import HandoffTicket
+from slipstream.router.messages import EngineRequest, FinishReason, SamplingParams
+from slipstream.workers.engine.errors import RequestError
+from slipstream.workers.engine.executor import Executor
+from slipstream.workers.engine.limits import EngineLimits
+from slipstream.workers.engine.plan import (
+    PageSend,
+    SampledToken,
+    SamplingRow,
+    SendProgress,
+    SequenceOutput,
+    SequenceSlice,
+    StepPlan,
+)
+from slipstream.workers.engine.prefix_cache import HashChain, root_digest
+from slipstream.workers.engine.scheduler import ScheduledChunk, Scheduler
+from slipstream.workers.engine.sequence import Key, SequenceState
+from slipstream.workers.engine.sequence import Sequence as EngineSequence
+from slipstream.workers.engine.token_counts import TokenCounts
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A landing place. `page_ids` are the pages wanted from elsewhere: all those of the prompt from page number
+    `first_page` on, the last of them perhaps in part; the pages before hold `num_cached_tokens` tokens already."""
+
+    key: Key
+    num_cached_tokens: int
+    first_page: int
+    page_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What could be taken on now. `free_pages`: free or evictable, and not needed by queued sequences. `free_tokens`:
+    what `max_queued_tokens` leaves besides the tokens not yet computed."""
+
+    free_slots: int
+    free_pages: int
+    free_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Gauges, and totals (`total_*`) since the engine began."""
+
+    num_running: int
+    num_waiting: int
+    num_reserved: int
+    total_steps: int
+    total_computed_tokens: int
+    total_sampled_tokens: int
+    total_preemptions: int
+    total_prefix_queried_tokens: int
+    total_prefix_hit_tokens: int
+
+
+class Engine:
+    """Turns requests into tokens, one `step` at a time. One thread owns it.
+
+    Every accepted sequence ends in exactly one of these ways: an output with a `finish_reason` (its pages are then
+    given back, except after `add_prefill`, where they are held until `release`), `abort`, or `release`.
+    """
+
+    def __init__(self, limits: EngineLimits, executor: Executor) -> None:
+        self.limits = limits
+        self._executor = executor
+        self._scheduler = Scheduler(limits)
+        self._arrivals = count()
+        self._eos_ids = frozenset(limits.eos_token_ids)
+        self._num_steps = 0
+        self._num_computed_tokens = 0
+        self._num_sampled_tokens = 0
+
+    # ---- requests
+
+    def add(self, request: EngineRequest) -> None:
+        """Compute a request here, prompt and output. If it is reserved and not started, the reservation becomes it.
+
+        Raises RequestError if it can never run here or its key is in use.
+        """
+        reserved = self._scheduler.get(_key(request))
+        if reserved is None:
+            self._scheduler.add(self._sequence(request))
+            return
+        if reserved.state not in (SequenceState.RESERVED, SequenceState.LANDED):
+            raise RequestError("request_id", f"{reserved.key} is {reserved.state.value} here already")
+        if reserved.tokens.tobytes() != request.prompt_ids + request.output_ids:
+            raise RequestError("prompt_ids", f"{reserved.key} was reserved for other tokens")
+        self._scheduler.convert(reserved)
+
+    def add_prefill(self, request: EngineRequest, ticket: HandoffTicket) -> None:
+        """Compute a prompt, sample one token, and send the pages that the ticket asks for as they become complete.
+        The pages are then held until `release`.
+
+        Raises RequestError if it can never run here, its key is in use, or the ticket does not fit the prompt.
+        """
+        sequence = self._sequence(request, ticket)
+        if self._scheduler.get(sequence.key) is not None:
+            raise RequestError("request_id", f"{sequence.key} is here already")
+        num_pages = self.limits.pages_for(sequence.num_tokens)
+        if ticket.first_page < 0 or ticket.num_pages < 1 or ticket.first_page + ticket.num_pages != num_pages:
+            raise RequestError(
+                "ticket",
+                f"asks for {ticket.num_pages} pages from page {ticket.first_page} on; the prompt has {num_pages} pages",
+            )
+        self._scheduler.add(sequence)
+
+    def reserve(self, request: EngineRequest) -> Reservation | None:
+        """Take a slot and pages for a prompt that is computed elsewhere; None if there are not enough now.
+
+        Raises RequestError if it can never run here or its key is in use.
+        """
+        sequence = self._sequence(request)
+        if self._scheduler.get(sequence.key) is not None:
+            raise RequestError("request_id", f"{sequence.key} is here already")
+        if not self._scheduler.reserve(sequence):
+            return None
+        first_page = sequence.num_computed // self.limits.page_tokens
+        wanted = sequence.pages[first_page : self.limits.pages_for(sequence.num_tokens)]
+        return Reservation(sequence.key, sequence.num_computed, first_page, tuple(wanted))
+
+    def land(self, key: Key) -> bool:
+        """All pages that a reservation wanted are here. False if there is no such reservation (any more)."""
+        sequence = self._scheduler.get(key)
+        if sequence is None or sequence.state not in (SequenceState.RESERVED, SequenceState.STARTED):
+            return False
+        self._scheduler.land(sequence)
+        return True
+
+    def start(self, key: Key, token_ids: tuple[int, ...]) -> bool:
+        """The first tokens of a reserved sequence are known; none of them ended it. It runs once it has also landed.
+        False if there is no such reservation (any more).
+
+        Raises RequestError if there is no token, one is out of range, or they leave nothing to generate.
+        """
+        sequence = self._scheduler.get(key)
+        if sequence is None or sequence.state not in (SequenceState.RESERVED, SequenceState.LANDED):
+            return False
+        if not token_ids or min(token_ids) < 0 or max(token_ids) >= self.limits.vocab_size:
+            raise RequestError("token_ids", f"{key} cannot start with {token_ids}")
+        num_left = min(
+            sequence.params.max_tokens - sequence.num_output, self.limits.max_model_len - sequence.num_tokens
+        )
+        if len(token_ids) >= num_left:
+            raise RequestError("token_ids", f"{key} may have {num_left} more tokens and starts with {len(token_ids)}")
+        self._scheduler.start(sequence, token_ids)
+        return True
+
+    def release(self, key: Key) -> bool:
+        """Give back a reservation, or held or draining pages; full pages become prefix cache. False if the key is
+        unknown. Raises RequestError if the sequence still waits or runs: that takes an `abort`."""
+        sequence = self._scheduler.get(key)
+        if sequence is None:
+            return False
+        if sequence.state in (SequenceState.WAITING, SequenceState.RUNNING):
+            raise RequestError("request_id", f"{key} is {sequence.state.value} and cannot be released")
+        self._scheduler.release(sequence)
+        return True
+
+    def abort(self, key: Key, keep_pages: bool = False) -> bool:
+        """Drop a sequence in any state; unknown keys are ignored. With `keep_pages` its pages stay as they are, in
+        state `draining`, until `release`. Returns whether there are pages left to release."""
+        sequence = self._scheduler.get(key)
+        return sequence is not None and self._scheduler.abort(sequence, keep_pages)
+
+    # ---- steps
+
+    def step(self) -> list[SequenceOutput]:
+        """Compute one step. Empty if nothing could be sampled; see `has_work`. An exception of the executor passes
+        through, and the engine is not to be used after it."""
+        chunks = self._scheduler.schedule()
+        if not chunks:
+            return []
+        plan, rows = self._compose(chunks)
+        tokens = self._executor.execute(plan, rows)
+        return self._postprocess(chunks, tokens)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step could compute something. If not, only another call can change that."""
+        return self._scheduler.has_work
+
+    # ---- state
+
+    def keys(self) -> list[Key]:
+        """All sequences, in whatever state."""
+        return self._scheduler.keys()
+
+    def state(self, key: Key) -> SequenceState | None:
+        sequence = self._scheduler.get(key)
+        return None if sequence is None else sequence.state
+
+    def capacity(self) -> Capacity:
+        scheduler = self._scheduler
+        return Capacity(
+            scheduler.num_free_slots,
+            scheduler.num_free_pages,
+            max(0, self.limits.max_queued_tokens - scheduler.num_uncomputed_tokens),
+        )
+
+    def ledger(self) -> dict[str, int]:
+        """Number of pages by state: active, reserved, held, draining, cached, free. They sum to `num_pages`."""
+        return self._scheduler.page_counts()
+
+    def stats(self) -> EngineStats:
+        scheduler = self._scheduler
+        return EngineStats(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_reserved=scheduler.num_reserved,
+            total_steps=self._num_steps,
+            total_computed_tokens=self._num_computed_tokens,
+            total_sampled_tokens=self._num_sampled_tokens,
+            total_preemptions=scheduler.counters.num_preemptions,
+            total_prefix_queried_tokens=scheduler.counters.num_queried_tokens,
+            total_prefix_hit_tokens=scheduler.counters.num_hit_tokens,
+        )
+
+    def clear_prefix_cache(self) -> int:
+        """Forget all cached pages that no sequence uses; returns how many."""
+        return self._scheduler.clear_cache()
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if pages, slots and sequences do not add up. Looks at everything: for tests and idle
+        moments."""
+        self._scheduler.check_integrity()
+
+    # ---- inside
+
+    def _compose(self, chunks: list[ScheduledChunk]) -> tuple[StepPlan, list[SamplingRow]]:
+        slices, rows, sends, progress = [], [], [], []
+        for chunk in chunks:
+            sequence = chunk.sequence
+            start, end = sequence.num_computed, sequence.num_computed + chunk.num_tokens
+            assert sequence.slot is not None
+            slices.append(
+                SequenceSlice(
+                    sequence.slot,
+                    start,
+                    tuple(sequence.tokens[start:end]),
+                    sequence.pages[: self.limits.pages_for(end)].tobytes(),
+                    chunk.samples,
+                )
+            )
+            if chunk.samples:
+                masked = sequence.num_output < sequence.params.min_tokens
+                rows.append(
+                    SamplingRow(
+                        sequence.params,
+                        sequence.num_output,
+                        sequence.counts,
+                        tuple(sequence.stop_ids) if masked else (),
+                    )
+                )
+            ticket = sequence.ticket
+            if ticket is not None:
+                if chunk.begins:
+                    wanted = sequence.pages[ticket.first_page : ticket.first_page + ticket.num_pages]
+                    sends.append(PageSend(ticket, wanted.tobytes()))
+                num_complete = len(sequence.pages) if chunk.samples else end // self.limits.page_tokens
+                peer = ticket.destination
+                progress.append(SendProgress(ticket.transfer_id, peer.epoch, peer.name, num_complete))
+        return StepPlan(self._num_steps, tuple(slices), tuple(sends), tuple(progress)), rows
+
+    def _postprocess(self, chunks: list[ScheduledChunk], tokens: Sequence[SampledToken]) -> list[SequenceOutput]:
+        outputs = []
+        sampled = iter(tokens)
+        for chunk in chunks:
+            sequence = chunk.sequence
+            self._scheduler.computed(chunk)
+            self._num_computed_tokens += chunk.num_tokens
+            if chunk.samples:
+                outputs.append(self._accept(sequence, next(sampled)))
+        self._num_steps += 1
+        self._num_sampled_tokens += len(outputs)
+        return outputs
+
+    def _accept(self, sequence: EngineSequence, token: SampledToken) -> SequenceOutput:
+        """Append a sampled token, and end or hold its sequence where it is the last."""
+        sequence.append(token.token_id)
+        is_stop = token.token_id in sequence.stop_ids and sequence.num_output > sequence.params.min_tokens
+        reason: FinishReason | None = None
+        if is_stop:
+            reason = "stop"
+        elif sequence.num_output >= sequence.params.max_tokens or sequence.num_tokens >= self.limits.max_model_len:
+            reason = "length"
+        if sequence.ticket is not None:
+            self._scheduler.hold(sequence)
+        elif reason is not None:
+            self._scheduler.finish(sequence)
+        assert sequence.num_cached is not None
+        return SequenceOutput(
+            sequence.key[0],
+            sequence.key[1],
+            sequence.num_output - 1,
+            token,
+            reason,
+            token.token_id if is_stop else None,
+            sequence.num_cached,
+        )
+
+    def _sequence(self, request: EngineRequest, ticket: HandoffTicket | None = None) -> EngineSequence:
+        """A new sequence from a request. Raises RequestError for what could never run."""
+        params = request.sampling
+        prompt = _token_ids("prompt_ids", request.prompt_ids, self.limits.vocab_size)
+        resumed = _token_ids("output_ids", request.output_ids, self.limits.vocab_size)
+        num_tokens = len(prompt) + len(resumed)
+        if len(prompt) == 0:
+            raise RequestError("prompt_ids", "is empty")
+        if num_tokens >= self.limits.max_model_len:
+            raise RequestError(
+                "prompt_ids",
+                f"{num_tokens} tokens leave no room for output: max_model_len is {self.limits.max_model_len}",
+            )
+        if len(resumed) >= params.max_tokens:
+            raise RequestError("max_tokens", f"{params.max_tokens} with {len(resumed)} tokens generated already")
+        for token_id, _ in params.logit_bias:
+            if not 0 <= token_id < self.limits.vocab_size:
+                raise RequestError("logit_bias", f"token id {token_id} is not in the vocabulary")
+        tokens = array("i", request.prompt_ids)
+        tokens.frombytes(request.output_ids)
+        in_vocabulary = [t for t in params.stop_token_ids if 0 <= t < self.limits.vocab_size]
+        return EngineSequence(
+            key=_key(request),
+            arrival=next(self._arrivals),
+            priority=request.priority,
+            params=params,
+            tokens=tokens,
+            num_prompt=len(prompt),
+            stop_ids=frozenset(in_vocabulary) | (frozenset() if params.ignore_eos else self._eos_ids),
+            chain=self._chain(request.cache_salt),
+            counts=_token_counts(params, prompt, resumed),
+            ticket=ticket,
+        )
+
+    def _chain(self, cache_salt: str) -> HashChain | None:
+        if not self.limits.prefix_caching:
+            return None
+        return HashChain(root_digest(self.limits.model_id, cache_salt), self.limits.page_tokens)
+
+
+def _key(request: EngineRequest) -> Key:
+    return request.request_id, request.attempt
+
+
+def _token_ids(field: str, packed: bytes, vocab_size: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    if len(packed) % 4:
+        raise RequestError(field, f"{len(packed)} bytes are not whole int32 values")
+    ids = np.frombuffer(packed, np.int32)
+    if len(ids) and not (ids.min() >= 0 and ids.max() < vocab_size):
+        raise RequestError(field, f"token ids must be in 0 .. {vocab_size - 1}, got {ids.min()} .. {ids.max()}")
+    return ids
+
+
+def _token_counts(
+    params: SamplingParams,
+    prompt: np.ndarray[tuple[int], np.dtype[np.int32]],
+    resumed: np.ndarray[tuple[int], np.dtype[np.int32]],
+) -> TokenCounts | None:
+    """Only where a penalty needs them, and the prompt's tokens only for the penalty that includes them."""
+    if params.repetition_penalty != 1.0:
+        return TokenCounts(prompt, resumed)
+    if params.presence_penalty or params.frequency_penalty:
+        return TokenCounts(prompt[:0], resumed)
+    return None

@@ -1,0 +1,39 @@
+"""What one engine can hold: plain numbers that follow from configuration, model and memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slipstream.workers.engine.errors import EngineConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """`model_id` seeds the prefix cache's hashes: KV of another model or version must never be taken for ours.
+
+    The pool holds at least one sequence of full length, so that any accepted request can finish once it is alone.
+    """
+
+    num_pages: int
+    page_tokens: int
+    max_model_len: int
+    max_num_seqs: int
+    max_step_tokens: int
+    max_queued_tokens: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    model_id: str
+    prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        if self.max_model_len < 2:
+            raise EngineConfigError(f"max_model_len must be at least 2, got {self.max_model_len}")
+        if self.pages_for(self.max_model_len) > self.num_pages:
+            raise EngineConfigError(
+                f"max_model_len {self.max_model_len} needs {self.pages_for(self.max_model_len)} pages of "
+                f"{self.page_tokens} tokens, the pool has num_pages {self.num_pages}"
+            )
+
+    def pages_for(self, num_tokens: int) -> int:
+        """Pages that hold the KV of so many tokens."""
+        return -(-num_tokens // self.page_tokens)

@@ -1,0 +1,372 @@
+"""Who computes what in the next step, and who owns which pages meanwhile. Data in, data out: no clock, no device."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+
+from slipstream.workers.engine.ledger import PageState
+from slipstream.workers.engine.limits import EngineLimits
+from slipstream.workers.engine.pages import PagePool
+from slipstream.workers.engine.sequence import Key, Sequence, SequenceState
+
+_RESERVED_STATES = (SequenceState.RESERVED, SequenceState.LANDED, SequenceState.STARTED)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledChunk:
+    """`num_tokens` tokens of a sequence from `sequence.num_computed` on. `begins`: its first chunk since it was
+    admitted. `samples`: they reach the last token known, so the next one can be sampled."""
+
+    sequence: Sequence
+    num_tokens: int
+    begins: bool
+    samples: bool
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """Totals since the beginning, in tokens where not said otherwise."""
+
+    num_preemptions: int = 0  # sequences
+    num_queried_tokens: int = 0  # looked up in the prefix cache when a sequence first took pages
+    num_hit_tokens: int = 0
+
+
+class Scheduler:
+    """Continuous batching over a page pool.
+
+    A step takes every running sequence that has one token to compute (decoding), then fills what is left of
+    `max_step_tokens` with prefill chunks, then admits from the queue. Sequences are ordered by priority (lower first)
+    and arrival.
+
+    A sequence takes the pages for all tokens it knows when it is admitted, and one more whenever its output fills the
+    last. If there is none, the last in order among the running gives up all its pages and waits for another turn: it
+    is computed again, mostly from the prefix cache. Whoever is first in order is never preempted for another, so
+    there is always one that gets on; and as every accepted sequence fits into the pool alone, it ends.
+
+    Reservations (KV on its way here) count against slots and pages from the start and are taken only from what the
+    queue does not need, so an accepted sequence is never starved by them.
+    """
+
+    def __init__(self, limits: EngineLimits) -> None:
+        self._limits = limits
+        self._pool = PagePool(limits.num_pages)
+        self._sequences: dict[Key, Sequence] = {}
+        self._waiting: list[Sequence] = []  # sorted by order
+        self._running: list[Sequence] = []  # sorted by order
+        self._num_reserved = 0
+        self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
+        self._is_stuck = False  # the last step had nothing to do and nothing has changed since
+        self.counters = SchedulerCounters()
+
+    # ---- what comes in
+
+    def get(self, key: Key) -> Sequence | None:
+        return self._sequences.get(key)
+
+    def keys(self) -> list[Key]:
+        return list(self._sequences)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence. Its key must be new."""
+        assert sequence.key not in self._sequences
+        self._sequences[sequence.key] = sequence
+        insort(self._waiting, sequence, key=_order)
+        self._is_stuck = False
+
+    def reserve(self, sequence: Sequence) -> bool:
+        """Take pages for all tokens of a new sequence, and a page's worth of room to grow. False, with nothing taken,
+        if slots or pages are short."""
+        assert sequence.key not in self._sequences
+        if self.num_free_slots < 1:
+            return False
+        room = min(sequence.num_tokens + self._limits.page_tokens, self._limits.max_model_len)
+        spare = self._num_waiting_pages() + self._growth_room()
+        if not self._take_pages(sequence, room, PageState.RESERVED, spare):
+            return False
+        sequence.state = SequenceState.RESERVED
+        self._sequences[sequence.key] = sequence
+        self._num_reserved += 1
+        return True
+
+    def land(self, sequence: Sequence) -> None:
+        """The KV of all tokens that a reservation waited for is in its pages."""
+        sequence.num_computed = sequence.num_to_land
+        self._remember(sequence)
+        if sequence.state is SequenceState.STARTED:
+            self._run(sequence)
+        else:
+            sequence.move(SequenceState.LANDED)
+
+    def start(self, sequence: Sequence, token_ids: tuple[int, ...]) -> None:
+        """The first tokens after those reserved for are known."""
+        for token_id in token_ids:
+            sequence.append(token_id)
+        if sequence.state is SequenceState.LANDED:
+            self._run(sequence)
+        else:
+            sequence.move(SequenceState.STARTED)
+
+    def convert(self, sequence: Sequence) -> None:
+        """Compute a reserved sequence here after all. If its KV has landed already, all full pages of it are in the
+        prefix cache: it queues as if it were new, because its last token has to be computed once more and that must
+        not write into pages that others may share by now."""
+        if sequence.state is SequenceState.RESERVED:
+            self._run(sequence)
+        else:
+            self._requeue(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        """End a reservation, or a sequence whose pages were held or draining."""
+        assert sequence.state not in (SequenceState.WAITING, SequenceState.RUNNING)
+        self._detach(sequence)
+        self._give_up_pages(sequence)
+        self._end(sequence)
+
+    def abort(self, sequence: Sequence, keep_pages: bool) -> bool:
+        """End a sequence in any state. With `keep_pages` its pages, if any, drain until `release`; returns whether
+        there are such pages."""
+        if sequence.state is SequenceState.DRAINING:
+            return True
+        self._detach(sequence)
+        if keep_pages and sequence.pages:
+            self._rebook(sequence, SequenceState.DRAINING)
+            return True
+        self._give_up_pages(sequence)
+        self._end(sequence)
+        return False
+
+    # ---- a step
+
+    def schedule(self) -> list[ScheduledChunk]:
+        """What to compute next; empty if nothing can be. To be followed by `computed` for every chunk."""
+        budget = self._limits.max_step_tokens
+        chunks: list[ScheduledChunk] = []
+        self._secure_pages()
+        for sequence in self._running:
+            if budget and sequence.num_uncomputed == 1:
+                budget -= self._schedule_chunk(chunks, sequence, 1, begins=False)
+        for sequence in self._running:
+            if budget and sequence.num_uncomputed > 1:
+                budget -= self._schedule_chunk(chunks, sequence, budget, begins=False)
+        while budget and self._waiting and self._admit(self._waiting[0]):
+            sequence = self._waiting.pop(0)
+            insort(self._running, sequence, key=_order)
+            budget -= self._schedule_chunk(chunks, sequence, budget, begins=True)
+        self._is_stuck = not chunks
+        return chunks
+
+    def computed(self, chunk: ScheduledChunk) -> None:
+        """The chunk's KV is in the sequence's pages."""
+        chunk.sequence.num_computed += chunk.num_tokens
+        self._remember(chunk.sequence)
+
+    def finish(self, sequence: Sequence) -> None:
+        """A running sequence is done: its full pages become prefix cache."""
+        self._detach(sequence)
+        self._give_up_pages(sequence)
+        self._end(sequence)
+
+    def hold(self, sequence: Sequence) -> None:
+        """A running sequence is done, but its pages stay as they are until `release`."""
+        self._detach(sequence)
+        self._rebook(sequence, SequenceState.HELD)
+
+    # ---- what there is
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running or self._waiting) and not self._is_stuck
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_reserved(self) -> int:
+        return self._num_reserved
+
+    @property
+    def num_free_slots(self) -> int:
+        taken = len(self._running) + len(self._waiting) + self._num_reserved
+        return max(0, self._limits.max_num_seqs - taken)
+
+    @property
+    def num_free_pages(self) -> int:
+        """Free and evictable pages that no queued sequence is going to need."""
+        return max(0, self._pool.num_available - self._num_waiting_pages())
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens that queued and running sequences have yet to compute before their next one is sampled."""
+        return sum(s.num_uncomputed for s in self._waiting) + sum(s.num_uncomputed for s in self._running)
+
+    def page_counts(self) -> dict[str, int]:
+        return self._pool.counts()
+
+    def clear_cache(self) -> int:
+        """Forget all cached pages that nobody owns; returns how many."""
+        return self._pool.clear_cache()
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if sequences, queues, slots and pages do not add up. Looks at everything: for tests
+        and idle moments."""
+        by_state = {state: [s for s in self._sequences.values() if s.state is state] for state in SequenceState}
+        assert self._running == sorted(by_state[SequenceState.RUNNING], key=_order)
+        assert self._waiting == sorted(by_state[SequenceState.WAITING], key=_order)
+        assert self._num_reserved == sum(len(by_state[state]) for state in _RESERVED_STATES)
+        assert len(self._running) + self._num_reserved <= self._limits.max_num_seqs
+        slots = [s.slot for s in self._sequences.values() if s.slot is not None]
+        assert len(slots) == len(self._running)
+        assert sorted(slots + self._free_slots) == list(range(self._limits.max_num_seqs))
+        owned = []
+        for sequence in self._sequences.values():
+            owner = sequence.page_owner
+            assert (owner is None) == (not sequence.pages), f"{sequence.key} {sequence.state}: {sequence.pages}"
+            if owner is not None:
+                owned.append((sequence.pages, owner))
+            assert sequence.num_computed <= len(sequence.pages) * self._limits.page_tokens
+        self._pool.check_integrity(owned)
+
+    # ---- inside
+
+    def _schedule_chunk(self, chunks: list[ScheduledChunk], sequence: Sequence, budget: int, *, begins: bool) -> int:
+        """Append the next chunk of a sequence and return its length. A chunk that is not the last ends with a page
+        where it can: a page that is complete early can be sent early."""
+        num_tokens = sequence.num_uncomputed
+        if num_tokens > budget:
+            end = sequence.num_computed + budget
+            page_end = end - end % self._limits.page_tokens
+            num_tokens = (page_end if page_end > sequence.num_computed else end) - sequence.num_computed
+        samples = num_tokens == sequence.num_uncomputed
+        chunks.append(ScheduledChunk(sequence, num_tokens, begins, samples))
+        return num_tokens
+
+    def _secure_pages(self) -> None:
+        """Give each running sequence pages for all its tokens, first in order first; preempt from the end for them."""
+        page_tokens = self._limits.page_tokens
+        at = 0
+        while at < len(self._running):
+            sequence = self._running[at]
+            if sequence.num_tokens > len(sequence.pages) * page_tokens:
+                num_missing = self._limits.pages_for(sequence.num_tokens) - len(sequence.pages)
+                new = self._pool.acquire((), num_missing, PageState.ACTIVE)
+                if new is None:
+                    self._preempt(self._victim(sequence))
+                    continue  # with the same sequence, unless it was itself the victim
+                sequence.pages.extend(new)
+            at += 1
+
+    def _victim(self, needy: Sequence) -> Sequence:
+        """The last in order that may be preempted; at the latest `needy` itself."""
+        for sequence in reversed(self._running):
+            if sequence.is_preemptible or sequence is needy:
+                return sequence
+        raise AssertionError("a sequence that needs pages is running")
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._requeue(sequence)
+        self.counters.num_preemptions += 1
+
+    def _requeue(self, sequence: Sequence) -> None:
+        self._detach(sequence)
+        self._give_up_pages(sequence)
+        sequence.move(SequenceState.WAITING)
+        insort(self._waiting, sequence, key=_order)
+
+    def _admit(self, sequence: Sequence) -> bool:
+        if len(self._running) + self._num_reserved >= self._limits.max_num_seqs:
+            return False
+        if not self._take_pages(sequence, sequence.num_tokens, PageState.ACTIVE, self._growth_room()):
+            return False
+        sequence.move(SequenceState.RUNNING)
+        sequence.slot = self._free_slots.pop()
+        return True
+
+    def _growth_room(self) -> int:
+        """Pages to leave for running sequences that will soon need one, so that taking in another does not at once
+        lead to a preemption. At most 1/64 of the pool; none is left where nothing runs, so the first always fits."""
+        return min(len(self._running), 1 + self._limits.num_pages // 64)
+
+    def _take_pages(self, sequence: Sequence, num_tokens: int, owner: PageState, spare: int) -> bool:
+        """Pages for `num_tokens` tokens, from the prefix cache as far as it goes. At least one token is left to
+        compute (or receive): the next token is sampled from the last one's hidden state, which is not cached."""
+        max_shared = (sequence.num_tokens - 1) // self._limits.page_tokens if sequence.chain else 0
+        shared = self._pool.match(sequence.chain, sequence.tokens, max_shared) if sequence.chain else []
+        pages = self._pool.acquire(shared, self._limits.pages_for(num_tokens) - len(shared), owner, spare)
+        if pages is None:
+            return False
+        sequence.pages = pages
+        sequence.num_computed = len(shared) * self._limits.page_tokens
+        sequence.num_remembered = len(shared)
+        if sequence.num_cached is None:
+            sequence.num_cached = sequence.num_computed
+            self.counters.num_queried_tokens += sequence.num_tokens
+            self.counters.num_hit_tokens += sequence.num_computed
+        return True
+
+    def _run(self, sequence: Sequence) -> None:
+        """From a reserved state to running; the slot was kept free."""
+        self._num_reserved -= 1
+        self._rebook(sequence, SequenceState.RUNNING)
+        sequence.slot = self._free_slots.pop()
+        insort(self._running, sequence, key=_order)
+        self._is_stuck = False
+
+    def _remember(self, sequence: Sequence) -> None:
+        """Put pages that have become full into the prefix cache."""
+        num_full = sequence.num_computed // self._limits.page_tokens
+        if sequence.chain is not None and num_full > sequence.num_remembered:
+            self._pool.remember(sequence.pages, sequence.chain, sequence.tokens, sequence.num_remembered, num_full)
+            sequence.num_remembered = num_full
+
+    def _detach(self, sequence: Sequence) -> None:
+        """Take a sequence out of queue, batch or reservations. What it leaves may let others go on."""
+        if sequence.state is SequenceState.WAITING:
+            _remove(self._waiting, sequence)
+        elif sequence.state is SequenceState.RUNNING:
+            _remove(self._running, sequence)
+            assert sequence.slot is not None
+            self._free_slots.append(sequence.slot)
+            sequence.slot = None
+        elif sequence.state in _RESERVED_STATES:
+            self._num_reserved -= 1
+        self._is_stuck = False
+
+    def _rebook(self, sequence: Sequence, to: SequenceState) -> None:
+        """Change the state and with it what the pages are booked under."""
+        owner = sequence.page_owner
+        sequence.move(to)
+        new_owner = sequence.page_owner
+        assert owner is not None
+        assert new_owner is not None
+        self._pool.hand_over(sequence.pages, owner, new_owner)
+
+    def _give_up_pages(self, sequence: Sequence) -> None:
+        owner = sequence.page_owner
+        if owner is not None:
+            self._pool.release(sequence.pages, owner)
+        del sequence.pages[:]
+        sequence.num_computed = sequence.num_remembered = 0
+
+    def _end(self, sequence: Sequence) -> None:
+        sequence.move(SequenceState.FINISHED)
+        del self._sequences[sequence.key]
+
+    def _num_waiting_pages(self) -> int:
+        return sum(self._limits.pages_for(sequence.num_tokens) for sequence in self._waiting)
+
+
+def _order(sequence: Sequence) -> tuple[int, int]:
+    return sequence.order
+
+
+def _remove(ordered: list[Sequence], sequence: Sequence) -> None:
+    at = bisect_left(ordered, sequence.order, key=_order)
+    assert ordered[at] is sequence
+    del ordered[at]
