@@ -1,0 +1,25 @@
+"""Fixtures for all folders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """`tiny_model_dir(family)`: the directory of a tiny random model (see `tests/workers/tiny_models.py`), built once
+    a session. Shared between tests: read only."""
+    # Imported here so that folders which need no model do not wait for transformers.
+    from tests.workers.tiny_models import build_tiny_model
+
+    built: dict[str, Path] = {}
+
+    def model_dir(family: str) -> Path:
+        if family not in built:
+            built[family] = build_tiny_model(family, tmp_path_factory.mktemp(family))
+        return built[family]
+
+    return model_dir

@@ -1,0 +1,85 @@
+"""The safetensors files of a model directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from slipstream.workers.models.config import ModelError, read_json
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+READABLE_DTYPES = ("F64", "F32", "BF16", "F16")
+WHOLE = slice(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Open, memory-mapped files; only what is asked for is read from them."""
+
+    model_dir: Path
+    files: dict[str, Any]  # safe_open handle by file name
+    file_of: dict[str, str]  # file name by tensor name
+
+    def copy_into(
+        self, out: Tensor, name: str, shape: Sequence[int], *, rows: slice = WHOLE, columns: slice = WHOLE
+    ) -> None:
+        """Fills `out` with rows and columns of tensor `name`, cast to its dtype. Raises ModelError if the tensor is
+        missing, is not of floating point or has not the given `shape`."""
+        if name not in self.file_of:
+            raise ModelError(f"{self.model_dir}: tensor {name} is missing")
+        path = self.model_dir / self.file_of[name]
+        try:
+            stored = self.files[self.file_of[name]].get_slice(name)
+            if stored.get_shape() != list(shape):
+                raise ModelError(
+                    f"{path}: tensor {name} has shape {stored.get_shape()}, config.json asks for {list(shape)}"
+                )
+            if stored.get_dtype() not in READABLE_DTYPES:
+                raise ModelError(f"{path}: tensor {name} has unsupported dtype {stored.get_dtype()}")
+            out.copy_(stored[rows] if len(shape) == 1 else stored[rows, columns])
+        except SafetensorError as error:
+            raise ModelError(f"{path}: tensor {name} cannot be read: {error}") from error
+
+
+@contextmanager
+def open_checkpoint(model_dir: Path) -> Iterator[Checkpoint]:
+    """Opens `model.safetensors`, or all files that `model.safetensors.index.json` names. Raises ModelError if a file
+    is missing or damaged; a file shorter than its header says is found here, before anything is read."""
+    with ExitStack() as stack:
+        if (model_dir / INDEX_FILE).exists():
+            file_of = _read_index(model_dir / INDEX_FILE)
+            files = {file: _open(model_dir / file, stack) for file in sorted(set(file_of.values()))}
+        elif (model_dir / SINGLE_FILE).exists():
+            files = {SINGLE_FILE: _open(model_dir / SINGLE_FILE, stack)}
+            file_of = dict.fromkeys(files[SINGLE_FILE].keys(), SINGLE_FILE)
+        else:
+            raise ModelError(f"{model_dir} has neither {SINGLE_FILE} nor {INDEX_FILE}")
+        yield Checkpoint(model_dir, files, file_of)
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    file_of = read_json(path).get("weight_map")
+    if not isinstance(file_of, dict) or not file_of:
+        raise ModelError(f"{path}: weight_map: must name the file of each tensor")
+    for name, file in file_of.items():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise ModelError(f"{path}: weight_map.{name}: must be a file name, got {file!r}")
+    return file_of
+
+
+def _open(path: Path, stack: ExitStack) -> Any:
+    try:
+        return stack.enter_context(safe_open(path, framework="pt"))
+    except FileNotFoundError:
+        raise ModelError(f"{path} does not exist") from None
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    except SafetensorError as error:
+        raise ModelError(f"{path} is truncated or damaged: {error}") from error

@@ -1,0 +1,322 @@
+"""What `config.json` and `generation_config.json` of a model directory say, read by hand: importing transformers for
+it would cost seconds of start-up. Free of torch for the same reason."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Family = Literal["llama", "mistral", "qwen2", "qwen3"]
+DtypeName = Literal["float32", "bfloat16", "float16"]
+
+CONFIG_FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
+
+FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+DTYPES: dict[str, DtypeName] = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
+# What a family means where config.json is silent: the defaults of its configuration class in transformers 5.
+DEFAULT_MAX_POSITIONS: dict[Family, int] = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}
+DEFAULT_ROPE_THETA = 10000.0
+DEFAULT_RMS_NORM_EPS = 1e-6
+DEFAULT_MISTRAL_WINDOW = 4096
+DEFAULT_QWEN3_HEAD_DIM = 128
+
+
+class ModelError(ValueError):
+    """A model directory that cannot be served, in one sentence that names the file and the key or tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Positions divided by `factor`."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Llama 3.1's: low frequencies divided by `factor`, high ones kept, a smooth passage between."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """https://arxiv.org/abs/2309.00071. `attention_factor` multiplies cosines and sines."""
+
+    factor: float
+    original_max_positions: int
+    attention_factor: float | None
+    mscale: float | None
+    mscale_all_dim: float | None
+    beta_fast: float
+    beta_slow: float
+    truncate: bool
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Sizes of the whole model; a tensor-parallel rank holds its share of heads, intermediate size and vocabulary."""
+
+    family: Family
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    max_position_embeddings: int  # tokens of context, the stretch by yarn included
+    layer_windows: tuple[int | None, ...]  # keys that a query of each layer sees, its own included; None: all
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    tie_word_embeddings: bool
+    dtype: DtypeName
+    eos_token_ids: tuple[int, ...]
+
+    @staticmethod
+    def read(model_dir: Path | str) -> ModelConfig:
+        """Reads a local directory in Hugging Face layout. Raises ModelError."""
+        path = Path(model_dir) / CONFIG_FILE
+        keys = Keys(path, read_json(path))
+        family = _family(keys)
+        for key in ("quantization_config", "compression_config"):
+            if keys.get(key) is not None:
+                raise keys.error(key, "quantised checkpoints are not supported")
+        if (activation := keys.get("hidden_act", "silu")) != "silu":
+            raise keys.error("hidden_act", f"only 'silu' is supported, got {activation!r}")
+        hidden_size = keys.integer("hidden_size")
+        num_heads = keys.integer("num_attention_heads")
+        num_layers = keys.integer("num_hidden_layers")
+        num_kv_heads = keys.integer("num_key_value_heads", num_heads)
+        if num_heads % num_kv_heads:
+            raise keys.error("num_key_value_heads", f"{num_kv_heads} does not divide num_attention_heads = {num_heads}")
+        head_dim = keys.integer("head_dim", DEFAULT_QWEN3_HEAD_DIM if family == "qwen3" else hidden_size // num_heads)
+        if head_dim % 2:
+            raise keys.error("head_dim", f"rotary embedding needs an even number, got {head_dim}")
+        max_positions = keys.integer("max_position_embeddings", DEFAULT_MAX_POSITIONS[family])
+        rope_theta, rope_scaling = _rope(keys, max_positions)
+        if isinstance(rope_scaling, YarnScaling):
+            max_positions = max(max_positions, int(rope_scaling.factor * rope_scaling.original_max_positions))
+        attention_bias = family != "mistral" and keys.flag("attention_bias", False)
+        return ModelConfig(
+            family=family,
+            vocab_size=keys.integer("vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=keys.integer("intermediate_size"),
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            rms_norm_eps=keys.number("rms_norm_eps", DEFAULT_RMS_NORM_EPS),
+            rope_theta=rope_theta,
+            rope_scaling=rope_scaling,
+            max_position_embeddings=max_positions,
+            layer_windows=_layer_windows(keys, family, num_layers),
+            qkv_bias=True if family == "qwen2" else attention_bias,
+            output_bias=False if family == "qwen2" else attention_bias,
+            mlp_bias=family == "llama" and keys.flag("mlp_bias", False),
+            qk_norm=family == "qwen3",
+            tie_word_embeddings=keys.flag("tie_word_embeddings", False),
+            dtype=_dtype(keys),
+            eos_token_ids=_eos_token_ids(keys, Path(model_dir) / GENERATION_FILE),
+        )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`. Raises ModelError if there is none."""
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ModelError(f"{path} does not exist") from None
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} must hold a JSON object, not {type(content).__name__}")
+    return content
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Typed access to a JSON object of a file. null counts as absent. All methods raise ModelError."""
+
+    path: Path
+    values: dict[str, Any]
+    prefix: str = ""
+
+    def error(self, key: str, problem: str) -> ModelError:
+        return ModelError(f"{self.path}: {self.prefix}{key}: {problem}")
+
+    def get(self, key: str, default: object = None) -> Any:
+        value = self.values.get(key)
+        return default if value is None else value
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self._required(key, default)
+        if type(value) is not int or value < 1:
+            raise self.error(key, f"must be a positive integer, got {value!r}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self._required(key, default)
+        if type(value) not in (int, float) or not 0 < value < float("inf"):
+            raise self.error(key, f"must be a positive number, got {value!r}")
+        return float(value)
+
+    def optional_number(self, key: str) -> float | None:
+        return None if self.get(key) is None else self.number(key)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise self.error(key, f"must be true or false, got {value!r}")
+        return value
+
+    def section(self, key: str) -> Keys | None:
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.error(key, f"must be an object, got {value!r}")
+        return Keys(self.path, value, f"{self.prefix}{key}.")
+
+    def _required(self, key: str, default: object) -> Any:
+        value = self.get(key, default)
+        if value is None:
+            raise self.error(key, "is missing")
+        return value
+
+
+def _family(keys: Keys) -> Family:
+    architectures = keys.get("architectures", [])
+    if not isinstance(architectures, list):
+        raise keys.error("architectures", f"must be a list, got {architectures!r}")
+    if architectures:
+        family = next((FAMILIES[a] for a in architectures if a in FAMILIES), None)
+        key, value = "architectures", ", ".join(map(str, architectures))
+    else:
+        key, value = "model_type", keys.get("model_type", "")
+        family = next((f for f in FAMILIES.values() if f == value), None)
+    if family is None:
+        raise keys.error(key, f"{value!r} is not supported, only {', '.join(FAMILIES)}")
+    return family
+
+
+def _rope(keys: Keys, max_positions: int) -> tuple[float, RopeScaling | None]:
+    """transformers 5 writes all into `rope_parameters`; older files have `rope_theta` and `rope_scaling`."""
+    rope = keys.section("rope_scaling") or keys.section("rope_parameters")
+    theta = keys.number("rope_theta", DEFAULT_ROPE_THETA)
+    if keys.number("partial_rotary_factor", 1.0) != 1:
+        raise keys.error("partial_rotary_factor", "only 1 is supported")
+    if rope is None:
+        return theta, None
+    if rope.number("partial_rotary_factor", 1.0) != 1:
+        raise rope.error("partial_rotary_factor", "only 1 is supported")
+    return rope.number("rope_theta", theta), _rope_scaling(keys, rope, max_positions)
+
+
+def _rope_scaling(keys: Keys, rope: Keys, max_positions: int) -> RopeScaling | None:
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+
+    def original_max_positions() -> int:
+        return keys.integer(
+            "original_max_position_embeddings", rope.integer("original_max_position_embeddings", max_positions)
+        )
+
+    match rope_type:
+        case "default":
+            return None
+        case "linear":
+            return LinearScaling(rope.number("factor"))
+        case "llama3":
+            return Llama3Scaling(
+                factor=rope.number("factor"),
+                low_freq_factor=rope.number("low_freq_factor"),
+                high_freq_factor=rope.number("high_freq_factor"),
+                original_max_positions=original_max_positions(),
+            )
+        case "yarn":
+            return YarnScaling(
+                factor=rope.number("factor"),
+                original_max_positions=original_max_positions(),
+                attention_factor=rope.optional_number("attention_factor"),
+                mscale=rope.optional_number("mscale"),
+                mscale_all_dim=rope.optional_number("mscale_all_dim"),
+                beta_fast=rope.number("beta_fast", 32.0),
+                beta_slow=rope.number("beta_slow", 1.0),
+                truncate=rope.flag("truncate", True),
+            )
+        case _:
+            raise rope.error("rope_type", f"{rope_type!r} is not supported, only default, linear, llama3 and yarn")
+
+
+def _layer_windows(keys: Keys, family: Family, num_layers: int) -> tuple[int | None, ...]:
+    match family:
+        case "llama":
+            return (None,) * num_layers
+        case "mistral":
+            # Absent means 4096, null means none: the one key where the two differ.
+            absent = "sliding_window" not in keys.values
+            window = DEFAULT_MISTRAL_WINDOW if absent else keys.get("sliding_window")
+            return (window if window is None else keys.integer("sliding_window", window),) * num_layers
+        case "qwen2" | "qwen3":
+            if not keys.flag("use_sliding_window", False):
+                return (None,) * num_layers
+            window = keys.integer("sliding_window", 4096)
+            return tuple(window if slides else None for slides in _sliding_layers(keys, num_layers))
+
+
+def _sliding_layers(keys: Keys, num_layers: int) -> list[bool]:
+    layer_types = keys.get("layer_types")
+    if layer_types is None:
+        first = keys.get("max_window_layers", 28)
+        if type(first) is not int or first < 0:
+            raise keys.error("max_window_layers", f"must be an integer from 0, got {first!r}")
+        return [layer >= first for layer in range(num_layers)]
+    if not isinstance(layer_types, list) or len(layer_types) != num_layers:
+        raise keys.error("layer_types", f"must be a list of {num_layers} names, got {layer_types!r}")
+    for name in layer_types:
+        if name not in ("full_attention", "sliding_attention"):
+            raise keys.error("layer_types", f"{name!r} is not supported, only full_attention and sliding_attention")
+    return [name == "sliding_attention" for name in layer_types]
+
+
+def _dtype(keys: Keys) -> DtypeName:
+    key = "dtype" if keys.get("dtype") is not None else "torch_dtype"
+    name = keys.get(key, "float32")
+    if not isinstance(name, str) or name not in DTYPES:
+        raise keys.error(key, f"{name!r} is not supported, only {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _eos_token_ids(keys: Keys, generation_path: Path) -> tuple[int, ...]:
+    """The generation config wins: chat models list their end-of-turn tokens only there."""
+    if generation_path.exists():
+        generation = Keys(generation_path, read_json(generation_path))
+        if generation.get("eos_token_id") is not None:
+            keys = generation
+    value = keys.get("eos_token_id", [])
+    ids = value if isinstance(value, list) else [value]
+    if not all(type(i) is int and i >= 0 for i in ids):
+        raise keys.error("eos_token_id", f"must be a token id or a list of them, got {value!r}")
+    return tuple(ids)
