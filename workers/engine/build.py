@@ -1,0 +1,132 @@
+"""From a model directory and settings to an engine that has generated its first token."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+
+from slipstream.router.messages import EngineRequest, SamplingParams, pack_ids
+from slipstream.workers.config import EngineConfig
+from slipstream.workers.engine.engine import Engine
+from slipstream.workers.engine.errors import EngineConfigError
+from slipstream.workers.engine.executor import Executor
+from slipstream.workers.engine.limits import EngineLimits
+from slipstream.workers.engine.runner import ModelRunner
+from slipstream.workers.models.config import ModelConfig
+from slipstream.workers.models.loader import TORCH_DTYPES, load_model
+from slipstream.workers.models.pool import kv_shape
+from slipstream.workers.models.tensor_parallel import TensorParallel
+
+WARM_UP_TOKENS = 32
+
+
+def engine_limits(
+    model_dir: Path | str,
+    config: EngineConfig,
+    *,
+    tp: TensorParallel | None = None,
+    max_queued_tokens: int = 8192,
+    model_id: str | None = None,
+) -> EngineLimits:
+    """What an engine with these settings can hold; the same on all ranks of a group. Reads only the model's config.
+
+    `kv_cache_mib` is the memory of one rank. Without `max_model_len` it is what the model allows and the pool holds.
+    `model_id` tells the prefix cache which KV is compatible; by default the directory and the dtype.
+
+    Raises ModelError if the directory cannot be served and EngineConfigError, naming the key, if the settings do not
+    fit the model.
+    """
+    model = ModelConfig.read(model_dir)
+    tp = TensorParallel() if tp is None else tp
+    dtype = _dtype(config, model)
+    if config.num_pages is None:
+        page_bytes = math.prod(kv_shape(model, tp, 1, config.page_tokens)) * dtype.itemsize
+        num_pages, source = config.kv_cache_mib * 2**20 // page_bytes, f"kv_cache_mib {config.kv_cache_mib}"
+        if num_pages < 1:
+            raise EngineConfigError(f"{source} does not hold a single page of {page_bytes} bytes")
+    else:
+        num_pages, source = config.num_pages, f"num_pages {config.num_pages}"
+    num_tokens = num_pages * config.page_tokens
+    max_model_len = config.max_model_len
+    if max_model_len is None:
+        max_model_len = min(model.max_position_embeddings, num_tokens)
+    elif max_model_len > model.max_position_embeddings:
+        raise EngineConfigError(
+            f"max_model_len {max_model_len} is over the model's {model.max_position_embeddings} positions"
+        )
+    elif max_model_len > num_tokens:
+        raise EngineConfigError(f"max_model_len {max_model_len} is over the {num_tokens} tokens that {source} holds")
+    return EngineLimits(
+        num_pages=num_pages,
+        page_tokens=config.page_tokens,
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_step_tokens=config.max_step_tokens,
+        max_queued_tokens=max_queued_tokens,
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        model_id=model_id or f"{Path(model_dir).resolve()}:{dtype}",
+        prefix_caching=config.prefix_caching,
+    )
+
+
+def build_runner(
+    model_dir: Path | str, config: EngineConfig, num_pages: int, *, tp: TensorParallel | None = None
+) -> ModelRunner:
+    """Loads a rank's share of the model and allocates its pool of `num_pages` pages (see `engine_limits`).
+
+    Sets torch's number of threads for the process where `num_threads` is given. Raises ModelError, and
+    EngineConfigError if the device is not there or the pool does not fit into its memory.
+    """
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    tp = TensorParallel() if tp is None else tp
+    device = _device(config, tp)
+    dtype = _dtype(config, ModelConfig.read(model_dir))
+    model = load_model(model_dir, dtype=dtype, device=device, tp=tp)
+    shape = kv_shape(model.config, tp, num_pages, config.page_tokens)
+    try:
+        # Written, not only mapped: the first requests should not pay for page faults.
+        kv = torch.empty(shape, dtype=dtype, device=device).zero_()
+    except RuntimeError as error:  # torch.OutOfMemoryError on GPUs, a plain RuntimeError on CPU
+        mib = math.prod(shape) * dtype.itemsize / 2**20
+        raise EngineConfigError(f"num_pages {num_pages} needs {mib:.0f} MiB on {device}: {error}") from error
+    return ModelRunner(model, kv)
+
+
+def build_engine(limits: EngineLimits, executor: Executor) -> Engine:
+    """An engine that is ready: real tokens have gone the whole way through `executor` (in another engine, which
+    leaves nothing behind but warm caches)."""
+    warm_up(limits, executor)
+    return Engine(limits, executor)
+
+
+def warm_up(limits: EngineLimits, executor: Executor) -> None:
+    """Generates tokens, greedy and drawn, in one batch. Raises RuntimeError if they do not come."""
+    engine = Engine(limits, executor)
+    num_prompt = max(1, min(WARM_UP_TOKENS, limits.max_model_len - 2))
+    prompt = pack_ids(position % limits.vocab_size for position in range(num_prompt))
+    drawn = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9, ignore_eos=True)
+    greedy = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
+    for name, params in (("warm-up-greedy", greedy), ("warm-up-drawn", drawn)):
+        engine.add(EngineRequest(name, 0, prompt, b"", params))
+    num_finished = 0
+    while engine.has_work:
+        num_finished += sum(output.finish_reason is not None for output in engine.step())
+    if num_finished != 2:
+        raise RuntimeError(f"warm-up: {num_finished} of 2 requests came to an end")
+
+
+def _dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
+    return TORCH_DTYPES[model.dtype if config.dtype == "auto" else config.dtype]
+
+
+def _device(config: EngineConfig, tp: TensorParallel) -> torch.device:
+    has_cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not has_cuda:
+        raise EngineConfigError("device cuda: torch sees no GPU here")
+    if config.device == "cpu" or not has_cuda:
+        return torch.device("cpu")
+    return torch.device("cuda", tp.rank % torch.cuda.device_count())

@@ -1,0 +1,78 @@
+"""One rank's part of a step: model, KV pool and, on rank 0, sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from slipstream.workers.engine.plan import PageSend, SampledToken, SamplingRow, SendProgress, StepPlan
+from slipstream.workers.engine.sampler import Sampler
+from slipstream.workers.models.batch import StepBatch
+from slipstream.workers.models.config import ModelConfig
+
+
+class Model(Protocol):
+    """What the runner needs of a model; `workers.models.llama` has the one there is."""
+
+    config: ModelConfig
+
+    def forward(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor: ...
+
+    def logits(self, hidden: Tensor) -> Tensor | None: ...
+
+
+class PageSink(Protocol):
+    """Who is told, on the thread that computes, which pages can leave."""
+
+    def begin_sends(self, sends: tuple[PageSend, ...]) -> None: ...
+
+    def layer_done(self, layer: int, progress: tuple[SendProgress, ...]) -> None: ...
+
+
+class ModelRunner:
+    """Runs step plans on one rank. The rank whose model gives logits (rank 0) samples; the others return no tokens.
+
+    `kv` is the rank's pool, `[layers, pages, kv_heads, 2, page_tokens, head_dim]`.
+    """
+
+    def __init__(self, model: Model, kv: Tensor) -> None:
+        self.kv = kv
+        self.sink: PageSink | None = None
+        self._model = model
+        self._page_tokens = kv.shape[4]
+        self._sampler = Sampler(model.config.vocab_size, kv.device)
+
+    def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> list[SampledToken]:
+        """One token for each slice that samples, in order; none on ranks other than 0."""
+        sink = self.sink
+        layer_done: Callable[[int], None] | None = None
+        if sink is not None and plan.sends:
+            sink.begin_sends(plan.sends)
+        if sink is not None and plan.progress:
+
+            def layer_done(layer: int) -> None:
+                sink.layer_done(layer, plan.progress)
+
+        with torch.inference_mode():
+            batch = StepBatch.build(plan.slices, self._page_tokens, self.kv.device)
+            hidden = self._model.forward(batch, self.kv, layer_done)
+            if not len(batch.sample_indices):
+                return []
+            logits = self._model.logits(hidden[batch.sample_indices])
+            return [] if logits is None else self._sampler.sample(logits, sampling)
+
+    def page_bytes(self) -> NDArray[np.uint8]:
+        """The pool as bytes, `[layers, pages, kv_heads, head_bytes]`: the memory itself, for pages to come and go.
+
+        Raises TypeError if the pool is not in host memory.
+        """
+        if self.kv.device.type != "cpu":
+            raise TypeError(f"KV pages on {self.kv.device} are not host memory")
+        layers, pages, heads = self.kv.shape[:3]
+        as_bytes: NDArray[np.uint8] = self.kv.view(torch.uint8).view(layers, pages, heads, -1).numpy()
+        return as_bytes
