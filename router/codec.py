@@ -1,0 +1,192 @@
+"""Compiles a dataclass into a function that flattens it for MessagePack and one that checks and rebuilds it.
+
+A dataclass travels as an array of its fields in order, nested ones as arrays inside. The functions are written as
+source and compiled once a class, the way `dataclasses` itself does it: walking the field list on every call would
+cost about ten times as much, and a decode step carries one `TokenChunk` a stream.
+
+Understood annotations: int, float, str, bytes, bool, Literal of strings, `X | None`, `tuple[X, ...]`, `tuple[A, B]`
+and dataclasses made of these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+
+Encoder = Callable[[Any], tuple[Any, ...]]
+Decoder = Callable[[Any], Any]
+
+
+class WireError(Exception):
+    """Bytes that are no message. The text names the message type and the field, and shows the offending value."""
+
+
+def _refuse(place: str, expected: str, value: object) -> NoReturn:
+    shown = repr(value)
+    if len(shown) > 80:
+        shown = shown[:77] + "..."
+    raise WireError(f"{place}: expected {expected}, got {type(value).__name__} {shown}")
+
+
+def _as_float(place: str, value: object) -> float:
+    """A number as float. NaN is refused: it compares unequal to itself and would poison every policy it meets."""
+    if type(value) is int:
+        return float(value)
+    if type(value) is not float or value != value:
+        _refuse(place, "a number", value)
+    return value
+
+
+def _optional_part(annotation: Any) -> Any | None:
+    """X for `X | None`, else None."""
+    if get_origin(annotation) not in (Union, types.UnionType):
+        return None
+    parts = [part for part in get_args(annotation) if part is not type(None)]
+    if len(parts) != 1 or len(get_args(annotation)) != 2:
+        raise TypeError(f"a message field cannot be {annotation}")
+    return parts[0]
+
+
+def _is_variadic(args: tuple[Any, ...]) -> bool:
+    return len(args) == 2 and args[1] is Ellipsis
+
+
+def _holds_dataclass(annotation: Any) -> bool:
+    if dataclasses.is_dataclass(annotation):
+        return True
+    return any(_holds_dataclass(part) for part in get_args(annotation))
+
+
+@cache
+def encoder(cls: type) -> Encoder:
+    """The function that turns an instance of the dataclass `cls` into a tuple of plain values."""
+    hints = get_type_hints(cls)
+    names: dict[str, Any] = {}
+
+    def flat(annotation: Any, value: str) -> str:
+        if not _holds_dataclass(annotation):
+            return value
+        if dataclasses.is_dataclass(annotation):
+            name = f"encode_{annotation.__name__}"  # type: ignore[union-attr]
+            names[name] = encoder(annotation)  # type: ignore[arg-type]
+            return f"{name}({value})"
+        inner = _optional_part(annotation)
+        if inner is not None:
+            return f"(None if {value} is None else {flat(inner, value)})"
+        args = get_args(annotation)
+        if get_origin(annotation) is tuple and _is_variadic(args):
+            return f"({value} and [{flat(args[0], 'item')} for item in {value}])"
+        raise TypeError(f"a message field cannot be {annotation}")
+
+    fields = [flat(hints[field.name], f"message.{field.name}") for field in dataclasses.fields(cls)]
+    return _compile(f"encode_{cls.__name__}", "message", [f"return ({''.join(f'{f}, ' for f in fields)})"], names)
+
+
+@cache
+def decoder(cls: type) -> Decoder:
+    """The function that checks an unpacked array and builds the dataclass `cls` of it. Raises WireError only."""
+    return _DecoderSource(cls).compile()
+
+
+class _DecoderSource:
+    """Writes the body of one class's decoder, a statement a line."""
+
+    def __init__(self, cls: type) -> None:
+        self._cls = cls
+        self._names: dict[str, Any] = {"cls": cls, "refuse": _refuse, "as_float": _as_float}
+        self._lines: list[str] = []
+        self._num_variables = 0
+
+    def compile(self) -> Decoder:
+        hints = get_type_hints(self._cls)
+        fields = dataclasses.fields(self._cls)
+        count = len(fields)
+        place = self._cls.__name__
+        self._add(0, f"if type(value) is not tuple or len(value) != {count}:")
+        self._add(1, f"refuse({place!r}, 'an array of {count} fields', value)")
+        variables = [self._variable() for _ in fields]
+        if variables:
+            self._add(0, f"({''.join(f'{v}, ' for v in variables)}) = value")
+        for field, variable in zip(fields, variables, strict=True):
+            self._check(0, hints[field.name], variable, f"{place}.{field.name}")
+        self._add(0, f"return cls({', '.join(variables)})")
+        return _compile(f"decode_{place}", "value", self._lines, self._names)
+
+    def _add(self, depth: int, line: str) -> None:
+        self._lines.append("    " * depth + line)
+
+    def _variable(self) -> str:
+        self._num_variables += 1
+        return f"v{self._num_variables}"
+
+    def _check(self, depth: int, annotation: Any, variable: str, place: str) -> None:
+        """Adds the statements that check `variable` and rebind it to its decoded form."""
+        inner = _optional_part(annotation)
+        origin = get_origin(annotation)
+        if inner is not None:
+            self._add(depth, f"if {variable} is not None:")
+            self._check(depth + 1, inner, variable, place)
+        elif annotation is float:
+            self._add(depth, f"if type({variable}) is not float or {variable} != {variable}:")
+            self._add(depth + 1, f"{variable} = as_float({place!r}, {variable})")
+        elif annotation in (int, str, bytes, bool):
+            self._add(depth, f"if type({variable}) is not {annotation.__name__}:")
+            self._add(depth + 1, f"refuse({place!r}, {annotation.__name__!r}, {variable})")
+        elif origin is Literal:
+            choices = f"choices_{self._variable()}"
+            self._names[choices] = frozenset(get_args(annotation))
+            expected = "one of " + ", ".join(map(repr, get_args(annotation)))
+            self._add(depth, f"if type({variable}) is not str or {variable} not in {choices}:")
+            self._add(depth + 1, f"refuse({place!r}, {expected!r}, {variable})")
+        elif dataclasses.is_dataclass(annotation):
+            self._add(depth, f"{variable} = {self._nested(annotation)}({variable})")
+        elif origin is tuple and _is_variadic(get_args(annotation)):
+            self._check_sequence(depth, get_args(annotation)[0], variable, place)
+        elif origin is tuple:
+            self._check_record(depth, get_args(annotation), variable, place)
+        else:
+            raise TypeError(f"{place}: a message field cannot be {annotation}")
+
+    def _nested(self, annotation: Any) -> str:
+        name = f"decode_{annotation.__name__}"
+        self._names[name] = decoder(annotation)
+        return name
+
+    def _check_sequence(self, depth: int, item: Any, variable: str, place: str) -> None:
+        self._add(depth, f"if type({variable}) is not tuple:")
+        self._add(depth + 1, f"refuse({place!r}, 'an array', {variable})")
+        element = self._variable()
+        self._add(depth, f"if {variable}:")
+        if dataclasses.is_dataclass(item):
+            nested = self._nested(item)
+            self._add(depth + 1, f"{variable} = tuple([{nested}({element}) for {element} in {variable}])")
+        elif item in (int, str, bytes, bool):
+            self._add(depth + 1, f"for {element} in {variable}:")
+            self._check(depth + 2, item, element, f"{place}[]")
+        else:
+            rebuilt = self._variable()
+            self._add(depth + 1, f"{rebuilt} = []")
+            self._add(depth + 1, f"for {element} in {variable}:")
+            self._check(depth + 2, item, element, f"{place}[]")
+            self._add(depth + 2, f"{rebuilt}.append({element})")
+            self._add(depth + 1, f"{variable} = tuple({rebuilt})")
+
+    def _check_record(self, depth: int, items: tuple[Any, ...], variable: str, place: str) -> None:
+        self._add(depth, f"if type({variable}) is not tuple or len({variable}) != {len(items)}:")
+        self._add(depth + 1, f"refuse({place!r}, 'an array of {len(items)}', {variable})")
+        elements = [self._variable() for _ in items]
+        unpacked = "".join(f"{element}, " for element in elements)
+        self._add(depth, f"({unpacked}) = {variable}")
+        for position, (item, element) in enumerate(zip(items, elements, strict=True)):
+            self._check(depth, item, element, f"{place}[{position}]")
+        self._add(depth, f"{variable} = ({unpacked})")
+
+
+def _compile(name: str, argument: str, lines: list[str], names: dict[str, Any]) -> Any:
+    source = f"def {name}({argument}):\n" + "\n".join("    " + line for line in lines)
+    namespace = dict(names)
+    exec(compile(source, f"<{name}>", "exec"), namespace)
+    return namespace[name]

@@ -1,0 +1,114 @@
+"""What a worker can still take on, as the router knows it.
+
+A worker's `Credits` say what was free after it had counted the message `ack_seq`. What was sent later is subtracted
+here, and what is promised but not sent yet (a prefill waiting for its landing place) is held:
+
+    free = reported - sum(spent with seq > ack_seq) - sum(held)
+
+Reports are absolute, so an error in the router's guess of a cost lasts only until the next report.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from slipstream.router.messages import Credits
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What one piece of work takes of a worker."""
+
+    slots: int = 0
+    pages: int = 0
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Outstanding:
+    slots: int = 0
+    pages: int = 0
+    tokens: int = 0
+
+    def add(self, charge: Charge) -> None:
+        self.slots += charge.slots
+        self.pages += charge.pages
+        self.tokens += charge.tokens
+
+    def subtract(self, charge: Charge) -> None:
+        self.slots -= charge.slots
+        self.pages -= charge.pages
+        self.tokens -= charge.tokens
+
+
+class CreditLedger:
+    """The credits of one worker's connection. Before the first report there are none."""
+
+    def __init__(self) -> None:
+        self._reported = Credits(0, 0, 0, 0)
+        self._last_seq = 0
+        self._spent: deque[tuple[int, Charge]] = deque()
+        self._held: dict[str, Charge] = {}
+        self._outstanding = _Outstanding()
+
+    @property
+    def free_slots(self) -> int:
+        return self._reported.free_slots - self._outstanding.slots
+
+    @property
+    def free_pages(self) -> int:
+        return self._reported.free_pages - self._outstanding.pages
+
+    @property
+    def free_tokens(self) -> int:
+        return self._reported.free_tokens - self._outstanding.tokens
+
+    @property
+    def num_unacknowledged(self) -> int:
+        return len(self._spent)
+
+    @property
+    def held(self) -> frozenset[str]:
+        """Ids of the requests that hold a charge."""
+        return frozenset(self._held)
+
+    def spend(self, charge: Charge) -> int:
+        """Charges a message that is being sent; returns its `seq`."""
+        self._last_seq += 1
+        self._spent.append((self._last_seq, charge))
+        self._outstanding.add(charge)
+        return self._last_seq
+
+    def hold(self, request_id: str, charge: Charge) -> None:
+        """Sets a charge aside for a message to be sent later. One a request."""
+        assert request_id not in self._held
+        self._held[request_id] = charge
+        self._outstanding.add(charge)
+
+    def release(self, request_id: str) -> Charge | None:
+        """Gives a held charge back; None if there was none."""
+        charge = self._held.pop(request_id, None)
+        if charge is not None:
+            self._outstanding.subtract(charge)
+        return charge
+
+    def report(self, credits: Credits) -> None:
+        """Takes the worker's count. Raises ValueError if it acknowledges what was never sent or goes back."""
+        if not self._reported.ack_seq <= credits.ack_seq <= self._last_seq:
+            raise ValueError(
+                f"ack_seq {credits.ack_seq} is not between the last one, {self._reported.ack_seq}, "
+                f"and the last message sent, {self._last_seq}"
+            )
+        self._reported = credits
+        while self._spent and self._spent[0][0] <= credits.ack_seq:
+            self._outstanding.subtract(self._spent.popleft()[1])
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if the running sum is not the sum of its parts."""
+        total = _Outstanding()
+        for _, charge in self._spent:
+            total.add(charge)
+        for charge in self._held.values():
+            total.add(charge)
+        assert total == self._outstanding, f"{total} != {self._outstanding}"

@@ -1,0 +1,41 @@
+"""Deadlines that all lie the same time ahead."""
+
+from __future__ import annotations
+
+
+class DeadlineRing:
+    """Ids with a deadline `timeout_s` after they were set. As time only grows, insertion order is deadline order:
+    setting, dropping and looking at the first are O(1), and nothing stays behind for a dropped id."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._due: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._due
+
+    @property
+    def first(self) -> float | None:
+        """The earliest deadline."""
+        return next(iter(self._due.values()), None)
+
+    def set(self, request_id: str, now: float) -> None:
+        self._due.pop(request_id, None)
+        self._due[request_id] = now + self._timeout_s
+
+    def drop(self, request_id: str) -> None:
+        self._due.pop(request_id, None)
+
+    def pop_due(self, now: float) -> list[str]:
+        """Removes and returns the ids whose deadline has come."""
+        due = []
+        for request_id, deadline in self._due.items():
+            if deadline > now:
+                break
+            due.append(request_id)
+        for request_id in due:
+            del self._due[request_id]
+        return due

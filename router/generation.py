@@ -1,0 +1,107 @@
+"""What the front asks for and what it gets: a generation request, its end, and the reasons to say no."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from slipstream.router.messages import FinishReason, SamplingParams, pack_ids
+
+Phase = Literal["queued", "placed", "reserved", "prefill", "first_token", "transfer", "decode", "finished"]
+
+# Who is at fault, and so the HTTP status: the request (400), its size (400), load (429 or 503 with Retry-After),
+# its deadline (504), the workers after all retries (500 or an error event in the stream), the server leaving (503).
+ErrorKind = Literal[
+    "invalid_request",
+    "prompt_too_long",
+    "queue_full",
+    "queue_timeout",
+    "request_timeout",
+    "worker_failed",
+    "shutting_down",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """`prompt_ids` as a list or packed by `messages.pack_ids`. Lower `priority` is more urgent. `cache_salt` keeps
+    prefix caches of different values apart; `tenant` is for accounting."""
+
+    request_id: str
+    prompt_ids: bytes | list[int]
+    sampling: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
+    tenant: str = ""
+
+    def packed_prompt(self) -> bytes:
+        """The prompt as packed int32. Raises ValueError or OverflowError if it is not one."""
+        if not isinstance(self.prompt_ids, bytes):
+            return pack_ids(self.prompt_ids)
+        if len(self.prompt_ids) % 4:
+            raise ValueError(f"packed prompt ids of {len(self.prompt_ids)} bytes are not whole int32 values")
+        return self.prompt_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one request. `num_cached_tokens` of the prompt were found in a prefix cache."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationError:
+    """`retry_after_s` is given where trying again later makes sense."""
+
+    kind: ErrorKind
+    message: str
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationFinish:
+    """The one end of every request. `error` is given exactly when `reason` is "error"."""
+
+    reason: FinishReason
+    usage: Usage
+    stop_token_id: int | None = None
+    error: GenerationError | None = None
+
+
+class AdmissionError(Exception):
+    """The request was not taken. `error` says why, and after how long another try is worth it."""
+
+    def __init__(self, error: GenerationError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class QueueFullError(AdmissionError):
+    """`max_queued_requests` are waiting already."""
+
+    def __init__(self, num_queued: int, retry_after_s: float) -> None:
+        super().__init__(GenerationError("queue_full", f"{num_queued} requests are waiting already", retry_after_s))
+
+
+class PromptTooLongError(AdmissionError):
+    """No connected worker could ever hold the prompt."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(GenerationError("prompt_too_long", message))
+
+
+class InvalidRequestError(AdmissionError):
+    """A value that no worker could accept: an empty prompt, a number out of range, a request id in use."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(GenerationError("invalid_request", message))
+
+
+class ShuttingDownError(AdmissionError):
+    """The router finishes what it has and takes nothing new."""
+
+    def __init__(self) -> None:
+        super().__init__(GenerationError("shutting_down", "the server is shutting down", retry_after_s=1.0))

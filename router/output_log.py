@@ -1,0 +1,86 @@
+"""The tokens a request has produced so far, put in order whatever order and however often they arrive."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import replace
+
+from slipstream.router.messages import TokenChunk
+
+# Chunks that may wait for a missing one before them. Tokens of one request come over at most two connections, each in
+# order, so more than a few waiting means that the missing one will never come.
+MAX_EARLY_CHUNKS = 64
+
+
+class OutputError(Exception):
+    """A worker sent tokens that cannot belong to this output."""
+
+
+class OutputLog:
+    """Accepts chunks by output index: what is known already is dropped, what comes too early waits."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._ids = array("i")
+        self._early: dict[int, TokenChunk] = {}
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @property
+    def packed_ids(self) -> bytes:
+        """All tokens as packed int32."""
+        return self._ids.tobytes()
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._ids) >= self._max_tokens
+
+    def drop_early(self) -> None:
+        """Forgets what waits for a gap to close. Called when an attempt ends."""
+        self._early.clear()
+
+    def add(self, chunk: TokenChunk) -> list[TokenChunk]:
+        """Returns what follows now without a gap: chunks cut to their new tokens, in order.
+
+        A chunk with a finish reason may have no tokens. Tokens beyond max_tokens are cut off, and the cut chunk
+        finishes with "length". Raises OutputError for a token id outside int32, for logprobs that do not match the
+        tokens, and when too many chunks wait.
+        """
+        if chunk.logprobs and len(chunk.logprobs) != len(chunk.token_ids):
+            raise OutputError(f"{len(chunk.logprobs)} logprobs came with {len(chunk.token_ids)} tokens")
+        if chunk.index > len(self._ids):
+            if len(self._early) >= MAX_EARLY_CHUNKS:
+                raise OutputError(f"token {len(self._ids)} is missing and {MAX_EARLY_CHUNKS} chunks wait for it")
+            known = self._early.get(chunk.index)
+            if known is None or len(known.token_ids) < len(chunk.token_ids):
+                self._early[chunk.index] = chunk
+            return []
+        accepted = self._accept(chunk)
+        ready = [accepted] if accepted is not None else []
+        while self._early and (first := min(self._early)) <= len(self._ids):
+            accepted = self._accept(self._early.pop(first))
+            if accepted is not None:
+                ready.append(accepted)
+        return ready
+
+    def _accept(self, chunk: TokenChunk) -> TokenChunk | None:
+        known = len(self._ids) - chunk.index
+        room = self._max_tokens - len(self._ids)
+        num_new = len(chunk.token_ids) - known
+        if num_new < 0 or (num_new == 0 and chunk.finish_reason is None):
+            return None
+        if known or num_new > room:
+            chunk = replace(
+                chunk,
+                index=chunk.index + known,
+                token_ids=chunk.token_ids[known : known + room],
+                logprobs=chunk.logprobs[known : known + room],
+                finish_reason="length" if num_new > room else chunk.finish_reason,
+                stop_token_id=None if num_new > room else chunk.stop_token_id,
+            )
+        try:
+            self._ids.extend(array("i", chunk.token_ids))
+        except OverflowError as error:
+            raise OutputError(f"a token id is not an int32: {chunk.token_ids!r:.80}") from error
+        return chunk

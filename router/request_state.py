@@ -1,0 +1,88 @@
+"""One request on its way: which attempt is current, who is involved in it, and how far it is.
+
+    queued --local--> prefill ----------------------------> decode --> finished
+       |                                                      ^
+       +---remote--> placed --Reserved--> prefill --> transfer
+                        |                    first token    HandedOff
+                        +--mostly cached--> prefill (local)
+
+Any state goes back to `queued` with the next attempt when a worker fails or is lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from slipstream.kv_transfer.ticket import PeerId
+from slipstream.router.generation import GenerateRequest, Phase, Usage
+from slipstream.router.history import RequestRecord
+from slipstream.router.messages import EngineRequest
+from slipstream.router.output_log import OutputLog
+from slipstream.router.roster import WorkerState
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """`decode` and `prefill` are the workers of the current attempt; `prefill` is kept until both the first token
+    and the pages have left it, and before `prefill_sent` it only holds a charge there."""
+
+    request: GenerateRequest
+    prompt_ids: bytes  # packed int32
+    output: OutputLog
+    record: RequestRecord
+    attempt: int = 0
+    phase: Phase = "queued"
+    decode: WorkerState | None = None
+    prefill: WorkerState | None = None
+    prefill_sent: bool = False
+    handed_off: bool = False
+    num_cached_tokens: int | None = None  # of the prompt, as the first token said
+    num_passed: int = 0  # requests behind it that were placed while it did not fit
+    failed_on: set[PeerId] = field(default_factory=set)
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_ids) // 4
+
+    @property
+    def num_tokens(self) -> int:
+        """What a new attempt has to prefill: the prompt and the output so far."""
+        return self.num_prompt_tokens + len(self.output)
+
+    @property
+    def has_first_token(self) -> bool:
+        """The current attempt has produced something."""
+        return self.phase in ("transfer", "decode")
+
+    @property
+    def usage(self) -> Usage:
+        cached = min(self.num_cached_tokens or 0, self.num_prompt_tokens)
+        return Usage(self.num_prompt_tokens, len(self.output), cached)
+
+    def engine_request(self) -> EngineRequest:
+        """The current attempt as a worker gets it."""
+        return EngineRequest(
+            request_id=self.request.request_id,
+            attempt=self.attempt,
+            prompt_ids=self.prompt_ids,
+            output_ids=self.output.packed_ids,
+            sampling=self.request.sampling,
+            cache_salt=self.request.cache_salt,
+            priority=self.request.priority,
+        )
+
+    def enter(self, phase: Phase, now: float, detail: str = "") -> None:
+        self.phase = phase
+        self.record.note(phase, now, self.attempt, detail)
+
+    def begin_next_attempt(self) -> None:
+        """Forgets the current attempt's workers and progress, keeps the output."""
+        self.attempt += 1
+        self.decode = self.prefill = None
+        self.prefill_sent = self.handed_off = False
+        self.num_passed = 0
+        self.output.drop_early()

@@ -1,0 +1,135 @@
+"""What the front calls: submit a request, read its stream, ask how things are."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+
+from slipstream.router.actions import Emit, Finish
+from slipstream.router.config import RouterConfig
+from slipstream.router.dispatcher import Dispatcher
+from slipstream.router.generation import (
+    GenerateRequest,
+    GenerationError,
+    InvalidRequestError,
+    ShuttingDownError,
+)
+from slipstream.router.history import RequestRecord
+from slipstream.router.messages import EngineRequest, Generate
+from slipstream.router.status import Snapshot
+from slipstream.router.stream import GenerationStream
+from slipstream.router.wire import WireError, decode_payload, encode_frame
+from slipstream.router.worker_port import WorkerPort
+
+
+class GenerationService:
+    """Dispatcher and worker port as one, for a front on the same event loop. `token` is the workers' secret.
+
+        service = GenerationService(config, model="demo", token=secret)
+        await service.start()
+        ...
+        service.stop_admission(); await service.wait_idle(); await service.close()
+
+    All times, also those of a stream's `timeline`, are `time.monotonic()` seconds.
+    """
+
+    def __init__(self, config: RouterConfig, *, model: str, token: str) -> None:
+        self._dispatcher = Dispatcher(config.dispatch)
+        self._port = WorkerPort(
+            self._dispatcher,
+            config,
+            model=model,
+            token=token,
+            router_id=uuid.uuid4().hex,
+            deliver=self._deliver,
+        )
+        self._streams: dict[str, GenerationStream] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._is_admitting = True
+
+    async def start(self) -> None:
+        """Lets workers connect. Raises OSError if the address cannot be had."""
+        await self._port.start()
+
+    @property
+    def worker_address(self) -> tuple[str, int]:
+        """Where workers connect to."""
+        return self._port.address
+
+    @property
+    def is_ready(self) -> bool:
+        """Requests are taken and a decode worker is there to serve them."""
+        return self._is_admitting and self._dispatcher.has_decode_worker
+
+    def submit(self, request: GenerateRequest) -> GenerationStream:
+        """Queues a request. Raises AdmissionError (QueueFullError, PromptTooLongError, InvalidRequestError,
+        ShuttingDownError), and then there is nothing to clean up."""
+        if not self._is_admitting:
+            raise ShuttingDownError
+        _check_sendable(request)
+        actions = self._dispatcher.submit(request, time.monotonic())
+        record = self._dispatcher.record(request.request_id)
+        assert record is not None
+        stream = GenerationStream(record, self.cancel)
+        self._streams[request.request_id] = stream
+        self._idle.clear()
+        self._port.perform(actions)
+        return stream
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a request with finish reason "abort". Unknown ids are ignored."""
+        self._port.perform(self._dispatcher.cancel(request_id, time.monotonic()))
+
+    def snapshot(self) -> Snapshot:
+        """Queue, workers with their credits, and totals, for metrics and status."""
+        return self._dispatcher.snapshot(time.monotonic())
+
+    def explain(self, request_id: str) -> RequestRecord | None:
+        """The way of one of the last requests: `record.lines()` tells it, `record.decisions` has the placements."""
+        return self._dispatcher.record(request_id)
+
+    def drain_worker(self, name: str) -> bool:
+        """Lets a worker finish what it has and exit. False if it is not connected."""
+        return self._port.drain(name)
+
+    def stop_admission(self) -> None:
+        """From now on `submit` raises ShuttingDownError."""
+        self._is_admitting = False
+
+    async def wait_idle(self) -> None:
+        """Returns when no request is queued or running."""
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        """Ends all requests with error "shutting_down" and closes the workers' connections."""
+        self.stop_admission()
+        error = GenerationError("shutting_down", "the server is shutting down", retry_after_s=1.0)
+        self._port.perform(self._dispatcher.finish_all(error, time.monotonic()))
+        await self._port.close()
+
+    def _deliver(self, action: Emit | Finish) -> None:
+        if isinstance(action, Emit):
+            self._streams[action.request_id].deliver(action.token_ids, action.logprobs)
+        else:
+            self._streams.pop(action.request_id).end(action.finish)
+            if not self._streams:
+                self._idle.set()
+
+
+def _check_sendable(request: GenerateRequest) -> None:
+    """A value that cannot travel would cost a worker its connection, with everybody on it: refuse it here."""
+    try:
+        engine_request = EngineRequest(
+            request.request_id,
+            0,
+            request.packed_prompt(),
+            b"",
+            request.sampling,
+            request.cache_salt,
+            request.priority,
+        )
+        decode_payload(memoryview(encode_frame(Generate(0, engine_request)))[4:])
+    except (WireError, ValueError, TypeError, OverflowError) as error:
+        raise InvalidRequestError(str(error)) from error

@@ -1,0 +1,89 @@
+"""What the router can say about itself: counts since it started, and how things stand now."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from slipstream.kv_transfer.ticket import PeerId
+from slipstream.router.generation import ErrorKind
+from slipstream.router.messages import Role, Stats
+from slipstream.router.placement import PlacementReason
+
+RetryCause = Literal["worker_lost", "worker_failed", "reserve_timeout", "worker_drained", "bad_output"]
+Outcome = Literal["stop", "length", "abort"] | ErrorKind
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts since the router started. `rejections` never got in; `finishes` did and ended."""
+
+    placements: Counter[PlacementReason] = field(default_factory=Counter)
+    retries: Counter[RetryCause] = field(default_factory=Counter)
+    rejections: Counter[ErrorKind] = field(default_factory=Counter)
+    finishes: Counter[Outcome] = field(default_factory=Counter)
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_transfers: int = 0
+    transfer_bytes: int = 0
+    transfer_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A connected worker; `free_*` are its credits after everything sent or promised to it."""
+
+    peer: PeerId
+    role: Role
+    tp: int
+    pid: int
+    draining: bool
+    connected_s: float
+    num_requests: int
+    num_pages: int
+    max_slots: int
+    free_slots: int
+    free_pages: int
+    free_tokens: int
+    stats: Stats | None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """`totals` is a copy: it does not move on."""
+
+    queue_depth: dict[int, int]  # by priority
+    num_requests: int  # queued or running
+    num_requests_by_phase: dict[str, int]
+    workers: tuple[WorkerStatus, ...]
+    totals: Totals
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(self.queue_depth.values())
+
+    @property
+    def num_running(self) -> int:
+        return self.num_requests - self.num_waiting
+
+
+class PlacementPace:
+    """How fast requests leave the queue, from the last placements; tells rejected clients when to come back."""
+
+    MIN_RETRY_S = 1.0
+    MAX_RETRY_S = 60.0
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque(maxlen=64)
+
+    def note(self, now: float) -> None:
+        self._times.append(now)
+
+    def retry_after_s(self, num_queued: int, now: float) -> float:
+        """About the time in which the queue as it stands will have been worked off."""
+        if not self._times:
+            return self.MAX_RETRY_S / 12
+        elapsed = max(now - self._times[0], 1e-3)
+        estimate = num_queued * elapsed / len(self._times)
+        return min(max(estimate, self.MIN_RETRY_S), self.MAX_RETRY_S)

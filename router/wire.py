@@ -1,0 +1,229 @@
+"""Frames between router and workers.
+
+    | u32 little-endian: payload length | MessagePack array [type code, field, field, ...] |
+
+Whatever bytes arrive, decoding either yields a message or raises `WireError`; a connection that sent bad bytes is
+closed, the others never notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import msgpack
+
+from slipstream.router import messages
+from slipstream.router.codec import Decoder, Encoder, WireError, decoder, encoder
+from slipstream.router.messages import RouterMessage, WorkerMessage
+
+__all__ = [
+    "MAX_FRAME_BYTES",
+    "MAX_OUTGOING_BYTES",
+    "FrameEncoder",
+    "FrameProtocol",
+    "FrameReader",
+    "Message",
+    "WireError",
+    "decode_payload",
+    "encode_frame",
+]
+
+Message = WorkerMessage | RouterMessage
+
+MAX_FRAME_BYTES = 64 << 20
+# What may wait for a peer that does not read. A peer so far behind is as good as lost.
+MAX_OUTGOING_BYTES = 64 << 20
+
+# Codes are part of the protocol: never reuse one, and raise PROTOCOL_VERSION when a message changes its fields.
+TYPE_CODES: dict[type, int] = {
+    messages.Hello: 1,
+    messages.Credits: 2,
+    messages.Reserved: 3,
+    messages.StepOutput: 4,
+    messages.HandedOff: 5,
+    messages.Failed: 6,
+    messages.Stats: 7,
+    messages.Pong: 8,
+    messages.Welcome: 32,
+    messages.Rejected: 33,
+    messages.Generate: 34,
+    messages.Reserve: 35,
+    messages.Prefill: 36,
+    messages.Start: 37,
+    messages.Cancel: 38,
+    messages.PeerLost: 39,
+    messages.Ping: 40,
+    messages.Drain: 41,
+}
+
+
+@cache
+def _encoders() -> dict[type, tuple[int, Encoder]]:
+    return {cls: (code, encoder(cls)) for cls, code in TYPE_CODES.items()}
+
+
+@cache
+def _decoders() -> dict[int, Decoder]:
+    return {code: decoder(cls) for cls, code in TYPE_CODES.items()}
+
+
+class FrameEncoder:
+    """Turns messages into frames. Keeps its packing buffer between calls: use one a connection, from one thread."""
+
+    def __init__(self) -> None:
+        self._encoders = _encoders()
+        self._packer = msgpack.Packer()
+
+    def encode(self, message: Message) -> bytes:
+        """The whole frame. Raises WireError for values that cannot travel (an int beyond 64 bits, broken text)."""
+        code, flatten = self._encoders[type(message)]
+        try:
+            payload: bytes = self._packer.pack((code, *flatten(message)))
+        except (OverflowError, ValueError, TypeError) as error:
+            raise WireError(f"{type(message).__name__} cannot be sent: {error}") from error
+        if len(payload) > MAX_FRAME_BYTES:
+            raise WireError(f"{type(message).__name__} of {len(payload)} bytes exceeds {MAX_FRAME_BYTES}")
+        return len(payload).to_bytes(4, "little") + payload
+
+
+def encode_frame(message: Message) -> bytes:
+    """One frame, for callers without a connection. Raises WireError like `FrameEncoder.encode`."""
+    return FrameEncoder().encode(message)
+
+
+def decode_payload(payload: bytes | bytearray | memoryview) -> Message:
+    """The message in a frame's payload (the frame without its length). Raises WireError, whatever the bytes."""
+    try:
+        fields = msgpack.unpackb(payload, use_list=False)
+    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
+        raise WireError(f"not MessagePack: {type(error).__name__} {error}") from error
+    if type(fields) is not tuple or not fields:
+        raise WireError(f"a frame must be an array of a type code and fields, got {type(fields).__name__}")
+    decode = _decoders().get(fields[0]) if type(fields[0]) is int else None
+    if decode is None:
+        raise WireError(f"unknown message type {fields[0]!r:.40}")
+    message: Message = decode(fields[1:])
+    return message
+
+
+class FrameReader:
+    """Cuts a byte stream into messages, without I/O. `max_frame_bytes` may be raised once a peer is trusted."""
+
+    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self.max_frame_bytes = max_frame_bytes
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """The messages that `data` completes, in order. Raises WireError at the first bad one, after the good ones.
+
+        The iterator must be exhausted or given up for good before the next call.
+        """
+        if self._rest:
+            self._rest += data
+            data = self._rest
+        position = 0
+        with memoryview(data) as view:
+            while len(view) - position >= 4:
+                size = int.from_bytes(view[position : position + 4], "little")
+                if size > self.max_frame_bytes:
+                    raise WireError(f"a frame of {size} bytes exceeds {self.max_frame_bytes}")
+                end = position + 4 + size
+                if end > len(view):
+                    break
+                message = decode_payload(view[position + 4 : end])
+                position = end
+                yield message
+            rest = bytes(view[position:]) if data is not self._rest else None
+        if rest is None:
+            del self._rest[:position]
+        else:
+            self._rest += rest
+
+
+class FrameProtocol(asyncio.Protocol):
+    """Both ends of the connection between router and worker.
+
+    `on_message` gets every message in order. `on_open` is called once the connection stands, `on_lost` exactly once
+    when it is over, with the reason: a WireError when the peer sent bad bytes, BufferError when it did not read,
+    another exception from the socket, or None after an ordinary close. After `close` no message is delivered.
+    """
+
+    def __init__(
+        self,
+        on_message: Callable[[Message], None],
+        on_lost: Callable[[Exception | None], None],
+        on_open: Callable[[], None] | None = None,
+        *,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+        max_outgoing_bytes: int = MAX_OUTGOING_BYTES,
+    ) -> None:
+        self.reader = FrameReader(max_frame_bytes)
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._on_open = on_open
+        self._max_outgoing_bytes = max_outgoing_bytes
+        self._encoder = FrameEncoder()
+        self._transport: asyncio.Transport | None = None
+        self._closing = False
+        self._reason: Exception | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._closing
+
+    @property
+    def peer_address(self) -> str:
+        """Where the other end is, for logs."""
+        peer = self._transport.get_extra_info("peername") if self._transport is not None else None
+        return f"{peer[0]}:{peer[1]}" if peer else "nowhere"
+
+    def send(self, message: Message) -> None:
+        """Queues a message; does nothing on a connection that is closing. Raises WireError for unsendable values."""
+        if self._transport is None or self._closing:
+            return
+        self._transport.write(self._encoder.encode(message))
+        waiting = self._transport.get_write_buffer_size()
+        if waiting > self._max_outgoing_bytes:
+            self.abort(BufferError(f"the peer left {waiting} bytes unread"))
+
+    def close(self) -> None:
+        """Sends what is queued, then closes."""
+        self._closing = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self, reason: Exception | None = None) -> None:
+        """Closes at once and drops what is queued."""
+        self._closing = True
+        self._reason = self._reason or reason
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        connection = transport.get_extra_info("socket")
+        if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._closing:
+            transport.abort()
+        elif self._on_open is not None:
+            self._on_open()
+
+    def data_received(self, data: bytes) -> None:
+        if self._closing:
+            return
+        try:
+            for message in self.reader.feed(data):
+                self._on_message(message)
+                if self._closing:
+                    return
+        except WireError as error:
+            self.abort(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing = True
+        self._on_lost(self._reason or exc)

@@ -1,0 +1,288 @@
+"""The TCP server that workers connect to. It turns their frames into events for the dispatcher and does its actions.
+
+    connection: opened -> Hello -> (Rejected, closed) | Welcome -> messages ... -> lost
+
+A connection that sends bad frames, stays silent for longer than its lease or does not read is closed; the
+dispatcher hears that the worker is lost, the other connections do not notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from slipstream.kv_transfer.ticket import PeerId
+from slipstream.router.actions import Action, Close, Emit, Finish, Send
+from slipstream.router.config import RouterConfig
+from slipstream.router.dispatcher import Dispatcher
+from slipstream.router.messages import PROTOCOL_VERSION, Hello, Ping, Rejected, Welcome, WorkerMessage
+from slipstream.router.wire import MAX_FRAME_BYTES, FrameProtocol, Message, WireError
+
+# A stranger may make us buffer this much before it has shown the token.
+MAX_HELLO_BYTES = 64 << 10
+CLOSE_TIMEOUT_S = 2.0
+PINGS_PER_LEASE = 4
+
+log = logging.getLogger(__name__)
+
+
+class WorkerPort:
+    """Owns the connections and the one timer of the dispatcher. `token` is the secret that workers must show;
+    `deliver` gets the actions for clients. Everything runs on the loop that `start` was called on; `now` of all
+    events is `time.monotonic()`."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        config: RouterConfig,
+        *,
+        model: str,
+        token: str,
+        router_id: str,
+        deliver: Callable[[Emit | Finish], None],
+    ) -> None:
+        if not token:
+            raise ValueError("workers need a secret token: it is empty")
+        self._dispatcher = dispatcher
+        self._config = config
+        self._model = model
+        self._token = token
+        self._router_id = router_id
+        self._deliver = deliver
+        self._connections: set[_Connection] = set()
+        self._workers: dict[PeerId, _Connection] = {}
+        self._all_gone = asyncio.Event()
+        self._all_gone.set()
+        self._server: asyncio.Server | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due_s: float | None = None
+        self._beat: asyncio.TimerHandle | None = None
+        self._num_pings = 0
+
+    # ---- life cycle
+
+    async def start(self) -> None:
+        """Listens on `worker_host:worker_port`. Raises OSError if that address cannot be had."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            self._accept, self._config.worker_host, self._config.worker_port, backlog=512
+        )
+        self._schedule_beat()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where workers connect to. Valid between `start` and `close`."""
+        assert self._server is not None
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return host, port
+
+    async def close(self) -> None:
+        """Closes every connection after what is queued for it, within a moment."""
+        for handle in (self._timer, self._beat):
+            if handle is not None:
+                handle.cancel()
+        if self._server is None:
+            return
+        self._server.close()
+        for connection in list(self._connections):
+            connection.protocol.close()
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._all_gone.wait()
+        except TimeoutError:
+            for connection in list(self._connections):
+                connection.protocol.abort()
+            await self._all_gone.wait()
+        await self._server.wait_closed()
+        self._server = None
+
+    # ---- driving the dispatcher
+
+    def perform(self, actions: Iterable[Action]) -> None:
+        """Does what the dispatcher wants, in order, and sets the timer for its next deadline."""
+        for action in actions:
+            match action:
+                case Emit() | Finish():
+                    self._deliver(action)
+                case Send(worker, message):
+                    connection = self._workers.get(worker)
+                    if connection is not None:
+                        connection.send(message)
+                case Close(worker, reason):
+                    log.warning("closing the connection of %s: %s", worker, reason)
+                    self._workers.pop(worker).protocol.close()
+        self._set_timer()
+
+    def drain(self, name: str) -> bool:
+        """Tells the worker to finish what it has and exit. False if no such worker is connected."""
+        peer = self._peer_named(name)
+        if peer is None:
+            return False
+        self.perform(self._dispatcher.drain(peer, time.monotonic()))
+        return True
+
+    def _set_timer(self) -> None:
+        due_s = self._dispatcher.next_deadline()
+        if due_s == self._timer_due_s or self._server is None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_due_s = None, due_s
+        if due_s is not None:
+            delay_s = max(due_s - time.monotonic(), 0.0)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer_due_s = None
+        self.perform(self._dispatcher.tick(time.monotonic()))
+
+    # ---- connections
+
+    def _accept(self) -> FrameProtocol:
+        connection = _Connection(self, self._config.dispatch.worker_lease_s)
+        self._connections.add(connection)
+        self._all_gone.clear()
+        return connection.protocol
+
+    def join(self, connection: _Connection, hello: Hello) -> None:
+        """A connection said hello: it becomes a worker, or is sent away."""
+        reason = self._refusal(hello)
+        if reason is not None:
+            log.warning("rejecting %r at %s: %s", hello.worker.name, connection.protocol.peer_address, reason)
+            connection.send(Rejected(reason))
+            connection.protocol.close()
+            return
+        now = time.monotonic()
+        older = self._peer_named(hello.worker.name)
+        if older is not None:
+            self._workers.pop(older).protocol.close()
+            self.perform(self._dispatcher.worker_lost(older, now, "it connected anew"))
+        connection.protocol.reader.max_frame_bytes = MAX_FRAME_BYTES
+        connection.hello = hello
+        self._workers[hello.worker] = connection
+        log.info("%s worker %s has joined (pid %d)", hello.role, hello.worker, hello.pid)
+        connection.send(Welcome(self._router_id))
+        self.perform(self._dispatcher.worker_joined(hello, now))
+
+    def handle(self, hello: Hello, message: WorkerMessage) -> None:
+        self.perform(self._dispatcher.worker_message(hello.worker, message, time.monotonic()))
+
+    def forget(self, connection: _Connection, reason: Exception | None) -> None:
+        """A connection is over."""
+        self._connections.discard(connection)
+        if not self._connections:
+            self._all_gone.set()
+        hello = connection.hello
+        if hello is None or self._workers.get(hello.worker) is not connection:
+            return
+        del self._workers[hello.worker]
+        text = str(reason) if reason is not None else "connection closed"
+        log.warning("%s worker %s is lost: %s", hello.role, hello.worker, text)
+        self.perform(self._dispatcher.worker_lost(hello.worker, time.monotonic(), text))
+
+    def _peer_named(self, name: str) -> PeerId | None:
+        return next((peer for peer in self._workers if peer.name == name), None)
+
+    def _refusal(self, hello: Hello) -> str | None:
+        """Why this worker cannot join; None if it can."""
+        if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
+            return "wrong token"
+        if hello.version != PROTOCOL_VERSION:
+            return f"protocol version {hello.version}, this router speaks {PROTOCOL_VERSION}"
+        if hello.model != self._model:
+            return f"model {hello.model!r}, this router serves {self._model!r}"
+        if not hello.worker.name:
+            return "worker.name is empty"
+        for field, value in (
+            ("tp", hello.tp),
+            ("page_tokens", hello.page_tokens),
+            ("num_pages", hello.num_pages),
+            ("max_slots", hello.max_slots),
+            ("max_queued_tokens", hello.max_queued_tokens),
+            ("max_model_len", hello.max_model_len),
+        ):
+            if value < 1:
+                return f"{field} must be at least 1, got {value}"
+        if len(hello.addresses) != hello.tp:
+            return f"{len(hello.addresses)} transfer addresses for tp {hello.tp}"
+        for peer, connection in self._workers.items():
+            other = connection.hello
+            assert other is not None
+            if other.page_tokens != hello.page_tokens:
+                return f"page_tokens {hello.page_tokens}, but {peer.name} has {other.page_tokens}"
+            if peer.name == hello.worker.name and (hello.worker.epoch, hello.pid) != (peer.epoch, other.pid):
+                if hello.worker.epoch <= peer.epoch:
+                    return f"{peer.name} is connected with epoch {peer.epoch}, not older than {hello.worker.epoch}"
+        return None
+
+    # ---- heartbeats
+
+    def _schedule_beat(self) -> None:
+        period_s = self._config.dispatch.worker_lease_s / PINGS_PER_LEASE
+        loop = asyncio.get_running_loop()
+        self._beat = loop.call_later(period_s, self._on_beat, time.monotonic() + period_s)
+
+    def _on_beat(self, due_s: float) -> None:
+        """Looks for silent workers and pings all: a loss is noticed between 1 and 1.25 leases after the last word."""
+        now = time.monotonic()
+        lease_s = self._config.dispatch.worker_lease_s
+        # If this loop itself was held up, the workers' words may still lie unread in the sockets: judge next time.
+        was_on_time = now - due_s < lease_s / PINGS_PER_LEASE
+        self._num_pings += 1
+        for connection in list(self._workers.values()):
+            if was_on_time and now - connection.heard_s > lease_s:
+                connection.protocol.abort(TimeoutError(f"silent for {now - connection.heard_s:.1f} s"))
+            else:
+                connection.send(Ping(self._num_pings))
+        self._schedule_beat()
+
+
+class _Connection:
+    """One connection, from the first byte to the last. `hello` is set once the worker has joined."""
+
+    def __init__(self, port: WorkerPort, hello_timeout_s: float) -> None:
+        self._port = port
+        self._hello_timeout_s = hello_timeout_s
+        self._hello_timer: asyncio.TimerHandle | None = None
+        self.hello: Hello | None = None
+        self.heard_s = time.monotonic()
+        self.protocol = FrameProtocol(
+            self._received, self._lost, self._opened, max_frame_bytes=MAX_HELLO_BYTES
+        )
+
+    def send(self, message: Message) -> None:
+        try:
+            self.protocol.send(message)
+        except WireError as error:
+            # Requests are checked on admission, so this is a bug. The worker's state no longer follows ours.
+            log.error("cannot send to %s: %s", self.protocol.peer_address, error)
+            self.protocol.abort(error)
+
+    def _opened(self) -> None:
+        self._hello_timer = asyncio.get_running_loop().call_later(
+            self._hello_timeout_s, self.protocol.abort, TimeoutError("no hello")
+        )
+
+    def _received(self, message: Message) -> None:
+        self.heard_s = time.monotonic()
+        if not isinstance(message, WorkerMessage):
+            self.protocol.abort(WireError(f"{type(message).__name__} is not for routers"))
+        elif self.hello is not None:
+            self._port.handle(self.hello, message)
+        elif isinstance(message, Hello):
+            self._end_hello_timer()
+            self._port.join(self, message)
+        else:
+            self.protocol.abort(WireError(f"the first message must be Hello, got {type(message).__name__}"))
+
+    def _lost(self, reason: Exception | None) -> None:
+        self._end_hello_timer()
+        self._port.forget(self, reason)
+
+    def _end_hello_timer(self) -> None:
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
+            self._hello_timer = None
