@@ -1,0 +1,85 @@
+"""Messages to prompt text, through the Jinja template that comes with a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+Message = dict[str, Any]
+
+
+class ChatTemplateError(ValueError):
+    """The template refused the messages; the text is the template's own."""
+
+
+class GenerationBlock(Extension):
+    """`{% generation %}` marks the assistant's words for training; for serving it is transparent."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's interface
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """Renders in the sandbox and with the functions that `transformers.apply_chat_template` offers to templates
+    (trim_blocks, lstrip_blocks, break and continue, tojson, raise_exception, strftime_now).
+
+    `special_tokens` are the variables bos_token, eos_token, ... Raises ValueError if the template is not valid Jinja.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
+        )
+        environment.filters["tojson"] = to_json
+        environment.globals["raise_exception"] = raise_exception
+        environment.globals["strftime_now"] = strftime_now
+        try:
+            self._template = environment.from_string(source)
+        except TemplateError as error:
+            raise ValueError(f"the chat template is not valid: {error}") from error
+        self._special_tokens = dict(special_tokens)
+        self.source = source
+        self.knows_developer_role = "developer" in source
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+        """The prompt. Raises ChatTemplateError if the template cannot take these messages."""
+        try:
+            return self._template.render(
+                messages=messages,
+                tools=None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._special_tokens,
+            )
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            # A template is a program on the client's data; whatever it stumbles over is the messages' fault.
+            raise ChatTemplateError(str(error)) from error
+
+
+def raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes HTML characters, which a prompt must not."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,0 +1,56 @@
+"""Request bodies to checked objects, and what is wrong with them to OpenAI's errors."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from slipstream.router.http.errors import HttpError
+from slipstream.router.http.reader import Request
+from slipstream.router.openai.schema import UNION_TAGS
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+def parse_body(request: Request, model: type[Body]) -> Body:
+    """Raises HttpError 400 that names the first field at fault, 415 if the body is declared to be something else."""
+    content_type = request.headers.get(b"content-type", b"application/json")
+    if content_type.partition(b";")[0].strip().lower() != b"application/json":
+        raise HttpError(
+            415,
+            f"The body must be application/json, not {content_type.decode('latin-1')}.",
+            param="Content-Type",
+            code="unsupported_media_type",
+        )
+    try:
+        return model.model_validate_json(request.body)
+    except ValidationError as error:
+        raise explain(error.errors(include_url=False, include_input=False)[0]) from None
+
+
+def explain(error: ErrorDetails) -> HttpError:
+    """One complaint of the validator in OpenAI's words."""
+    kind = error["type"]
+    if kind == "json_invalid":
+        return HttpError(400, f"The body is not valid JSON: {error['ctx']['error']}.", code="invalid_json")
+    path = [str(part) for part in error["loc"] if part not in UNION_TAGS]
+    message = error["msg"]
+    if kind == "field":
+        context = error["ctx"]
+        path.append(context["field"])
+        message = context["message"]
+    param = ".".join(path) or None
+    if param is None:
+        return HttpError(400, "The body must be a JSON object.", code="invalid_type")
+    if kind == "extra_forbidden":
+        return HttpError(400, f"Unrecognized request argument supplied: {param}", param=param, code="unknown_parameter")
+    if kind == "missing":
+        return HttpError(400, f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
+    if kind == "unsupported":
+        return HttpError(400, f"'{param}' {message}.", param=param, code="unsupported_parameter")
+    if kind == "field":
+        return HttpError(400, f"'{param}' {message}.", param=param, code="invalid_value")
+    code = "invalid_type" if kind.endswith("_type") else "invalid_value"
+    return HttpError(400, f"Invalid value for '{param}': {message}.", param=param, code=code)

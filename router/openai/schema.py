@@ -1,0 +1,223 @@
+"""The request bodies of the OpenAI API, as strict types: nothing is coerced, nothing unknown is let through.
+
+A field that this server cannot serve yet is known by name and accepted only with a value that asks for nothing. So no
+field is ever silently ignored, except those that by their definition do not touch the answer (`user`, `metadata`,
+`safety_identifier`, `prompt_cache_key`, `service_tier` "auto" or "default", and `parallel_tool_calls`, without tools).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+MAX_STOPS = 16
+MAX_STOP_CHARS = 512
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIASES = 1024
+MAX_LOGPROBS = 20
+MAX_CHOICES = 128
+MAX_PROMPTS = 1024
+MAX_MESSAGES = 8192
+INT32_MAX = 2**31 - 1
+
+FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
+TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+Label = Annotated[str, Field(max_length=512)]
+
+
+def exactly(*served: Any) -> AfterValidator:
+    """A field of which only some values are served."""
+
+    def check(value: Any) -> Any:
+        # `==` alone would take 0 and 0.0 for False.
+        if any(value == one and type(value) is type(one) for one in served):
+            return value
+        raise PydanticCustomError("unsupported", "is not supported by this server yet")
+
+    return AfterValidator(check)
+
+
+def only(*neutral: Any) -> AfterValidator:
+    """A field that is not served yet: it may be absent, null or one of the values that ask for nothing."""
+    return exactly(None, *neutral)
+
+
+def as_list(value: Any) -> Any:
+    """A single stop string is a list of one."""
+    return [value] if isinstance(value, str) else value
+
+
+Unserved = Annotated[Any, only()]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class StreamOptions(Strict):
+    include_usage: bool | None = None
+    include_obfuscation: Annotated[Any, only(False)] = None
+
+
+class TextFormat(Strict):
+    type: Annotated[Any, exactly("text")]
+
+
+class GenerationFields(Strict):
+    """What chat and plain completions have in common."""
+
+    model: Label
+    max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    temperature: Annotated[FiniteFloat, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[FiniteFloat, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
+    min_p: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[FiniteFloat, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[FiniteFloat, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[FiniteFloat, Field(gt=0, le=100)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[str, Annotated[FiniteFloat, Field(ge=-100, le=100)]],
+            Field(max_length=MAX_LOGIT_BIASES),
+        ]
+        | None
+    ) = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stop: Annotated[list[StopString], Field(max_length=MAX_STOPS), BeforeValidator(as_list)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
+    cache_salt: Label | None = None
+    user: Label | None = None
+    metadata: Annotated[dict[str, Label], Field(max_length=16)] | None = None
+
+    @model_validator(mode="after")
+    def _stream_options_need_a_stream(self) -> GenerationFields:
+        if self.stream_options is not None and not self.stream:
+            raise field_error("stream_options", "is only allowed when `stream` is true")
+        return self
+
+
+class TextPart(Strict):
+    type: Annotated[Any, exactly("text")]
+    text: str
+
+
+class ChatMessage(Strict):
+    """`content` is text or a list of text parts; null only where an assistant said nothing."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: (
+        Annotated[
+            Annotated[str, Tag("string")] | Annotated[list[TextPart], Field(min_length=1), Tag("parts")],
+            Discriminator(lambda value: "string" if isinstance(value, str) else "parts"),
+        ]
+        | None
+    ) = None
+    name: Label | None = None
+    tool_call_id: Label | None = None
+    tool_calls: Annotated[Any, only([])] = None
+    function_call: Unserved = None
+    refusal: Unserved = None
+    audio: Unserved = None
+    annotations: Annotated[Any, only([])] = None
+
+    @model_validator(mode="after")
+    def _somebody_said_something(self) -> ChatMessage:
+        if self.content is None and self.role != "assistant":
+            raise field_error("content", "is required")
+        return self
+
+
+class ChatRequest(GenerationFields):
+    """Body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    response_format: TextFormat | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    parallel_tool_calls: bool | None = None
+    service_tier: Annotated[Any, only("auto", "default")] = None
+    store: Annotated[Any, only(False)] = None
+    tools: Annotated[Any, only([])] = None
+    tool_choice: Annotated[Any, only("none")] = None
+    functions: Annotated[Any, only([])] = None
+    function_call: Annotated[Any, only("none")] = None
+    modalities: Annotated[Any, only(["text"])] = None
+    audio: Unserved = None
+    prediction: Unserved = None
+    reasoning_effort: Unserved = None
+    verbosity: Unserved = None
+    web_search_options: Unserved = None
+    prompt_cache_retention: Unserved = None
+
+    @model_validator(mode="after")
+    def _fields_fit_together(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise field_error("top_logprobs", "is only allowed when `logprobs` is true")
+        if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
+            raise field_error("max_tokens", "differs from `max_completion_tokens`; give one of them")
+        return self
+
+
+def prompt_kind(value: Any) -> str:
+    """Which of the four forms of a prompt this is, or tries to be."""
+    if not isinstance(value, list):
+        return "string"
+    first = value[0] if value else None
+    return "ids" if isinstance(first, int) else "id_lists" if isinstance(first, list) else "strings"
+
+
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+
+
+class CompletionRequest(GenerationFields):
+    """Body of POST /v1/completions."""
+
+    prompt: Annotated[
+        Annotated[str, Tag("string")]
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS), Tag("strings")]
+        | Annotated[TokenIds, Tag("ids")]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS), Tag("id_lists")],
+        Discriminator(prompt_kind),
+    ]
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    suffix: Annotated[Any, only("")] = None
+    response_format: TextFormat | None = None
+
+    @model_validator(mode="after")
+    def _fields_fit_together(self) -> CompletionRequest:
+        if self.best_of not in (None, self.n or 1):
+            raise field_error("best_of", "is only supported when it equals `n`")
+        if self.echo and self.logprobs is not None:
+            raise field_error("echo", "is not supported together with `logprobs` yet")
+        if len(self.prompts) * (self.n or 1) > MAX_PROMPTS:
+            raise field_error("n", f"times the number of prompts is more than {MAX_PROMPTS}")
+        return self
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """The prompt as a list of texts or a list of token id lists."""
+        prompt: Any = self.prompt
+        return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
+
+
+def field_error(field: str, message: str) -> PydanticCustomError:
+    """A complaint about `field` from a validator of the whole object."""
+    return PydanticCustomError("field", "{message}", {"field": field, "message": message})
+
+
+UNION_TAGS = frozenset({"string", "parts", "strings", "ids", "id_lists"})

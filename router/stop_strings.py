@@ -1,0 +1,64 @@
+"""Finds stop strings in text that arrives in pieces of any size, and holds back what could still become one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopMatcher:
+    """The match that is complete first wins, the longest of those that end together; so the result does not depend
+    on how the text was cut into pieces.
+
+    `matched` is the stop string found, if any; afterwards nothing is released any more. The text before it is
+    released, the stop string itself only if `include`.
+    """
+
+    __slots__ = ("_held", "_include", "_stops", "matched")
+
+    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
+        assert all(stops), "a stop string is empty"
+        self._stops = tuple(stops)
+        self._include = include
+        self._held = ""
+        self.matched: str | None = None
+
+    @property
+    def num_held(self) -> int:
+        """Characters that are held back."""
+        return len(self._held)
+
+    def add(self, text: str) -> str:
+        """Take more text. Returns what is certain to come before any stop string."""
+        if self.matched is not None:
+            return ""
+        text = self._held + text
+        first: tuple[int, int] | None = None
+        for stop in self._stops:
+            start = text.find(stop)
+            if start >= 0 and (first is None or (start + len(stop), start) < first):
+                first = (start + len(stop), start)
+        if first is not None:
+            end, start = first
+            self.matched = text[start:end]
+            self._held = ""
+            return text[: end if self._include else start]
+        keep_from = self._possible_start(text)
+        self._held = text[keep_from:]
+        return text[:keep_from]
+
+    def finish(self) -> str:
+        """The text has ended: what was held back did not become a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _possible_start(self, text: str) -> int:
+        """Where the longest end of `text` begins that is the beginning of a stop string."""
+        earliest = len(text)
+        for stop in self._stops:
+            start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+            while 0 <= start < earliest:
+                if stop.startswith(text[start:]):
+                    earliest = start
+                    break
+                start = text.find(stop[0], start + 1)
+        return earliest

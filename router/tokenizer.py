@@ -1,0 +1,174 @@
+"""Text to token ids, from a model directory in Hugging Face layout. Loads no `transformers`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from slipstream.router.chat_template import ChatTemplate, Message
+from slipstream.router.control_tokens import ControlTokens
+from slipstream.router.detokenizer import PieceTable
+
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+INLINE_CHARS = 2048  # about 1 ms of tokenising; a longer prompt would hold up the streams of others
+
+
+class PromptTooLongError(ValueError):
+    """The text cannot fit: it has at least `num_tokens` tokens."""
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__(f"the prompt has at least {num_tokens} tokens")
+        self.num_tokens = num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """What a model directory says about its tokenizer, as read from disk."""
+
+    tokenizer_json: str
+    config: dict[str, Any]
+    chat_template: str | None
+    vocab_size: int | None
+
+    @classmethod
+    def read(cls, directory: Path) -> TokenizerFiles:
+        """Raises FileNotFoundError or ValueError with a sentence that names the file."""
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing: the router needs a fast tokenizer")
+        config = read_json(directory / "special_tokens_map.json") | read_json(directory / "tokenizer_config.json")
+        vocab_size = read_json(directory / "config.json").get("vocab_size")
+        return cls(path.read_text("utf-8"), config, find_chat_template(directory, config), vocab_size)
+
+
+class Tokenizer:
+    """`vocab_size` is the model's (ids below it are valid), which may be padded beyond the tokenizer's.
+
+    Short texts are tokenised where they are; long ones in `encode_pool`, which the caller owns.
+    """
+
+    def __init__(self, files: TokenizerFiles, encode_pool: ThreadPoolExecutor) -> None:
+        spec = json.loads(files.tokenizer_json)
+        self._tokenizer = load_tokenizer(files.tokenizer_json)
+        self._pool = encode_pool
+        self._added = {str(token["content"]): token for token in spec.get("added_tokens", [])}
+        named = {name: text for name in NAMED_TOKENS if (text := token_text(files.config.get(name)))}
+        self.vocab_size = files.vocab_size or self._tokenizer.get_vocab_size()
+        self.chat_template = ChatTemplate(files.chat_template, named) if files.chat_template else None
+        hidden = [token["id"] for token in self._added.values() if token["special"]]
+        self.pieces = PieceTable(self._tokenizer, spec.get("decoder"), hidden)
+        self._control = ControlTokens(spec, files.chat_template or "")
+        self._chars_per_token = max(map(len, self._tokenizer.get_vocab()), default=1)
+        self._around = self._added_around(files.config, named)
+
+    @classmethod
+    def from_directory(cls, directory: Path | str, encode_pool: ThreadPoolExecutor) -> Tokenizer:
+        """Raises FileNotFoundError or ValueError with a sentence that names what is wrong."""
+        return cls(TokenizerFiles.read(Path(directory)), encode_pool)
+
+    async def encode(self, text: str, max_tokens: int) -> list[int]:
+        """A raw prompt: control tokens in it count as such, and a start token goes before it if the model wants one.
+
+        Raises PromptTooLongError, without tokenising, if it certainly has more than `max_tokens` tokens.
+        """
+        self._check_length(text, max_tokens)
+        if len(text) <= INLINE_CHARS:
+            return self._encode_raw(text)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._encode_raw, text)
+
+    async def encode_chat(self, messages: list[Message], max_tokens: int) -> list[int]:
+        """A conversation, through the chat template. Control tokens that appear inside messages are plain text, so
+        that nobody can forge a turn of somebody else.
+
+        Raises ChatTemplateError, ControlTokenError, PromptTooLongError.
+        """
+        assert self.chat_template is not None, "the model has no chat template"
+        num_chars = sum(len(str(message.get("content", ""))) for message in messages)
+        if num_chars <= INLINE_CHARS:
+            return self._encode_rendered(self.chat_template, messages, max_tokens)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._pool, self._encode_rendered, self.chat_template, messages, max_tokens
+        )
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The whole text of `token_ids` without control tokens."""
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        return text
+
+    def _encode_raw(self, text: str) -> list[int]:
+        if self._around is None:
+            return list(self._tokenizer.encode(text, add_special_tokens=True).ids)
+        before, after = self._around
+        return [*before, *self._tokenizer.encode(text, add_special_tokens=False).ids, *after]
+
+    def _encode_rendered(self, template: ChatTemplate, messages: list[Message], max_tokens: int) -> list[int]:
+        disguised = self._control.disguise(messages)
+        text = template.render(messages if disguised is None else disguised.messages)
+        self._check_length(text, max_tokens)
+        if disguised is None:
+            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self._control.encode(text, disguised)
+
+    def _check_length(self, text: str, max_tokens: int) -> None:
+        num_tokens = len(text) // self._chars_per_token
+        if num_tokens > max_tokens:
+            raise PromptTooLongError(num_tokens)
+
+    def _added_around(self, config: dict[str, Any], named: dict[str, str]) -> tuple[list[int], list[int]] | None:
+        """The ids to put before and after a raw prompt if tokenizer_config.json says so explicitly, which goes before
+        what tokenizer.json does (as in transformers 5). None: it does not say."""
+        if "add_bos_token" not in config and "add_eos_token" not in config:
+            return None
+
+        def ids(flag: str, name: str) -> list[int]:
+            token_id = self._tokenizer.token_to_id(named[name]) if config.get(flag) and name in named else None
+            return [] if token_id is None else [token_id]
+
+        return ids("add_bos_token", "bos_token"), ids("add_eos_token", "eos_token")
+
+
+def load_tokenizer(tokenizer_json: str) -> tokenizers.Tokenizer:
+    """Raises ValueError if `tokenizer_json` is not one."""
+    try:
+        tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
+    except Exception as error:  # the library raises bare Exception
+        raise ValueError(f"tokenizer.json cannot be read: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in `path`, empty if there is no such file. Raises ValueError."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} does not hold a JSON object")
+    return value
+
+
+def find_chat_template(directory: Path, config: dict[str, Any]) -> str | None:
+    """From its own file, or from tokenizer_config.json: one string, or a list of named ones with a default."""
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text("utf-8")
+    template = config.get("chat_template") or read_json(directory / "chat_template.json").get("chat_template")
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template if isinstance(template, str) else None
+
+
+def token_text(token: Any) -> str | None:
+    """A named token is written as a string or as an object with `content`."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None
