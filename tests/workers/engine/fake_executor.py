@@ -1,0 +1,72 @@
+"""An executor whose tokens depend on every byte of KV that a sequence sees, and on nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from slipstream.workers.engine.plan import SampledToken, SamplingRow, StepPlan
+
+
+class FakeExecutor:
+    """Its KV is the token itself and its position. The next token is a hash of the KV of all positions so far, read
+    through the sequence's pages: a page that is shared wrongly, taken away too early, not filled or filled twice
+    leads to other tokens than `next_token` says.
+    """
+
+    def __init__(self, num_pages: int, page_tokens: int, vocab_size: int) -> None:
+        self.kv = np.full((num_pages, page_tokens, 2), -1, np.int32)
+        self.plans: list[StepPlan] = []
+        self.pinned: Counter[int] = Counter()  # pages that a transfer may touch: a step must not write them
+        self._vocab_size = vocab_size
+
+    def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> list[SampledToken]:
+        self.plans.append(plan)
+        self._write(plan)
+        slots = [s.slot for s in plan.slices]
+        assert len(set(slots)) == len(slots), f"a slot is used twice: {slots}"
+        sampled = [SampledToken(self._next(s.page_ids, s.end), None) for s in plan.slices if s.samples]
+        assert len(sampled) == len(sampling)
+        return sampled
+
+    def fill(self, page_ids: Sequence[int], first_page: int, tokens: Sequence[int]) -> None:
+        """What a transfer does: bring the KV of `tokens`, from page number `first_page` of the sequence on, here."""
+        page_tokens = self.kv.shape[1]
+        for position in range(first_page * page_tokens, len(tokens)):
+            page = page_ids[position // page_tokens - first_page]
+            self.kv[page, position % page_tokens] = tokens[position], position
+
+    def _write(self, plan: StepPlan) -> None:
+        page_tokens = self.kv.shape[1]
+        written: set[tuple[int, int]] = set()
+        for s in plan.slices:
+            assert s.token_ids, "a slice without tokens"
+            pages = np.frombuffer(s.page_ids, np.int32).tolist()
+            assert len(pages) == -(-s.end // page_tokens)
+            for position, token_id in enumerate(s.token_ids, s.start):
+                page, offset = pages[position // page_tokens], position % page_tokens
+                assert (page, offset) not in written, f"page {page} is written twice in a step"
+                written.add((page, offset))
+                assert not self.pinned[page], f"page {page} belongs to a transfer"
+                self.kv[page, offset] = token_id, position
+
+    def _next(self, page_ids: bytes, end: int) -> int:
+        seen = self.kv[np.frombuffer(page_ids, np.int32)].reshape(-1, 2)[:end]
+        return int(xxh3_64_intdigest(seen.tobytes()) % self._vocab_size)
+
+
+def next_token(tokens: Sequence[int], vocab_size: int) -> int:
+    """What the executor must say after `tokens`."""
+    seen = np.stack([np.array(tokens, np.int32), np.arange(len(tokens), dtype=np.int32)], axis=1)
+    return int(xxh3_64_intdigest(np.ascontiguousarray(seen).tobytes()) % vocab_size)
+
+
+def continuation(tokens: Sequence[int], num_tokens: int, vocab_size: int) -> list[int]:
+    """The `num_tokens` tokens that follow."""
+    known = list(tokens)
+    for _ in range(num_tokens):
+        known.append(next_token(known, vocab_size))
+    return known[len(tokens) :]
