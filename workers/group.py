@@ -1,8 +1,50 @@
-"""The ranks of a tensor-parallel group as one: where they meet, and what rank 0 tells the others."""
+"""The ranks of a tensor-parallel group as one, seen from rank 0: how they meet, and one executor for all of them.
+
+Rank 0 says what to do over one TCP connection a rank (the control link), in order, and the others do it in that
+order; what the ranks tell each other while they compute goes through torch.distributed. A group of one has no links
+and no process group, and otherwise takes the same path.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
+from slipstream.router.codec import WireError
+from slipstream.workers.config import EngineConfig
+from slipstream.workers.control_link import ControlLink, LinkClosed
+from slipstream.workers.engine.executor import Executor
+from slipstream.workers.engine.plan import SampledToken, SamplingRow, StepPlan
+from slipstream.workers.group_messages import (
+    CancelTransfer,
+    Execute,
+    Expect,
+    ForgetPeer,
+    Join,
+    RankFailed,
+    RankReady,
+    Shutdown,
+)
+from slipstream.workers.group_transfers import GroupTransfers, RankOutcome
+from slipstream.workers.models.tensor_parallel import TensorParallel
+from slipstream.workers.report import WorkerFailed
+
+GATHER_TIMEOUT_S = 300.0
+JOIN_TIMEOUT_S = 10.0
+COLLECTIVE_TIMEOUT_S = 300.0
+CLOSE_TIMEOUT_S = 5.0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,3 +55,142 @@ class GroupAddress:
     distributed_port: int
     control_port: int
     secret: str
+
+
+def join_process_group(store: dist.Store, rank: int, size: int, config: EngineConfig) -> TensorParallel:
+    """The collective side of a group, gloo on CPUs and NCCL on GPUs. Blocks until all ranks are there."""
+    backend = "nccl" if config.device != "cpu" and torch.cuda.is_available() else "gloo"
+    timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    return TensorParallel(rank, size, dist.group.WORLD)
+
+
+class MeetingPoint:
+    """The two ports at which the other ranks find rank 0, bound from the start so that nobody else can take them."""
+
+    def __init__(self, host: str, size: int) -> None:
+        """Raises OSError if the host is not one of this machine's."""
+        self._listener = socket.create_server((host, 0))
+        self.store = dist.TCPStore(host, 0, size, is_master=True, wait_for_workers=False)
+        self.address = GroupAddress(
+            host, self.store.port, self._listener.getsockname()[1], secrets.token_hex(16)
+        )
+        self._size = size
+
+    def gather(self) -> list[RemoteRank]:
+        """Waits until every other rank has joined. Raises WorkerFailed after `GATHER_TIMEOUT_S`."""
+        deadline_s = time.monotonic() + GATHER_TIMEOUT_S
+        ranks: dict[int, RemoteRank] = {}
+        with self._listener as listener:
+            while len(ranks) < self._size - 1:
+                listener.settimeout(max(0.001, deadline_s - time.monotonic()))
+                try:
+                    connection, _ = listener.accept()
+                except TimeoutError:
+                    missing = sorted(set(range(1, self._size)) - ranks.keys())
+                    raise WorkerFailed(f"ranks {missing} did not join within {GATHER_TIMEOUT_S:g} s") from None
+                rank = self._admit(connection)
+                if rank is not None:
+                    ranks[rank.rank] = rank
+        return [ranks[rank] for rank in sorted(ranks)]
+
+    def _admit(self, connection: socket.socket) -> RemoteRank | None:
+        connection.settimeout(JOIN_TIMEOUT_S)
+        link = ControlLink(connection)
+        try:
+            join = link.receive()
+        except (LinkClosed, WireError) as error:
+            log.warning("a stranger knocked at the control port: %s", error)
+            link.close()
+            return None
+        if not isinstance(join, Join) or not secrets.compare_digest(join.secret, self.address.secret):
+            log.warning("a stranger knocked at the control port")
+            link.close()
+            return None
+        connection.settimeout(None)
+        return RemoteRank(join.rank, join.pid, link)
+
+
+@dataclass(slots=True)
+class RemoteRank:
+    """Another rank as rank 0 sees it: its transfer agent, its executor, and whether it is still there.
+
+    `outcomes` gets what its transfer agent reports, `broken` (at most once) why it cannot go on; both are called on a
+    thread of this rank's.
+    """
+
+    rank: int
+    pid: int
+    link: ControlLink
+    _thread: threading.Thread | None = None
+    _closing: bool = False
+
+    def wait_until_ready(self) -> RankReady:
+        """Raises WorkerFailed if the rank gives up or dies."""
+        try:
+            message = self.link.receive()
+        except (LinkClosed, WireError) as error:
+            raise WorkerFailed(f"rank {self.rank} (pid {self.pid}) died while it loaded: {error}") from error
+        if isinstance(message, RankFailed):
+            raise WorkerFailed(f"rank {self.rank}: {message.reason}")
+        if not isinstance(message, RankReady):
+            raise WorkerFailed(f"rank {self.rank} said {type(message).__name__} while it loaded")
+        return message
+
+    def listen(self, outcomes: Callable[[int, RankOutcome], None], broken: Callable[[str], None]) -> None:
+        self._thread = threading.Thread(
+            target=self._listen, args=(outcomes, broken), name=f"rank-{self.rank}", daemon=True
+        )
+        self._thread.start()
+
+    def _listen(self, outcomes: Callable[[int, RankOutcome], None], broken: Callable[[str], None]) -> None:
+        try:
+            while True:
+                message = self.link.receive()
+                match message:
+                    case RankOutcome():
+                        outcomes(self.rank, message)
+                    case RankFailed(reason):
+                        broken(f"rank {self.rank}: {reason}")
+                        return
+                    case _:
+                        broken(f"rank {self.rank} said {type(message).__name__}")
+                        return
+        except (LinkClosed, WireError) as error:
+            if not self._closing:
+                broken(f"rank {self.rank} (pid {self.pid}) is gone: {error}")
+
+    def close(self) -> None:
+        """Tells the rank to end. It ends also if this process dies without a word."""
+        self._closing = True
+        self.link.send_last(Shutdown())
+        if self._thread is not None:
+            self._thread.join(CLOSE_TIMEOUT_S)  # reads till the rank has closed its end
+        self.link.close()
+
+    # ---- RankTransfers
+
+    def expect(self, ticket: HandoffTicket, page_ids: Sequence[int], source: PeerId, source_tp: int) -> None:
+        self.link.send(Expect(ticket, tuple(page_ids), source, source_tp))
+
+    def cancel(self, transfer: TransferKey) -> None:
+        self.link.send(CancelTransfer(transfer))
+
+    def peer_lost(self, peer: PeerId) -> None:
+        self.link.send(ForgetPeer(peer))
+
+
+@dataclass(slots=True)
+class GroupExecutor:
+    """Runs each plan on every rank; the tokens are sampled on this one. `local` begins this rank's sends itself."""
+
+    local: Executor
+    others: Sequence[RemoteRank]
+    transfers: GroupTransfers
+
+    def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> list[SampledToken]:
+        for send in plan.sends:
+            self.transfers.sending(send.ticket.key)
+        for rank in self.others:
+            rank.link.send(Execute(plan))
+        return self.local.execute(plan, sampling)

@@ -2,9 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
+import socket
+import threading
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from slipstream.router.codec import WireError
 from slipstream.workers.config import WorkerConfig
-from slipstream.workers.group import GroupAddress
-from slipstream.workers.report import WorkerReport
+from slipstream.workers.control_link import ControlLink, LinkClosed
+from slipstream.workers.group import JOIN_TIMEOUT_S, GroupAddress, join_process_group
+from slipstream.workers.group_messages import (
+    CancelTransfer,
+    Execute,
+    Expect,
+    ForgetPeer,
+    Join,
+    RankFailed,
+    RankReady,
+    Shutdown,
+)
+from slipstream.workers.group_transfers import RankOutcome
+from slipstream.workers.rank_parts import RankParts, build_parts
+from slipstream.workers.report import WorkerFailed, WorkerReport, WorkerState
+
+LEADER_GONE_GRACE_S = 2.0
+
+log = logging.getLogger(__name__)
 
 
 class RankWorker:
@@ -14,14 +41,96 @@ class RankWorker:
     rank_worker.run()                                 # blocks till the leader says so or is gone
 
     `run` returns when the leader has ended in order and raises `WorkerFailed` otherwise. If the leader dies while
-    this rank is inside a collective that does not return, the process is ended with exit code 1: a rank never
-    outlives its leader.
+    this rank is busy (loading, or inside a collective that does not return), the process is ended with exit code 1
+    after a moment: a rank never outlives its leader.
     """
 
-    def __init__(self, config: WorkerConfig, rank: int, address: GroupAddress) -> None: ...
-
-    def run(self) -> None:
-        """Raises WorkerFailed: the model cannot be loaded, the leader is gone."""
+    def __init__(self, config: WorkerConfig, rank: int, address: GroupAddress) -> None:
+        if not 1 <= rank < config.tp:
+            raise ValueError(f"rank must be in 1 .. {config.tp - 1}, got {rank}")
+        self._config = config
+        self._rank = rank
+        self._address = address
+        self._state: WorkerState = "new"
+        self._progress = ""
+        self._ended = threading.Event()
 
     def report(self) -> WorkerReport:
         """Never blocks; may be called from any thread."""
+        return WorkerReport(self._config.name, self._rank, os.getpid(), self._state, 0, self._progress)
+
+    def run(self) -> None:
+        """Raises WorkerFailed: the model cannot be loaded, the leader is gone."""
+        try:
+            self._run()
+            self._show("stopped", "")
+        except Exception as error:
+            reason = str(error) if isinstance(error, WorkerFailed) else f"{type(error).__name__}: {error}"
+            self._show("failed", reason)
+            raise WorkerFailed(f"rank {self._rank} of {self._config.name}: {reason}") from error
+        finally:
+            self._ended.set()
+
+    def _run(self) -> None:
+        address = self._address
+        self._show("gathering", f"joining the group at {address.host}:{address.control_port}")
+        connection = socket.create_connection((address.host, address.control_port), JOIN_TIMEOUT_S)
+        connection.settimeout(None)
+        link = ControlLink(connection)
+        try:
+            link.send(Join(self._rank, address.secret, os.getpid()))
+            threading.Thread(target=self._outlive_nobody, args=(link,), name="leader-watch", daemon=True).start()
+            try:
+                parts = self._load(link)
+            except Exception as error:
+                link.send_last(RankFailed(f"{type(error).__name__}: {error}"))
+                raise
+            self._show("ready", "")
+            with parts:
+                self._serve(link, parts)
+        except LinkClosed as error:
+            raise WorkerFailed(f"the leader is gone: {error}") from error
+        finally:
+            link.close()
+
+    def _load(self, link: ControlLink) -> RankParts:
+        config, address = self._config, self._address
+        store = dist.TCPStore(
+            address.host, address.distributed_port, config.tp, is_master=False, timeout=timedelta(seconds=60)
+        )
+        tp = join_process_group(store, self._rank, config.tp, config.engine)
+        self._show("loading", f"loading {config.model_dir}")
+        parts = build_parts(config, tp, lambda outcome: _tell(link, outcome))
+        link.send(RankReady(parts.address, parts.limits.num_pages))
+        return parts
+
+    def _serve(self, link: ControlLink, parts: RankParts) -> None:
+        while True:
+            match link.receive():
+                case Execute(plan):
+                    parts.runner.execute(plan, ())
+                case Expect(ticket, page_ids, source, source_tp):
+                    parts.expect(ticket, page_ids, source, source_tp)
+                case CancelTransfer(transfer):
+                    parts.cancel(transfer)
+                case ForgetPeer(peer):
+                    parts.peer_lost(peer)
+                case Shutdown():
+                    return
+                case message:
+                    raise WireError(f"the leader said {type(message).__name__}")
+
+    def _outlive_nobody(self, link: ControlLink) -> None:
+        link.wait_for_hangup()
+        if not self._ended.wait(LEADER_GONE_GRACE_S):
+            log.error("the leader of %s is gone; rank %d ends", self._config.name, self._rank)
+            os._exit(1)
+
+    def _show(self, state: WorkerState, progress: str) -> None:
+        self._state, self._progress = state, progress
+        log.info("%s rank %d: %s %s", self._config.name, self._rank, state, progress)
+
+
+def _tell(link: ControlLink, outcome: RankOutcome) -> None:
+    with contextlib.suppress(LinkClosed):  # the thread that reads the link notices, too
+        link.send(outcome)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-WorkerState = Literal["new", "gathering", "loading", "connecting", "ready", "draining", "stopped", "failed"]
+WorkerState = Literal["new", "gathering", "loading", "warming_up", "connecting", "ready", "draining", "stopped", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """`new -> gathering (tp > 1: waiting for the other ranks) -> loading -> connecting <-> ready -> draining ->
-    stopped`, or `failed` from anywhere. A rank other than 0 is `ready` once it has loaded. `epoch` counts the
-    connections to the router from 1, 0 before the first. `progress` is one line for people. `startup_s` maps each
-    stage of the start to its seconds."""
+    """`new -> gathering (tp > 1: waiting for the other ranks) -> loading -> warming_up -> connecting <-> ready ->
+    draining -> stopped`, or `failed` from anywhere. A rank other than 0 is `ready` once it has loaded. `epoch` is
+    that of the current connection to the router, 0 before the first. `progress` is one line for people. `startup_s`:
+    the states of the start and the seconds spent in each."""
 
     name: str
     rank: int

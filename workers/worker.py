@@ -2,9 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import threading
+import time
+
+import uvloop
+
+from slipstream.kv_transfer.ticket import PeerId, TransferAddress
+from slipstream.router.messages import PROTOCOL_VERSION, Hello
 from slipstream.workers.config import WorkerConfig
-from slipstream.workers.group import GroupAddress
-from slipstream.workers.report import WorkerReport
+from slipstream.workers.decode import DecodeRole
+from slipstream.workers.engine.build import build_engine
+from slipstream.workers.engine.limits import EngineLimits
+from slipstream.workers.engine_loop import EngineEvent, EngineLoop, GroupBroken, Stop, TransferEnded
+from slipstream.workers.group import (
+    GroupAddress,
+    GroupExecutor,
+    MeetingPoint,
+    RemoteRank,
+    join_process_group,
+)
+from slipstream.workers.group_transfers import GroupTransfers, RankOutcome
+from slipstream.workers.inbox import Inbox
+from slipstream.workers.models.tensor_parallel import TensorParallel
+from slipstream.workers.prefill import PrefillRole
+from slipstream.workers.rank_parts import RankParts, build_parts
+from slipstream.workers.report import WorkerFailed, WorkerReport, WorkerState
+from slipstream.workers.role import Role
+from slipstream.workers.router_link import RouterLink
+from slipstream.workers.stats_book import StatsBook
+from slipstream.workers.ticket_office import TicketOffice
+
+INBOX_LIMIT = 65_536
+AFTER_START: tuple[WorkerState, ...] = ("ready", "draining", "stopped", "failed")
+END_TIMEOUT_S = 5.0  # for an engine thread that may be stuck in a collective with a dead rank
+
+log = logging.getLogger(__name__)
 
 
 class Worker:
@@ -12,7 +49,7 @@ class Worker:
 
     How a host (a Ray actor or `python -m slipstream.workers.main`) uses it:
 
-        worker = Worker(config)             cheap; no torch yet
+        worker = Worker(config)             cheap
         address = worker.prepare()          binds the group's ports; GroupAddress, or None if config.tp == 1
         ... start RankWorker(config, rank, address) in its own process for rank 1 .. tp-1 ...
         worker.run()                        blocks in the calling thread till drained, stopped or failed
@@ -20,22 +57,212 @@ class Worker:
     `run` returns normally after a drain or a stop and raises `WorkerFailed` otherwise; either way the process
     should end then: an actor host calls `os._exit` or returns from main. Everything else may be called from any
     thread at any time.
+
+    Threads: the one that calls `run` has the asyncio loop with the router connection; the engine thread owns engine,
+    role and transfers; the transfer agent has its own; each other rank has one that reads its control link.
     """
 
-    def __init__(self, config: WorkerConfig) -> None: ...
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._inbox: Inbox[EngineEvent] = Inbox(INBOX_LIMIT)
+        self._meeting: MeetingPoint | None = None
+        self._lock = threading.Lock()  # over what follows
+        self._report = WorkerReport(config.name, 0, os.getpid(), "new", 0, "")
+        self._state_since_s = time.monotonic()
+        self._is_starting = True
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._end: asyncio.Future[None] | None = None
+        self._link: RouterLink | None = None
+        self._router = (config.router_host, config.router_port)
 
     def prepare(self) -> GroupAddress | None:
         """Binds the ports where the other ranks meet this one. Idempotent. Raises OSError if `config.host` is not ours."""
+        if self._config.tp == 1:
+            return None
+        if self._meeting is None:
+            self._meeting = MeetingPoint(self._config.host, self._config.tp)
+        return self._meeting.address
 
     def run(self) -> None:
         """Loads, connects, serves. Raises WorkerFailed: the model cannot be loaded, a rank died, the engine broke, the
         router rejected the worker."""
+        self.prepare()
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._serve())
+        except WorkerFailed as error:
+            self._show("failed", str(error))
+            raise
+        self._show("stopped", "")
 
     def stop(self, *, drain: bool = True) -> None:
-        """Asks `run` to return: after what is running has finished (at most `config.drain_s`), or at once."""
+        """Asks `run` to return: after what is running has finished (at most `config.drain_s`), or at once. A worker
+        that is still loading ends at once."""
+        self._inbox.put_always(Stop(drain, self._config.drain_s))
+        with self._lock:
+            loop, is_loading = self._loop, self._report.state in ("new", "gathering", "loading", "warming_up")
+        if is_loading and loop is not None:
+            loop.call_soon_threadsafe(self._finish, None)
 
     def redirect(self, host: str, port: int) -> None:
         """The router listens elsewhere from now on; used at the next (re)connection."""
+        with self._lock:
+            self._router = (host, port)
+            loop, link = self._loop, self._link
+        if loop is not None and link is not None:
+            loop.call_soon_threadsafe(link.redirect, host, port)
 
     def report(self) -> WorkerReport:
         """Never blocks; cheap enough to poll."""
+        return self._report
+
+    # ---- on the loop
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        engine_done = loop.create_future()
+        with self._lock:
+            self._loop = loop
+            self._end = loop.create_future()
+            link = self._link = RouterLink(loop, *self._router, self._inbox, self._finish)
+        thread = threading.Thread(target=self._engine_main, args=(link, engine_done), name="engine", daemon=True)
+        thread.start()
+        try:
+            await self._end
+        finally:
+            self._inbox.put_always(Stop(drain=False, within_s=0.0))
+            await asyncio.wait([engine_done], timeout=END_TIMEOUT_S)
+            await link.close()
+            with self._lock:
+                self._loop = self._link = None
+
+    def _finish(self, error: WorkerFailed | None) -> None:
+        """`run` ends; the first reason counts."""
+        assert self._end is not None
+        if self._end.done():
+            return
+        if error is None:
+            self._end.set_result(None)
+        else:
+            self._end.set_exception(error)
+
+    # ---- on the engine thread
+
+    def _engine_main(self, link: RouterLink, done: asyncio.Future[None]) -> None:
+        """The one place where whatever goes wrong on the engine thread becomes the end of the worker."""
+        loop = done.get_loop()
+        error: WorkerFailed | None = None
+        try:
+            self._live(link)
+        except WorkerFailed as failure:
+            error = failure
+        except Exception as failure:
+            log.exception("%s could not start", self._config.name)
+            error = WorkerFailed(f"{type(failure).__name__}: {failure}")
+        with contextlib.suppress(RuntimeError):  # the loop is closed: `run` did not wait for us
+            loop.call_soon_threadsafe(self._finish, error)
+            loop.call_soon_threadsafe(_resolve, done)
+
+    def _live(self, link: RouterLink) -> None:
+        """From nothing to the end of service, top-down."""
+        config = self._config
+        with contextlib.ExitStack() as stack:
+            ranks = self._gather(stack)
+            tp = TensorParallel()
+            if self._meeting is not None:
+                tp = join_process_group(self._meeting.store, 0, config.tp, config.engine)
+            self._show("loading", f"loading {config.model_dir}")
+            parts = stack.enter_context(build_parts(config, tp, lambda outcome: self._transfer_ended(0, outcome)))
+            addresses = self._await_ranks(ranks, parts)
+            transfers = GroupTransfers([parts, *ranks])
+            self._show("warming_up", "generating the first tokens")
+            engine = build_engine(parts.limits, GroupExecutor(parts.runner, ranks, transfers))
+            tickets = parts.ticket_office(addresses)
+            role: Role = (
+                PrefillRole(engine, transfers)
+                if config.role == "prefill"
+                else DecodeRole(engine, transfers, tickets, config.transfer.lease_s)
+            )
+            EngineLoop(
+                engine=engine,
+                role=role,
+                transfers=transfers,
+                stats=StatsBook(engine, transfers, config.role),
+                inbox=self._inbox,
+                router=link,
+                tickets=tickets,
+                hello=lambda worker: self._hello(worker, parts.limits, tickets),
+                show=self._show,
+                drain_s=config.drain_s,
+            ).run()
+
+    def _gather(self, stack: contextlib.ExitStack) -> list[RemoteRank]:
+        if self._meeting is None:
+            return []
+        self._show("gathering", f"waiting for {self._config.tp - 1} ranks")
+        ranks = self._meeting.gather()
+        for rank in ranks:
+            stack.callback(rank.close)
+        return ranks
+
+    def _await_ranks(self, ranks: list[RemoteRank], parts: RankParts) -> tuple[TransferAddress, ...]:
+        addresses = [parts.address]
+        for rank in ranks:
+            ready = rank.wait_until_ready()
+            if ready.num_pages != parts.limits.num_pages:
+                raise WorkerFailed(
+                    f"rank {rank.rank} has {ready.num_pages} pages, rank 0 has {parts.limits.num_pages}"
+                )
+            addresses.append(ready.address)
+            rank.listen(self._transfer_ended, self._group_broken)
+        return tuple(addresses)
+
+    def _hello(self, worker: PeerId, limits: EngineLimits, tickets: TicketOffice) -> Hello:
+        with self._lock:
+            self._report = dataclasses.replace(self._report, epoch=worker.epoch)
+        return Hello(
+            version=PROTOCOL_VERSION,
+            token=self._config.token,
+            worker=worker,
+            role=self._config.role,
+            model=self._config.model,
+            tp=self._config.tp,
+            pid=os.getpid(),
+            addresses=tickets.addresses,
+            page_tokens=limits.page_tokens,
+            num_pages=limits.num_pages,
+            max_slots=limits.max_num_seqs,
+            max_queued_tokens=limits.max_queued_tokens,
+            max_model_len=limits.max_model_len,
+        )
+
+    # ---- on any thread
+
+    def _transfer_ended(self, rank: int, outcome: RankOutcome) -> None:
+        self._inbox.put_always(TransferEnded(rank, outcome))
+
+    def _group_broken(self, reason: str) -> None:
+        """The engine thread hears of it; if it is stuck in a collective, `run` ends without it."""
+        self._inbox.put_always(GroupBroken(reason))
+        with self._lock:
+            loop = self._loop
+        if loop is not None:
+            loop.call_soon_threadsafe(loop.call_later, END_TIMEOUT_S, self._finish, WorkerFailed(reason))
+
+    def _show(self, state: WorkerState, progress: str) -> None:
+        now_s = time.monotonic()
+        with self._lock:
+            last = self._report
+            startup_s = last.startup_s
+            if state != last.state:
+                if last.state not in ("new", *AFTER_START) and self._is_starting:
+                    startup_s = (*startup_s, (last.state, round(now_s - self._state_since_s, 4)))
+                self._is_starting = self._is_starting and state not in AFTER_START
+                self._state_since_s = now_s
+            self._report = dataclasses.replace(last, state=state, progress=progress, startup_s=startup_s)
+        log.info("%s: %s %s", self._config.name, state, progress)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,233 @@
+"""A router without a will of its own: a real server that welcomes workers; tests say what to send and see what came."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import TypeVar
+
+from slipstream.router.messages import (
+    Cancel,
+    Credits,
+    EngineRequest,
+    Failed,
+    Generate,
+    Hello,
+    Prefill,
+    Reserve,
+    Reserved,
+    RouterMessage,
+    SamplingParams,
+    Start,
+    Stats,
+    StepOutput,
+    TokenChunk,
+    Welcome,
+    WorkerMessage,
+    pack_ids,
+)
+from slipstream.router.wire import FrameProtocol, Message
+
+M = TypeVar("M")
+TIMEOUT_S = 30.0
+IDLE_STATES = {"free", "cached"}
+
+
+def request(
+    request_id: str,
+    prompt: Iterable[int],
+    *,
+    max_tokens: int = 8,
+    attempt: int = 0,
+    salt: str = "",
+    output: Iterable[int] = (),
+) -> EngineRequest:
+    """Greedy, and never ended by a stop token."""
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+    return EngineRequest(request_id, attempt, pack_ids(prompt), pack_ids(output), sampling, salt)
+
+
+class Connection:
+    """One connection of a worker, from its Hello on."""
+
+    def __init__(self, hello: Hello, router: ScriptedRouter, protocol: FrameProtocol) -> None:
+        self.hello = hello
+        self.is_lost = False
+        self._router = router
+        self._protocol = protocol
+        self._changed = router.changed
+        self._messages: list[WorkerMessage] = []
+        self._seq = 0
+
+    # ---- what the worker said
+
+    def all(self, kind: type[M]) -> list[M]:
+        with self._changed:
+            return [message for message in self._messages if isinstance(message, kind)]
+
+    def wait(self, kind: type[M], accept: Callable[[M], bool] = lambda _: True) -> M:
+        """The first message of this kind, past ones included, that is accepted. Fails if none comes."""
+
+        def found() -> M | None:
+            return next((m for m in self._messages if isinstance(m, kind) and accept(m)), None)
+
+        return self._router.wait(found, f"{kind.__name__} from {self.hello.worker.name}")
+
+    def wait_lost(self) -> None:
+        self._router.wait(lambda: self.is_lost or None, f"the end of {self.hello.worker.name}'s connection")
+
+    def wait_failed(self, request_id: str, attempt: int = 0) -> Failed:
+        return self.wait(Failed, lambda m: (m.request_id, m.attempt) == (request_id, attempt))
+
+    def chunks(self, request_id: str, attempt: int = 0) -> list[TokenChunk]:
+        outputs = self.all(StepOutput)
+        return [c for o in outputs for c in o.chunks if (c.request_id, c.attempt) == (request_id, attempt)]
+
+    def wait_chunks(self, request_id: str, count: int, attempt: int = 0) -> list[TokenChunk]:
+        """At least `count` chunks of a request, or all of a finished one."""
+
+        def found() -> list[TokenChunk] | None:
+            chunks = self.chunks(request_id, attempt)
+            is_over = any(chunk.finish_reason for chunk in chunks)
+            return chunks if len(chunks) >= count or is_over else None
+
+        return self._router.wait(found, f"{count} chunks of {request_id} from {self.hello.worker.name}")
+
+    def wait_at_rest(self, after: int = 0) -> Stats:
+        """The first Stats beyond the first `after` messages in which no page has an owner."""
+
+        def found() -> Stats | None:
+            recent = [m for m in self._messages[after:] if isinstance(m, Stats)]
+            return next((s for s in recent if not is_busy(s)), None)
+
+        return self._router.wait(found, f"{self.hello.worker.name} at rest")
+
+    @property
+    def num_messages(self) -> int:
+        with self._changed:
+            return len(self._messages)
+
+    @property
+    def credits(self) -> Credits:
+        return self.all(Credits)[-1]
+
+    # ---- what the worker is told
+
+    def send(self, message: RouterMessage) -> None:
+        self._router.call(self._protocol.send, message)
+
+    def generate(self, request: EngineRequest) -> int:
+        """Returns the message's seq."""
+        self.send(Generate(self._next_seq(), request))
+        return self._seq
+
+    def reserve(self, request: EngineRequest, source: Connection) -> Reserved:
+        self.send(Reserve(self._next_seq(), request, source.hello.worker, source.hello.tp))
+        return self.wait(Reserved, lambda m: (m.request_id, m.attempt) == (request.request_id, request.attempt))
+
+    def prefill(self, request: EngineRequest, reserved: Reserved) -> None:
+        self.send(Prefill(self._next_seq(), request, reserved.ticket))
+
+    def start(self, request: EngineRequest, token_ids: tuple[int, ...]) -> None:
+        self.send(Start(request.request_id, request.attempt, token_ids))
+
+    def cancel(self, request: EngineRequest) -> None:
+        self.send(Cancel(request.request_id, request.attempt))
+
+    def drop(self) -> None:
+        self._router.call(self._protocol.abort, None)
+
+    def _next_seq(self) -> int:
+        self._seq += 1
+        return self._seq
+
+    # ---- on the router's loop
+
+    def received(self, message: WorkerMessage) -> None:
+        with self._changed:
+            self._messages.append(message)
+            self._changed.notify_all()
+
+    def lost(self) -> None:
+        with self._changed:
+            self.is_lost = True
+            self._changed.notify_all()
+
+
+class ScriptedRouter:
+    """Listens on a free port of 127.0.0.1, its loop on a thread of its own."""
+
+    def __init__(self, port: int = 0) -> None:
+        self.changed = threading.Condition()
+        self.port = port
+        self._connections: list[Connection] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="scripted-router")
+
+    def __enter__(self) -> ScriptedRouter:
+        self._thread.start()
+        self._server = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def connection(self, name: str, after: Connection | None = None) -> Connection:
+        """The worker's newest connection, waited for; with `after` one that came later than that."""
+
+        def found() -> Connection | None:
+            mine = [c for c in self._connections if c.hello.worker.name == name]
+            return mine[-1] if mine and mine[-1] is not after else None
+
+        return self.wait(found, f"a connection of {name}")
+
+    def wait(self, found: Callable[[], M | None], what: str) -> M:
+        deadline = time.monotonic() + TIMEOUT_S
+        with self.changed:
+            while (result := found()) is None:
+                left = deadline - time.monotonic()
+                if left <= 0 or not self.changed.wait(left):
+                    raise AssertionError(f"waited {TIMEOUT_S:g} s in vain for {what}")
+            return result
+
+    def call(self, function: Callable[[M], None], argument: M) -> None:
+        self._loop.call_soon_threadsafe(function, argument)
+
+    async def _listen(self) -> asyncio.Server:
+        return await self._loop.create_server(self._accept, "127.0.0.1", self.port)
+
+    async def _close(self) -> None:
+        self._server.close()
+        for connection in self._connections:
+            connection._protocol.abort()
+        await self._server.wait_closed()
+
+    def _accept(self) -> FrameProtocol:
+        connection: list[Connection] = []
+
+        def received(message: Message) -> None:
+            if isinstance(message, Hello):
+                connection.append(Connection(message, self, protocol))
+                with self.changed:
+                    self._connections.append(connection[0])
+                    self.changed.notify_all()
+                protocol.send(Welcome("scripted"))
+            else:
+                assert isinstance(message, WorkerMessage)
+                connection[0].received(message)
+
+        protocol = FrameProtocol(received, lambda _: connection[0].lost() if connection else None)
+        return protocol
+
+
+def is_busy(stats: Stats) -> bool:
+    return any(count for state, count in stats.pages if state not in IDLE_STATES)

@@ -1,0 +1,207 @@
+"""The engine thread's loop: what comes in, one step, what goes out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from slipstream.kv_transfer.ticket import PeerId
+from slipstream.router.messages import (
+    Credits,
+    Drain,
+    Generate,
+    Hello,
+    Prefill,
+    Reserve,
+    RouterMessage,
+    Welcome,
+    WorkerMessage,
+)
+from slipstream.workers.engine.engine import Engine
+from slipstream.workers.group_transfers import GroupTransfers, RankOutcome
+from slipstream.workers.inbox import Inbox
+from slipstream.workers.report import WorkerFailed, WorkerState
+from slipstream.workers.role import Role
+from slipstream.workers.stats_book import StatsBook
+from slipstream.workers.ticket_office import TicketOffice
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    """The connection to the router is gone; nothing more comes from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransferEnded:
+    """The transfer agent of `rank` has let go of a transfer."""
+
+    rank: int
+    outcome: RankOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBroken:
+    """A rank is gone."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End: `drain` lets what is running finish first, for at most `within_s`."""
+
+    drain: bool
+    within_s: float
+
+
+EngineEvent = RouterMessage | LinkLost | TransferEnded | GroupBroken | Stop
+
+
+class RouterPort(Protocol):
+    """The router connection as the engine thread sees it. Calls return at once; what cannot be sent is dropped."""
+
+    def connect(self, hello: Hello) -> None:
+        """Keeps trying until the router answers `Welcome`, which arrives in the inbox."""
+
+    def send(self, messages: Sequence[WorkerMessage]) -> None: ...
+
+
+@dataclass(slots=True)
+class EngineLoop:
+    """Owns engine, role and transfers; runs on one thread from beginning to end.
+
+    `hello` builds the greeting of an incarnation; `show` tells the supervisor the state and a line about it.
+    """
+
+    engine: Engine
+    role: Role
+    transfers: GroupTransfers
+    stats: StatsBook
+    inbox: Inbox[EngineEvent]
+    router: RouterPort
+    tickets: TicketOffice
+    hello: Callable[[PeerId], Hello]
+    show: Callable[[WorkerState, str], None]
+    drain_s: float
+    _out: list[WorkerMessage] = field(default_factory=list)
+    _connected: bool = False
+    _connecting: bool = False
+    _last_seq: int = 0
+    _credits: Credits | None = None  # as last told
+    _draining: bool = False
+    _deadline_s: float | None = None  # of the drain
+    _stopped: bool = False
+
+    def run(self) -> None:
+        """Returns after a drain or a stop. Raises WorkerFailed, after every request was told."""
+        try:
+            while not self._finished:
+                self._reconnect()
+                for event in self.inbox.take(self._patience_s()):
+                    self._accept(event)
+                if self.engine.has_work:
+                    self._out += self.role.sampled(self.engine.step())
+                self._watch_the_clock()
+                self._flush()
+        except Exception as error:
+            reason = str(error) if isinstance(error, WorkerFailed) else f"engine failed: {error!r}"
+            self._say_goodbye(reason)
+            raise WorkerFailed(reason) from error
+        self._say_goodbye("the worker stops")
+
+    @property
+    def _finished(self) -> bool:
+        return self._stopped or (self._draining and self._is_quiet)
+
+    @property
+    def _is_quiet(self) -> bool:
+        return self.role.num_attempts == 0 and self.transfers.num_active == 0
+
+    def _reconnect(self) -> None:
+        """A new epoch begins only when nothing of the old one is left."""
+        if self._connected or self._connecting or not self._is_quiet:
+            return
+        self._connecting = True
+        self._last_seq = 0
+        self._credits = None
+        self.stats.start_over()
+        worker = self.tickets.open_epoch()
+        self.show("draining" if self._draining else "connecting", f"epoch {worker.epoch}")
+        self.router.connect(self.hello(worker))
+
+    def _patience_s(self) -> float | None:
+        """How long to wait for the next event: not at all with work to do, else till the next deadline."""
+        if self.engine.has_work:
+            return 0.0
+        deadlines = [self.role.next_deadline_s(), self.stats.next_due_s(), self._deadline_s]
+        waiting = [at for at in deadlines if at is not None]
+        return max(0.0, min(waiting) - time.monotonic()) if waiting else None
+
+    def _accept(self, event: EngineEvent) -> None:
+        match event:
+            case TransferEnded(rank, outcome):
+                ended = self.transfers.ended(rank, outcome)
+                if ended is not None:
+                    self.stats.count_transfer(ended)
+                    self._out += self.role.transfer_ended(ended, time.monotonic())
+            case Welcome():
+                self._connected, self._connecting = True, False
+                self.show("draining" if self._draining else "ready", "")
+            case LinkLost():
+                self._connected = self._connecting = False
+                self.role.abandon()
+            case Drain():
+                self._drain(self.drain_s)
+            case Stop(drain, within_s):
+                if drain:
+                    self._drain(within_s)
+                else:
+                    self._stopped = True
+            case GroupBroken(reason):
+                raise WorkerFailed(reason)
+            case _:
+                self._out += self.role.handle(event, time.monotonic())
+                if isinstance(event, Generate | Reserve | Prefill):
+                    self._last_seq = event.seq
+
+    def _drain(self, within_s: float) -> None:
+        if self._draining:
+            return
+        self._draining = True
+        self._deadline_s = time.monotonic() + within_s
+        self.role.refuse("the worker drains")
+        self.show("draining", f"{self.role.num_attempts} requests to finish")
+
+    def _watch_the_clock(self) -> None:
+        now_s = time.monotonic()
+        self._out += self.role.expire(now_s)
+        if self._deadline_s is not None and now_s >= self._deadline_s:
+            self._stopped = True
+
+    def _flush(self) -> None:
+        """One batch a step: its tokens and events, then what is free now, then statistics if they are due."""
+        if self._connected:
+            credits = self._count()
+            if credits != self._credits:
+                self._credits = credits
+                self._out.append(credits)
+            stats = self.stats.due(time.monotonic())
+            if stats is not None:
+                self._out.append(stats)
+            if self._out:
+                self.router.send(self._out)
+        self._out = []
+
+    def _count(self) -> Credits:
+        if self._draining:
+            return Credits(self._last_seq, 0, 0, 0)
+        capacity = self.engine.capacity()
+        return Credits(self._last_seq, capacity.free_slots, capacity.free_pages, capacity.free_tokens)
+
+    def _say_goodbye(self, reason: str) -> None:
+        self._out += self.role.fail_all(reason)
+        if self._connected:
+            self.router.send(self._out)
+        self._out = []

@@ -1,0 +1,75 @@
+"""What rank 0 and the other ranks of a tensor-parallel group say to each other over their control links."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
+from slipstream.workers.engine.plan import StepPlan
+from slipstream.workers.group_transfers import RankOutcome
+
+# ---- rank -> leader
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """First on a control link."""
+
+    rank: int
+    secret: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankReady:
+    """The rank has loaded its share of the model. Its pool must have as many pages as the leader's."""
+
+    address: TransferAddress
+    num_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailed:
+    """The rank cannot go on and ends."""
+
+    reason: str
+
+
+# ---- leader -> rank
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    """Compute one step, together with the other ranks; the sends that it begins included."""
+
+    plan: StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """Post receives for the ticket's pages into `page_ids`."""
+
+    ticket: HandoffTicket
+    page_ids: tuple[int, ...]
+    source: PeerId
+    source_tp: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTransfer:
+    transfer: TransferKey
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetPeer:
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """The group ends in order."""
+
+
+RankMessage = Join | RankReady | RankFailed | RankOutcome
+LeaderMessage = Execute | Expect | CancelTransfer | ForgetPeer | Shutdown
+GroupMessage = RankMessage | LeaderMessage

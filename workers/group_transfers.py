@@ -1,0 +1,106 @@
+"""The transfer agents of all ranks as one: a command goes to every rank, their answers come back as one outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
+
+
+class RankTransfers(Protocol):
+    """The transfer agent of one rank, in this process or behind a control link. Calls do not wait for the network."""
+
+    def expect(self, ticket: HandoffTicket, page_ids: Sequence[int], source: PeerId, source_tp: int) -> None: ...
+
+    def cancel(self, transfer: TransferKey) -> None: ...
+
+    def peer_lost(self, peer: PeerId) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RankOutcome:
+    """A rank has let go of its part of a transfer. `failure` is None if all its bytes went or came whole."""
+
+    transfer: TransferKey
+    failure: str | None
+    num_bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TransferOutcome:
+    """No rank touches the pages any more. Bytes of all ranks, seconds of the slowest."""
+
+    transfer: TransferKey
+    failure: str | None
+    num_bytes: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Tally:
+    ranks: set[int]  # that have not let go yet
+    cancelled: bool = False
+    failure: str | None = None
+    num_bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class GroupTransfers:
+    """Every transfer that begins here ends in exactly one `TransferOutcome`, after all ranks have let go of it.
+
+    The first rank that fails takes the others with it. A transfer has either sent or expected pages; which one is the
+    caller's to know.
+    """
+
+    ranks: Sequence[RankTransfers]
+    _tallies: dict[TransferKey, _Tally] = field(default_factory=dict)
+
+    @property
+    def num_active(self) -> int:
+        return len(self._tallies)
+
+    def expect(self, ticket: HandoffTicket, page_ids: Sequence[int], source: PeerId, source_tp: int) -> None:
+        self._tallies[ticket.key] = _Tally(set(range(len(self.ranks))))
+        for rank in self.ranks:
+            rank.expect(ticket, page_ids, source, source_tp)
+
+    def sending(self, transfer: TransferKey) -> None:
+        """All ranks begin to send with the step that is about to run (each finds what to send in the step's plan)."""
+        self._tallies[transfer] = _Tally(set(range(len(self.ranks))))
+
+    def knows(self, transfer: TransferKey) -> bool:
+        return transfer in self._tallies
+
+    def cancel(self, transfer: TransferKey) -> None:
+        """Asks every rank to let go. The outcome still comes; unknown and ended transfers are ignored."""
+        tally = self._tallies.get(transfer)
+        if tally is None or tally.cancelled:
+            return
+        tally.cancelled = True
+        for rank in tally.ranks:
+            self.ranks[rank].cancel(transfer)
+
+    def peer_lost(self, peer: PeerId) -> None:
+        for rank in self.ranks:
+            rank.peer_lost(peer)
+
+    def ended(self, rank: int, outcome: RankOutcome) -> TransferOutcome | None:
+        """Rank `rank` has let go. Returns the group's outcome if it was the last."""
+        tally = self._tallies.get(outcome.transfer)
+        if tally is None or rank not in tally.ranks:
+            return None
+        tally.ranks.remove(rank)
+        tally.num_bytes += outcome.num_bytes
+        tally.seconds = max(tally.seconds, outcome.seconds)
+        if outcome.failure is not None and tally.failure is None:
+            tally.failure = outcome.failure if len(self.ranks) == 1 else f"rank {rank}: {outcome.failure}"
+        if tally.failure is not None:
+            self.cancel(outcome.transfer)
+        if tally.ranks:
+            return None
+        del self._tallies[outcome.transfer]
+        return TransferOutcome(outcome.transfer, tally.failure, tally.num_bytes, tally.seconds)

@@ -1,0 +1,60 @@
+"""What the engine loop asks of a role: prefill or decode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from slipstream.router.messages import RouterMessage, TokenChunk, WorkerMessage
+from slipstream.workers.engine.plan import SequenceOutput
+from slipstream.workers.group_transfers import TransferOutcome
+
+AttemptKey = tuple[str, int]  # (request_id, attempt)
+
+
+class Role(Protocol):
+    """Follows every attempt from the router's message to its end, on the engine thread. Returns what to tell the router.
+
+    No sockets, threads or clocks: times are given in seconds of any monotonic clock.
+    """
+
+    def handle(self, message: RouterMessage, now_s: float) -> Sequence[WorkerMessage]:
+        """A message about an attempt or a peer."""
+
+    def transfer_ended(self, outcome: TransferOutcome, now_s: float) -> Sequence[WorkerMessage]: ...
+
+    def sampled(self, outputs: Sequence[SequenceOutput]) -> Sequence[WorkerMessage]:
+        """The outputs of one engine step."""
+
+    def expire(self, now_s: float) -> Sequence[WorkerMessage]:
+        """Ends what has waited too long."""
+
+    def next_deadline_s(self) -> float | None:
+        """When `expire` has something to do next."""
+
+    def refuse(self, reason: str) -> None:
+        """Takes nothing new from now on: what comes is answered with Failed(retryable, reason)."""
+
+    def abandon(self) -> None:
+        """The router is gone and with it every attempt: frees all pages, those under transfer when it lets go."""
+
+    def fail_all(self, reason: str) -> Sequence[WorkerMessage]:
+        """The engine is broken: Failed(retryable) for every attempt. Nothing else may be called afterwards."""
+
+    @property
+    def num_attempts(self) -> int:
+        """Attempts that hold pages or wait for them; 0: idle."""
+
+
+def chunk_of(output: SequenceOutput) -> TokenChunk:
+    logprob = output.token.logprob
+    return TokenChunk(
+        output.request_id,
+        output.attempt,
+        output.index,
+        (output.token.token_id,),
+        () if logprob is None else (logprob,),
+        output.finish_reason,
+        output.stop_token_id,
+        output.num_cached_tokens,
+    )

@@ -1,0 +1,148 @@
+"""The worker's connection to its router, on an asyncio loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from slipstream.router.messages import Hello, Ping, Pong, Rejected, RouterMessage, Welcome, WorkerMessage
+from slipstream.router.wire import FrameProtocol, Message, WireError
+from slipstream.workers.engine_loop import EngineEvent, LinkLost
+from slipstream.workers.inbox import Inbox, InboxFull
+from slipstream.workers.report import WorkerFailed
+
+RETRY_FIRST_S = 0.05
+RETRY_MAX_S = 1.0
+ANSWER_TIMEOUT_S = 10.0  # from the connection to Welcome
+CLOSE_TIMEOUT_S = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class RouterLink:
+    """Connects, again and again until the router answers, and carries messages between router and engine thread.
+
+    `connect` and `send` are for the engine thread, everything else is for the loop's. A message for the engine goes
+    straight into the inbox; Ping is answered here, so that a long step is not taken for a dead worker. `on_rejected`
+    is called, on the loop, if the router will not have this worker.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        host: str,
+        port: int,
+        inbox: Inbox[EngineEvent],
+        on_rejected: Callable[[WorkerFailed], None],
+    ) -> None:
+        self._loop = loop
+        self._host, self._port = host, port
+        self._inbox = inbox
+        self._on_rejected = on_rejected
+        self._protocol: FrameProtocol | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._answer: asyncio.Future[bool] | None = None  # of the current connection: welcome, or lost without a word
+        self._over = asyncio.Event()
+        self._closing = False
+
+    # ---- for the engine thread
+
+    def connect(self, hello: Hello) -> None:
+        self._loop.call_soon_threadsafe(self._begin, hello)
+
+    def send(self, messages: Sequence[WorkerMessage]) -> None:
+        self._loop.call_soon_threadsafe(self._send, messages)
+
+    # ---- for the loop's thread
+
+    def redirect(self, host: str, port: int) -> None:
+        """The next connection goes there."""
+        self._host, self._port = host, port
+
+    async def close(self) -> None:
+        """Sends what is queued, as far as the router takes it within a moment, and ends for good."""
+        self._closing = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.wait([self._connecting])
+        if self._protocol is not None:
+            self._protocol.close()
+            try:
+                await asyncio.wait_for(self._over.wait(), CLOSE_TIMEOUT_S)
+            except TimeoutError:
+                self._protocol.abort()
+
+    def _begin(self, hello: Hello) -> None:
+        if not self._closing:
+            self._connecting = self._loop.create_task(self._connect(hello))
+
+    async def _connect(self, hello: Hello) -> None:
+        """Until the router has answered. Every failure is only a reason to try again."""
+        delay_s = RETRY_FIRST_S
+        while True:
+            try:
+                await self._greet(hello)
+                return
+            except (OSError, TimeoutError, ConnectionError) as error:
+                if delay_s == RETRY_FIRST_S:
+                    log.info("the router at %s:%d does not answer yet: %s", self._host, self._port, error)
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, RETRY_MAX_S)
+
+    async def _greet(self, hello: Hello) -> None:
+        answer = self._answer = self._loop.create_future()
+        self._over.clear()
+        protocol = FrameProtocol(self._received, self._lost)
+        await self._loop.create_connection(lambda: protocol, self._host, self._port)
+        self._protocol = protocol
+        protocol.send(hello)
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                welcome = await answer
+        except BaseException:
+            protocol.abort()
+            raise
+        if not welcome:
+            raise ConnectionError("the connection was closed without an answer")
+
+    def _received(self, message: Message) -> None:
+        match message:
+            case Ping(nonce):
+                self._send([Pong(nonce)])
+            case Welcome():
+                if self._answer is not None and not self._answer.done():
+                    self._answer.set_result(True)
+                    self._put(message)
+            case Rejected(reason):
+                self._closing = True
+                self._on_rejected(WorkerFailed(f"the router rejected this worker: {reason}"))
+            case _ if isinstance(message, RouterMessage):
+                self._put(message)
+            case _:
+                self._abort(WireError(f"{type(message).__name__} is not for workers"))
+
+    def _put(self, message: RouterMessage) -> None:
+        try:
+            self._inbox.put(message)
+        except InboxFull as error:
+            self._abort(error)
+
+    def _abort(self, reason: Exception) -> None:
+        assert self._protocol is not None
+        self._protocol.abort(reason)
+
+    def _lost(self, reason: Exception | None) -> None:
+        self._over.set()
+        if self._closing or self._answer is None:
+            return
+        if not self._answer.done():
+            self._answer.set_result(False)
+        elif not self._answer.cancelled() and self._answer.result():
+            log.warning("the connection to the router is lost%s", f": {reason}" if reason else "")
+            self._inbox.put_always(LinkLost())
+
+    def _send(self, messages: Sequence[WorkerMessage]) -> None:
+        assert self._protocol is not None
+        for message in messages:
+            self._protocol.send(message)

@@ -1,0 +1,87 @@
+"""When to tell the router how the worker is doing, and what."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from slipstream.router.messages import Role as RoleName
+from slipstream.router.messages import Stats
+from slipstream.workers.engine.engine import Engine
+from slipstream.workers.group_transfers import GroupTransfers, TransferOutcome
+
+IDLE_STATES = frozenset({"free", "cached"})
+
+
+@dataclass(slots=True)
+class StatsBook:
+    """Says `Stats` at most every `interval_s` while they change, and at once when the last page was given back.
+
+    The counters are totals since the worker started: `steps`, `computed_tokens` and `sampled_tokens`, `preemptions`,
+    `prefix_cache_queries` and `prefix_cache_hits` (tokens looked up and found), `kv_transfers`, `kv_transfers_failed`,
+    `kv_transfer_checksum_failures`, `kv_transfer_seconds` and `kv_transfer_bytes_sent` or `_received` (hand-offs of
+    the whole group that have ended). `leases_held` are the hand-offs under way now.
+    """
+
+    engine: Engine
+    transfers: GroupTransfers
+    role: RoleName
+    interval_s: float = 1.0
+    _totals: Counter[str] = field(default_factory=Counter)
+    _seconds: float = 0.0
+    _last: Stats | None = None
+    _last_at_s: float = float("-inf")
+    _was_busy: bool = False
+    _is_stale: bool = True  # something may have changed since `_last`
+
+    def count_transfer(self, outcome: TransferOutcome) -> None:
+        self._totals["kv_transfer_bytes_sent" if self.role == "prefill" else "kv_transfer_bytes_received"] += (
+            outcome.num_bytes
+        )
+        self._totals["kv_transfers" if outcome.failure is None else "kv_transfers_failed"] += 1
+        self._seconds += outcome.seconds
+
+    def start_over(self) -> None:
+        """A new router connection: it knows nothing yet."""
+        self._last = None
+        self._last_at_s = float("-inf")
+
+    def due(self, now_s: float) -> Stats | None:
+        """To be called after every turn of the loop: something may have changed in it."""
+        pages = self.engine.ledger()
+        is_busy = any(count for state, count in pages.items() if state not in IDLE_STATES)
+        came_to_rest = self._was_busy and not is_busy
+        self._was_busy = is_busy
+        self._is_stale = True
+        if not came_to_rest and now_s < self._last_at_s + self.interval_s:
+            return None
+        stats = self._take(pages)
+        self._is_stale = False
+        if stats == self._last:
+            return None
+        self._last, self._last_at_s = stats, now_s
+        return stats
+
+    def next_due_s(self) -> float | None:
+        """When an idle loop should call `due` again; None: when something has happened."""
+        return self._last_at_s + self.interval_s if self._is_stale else None
+
+    def _take(self, pages: dict[str, int]) -> Stats:
+        engine = self.engine.stats()
+        counters = {
+            "steps": engine.total_steps,
+            "computed_tokens": engine.total_computed_tokens,
+            "sampled_tokens": engine.total_sampled_tokens,
+            "preemptions": engine.total_preemptions,
+            "prefix_cache_queries": engine.total_prefix_queried_tokens,
+            "prefix_cache_hits": engine.total_prefix_hit_tokens,
+            **self._totals,
+            "kv_transfer_seconds": self._seconds,
+            "leases_held": self.transfers.num_active,
+        }
+        return Stats(
+            engine.num_running,
+            engine.num_waiting,
+            tuple(pages.items()),
+            tuple((name, float(value)) for name, value in counters.items()),
+        )

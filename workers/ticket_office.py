@@ -1,0 +1,41 @@
+"""Issues the tickets under which prefill workers send pages here."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
+
+
+@dataclass(slots=True)
+class TicketOffice:
+    """Knows which incarnation of the worker lives. `transfer_id`s are unique even beyond it."""
+
+    worker: PeerId  # before the first `open_epoch`: the epoch before the first
+    addresses: tuple[TransferAddress, ...]  # one a rank
+    slab_pages: int
+    num_layers: int
+    num_kv_heads: int  # of the whole model
+    head_bytes: int  # K and V of one head of one page
+    _ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def open_epoch(self) -> PeerId:
+        """A new router connection is a new incarnation: tickets issued before are void."""
+        self.worker = PeerId(self.worker.name, self.worker.epoch + 1)
+        return self.worker
+
+    def issue(self, first_page: int, num_pages: int) -> HandoffTicket:
+        """For the pages `first_page .. first_page + num_pages` of one sequence."""
+        return HandoffTicket(
+            next(self._ids),
+            self.worker,
+            self.addresses,
+            first_page,
+            num_pages,
+            self.slab_pages,
+            self.num_layers,
+            self.num_kv_heads,
+            self.head_bytes,
+        )
