@@ -49,7 +49,8 @@ class _Part:
 
     @property
     def share(self) -> int:
-        return self.rows.stop - self.rows.start
+        share: int = self.rows.stop - self.rows.start
+        return share
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,46 @@
+"""Drives a model step by step over a pool of scattered pages, as the engine's runner does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.workers.engine.plan import SequenceSlice
+from slipstream.workers.models.batch import StepBatch
+from slipstream.workers.models.llama import Llama
+from slipstream.workers.models.pool import kv_shape
+
+NUM_PAGES = 96
+
+
+@dataclass
+class PagedRun:
+    """Sequences by name; each `step` computes the next tokens of some. The pool starts out as nan."""
+
+    model: Llama
+    page_tokens: int = 8
+    positions: dict[str, int] = field(default_factory=dict)
+    pages: dict[str, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        shape = kv_shape(self.model.config, self.model.tp, NUM_PAGES, self.page_tokens)
+        self.kv = torch.full(shape, float("nan"), dtype=self.model.dtype)
+        self.free = np.random.default_rng(0).permutation(NUM_PAGES).tolist()
+        self.layers_done: list[int] = []
+
+    def step(self, tokens: dict[str, list[int]]) -> Tensor | None:
+        """Logits of every token of the step, [tokens, vocab], on rank 0."""
+        batch = StepBatch.build([self._slice(name, ids) for name, ids in tokens.items()], self.page_tokens)
+        self.layers_done.clear()
+        return self.model.logits(self.model.forward(batch, self.kv, self.layers_done.append))
+
+    def _slice(self, name: str, token_ids: list[int]) -> SequenceSlice:
+        start = self.positions.get(name, 0)
+        end = self.positions[name] = start + len(token_ids)
+        pages = self.pages.setdefault(name, [])
+        while len(pages) * self.page_tokens < end:
+            pages.append(self.free.pop())
+        return SequenceSlice(0, start, tuple(token_ids), np.array(pages, np.int32).tobytes(), True)
