@@ -82,7 +82,9 @@ def encoder(cls: type) -> Encoder:
         raise TypeError(f"a message field cannot be {annotation}")
 
     fields = [flat(hints[field.name], f"message.{field.name}") for field in dataclasses.fields(cls)]
-    return _compile(f"encode_{cls.__name__}", "message", [f"return ({''.join(f'{f}, ' for f in fields)})"], names)
+    body = f"return ({''.join(f'{f}, ' for f in fields)})"
+    encode: Encoder = _compile(f"encode_{cls.__name__}", "message", [body], names)
+    return encode
 
 
 @cache
@@ -113,7 +115,8 @@ class _DecoderSource:
         for field, variable in zip(fields, variables, strict=True):
             self._check(0, hints[field.name], variable, f"{place}.{field.name}")
         self._add(0, f"return cls({', '.join(variables)})")
-        return _compile(f"decode_{place}", "value", self._lines, self._names)
+        decode: Decoder = _compile(f"decode_{place}", "value", self._lines, self._names)
+        return decode
 
     def _add(self, depth: int, line: str) -> None:
         self._lines.append("    " * depth + line)

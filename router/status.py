@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from slipstream.kv_transfer.ticket import PeerId
-from slipstream.router.generation import ErrorKind
+from slipstream.router.generation import ErrorKind, GenerationFinish
 from slipstream.router.messages import Role, Stats
 from slipstream.router.placement import PlacementReason
+from slipstream.router.roster import WorkerState
 
 RetryCause = Literal["worker_lost", "worker_failed", "reserve_timeout", "worker_drained", "bad_output"]
 Outcome = Literal["stop", "length", "abort"] | ErrorKind
@@ -29,6 +30,13 @@ class Totals:
     transfer_bytes: int = 0
     transfer_s: float = 0.0
 
+    def count_finish(self, finish: GenerationFinish) -> None:
+        if finish.error is not None:
+            self.finishes[finish.error.kind] += 1
+        else:
+            assert finish.reason != "error"
+            self.finishes[finish.reason] += 1
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
@@ -47,6 +55,25 @@ class WorkerStatus:
     free_pages: int
     free_tokens: int
     stats: Stats | None
+
+    @classmethod
+    def of(cls, worker: WorkerState, now: float) -> WorkerStatus:
+        hello, ledger = worker.hello, worker.ledger
+        return cls(
+            peer=hello.worker,
+            role=hello.role,
+            tp=hello.tp,
+            pid=hello.pid,
+            draining=worker.draining,
+            connected_s=now - worker.joined_s,
+            num_requests=len(worker.request_ids),
+            num_pages=hello.num_pages,
+            max_slots=hello.max_slots,
+            free_slots=ledger.free_slots,
+            free_pages=ledger.free_pages,
+            free_tokens=ledger.free_tokens,
+            stats=worker.stats,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,11 +121,11 @@ class FrameReader:
 
         The iterator must be exhausted or given up for good before the next call.
         """
-        if self._rest:
+        is_continued = bool(self._rest)
+        if is_continued:
             self._rest += data
-            data = self._rest
         position = 0
-        with memoryview(data) as view:
+        with memoryview(self._rest if is_continued else data) as view:
             while len(view) - position >= 4:
                 size = int.from_bytes(view[position : position + 4], "little")
                 if size > self.max_frame_bytes:
@@ -136,11 +136,10 @@ class FrameReader:
                 message = decode_payload(view[position + 4 : end])
                 position = end
                 yield message
-            rest = bytes(view[position:]) if data is not self._rest else None
-        if rest is None:
+        if is_continued:
             del self._rest[:position]
         else:
-            self._rest += rest
+            self._rest += data[position:]
 
 
 class FrameProtocol(asyncio.Protocol):
@@ -214,7 +213,7 @@ class FrameProtocol(asyncio.Protocol):
             self._on_open()
 
     def data_received(self, data: bytes) -> None:
-        if self._closing:
+        if not self.is_open:
             return
         try:
             for message in self.reader.feed(data):

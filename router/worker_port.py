@@ -213,9 +213,11 @@ class WorkerPort:
             assert other is not None
             if other.page_tokens != hello.page_tokens:
                 return f"page_tokens {hello.page_tokens}, but {peer.name} has {other.page_tokens}"
-            if peer.name == hello.worker.name and (hello.worker.epoch, hello.pid) != (peer.epoch, other.pid):
-                if hello.worker.epoch <= peer.epoch:
-                    return f"{peer.name} is connected with epoch {peer.epoch}, not older than {hello.worker.epoch}"
+            # The same process may have to say the same hello again; another one must be newer.
+            is_newer = hello.worker.epoch > peer.epoch
+            is_repeat = (hello.worker.epoch, hello.pid) == (peer.epoch, other.pid)
+            if peer.name == hello.worker.name and not (is_newer or is_repeat):
+                return f"{peer.name} is connected with epoch {peer.epoch}, not older than {hello.worker.epoch}"
         return None
 
     # ---- heartbeats
@@ -249,9 +251,7 @@ class _Connection:
         self._hello_timer: asyncio.TimerHandle | None = None
         self.hello: Hello | None = None
         self.heard_s = time.monotonic()
-        self.protocol = FrameProtocol(
-            self._received, self._lost, self._opened, max_frame_bytes=MAX_HELLO_BYTES
-        )
+        self.protocol = FrameProtocol(self._received, self._lost, self._opened, max_frame_bytes=MAX_HELLO_BYTES)
 
     def send(self, message: Message) -> None:
         try:

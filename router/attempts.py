@@ -1,0 +1,187 @@
+"""What an attempt goes through between its place and its end, as its workers tell it.
+
+`request_state` draws the automaton. Messages of old attempts and of workers without a part in the current one are
+dropped here.
+"""
+
+from __future__ import annotations
+
+from slipstream.router.actions import Emit
+from slipstream.router.credits import Charge
+from slipstream.router.generation import GenerationError
+from slipstream.router.messages import (
+    Failed,
+    Generate,
+    HandedOff,
+    Prefill,
+    Reserve,
+    Reserved,
+    Start,
+    TokenChunk,
+)
+from slipstream.router.output_log import OutputError
+from slipstream.router.placement import Placement, cached_prefix_decision, decode_charge, prefill_charge
+from slipstream.router.request_book import RequestBook
+from slipstream.router.request_state import RequestState
+from slipstream.router.roster import WorkerState
+
+
+class AttemptFlow:
+    """Moves requests of the book forward."""
+
+    def __init__(self, book: RequestBook, local_prefill_max_tokens: int) -> None:
+        self._book = book
+        self._local_prefill_max_tokens = local_prefill_max_tokens
+
+    def start(self, state: RequestState, placement: Placement, now: float) -> None:
+        """Begins the attempt: the first message that spends credits."""
+        request_id = state.request_id
+        decode, group = placement.decode, placement.prefill
+        self._book.leave_queue(state, now)
+        self._book.totals.placements[placement.decision.reason] += 1
+        state.record.decisions.append(placement.decision)
+        state.enter("placed", now, placement.decision.why)
+        state.decode = decode
+        decode.request_ids.add(request_id)
+        seq = decode.ledger.spend(decode_charge(decode, state.num_tokens))
+        if group is None:
+            self._book.send(decode, Generate(seq, state.engine_request()))
+            state.enter("prefill", now)
+            return
+        state.prefill = group
+        group.request_ids.add(request_id)
+        group.ledger.hold(request_id, prefill_charge(group, state.num_tokens))
+        self._book.reserve_deadlines.set(request_id, now)
+        self._book.send(decode, Reserve(seq, state.engine_request(), group.peer, group.hello.tp))
+
+    def on_reserved(self, worker: WorkerState, message: Reserved, now: float) -> None:
+        """The landing place is there: prefill may start, or is not worth sending away any more."""
+        state = self._current(worker, message)
+        if state is None or state.phase != "placed" or worker is not state.decode:
+            return
+        group = state.prefill
+        assert group is not None
+        self._book.reserve_deadlines.drop(state.request_id)
+        charge = group.ledger.release(state.request_id)
+        assert charge is not None
+        state.enter("reserved", now, f"{message.num_cached_tokens} tokens cached")
+        if state.num_tokens - message.num_cached_tokens <= self._local_prefill_max_tokens:
+            group.request_ids.discard(state.request_id)
+            state.prefill = None
+            decision = cached_prefix_decision(worker, state.num_tokens, message.num_cached_tokens)
+            state.record.decisions.append(decision)
+            self._book.totals.placements[decision.reason] += 1
+            # The reservation has been charged; converting it takes nothing more.
+            seq = worker.ledger.spend(Charge())
+            self._book.send(worker, Generate(seq, state.engine_request()))
+            state.enter("prefill", now, decision.why)
+        else:
+            seq = group.ledger.spend(charge)
+            state.prefill_sent = True
+            self._book.send(group, Prefill(seq, state.engine_request(), message.ticket))
+            state.enter("prefill", now, f"on {group.name}")
+
+    def on_chunk(self, worker: WorkerState, chunk: TokenChunk, now: float) -> None:
+        """Tokens came. The client gets those that are new, in order."""
+        state = self._current(worker, chunk)
+        if state is None:
+            return
+        if chunk.finish_reason == "error" or chunk.finish_reason == "abort":
+            detail = f"{worker.name} ended the sequence with {chunk.finish_reason}"
+            self._book.fail_attempt(state, now, "worker_failed", detail, blamed=[worker], silent=worker)
+            return
+        try:
+            ready = state.output.add(chunk)
+        except OutputError as error:
+            self._book.fail_attempt(state, now, "bad_output", f"{worker.name}: {error}", blamed=[worker])
+            return
+        for part in ready:
+            self._emit(state, part, now)
+            if part.finish_reason is not None or state.output.is_full:
+                # A decode worker that ends a sequence is done with it. A prefill group may still be sending pages.
+                silent = worker if chunk.finish_reason is not None and worker is state.decode else None
+                reason = part.finish_reason or "length"
+                self._book.finish(state, now, reason, silent=silent, stop_token_id=part.stop_token_id)
+                return
+        if worker is state.prefill:
+            self._on_first_token(state, worker, chunk, now)
+        elif ready and state.phase != "decode":
+            self._on_decoding(state, now)
+
+    def on_handed_off(self, worker: WorkerState, message: HandedOff, now: float) -> None:
+        """The decode worker owns all pages."""
+        state = self._current(worker, message)
+        if state is None or worker is not state.decode or state.handed_off:
+            return
+        state.handed_off = True
+        totals = self._book.totals
+        totals.num_transfers += 1
+        totals.transfer_bytes += message.num_bytes
+        totals.transfer_s += message.seconds
+        if state.phase == "transfer":
+            self._on_decoding(state, now)
+
+    def on_failed(self, worker: WorkerState, message: Failed, now: float) -> None:
+        """A worker gave up on its part."""
+        state = self._current(worker, message)
+        if state is None:
+            return
+        if not message.retryable:
+            error = GenerationError("invalid_request", message.reason)
+            self._book.finish(state, now, "error", error=error, silent=worker)
+            return
+        # A transfer has two ends, and either may be the broken one.
+        blamed = [worker, state.prefill] if state.prefill is not None and state.prefill_sent else [worker]
+        detail = f"{worker.name}: {message.reason}"
+        self._book.fail_attempt(state, now, "worker_failed", detail, blamed=blamed, silent=worker)
+
+    def on_lost(self, state: RequestState, worker: WorkerState, now: float, reason: str) -> None:
+        """A worker with a part in the request is gone."""
+        if worker is state.prefill and state.has_first_token:
+            # Either the decode worker has all pages already, or it will say Failed.
+            state.prefill = None
+        else:
+            detail = f"{worker.name} is lost: {reason}"
+            self._book.fail_attempt(state, now, "worker_lost", detail, silent=worker)
+
+    def _current(self, worker: WorkerState, message: Reserved | TokenChunk | HandedOff | Failed) -> RequestState | None:
+        """The request a message is about, if it is of the current attempt and the worker has a part in that."""
+        state = self._book.get(message.request_id)
+        if state is None or state.attempt != message.attempt:
+            return None
+        if worker is state.decode or (worker is state.prefill and state.prefill_sent):
+            return state
+        return None
+
+    def _emit(self, state: RequestState, part: TokenChunk, now: float) -> None:
+        if not part.token_ids:
+            return
+        if state.num_cached_tokens is None:
+            state.num_cached_tokens = part.num_cached_tokens
+        state.record.timeline.mark("first_token", now)
+        self._book.totals.num_output_tokens += len(part.token_ids)
+        self._book.actions.append(Emit(state.request_id, part.token_ids, part.logprobs))
+
+    def _on_first_token(self, state: RequestState, group: WorkerState, chunk: TokenChunk, now: float) -> None:
+        """The prefill group has sampled: the client has its token, and the decode worker may go on from it."""
+        if state.phase != "prefill" or not chunk.token_ids:
+            return
+        assert state.decode is not None
+        if chunk.index + len(chunk.token_ids) != len(state.output):
+            detail = f"{group.name} began with token {chunk.index} when {len(state.output)} were known"
+            self._book.fail_attempt(state, now, "bad_output", detail, blamed=[group])
+            return
+        state.record.note("first_token", now, state.attempt)
+        self._book.send(state.decode, Start(state.request_id, state.attempt, chunk.token_ids))
+        state.enter("transfer", now)
+        if state.handed_off:
+            self._on_decoding(state, now)
+
+    def _on_decoding(self, state: RequestState, now: float) -> None:
+        """The decode worker has all it needs; the prefill group has no part in the request any more."""
+        if state.phase == "prefill":
+            state.record.note("first_token", now, state.attempt)
+        if state.prefill is not None:
+            state.prefill.request_ids.discard(state.request_id)
+            state.prefill = None
+        state.enter("decode", now)

@@ -1,0 +1,63 @@
+"""Matches waiting requests with credits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from slipstream.router.generation import GenerationError
+from slipstream.router.placement import Placement, Wait, place, refusal
+from slipstream.router.request_book import RequestBook
+from slipstream.router.request_state import RequestState
+from slipstream.router.roster import Roster
+
+# So many requests may overtake one that does not fit and would want what they take; then it is its turn.
+MAX_PASSED = 32
+# So many waiting requests that do not fit are looked past for one that does, which bounds the work of an event.
+LOOKAHEAD = 32
+
+
+def match_credits(
+    book: RequestBook,
+    roster: Roster,
+    local_prefill_max_tokens: int,
+    start: Callable[[RequestState, Placement, float], None],
+    now: float,
+) -> None:
+    """Starts waiting requests in order, as far as credits go. One that does not fit is passed, but not for ever:
+
+    a request that lacks decode credits is harmed by everybody who passes, one that lacks prefill credits only by
+    those who take some of these. After `MAX_PASSED` of them nobody of that kind passes any more, and the credits that
+    come free pile up until it fits.
+    """
+    passed: list[tuple[RequestState, Wait]] = []
+    prefill_closed = False
+    position = 0
+    while position < len(book.queue) and len(passed) <= LOOKAHEAD:
+        if not any(w.ledger.free_slots > 0 and w.ledger.free_pages > 0 for w in roster.decode_workers):
+            return
+        state = book.queue[position]
+        found = place(
+            state.num_tokens,
+            state.failed_on,
+            roster.decode_workers,
+            roster.prefill_groups,
+            local_prefill_max_tokens,
+        )
+        if isinstance(found, Placement) and found.prefill is not None and prefill_closed:
+            found = Wait("prefill")
+        if isinstance(found, Placement):
+            start(state, found, now)
+            for other, wait in passed:
+                if wait.lacks == "decode" or found.prefill is not None:
+                    other.num_passed += 1
+        elif found.lacks == "worker":
+            message = refusal(state.num_tokens, roster.decode_workers)
+            assert message is not None
+            book.finish(state, now, "error", error=GenerationError("prompt_too_long", message))
+        else:
+            passed.append((state, found))
+            position += 1
+        exhausted = {wait.lacks for other, wait in passed if other.num_passed >= MAX_PASSED}
+        if "decode" in exhausted:
+            return
+        prefill_closed = "prefill" in exhausted

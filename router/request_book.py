@@ -1,0 +1,219 @@
+"""All requests that have not finished: the queue, their deadlines, and the two ways out of an attempt.
+
+A request is either waiting (in the queue, with a queue deadline, on no worker) or placed (on a decode worker). It
+leaves through `finish`, once; `fail_attempt` brings it back to the queue as long as attempts are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from slipstream.router.actions import Action, Finish, Send
+from slipstream.router.config import DispatchConfig
+from slipstream.router.deadlines import DeadlineRing
+from slipstream.router.generation import (
+    AdmissionError,
+    GenerateRequest,
+    GenerationError,
+    GenerationFinish,
+    InvalidRequestError,
+    PromptTooLongError,
+    QueueFullError,
+)
+from slipstream.router.history import History, RequestRecord, Timeline
+from slipstream.router.messages import Cancel, FinishReason, RouterMessage
+from slipstream.router.output_log import OutputLog
+from slipstream.router.placement import refusal
+from slipstream.router.queue import WorkQueue
+from slipstream.router.request_state import RequestState
+from slipstream.router.roster import WorkerState
+from slipstream.router.status import PlacementPace, RetryCause, Totals
+
+
+class RequestBook:
+    """`actions` collects what is to be done, in order, until the dispatcher hands it out."""
+
+    def __init__(self, config: DispatchConfig, history_capacity: int) -> None:
+        self._config = config
+        self._requests: dict[str, RequestState] = {}
+        self._queue_deadlines = DeadlineRing(config.queue_timeout_s)
+        self._request_deadlines = DeadlineRing(config.request_timeout_s)
+        self.reserve_deadlines = DeadlineRing(config.reserve_timeout_s)
+        self.queue = WorkQueue(config.ageing_s)
+        self.history = History(history_capacity)
+        self.totals = Totals()
+        self.pace = PlacementPace()
+        self.actions: list[Action] = []
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[RequestState]:
+        return iter(self._requests.values())
+
+    def __getitem__(self, request_id: str) -> RequestState:
+        return self._requests[request_id]
+
+    def get(self, request_id: str) -> RequestState | None:
+        return self._requests.get(request_id)
+
+    def next_deadline(self) -> float | None:
+        rings = (self._queue_deadlines, self.reserve_deadlines, self._request_deadlines)
+        return min((ring.first for ring in rings if ring.first is not None), default=None)
+
+    def latest_first(self, request_ids: Iterable[str]) -> list[RequestState]:
+        """In this order requests are pushed to the front of the queue, so that the earliest ends up first."""
+        states = [self._requests[request_id] for request_id in request_ids]
+        return sorted(states, key=lambda state: state.record.timeline.queued, reverse=True)
+
+    def send(self, worker: WorkerState, message: RouterMessage) -> None:
+        self.actions.append(Send(worker.peer, message))
+
+    # ---- in
+
+    def admit(self, request: GenerateRequest, decode_workers: Sequence[WorkerState], now: float) -> None:
+        """Takes a request into the queue. Raises AdmissionError, and then nothing has happened but the count."""
+        try:
+            prompt_ids = self._checked_prompt(request, decode_workers, now)
+        except AdmissionError as error:
+            self.totals.rejections[error.error.kind] += 1
+            raise
+        num_prompt_tokens = len(prompt_ids) // 4
+        record = RequestRecord(request.request_id, request.tenant, request.priority, num_prompt_tokens, Timeline(now))
+        state = RequestState(request, prompt_ids, OutputLog(request.sampling.max_tokens), record)
+        self._requests[state.request_id] = state
+        self.history.add(record)
+        self.totals.num_prompt_tokens += num_prompt_tokens
+        self._request_deadlines.set(state.request_id, now)
+        self._queue_deadlines.set(state.request_id, now)
+        self.queue.push(state)
+        state.enter("queued", now)
+
+    def _checked_prompt(self, request: GenerateRequest, decode_workers: Sequence[WorkerState], now: float) -> bytes:
+        if request.request_id in self._requests:
+            raise InvalidRequestError(f"request id {request.request_id!r} is in use")
+        if request.sampling.max_tokens < 1:
+            raise InvalidRequestError(f"max_tokens must be at least 1, got {request.sampling.max_tokens}")
+        try:
+            prompt_ids = request.packed_prompt()
+        except (ValueError, TypeError, OverflowError) as error:
+            raise InvalidRequestError(f"the prompt is not a list of token ids: {error}") from error
+        if not prompt_ids:
+            raise InvalidRequestError("the prompt is empty")
+        refused = refusal(len(prompt_ids) // 4, decode_workers)
+        if refused is not None:
+            raise PromptTooLongError(refused)
+        if len(self.queue) >= self._config.max_queued_requests:
+            raise QueueFullError(len(self.queue), self.pace.retry_after_s(len(self.queue), now))
+        return prompt_ids
+
+    # ---- on
+
+    def leave_queue(self, state: RequestState, now: float) -> None:
+        """A place was found."""
+        self.queue.remove(state.request_id)
+        self._queue_deadlines.drop(state.request_id)
+        self.pace.note(now)
+
+    # ---- back and out
+
+    def fail_attempt(
+        self,
+        state: RequestState,
+        now: float,
+        cause: RetryCause,
+        detail: str,
+        *,
+        blamed: Iterable[WorkerState] = (),
+        silent: WorkerState | None = None,
+    ) -> None:
+        """Ends an attempt everywhere; the request goes back to the queue with its tokens so far, or ends too.
+
+        `blamed` workers are avoided from now on; `silent` has no part in the request any more and is told nothing.
+        """
+        if state.attempt + 1 >= self._config.max_attempts:
+            message = f"attempt {state.attempt + 1} of {self._config.max_attempts} failed: {detail}"
+            self.finish(state, now, "error", error=GenerationError("worker_failed", message), silent=silent)
+            return
+        self._leave_workers(state, silent)
+        state.failed_on.update(worker.peer for worker in blamed)
+        self.totals.retries[cause] += 1
+        state.begin_next_attempt()
+        state.enter("queued", now, detail)
+        self.queue.push_front(state)
+        self._queue_deadlines.set(state.request_id, now)
+
+    def finish(
+        self,
+        state: RequestState,
+        now: float,
+        reason: FinishReason,
+        *,
+        error: GenerationError | None = None,
+        silent: WorkerState | None = None,
+        stop_token_id: int | None = None,
+    ) -> None:
+        """The only place where a request ends."""
+        request_id = state.request_id
+        self._leave_workers(state, silent)
+        if request_id in self.queue:
+            self.queue.remove(request_id)
+        self._queue_deadlines.drop(request_id)
+        self._request_deadlines.drop(request_id)
+        del self._requests[request_id]
+        finish = GenerationFinish(reason, state.usage, stop_token_id, error)
+        state.record.finish = finish
+        state.enter("finished", now, f"{error.kind}: {error.message}" if error is not None else reason)
+        self.totals.count_finish(finish)
+        self.actions.append(Finish(request_id, finish))
+
+    def expire(self, now: float) -> None:
+        """Ends what has waited or lived too long."""
+        for request_id in self._request_deadlines.pop_due(now):
+            message = f"not finished within {self._config.request_timeout_s:g} s"
+            error = GenerationError("request_timeout", message)
+            self.finish(self._requests[request_id], now, "error", error=error)
+        for request_id in self._queue_deadlines.pop_due(now):
+            message = f"no worker had room within {self._config.queue_timeout_s:g} s"
+            error = GenerationError("queue_timeout", message, self.pace.retry_after_s(len(self.queue), now))
+            self.finish(self._requests[request_id], now, "error", error=error)
+        for request_id in self.reserve_deadlines.pop_due(now):
+            state = self._requests[request_id]
+            assert state.decode is not None
+            detail = f"{state.decode.name} did not reserve within {self._config.reserve_timeout_s:g} s"
+            self.fail_attempt(state, now, "reserve_timeout", detail, blamed=[state.decode])
+
+    def _leave_workers(self, state: RequestState, silent: WorkerState | None) -> None:
+        """Takes the request off its workers and cancels it at those who know of it, except `silent`."""
+        request_id = state.request_id
+        self.reserve_deadlines.drop(request_id)
+        involved = []
+        if state.decode is not None:
+            involved.append(state.decode)
+            state.decode.request_ids.discard(request_id)
+        if state.prefill is not None:
+            if state.prefill_sent:
+                involved.append(state.prefill)
+            state.prefill.request_ids.discard(request_id)
+            state.prefill.ledger.release(request_id)
+        for worker in involved:
+            if worker is not silent:
+                self.send(worker, Cancel(request_id, state.attempt))
+        state.decode = state.prefill = None
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if a request is in two states at once, or a deadline belongs to nobody."""
+        num_queued = num_placed = 0
+        for request_id, state in self._requests.items():
+            queued, placed = state.phase == "queued", state.phase == "placed"
+            num_queued += queued
+            num_placed += placed
+            assert queued == (state.decode is None) == (request_id in self.queue), request_id
+            assert queued == (request_id in self._queue_deadlines), request_id
+            assert placed == (request_id in self.reserve_deadlines), request_id
+            assert state.prefill is None or state.decode is not None, request_id
+            for worker in (state.decode, state.prefill):
+                assert worker is None or request_id in worker.request_ids, request_id
+        assert len(self.queue) == len(self._queue_deadlines) == num_queued
+        assert len(self.reserve_deadlines) == num_placed
+        assert len(self._request_deadlines) == len(self._requests)
