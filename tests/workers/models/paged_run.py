@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,13 +30,11 @@ class PagedRun:
         shape = kv_shape(self.model.config, self.model.tp, NUM_PAGES, self.page_tokens)
         self.kv = torch.full(shape, float("nan"), dtype=self.model.dtype)
         self.free = np.random.default_rng(0).permutation(NUM_PAGES).tolist()
-        self.layers_done: list[int] = []
 
-    def step(self, tokens: dict[str, list[int]]) -> Tensor | None:
+    def step(self, tokens: dict[str, list[int]], layer_done: Callable[[int], None] | None = None) -> Tensor | None:
         """Logits of every token of the step, [tokens, vocab], on rank 0."""
         batch = StepBatch.build([self._slice(name, ids) for name, ids in tokens.items()], self.page_tokens)
-        self.layers_done.clear()
-        return self.model.logits(self.model.forward(batch, self.kv, self.layers_done.append))
+        return self.model.logits(self.model.forward(batch, self.kv, layer_done))
 
     def _slice(self, name: str, token_ids: list[int]) -> SequenceSlice:
         start = self.positions.get(name, 0)

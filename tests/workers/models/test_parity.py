@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.workers.models.paged_run import PagedRun
-from tests.workers.tiny_models import FAMILIES, VOCAB_SIZE
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from slipstream.workers.models.loader import load_model
+from tests.workers.models.paged_run import PagedRun
+from tests.workers.tiny_models import FAMILIES, VOCAB_SIZE
 
 LENGTH = (
     150  # tokens of a sequence, beyond the window of 24 and, for llama, the 64 positions that rope scaling stretches
@@ -102,12 +102,14 @@ def test_half_precision_is_as_close_to_float32_as_transformers_in_the_same_dtype
     assert 0 < ours < 1.5 * theirs
 
 
-def test_layers_are_reported_in_order_when_their_keys_and_values_are_written(
-    tiny_model_dir: Callable[[str], Path],
-) -> None:
-    run = PagedRun(load_model(tiny_model_dir("llama")))
-    run.step({"a": [1, 2, 3]})
-    assert run.layers_done == [0, 1, 2]
+def test_a_layer_is_reported_once_its_keys_and_values_are_written(tiny_model_dir: Callable[[str], Path]) -> None:
+    run = PagedRun(load_model(tiny_model_dir("llama")), page_tokens=8)
+    complete: list[list[bool]] = []
+    run.step(
+        {"a": tokens(9, 8)},
+        lambda _: complete.append(run.kv[:, run.pages["a"][0]].isfinite().flatten(1).all(1).tolist()),
+    )
+    assert complete == [[True, False, False], [True, True, False], [True, True, True]]
 
 
 def test_what_an_earlier_owner_left_in_a_page_does_not_reach_the_next(tiny_model_dir: Callable[[str], Path]) -> None:
