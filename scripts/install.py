@@ -31,7 +31,7 @@ NETWORK_TROUBLE = re.compile(
 RETRY_AFTER_S = (3.0, 15.0)
 
 
-class SetupFailed(Exception):
+class SetupFailed(Exception):  # noqa: N818 - reads as the sentence it carries
     """One sentence for the person at the terminal."""
 
 
@@ -111,9 +111,7 @@ def pinned(name: str) -> str:
 
 def installed(code: str) -> str:
     """What an expression prints in the virtual environment; empty if it fails there."""
-    done = subprocess.run(
-        [PYTHON, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([PYTHON, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""
 
 

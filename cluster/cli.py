@@ -1,0 +1,133 @@
+"""The command `slipstream`: serve, status, down, check."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+import psutil
+
+from slipstream.cluster import console, run_state
+from slipstream.cluster.config_file import ConfigError, load_config
+from slipstream.cluster.run_state import ClusterState
+from slipstream.cluster.serve import serve
+
+DOWN_PATIENCE_S = 20.0  # beyond the drain
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Slipstream: a disaggregated prefill/decode serving cluster for large language models."""
+
+
+@main.command("serve")
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--name", help="Another name than the configuration's.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Another HTTP port than the configuration's; 0: any.")
+@click.option("--timings", is_flag=True, help="Show where the time of the start went.")
+def serve_command(config: Path, name: str | None, port: int | None, timings: bool) -> None:
+    """Serve CONFIG until Ctrl-C, on a Ray of its own or on the one that RAY_ADDRESS or the configuration names."""
+    sys.exit(serve(config, name=name, port=port, timings=timings))
+
+
+@main.command("check")
+@click.argument("configs", metavar="CONFIG...", nargs=-1, required=True, type=click.Path(path_type=Path))
+def check_command(configs: tuple[Path, ...]) -> None:
+    """Check configurations without starting anything."""
+    failed = False
+    for path in configs:
+        try:
+            config = load_config(path)
+        except ConfigError as error:
+            failed = True
+            for problem in error.problems:
+                console.error(problem)
+        else:
+            pools = ", ".join(f"{pool.replicas} x {role} (tp {pool.tp})" for role, pool in config.pools())
+            click.echo(f"{path}: ok: {config.model.name} with {pools}, HTTP port {config.router.http.port}")
+    sys.exit(2 if failed else 0)
+
+
+@main.command("status")
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def status_command(name: str | None, as_json: bool) -> None:
+    """Show the clusters whose drivers run on this machine, or the one called NAME."""
+    states = [state for state in run_state.read_all(run_state.run_folder()) if name in (None, state.name)]
+    if as_json:
+        click.echo(json.dumps([asdict(state) for state in states], indent=1))
+    elif not states:
+        click.echo(f"no cluster named {name} runs here" if name else "no cluster runs here")
+    for number, state in enumerate(states if not as_json else ()):
+        click.echo("\n" * bool(number) + "\n".join(_describe(state)))
+    sys.exit(1 if name is not None and not states else 0)
+
+
+@main.command("down")
+@click.argument("name", required=False)
+@click.option("--now", is_flag=True, help="Do not wait for running requests.")
+def down_command(name: str | None, now: bool) -> None:
+    """Drain and stop the cluster called NAME (not needed if there is only one)."""
+    states = run_state.read_all(run_state.run_folder())
+    if name is not None:
+        states = [state for state in states if state.name == name]
+    if not states:
+        console.error(f"no cluster named {name} runs here" if name else "no cluster runs here")
+        sys.exit(1)
+    if len(states) > 1:
+        console.error(f"several clusters run here, say which one: {', '.join(state.name for state in states)}")
+        sys.exit(2)
+    sys.exit(_stop(states[0], now))
+
+
+def _stop(state: ClusterState, now: bool) -> int:
+    """Asks the driver to end, as Ctrl-C does, and waits for it. Returns the exit code."""
+    try:
+        driver = psutil.Process(state.pid)
+        click.echo(f"stopping {state.name} (pid {state.pid})")
+        driver.send_signal(signal.SIGTERM)  # psutil compares start times first
+        if now:
+            driver.send_signal(signal.SIGTERM)
+        driver.wait(timeout=None if not now else DOWN_PATIENCE_S)
+    except psutil.NoSuchProcess:
+        pass
+    except psutil.TimeoutExpired:
+        console.error(f"{state.name} (pid {state.pid}) has not ended within {DOWN_PATIENCE_S:g} s")
+        return 1
+    except psutil.AccessDenied:
+        console.error(f"{state.name} (pid {state.pid}) belongs to another user")
+        return 1
+    click.echo(f"{state.name} is down")
+    return 0
+
+
+def _describe(state: ClusterState) -> Iterable[str]:
+    yield f"{state.name}: {state.phase}, {state.model} at {state.url or '(not listening yet)'}, driver pid {state.pid}"
+    rows = [("NAME", "ROLE", "STATE", "FOR", "RESTARTS", "PIDS", "")]
+    for member in state.members:
+        age = _duration(time.time() - member.since)
+        pids = " ".join(map(str, member.pids)) or "-"
+        rows.append((member.name, member.role, member.state, age, str(member.restarts), pids, member.detail))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    if state.log_dir:
+        yield f"  logs: {state.log_dir}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{max(seconds, 0):.0f} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""The settings of one deployment: what the YAML file says, checked, in frozen dataclasses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from slipstream.kv_transfer.config import TransferConfig
+from slipstream.router.config import RouterConfig
+from slipstream.router.messages import Role
+from slipstream.workers.config import EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """`path` is a local directory in Hugging Face layout. `name` is what clients ask for; by default the directory's
+    name."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+    path: str
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise ValueError("path must not be empty")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolConfig:
+    """The workers of one role: `replicas` groups of `tp` ranks, one process a rank.
+
+    `num_cpus` and `num_gpus` are what a rank reserves from Ray. A reservation of CPUs does not pin anything; it only
+    bounds how many ranks Ray puts on a host, and the small default lets a laptop hold a cluster. `num_gpus` None:
+    a fair share of the GPUs there are, at most one a rank. `engine` holds what differs from the shared settings.
+    `max_queued_tokens` is how many uncomputed prompt tokens a prefill group accepts.
+    """
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+    replicas: int = 1
+    tp: int = 1
+    num_cpus: float = 0.1
+    num_gpus: float | None = None
+    max_queued_tokens: int = 8192
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+    def __post_init__(self) -> None:
+        for key in ("replicas", "tp", "max_queued_tokens"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
+        if not (self.num_cpus >= 0 and math.isfinite(self.num_cpus)):
+            raise ValueError(f"num_cpus must be finite and not negative, got {self.num_cpus}")
+        gpus = self.num_gpus
+        if gpus is not None:
+            if not (gpus >= 0 and math.isfinite(gpus)):
+                raise ValueError(f"num_gpus must be finite and not negative, got {gpus}")
+            if gpus > 1 and gpus != int(gpus):
+                raise ValueError(f"num_gpus must be a whole number above 1, got {gpus}")
+            if self.tp > 1 and 0 < gpus < 1:
+                raise ValueError(f"num_gpus must be 0, 1 or more with tp {self.tp}: ranks share no GPU; got {gpus}")
+
+
+@dataclass(frozen=True, slots=True)
+class RayConfig:
+    """`address` None: the cluster that RAY_ADDRESS names, or else a Ray of our own on this machine, which `local`
+    asks for in any case. `num_cpus` and `num_gpus` are what a Ray of our own offers (None: what the machine has)."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+    address: str | None = None
+    num_cpus: int | None = None
+    num_gpus: int | None = None
+    object_store_mib: int = 80  # Ray's minimum is 75; nothing of ours goes through it
+
+    def __post_init__(self) -> None:
+        if self.address == "":
+            raise ValueError("address must not be empty; leave it out for a local Ray")
+        if self.num_cpus is not None and self.num_cpus < 1:
+            raise ValueError(f"num_cpus must be at least 1, got {self.num_cpus}")
+        if self.num_gpus is not None and self.num_gpus < 0:
+            raise ValueError(f"num_gpus must not be negative, got {self.num_gpus}")
+        if self.object_store_mib < 75:
+            raise ValueError(f"object_store_mib must be at least 75, got {self.object_store_mib}")
+
+
+@dataclass(frozen=True, slots=True)
+class RestartConfig:
+    """What dies is started again after `backoff_s`, twice as long after each further death up to `backoff_max_s`;
+    after `stable_s` of good health the count begins anew."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+    backoff_s: float = 0.2
+    backoff_max_s: float = 30.0
+    stable_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        for key in ("backoff_s", "backoff_max_s", "stable_s"):
+            if not (getattr(self, key) >= 0 and math.isfinite(getattr(self, key))):
+                raise ValueError(f"{key} must be finite and not negative, got {getattr(self, key)}")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """`name` tells clusters on one machine apart. `engine` holds for both pools; each may override parts of it."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+    model: ModelConfig
+    name: str = "slipstream"
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    prefill: PoolConfig = field(default_factory=PoolConfig)
+    decode: PoolConfig = field(default_factory=PoolConfig)
+    router: RouterConfig = field(default_factory=RouterConfig)
+    kv_transfer: TransferConfig = field(default_factory=TransferConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
+    restart: RestartConfig = field(default_factory=RestartConfig)
+    startup_timeout_s: float = 300.0
+    drain_timeout_s: float = 30.0
+
+    def pools(self) -> Iterator[tuple[Role, PoolConfig]]:
+        yield "prefill", self.prefill
+        yield "decode", self.decode
+
+    @property
+    def num_ranks(self) -> int:
+        return sum(pool.replicas * pool.tp for _, pool in self.pools())
+
+    def __post_init__(self) -> None:
+        if not (self.name.isascii() and self.name.replace("-", "").replace("_", "").isalnum()):
+            raise ValueError(f"name must consist of letters, digits, - and _, got {self.name!r}")
+        if not (self.startup_timeout_s > 0 and math.isfinite(self.startup_timeout_s)):
+            raise ValueError(f"startup_timeout_s must be positive and finite, got {self.startup_timeout_s}")
+        if not (self.drain_timeout_s >= 0 and math.isfinite(self.drain_timeout_s)):
+            raise ValueError(f"drain_timeout_s must be finite and not negative, got {self.drain_timeout_s}")
+        for key, port in (
+            ("router.http.port", self.router.http.port),
+            ("router.worker_port", self.router.worker_port),
+        ):
+            if not 0 <= port < 65536:
+                raise ValueError(f"{key} must be a port number (0: a free one), got {port}")
+        if self.router.worker_port and self.router.worker_port == self.router.http.port:
+            raise ValueError(f"router.worker_port must differ from router.http.port, got {self.router.worker_port}")
+        # Pages travel as they are, so both sides must cut a sequence at the same places and in the same type.
+        for key in ("page_tokens", "dtype"):
+            ours, theirs = getattr(self.prefill.engine, key), getattr(self.decode.engine, key)
+            if ours != theirs:
+                raise ValueError(f"{key} must be the same for prefill and decode, got {ours} and {theirs}")

@@ -1,0 +1,182 @@
+"""A deployment's YAML file, read strictly: every mistake is one sentence with file, line, key, reason and value."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+import os
+import types
+import typing
+from collections.abc import Hashable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from slipstream.cluster.config import ClusterConfig
+from slipstream.cluster.model_dir import check_model_dir
+
+Key = tuple[str, ...]
+
+MAX_FILE_BYTES = 1 << 20
+
+
+class ConfigError(ValueError):
+    """`problems`: one sentence each."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+def load_config(path: Path) -> ClusterConfig:
+    """Reads and checks a file. `model.path` is relative to the file and comes back absolute. Raises ConfigError."""
+    raw, lines = _read(path)
+    try:
+        config = _validate(raw)
+    except ValidationError as error:
+        raise ConfigError([_sentence(path, lines, e) for e in error.errors()]) from None
+    except (TypeError, ValueError) as error:  # a value that JSON does not know: a date, a set, binary
+        raise ConfigError([f"{path}: {error}"]) from None
+    model_dir = Path(os.path.normpath(path.resolve().parent / os.path.expanduser(config.model.path)))
+    problem = check_model_dir(model_dir)
+    if problem:
+        raise ConfigError([f"{_place(path, lines, ('model', 'path'))}: {problem}"])
+    name = config.model.name or model_dir.name
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(model_dir), name=name))
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[Key, int]]:
+    """The file's mapping and the line of every key."""
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ConfigError([f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB, which no configuration is"])
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError([f"{path}: no such file"]) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"{path}: not UTF-8 text (byte {error.start})"]) from None
+    except OSError as error:
+        raise ConfigError([f"{path}: {error.strerror or error}"]) from None
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            raise ConfigError([f"{path}: empty; at least model.path is needed"])
+        if not isinstance(node, yaml.MappingNode):
+            raise ConfigError([f"{path}: must be a mapping of settings, got {_yaml_kind(node)}"])
+        lines: dict[Key, int] = {}
+        duplicates = [
+            f"{path}:{line}: {'.'.join(key)}: given twice (first in line {lines[key]})"
+            for key, line in _keys(node, (), lines)
+        ]
+        if duplicates:
+            raise ConfigError(duplicates)
+        raw = loader.construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{path}:{mark.line + 1}" if mark else f"{path}"
+        raise ConfigError([f"{where}: not valid YAML: {error.problem or error.context}"]) from None
+    except yaml.YAMLError as error:
+        raise ConfigError([f"{path}: not valid YAML: {' '.join(str(error).split())}"]) from None
+    except RecursionError:
+        raise ConfigError([f"{path}: nested too deep"]) from None
+    except ValueError as error:  # e.g. the date 2026-99-99
+        raise ConfigError([f"{path}: {error}"]) from None
+    finally:
+        loader.dispose()
+    return raw, lines
+
+
+def _keys(node: yaml.MappingNode, at: Key, lines: dict[Key, int]) -> Iterator[tuple[Key, int]]:
+    """Notes the line of every key below `node`; yields the keys that stand there a second time."""
+    for key_node, value in node.value:
+        key = (*at, str(key_node.value))
+        line = key_node.start_mark.line + 1
+        if key in lines:
+            yield key, line
+            continue
+        lines[key] = line
+        if isinstance(value, yaml.MappingNode) and len(at) < 8:
+            yield from _keys(value, key, lines)
+
+
+def _yaml_kind(node: yaml.Node) -> str:
+    return "a list" if isinstance(node, yaml.SequenceNode) else f"{node.value!r}"
+
+
+def _validate(raw: dict[str, Any]) -> ClusterConfig:
+    adapter = TypeAdapter(ClusterConfig)
+    # By way of JSON: only there does pydantic's strict mode (no "8000", no `true` for 1) build dataclasses.
+    shared = adapter.validate_json(_json({k: v for k, v in raw.items() if k not in ("prefill", "decode")}), strict=True)
+    merged = dict(raw)
+    for role in ("prefill", "decode"):
+        pool = raw.get(role)
+        pool = {} if pool is None else pool
+        if isinstance(pool, dict) and isinstance(pool.get("engine", {}), dict):
+            engine = {**dataclasses.asdict(shared.engine), **pool.get("engine", {})}
+            merged[role] = {**pool, "engine": engine}
+    return adapter.validate_json(_json(merged), strict=True)
+
+
+def _json(raw: dict[Hashable, Any] | dict[str, Any]) -> str:
+    def unknown(value: object) -> object:
+        raise ValueError(f"{value} is a {type(value).__name__}, which no setting is; put it in quotes")
+
+    # A section without content (`ray:` and nothing below) reads as null and means the defaults.
+    sections = {k for k, v in typing.get_type_hints(ClusterConfig).items() if dataclasses.is_dataclass(v)}
+    return json.dumps({str(k): v for k, v in raw.items() if not (v is None and k in sections)}, default=unknown)
+
+
+def _sentence(path: Path, lines: dict[Key, int], error: ErrorDetails) -> str:
+    key = tuple(str(part) for part in error["loc"])
+    kind = error["type"]
+    if kind == "unexpected_keyword_argument":
+        known = _settings_at(key[:-1])
+        close = difflib.get_close_matches(key[-1], known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
+        return f"{_place(path, lines, key)}: unknown setting; {hint}"
+    if kind in ("missing", "missing_argument"):
+        return f"{_place(path, lines, key)}: missing"
+    if kind == "value_error":
+        # Raised by a dataclass as a whole; its sentence begins with the name of the key and ends with the value.
+        reason = error["msg"].removeprefix("Value error, ")
+        name, _, rest = reason.partition(" ")
+        if tuple(name.split(".")) != (name,) or name in _settings_at(key):
+            return f"{_place(path, lines, (*key, *name.split('.')))}: {rest}"
+        return f"{_place(path, lines, key)}: {reason}"
+    reason = error["msg"].removeprefix("Input ").replace("should be", "must be", 1)
+    reason = reason[:1].lower() + reason[1:]
+    return f"{_place(path, lines, key)}: {reason}, got {_shown(error['input'])}"
+
+
+def _place(path: Path, lines: dict[Key, int], key: Key) -> str:
+    """`FILE:LINE: dotted.key`, with the line of the nearest enclosing key that is really in the file."""
+    line = next((lines[key[:n]] for n in range(len(key), 0, -1) if key[:n] in lines), None)
+    if line is None and key[:-1] and key[0] in ("prefill", "decode") and key[1] == "engine":
+        line = lines.get(key[1:])
+    where = f"{path}:{line}" if line else f"{path}"
+    return f"{where}: {'.'.join(key)}" if key else where
+
+
+def _settings_at(key: Key) -> list[str]:
+    """The settings that exist at a place, `()` being the top."""
+    at: Any = ClusterConfig
+    for part in key:
+        at = typing.get_type_hints(at).get(part)
+        if isinstance(at, types.UnionType):
+            at = next(t for t in at.__args__ if t is not types.NoneType)
+        if not dataclasses.is_dataclass(at):
+            return []
+    return [f.name for f in dataclasses.fields(at)]
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."

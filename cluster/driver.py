@@ -1,0 +1,255 @@
+"""The driver of a cluster: from an empty Ray to a first token, then watching, then the orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import shlex
+import signal
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ray.util.placement_group import placement_group
+
+from slipstream.cluster import processes, run_state
+from slipstream.cluster.config import ClusterConfig
+from slipstream.cluster.console import Console
+from slipstream.cluster.members import Deployment, GroupMember, RouterMember
+from slipstream.cluster.model_dir import max_positions
+from slipstream.cluster.placement import CannotPlace, PoolResources, check_fits, pool_resources
+from slipstream.cluster.probe import ProbeFailed, first_token
+from slipstream.cluster.ray_session import RayFailed, RaySession, existing_ray, own_ray
+from slipstream.cluster.run_state import ClusterPhase, ClusterState, MemberStatus
+from slipstream.cluster.supervisor import StartFailed, Supervisor
+from slipstream.router.router import Addresses
+
+ROUTER_CPUS = 0.05
+
+
+class Driver:
+    """Runs one cluster in the calling thread, which must be the main one, and says at the terminal how it goes."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        config_path: Path,
+        state_path: Path,
+        log_dir: Path | None,
+        console: Console,
+        *,
+        timings: bool,
+    ) -> None:
+        self._config = config
+        self._console = console
+        self._timings = timings
+        self._log_dir = log_dir
+        self._state_path = state_path
+        started = processes.start_time(os.getpid())
+        assert started is not None
+        self._state = ClusterState(
+            name=config.name,
+            pid=os.getpid(),
+            started=started,
+            config=str(config_path.resolve()),
+            model=config.model.name,
+            log_dir=str(log_dir or ""),
+        )
+
+    def run(self, address: str | None) -> int:
+        """Serves until a signal. Returns the exit code. `address` None: a Ray of our own."""
+        config = self._config
+        self._console.say(
+            f"Slipstream serves {config.model.name}: {config.prefill.replicas} x prefill (tp {config.prefill.tp}), "
+            f"{config.decode.replicas} x decode (tp {config.decode.tp})"
+        )
+        self._write_state()
+        self._console.pending("starting Ray")
+        min_cpus = ROUTER_CPUS + sum(pool.replicas * pool.tp * pool.num_cpus for _, pool in config.pools())
+        try:
+            with own_ray(config.ray, min_cpus) if address is None else existing_ray(address) as session:
+                self._console.step("Ray runs" if address is None else f"connected to Ray at {address}")
+                try:
+                    return asyncio.run(self._serve(session))
+                finally:
+                    # What follows is short and bounded; a further Ctrl-C could only leave something behind.
+                    signal.signal(signal.SIGINT, signal.SIG_IGN)
+                    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        except (RayFailed, CannotPlace, StartFailed) as error:
+            self._console.say(f"slipstream: {error}")
+            if self._log_dir is not None:
+                self._console.say(f"the logs of all processes are in {self._log_dir}")
+            return 1
+
+    async def _serve(self, session: RaySession) -> int:
+        stop, at_once = asyncio.Event(), asyncio.Event()
+        watch = Watch(self._console, self._state, self._state_path, session)
+        supervisor = self._supervisor(session, watch)
+        self._state.members = supervisor.members
+        with _signals(stop, at_once):
+            try:
+                if not await _unless(stop, self._bring_up(supervisor, watch)):
+                    self._console.say("interrupted before it was up; everything is being stopped")
+                    return 130
+                await _unless(stop, supervisor.unless_failed(asyncio.Event().wait()))
+                self._phase("draining")
+                self._console.say(
+                    f"draining: running requests may finish, within {self._config.drain_timeout_s:g} s "
+                    "(Ctrl-C again stops at once)"
+                )
+                await _unless(at_once, supervisor.drain(self._config.drain_timeout_s))
+                return 0
+            finally:
+                self._phase("stopping")
+                await supervisor.stop()
+
+    def _supervisor(self, session: RaySession, watch: Watch) -> Supervisor:
+        config = self._config
+        pools = pool_resources(config, session.resources.get("GPU", 0.0))
+        try:
+            check_fits(pools, session.resources)
+        except CannotPlace as too_small:
+            if session.reaper is not None:
+                raise
+            self._console.say(f"{too_small}; waiting for further nodes")
+        deployment = Deployment(config, secrets.token_hex(16), self._log_dir, session.num_nodes)
+        groups = [group for pool in pools for group in _groups(deployment, pool)]
+        return Supervisor(config, RouterMember(deployment, session.node_id), groups, watch)
+
+    async def _bring_up(self, supervisor: Supervisor, watch: Watch) -> None:
+        """Raises StartFailed."""
+        try:
+            async with asyncio.timeout(self._config.startup_timeout_s):
+                await supervisor.start()
+                assert watch.http is not None
+                self._console.pending("generating a first token")
+                await supervisor.unless_failed(self._generate(*watch.http))
+        except TimeoutError:
+            late = [f"{m.name} is {m.state} ({m.detail})" for m in supervisor.members if m.state != "ready"]
+            what = "; ".join(late) or "no token was generated"
+            raise StartFailed(f"not up after {self._config.startup_timeout_s:g} s: {what}") from None
+        except (ProbeFailed, OSError) as error:
+            raise StartFailed(f"the workers are up, but no token came: {error}") from error
+        supervisor.settle()
+        self._console.step("first token")
+        watch.settled = True
+        self._phase("ready")
+        if self._timings:
+            self._show_timings()
+        self._show_url()
+
+    async def _generate(self, host: str, port: int) -> None:
+        """A token by each of the two paths: prefilled by the decode worker itself, and handed over to it."""
+        config = self._config
+        threshold = config.router.dispatch.local_prefill_max_tokens
+        limits = (max_positions(Path(config.model.path)), config.decode.engine.max_model_len)
+        longest = min([limit for limit in limits if limit is not None], default=threshold + 32) - 4
+        lengths = {4, min(threshold + config.prefill.engine.page_tokens + 1, longest)}
+        await asyncio.gather(*(first_token(host, port, config.model.name, length) for length in lengths))
+
+    def _show_url(self) -> None:
+        url = self._state.url
+        body = {
+            "model": self._config.model.name,
+            "messages": [{"role": "user", "content": "Write a function that reads a file."}],
+            "max_tokens": 100,
+            "stream": True,
+        }
+        self._console.say()
+        self._console.say(f"Ready at {url} (Ctrl-C to stop). Try:")
+        data = shlex.quote(json.dumps(body))
+        self._console.say(f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d {data}")
+        self._console.say()
+
+    def _show_timings(self) -> None:
+        """Where the time of the start went."""
+        self._console.say("Start, seconds since the command:")
+        for text, at_s in self._console.stages:
+            self._console.say(f"  {at_s:6.2f}  {text}")
+        for member in self._state.members:
+            for stage, took_s in member.startup_s:
+                self._console.say(f"  {took_s:6.2f}  in {member.name}: {stage}")
+
+    def _phase(self, phase: ClusterPhase) -> None:
+        self._state.phase = phase
+        self._write_state()
+
+    def _write_state(self) -> None:
+        run_state.write(self._state_path, self._state)
+
+
+class Watch:
+    """Shows at the terminal and in the state file what the supervisor tells."""
+
+    def __init__(self, console: Console, state: ClusterState, state_path: Path, session: RaySession) -> None:
+        self._console = console
+        self._state = state
+        self._state_path = state_path
+        self._session = session
+        self.http: tuple[str, int] | None = None  # where a client on this machine reaches the router
+        self.settled = False
+
+    def changed(self, member: MemberStatus) -> None:
+        run_state.write(self._state_path, self._state)
+        text = f"{member.name} {member.state}" + (f": {member.detail}" if member.detail else "")
+        if self.settled:
+            if member.state in ("dead", "ready"):
+                self._console.event(text)
+        elif member.state == "ready" and member.role != "router":
+            self._console.step(f"{member.name} ready")
+        elif member.state != "failed":
+            self._console.pending("; ".join(f"{m.name} {m.state}" for m in self._state.members if m.state != "ready"))
+
+    def launched(self, member: MemberStatus) -> None:
+        self._session.watch_processes()
+        if not self.settled:
+            self._console.step(f"{member.name} has its processes")
+
+    def listening(self, addresses: Addresses) -> None:
+        host = "127.0.0.1" if addresses.http.host in ("0.0.0.0", "::") else addresses.http.host
+        self.http = (host, addresses.http.port)
+        shown = f"[{host}]" if ":" in host else host
+        self._state.url = f"http://{shown}:{addresses.http.port}"
+        if not self.settled:
+            self._console.step(f"router listens at {self._state.url}")
+
+
+def _groups(deployment: Deployment, pool: PoolResources) -> Iterator[GroupMember]:
+    bundles = placement_group([dict(bundle) for bundle in pool.bundles], strategy="SPREAD")
+    return (GroupMember(deployment, pool, index, bundles) for index in range(len(pool.bundles)))
+
+
+async def _unless(event: asyncio.Event, work: Awaitable[object]) -> bool:
+    """Whether `work` ended before the event; if not, it is cancelled. Raises what `work` raises."""
+    task = asyncio.ensure_future(work)
+    event_task = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait([task, event_task], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            return False
+        task.result()
+        return True
+    finally:
+        for one in (task, event_task):
+            one.cancel()
+        await asyncio.gather(task, event_task, return_exceptions=True)
+
+
+@contextmanager
+def _signals(stop: asyncio.Event, at_once: asyncio.Event) -> Iterator[None]:
+    """SIGINT and SIGTERM set the first event, once more they set the second."""
+    loop = asyncio.get_running_loop()
+
+    def received() -> None:
+        (at_once if stop.is_set() else stop).set()
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, received)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

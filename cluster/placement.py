@@ -1,0 +1,81 @@
+"""Which Ray resources a cluster reserves: one placement group a pool, one bundle a worker group.
+
+A bundle lies on one node, so all ranks of a tensor-parallel group, which share their group's bundle, do too. The
+bundles of a pool are spread over the nodes as far as there are any. A pool grows by further placement groups.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from slipstream.cluster.config import ClusterConfig, PoolConfig
+from slipstream.router.messages import Role
+
+Resources = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolResources:
+    """`rank`: what one rank reserves. `bundles`: what one placement group reserves, a bundle a group."""
+
+    role: Role
+    rank: Resources
+    bundles: tuple[Resources, ...]
+
+    @property
+    def total(self) -> Resources:
+        return _sum(self.bundles)
+
+
+class CannotPlace(Exception):  # noqa: N818 - reads as the sentence it carries
+    """The cluster is too small for the configuration: one sentence with both sizes."""
+
+
+def pool_resources(config: ClusterConfig, num_gpus: float) -> tuple[PoolResources, ...]:
+    """What each pool reserves on a Ray cluster with so many GPUs. Raises CannotPlace."""
+    return tuple(_pool(role, pool, _rank_gpus(config, role, pool, num_gpus)) for role, pool in config.pools())
+
+
+def check_fits(pools: tuple[PoolResources, ...], available: Resources) -> None:
+    """Raises CannotPlace if the pools together want more than there is."""
+    wanted = _sum([pool.total for pool in pools])
+    for kind, amount in sorted(wanted.items()):
+        if amount > available.get(kind, 0.0) + 1e-6:
+            split = " + ".join(f"{p.role} {p.total.get(kind, 0.0):g}" for p in pools)
+            raise CannotPlace(f"the workers need {amount:g} {kind} ({split}) and Ray has {available.get(kind, 0.0):g}")
+
+
+def _rank_gpus(config: ClusterConfig, role: Role, pool: PoolConfig, num_gpus: float) -> float:
+    if pool.num_gpus is not None:
+        return pool.num_gpus
+    device = pool.engine.device
+    if device == "cpu" or (device == "auto" and num_gpus == 0):
+        return 0.0
+    if num_gpus == 0:
+        raise CannotPlace(f"{role}.engine.device is cuda and Ray has no GPU")
+    # A fair share, rounded down to hundredths (Ray counts to 1/10000): two workers on one GPU get half of it each.
+    share = min(1.0, math.floor(100 * num_gpus / config.num_ranks) / 100)
+    if share < 1 and pool.tp > 1:
+        raise CannotPlace(
+            f"{role}.tp is {pool.tp}, whose ranks share no GPU, "
+            f"and Ray has {num_gpus:g} GPU for {config.num_ranks} ranks"
+        )
+    return share
+
+
+def _pool(role: Role, pool: PoolConfig, rank_gpus: float) -> PoolResources:
+    rank = {"CPU": pool.num_cpus} | ({"GPU": rank_gpus} if rank_gpus else {})
+    # Ray refuses a bundle of nothing at all.
+    bundle = {kind: round(amount * pool.tp, 4) for kind, amount in rank.items()}
+    if not any(bundle.values()):
+        bundle = {"CPU": 0.001}
+    return PoolResources(role, rank, (bundle,) * pool.replicas)
+
+
+def _sum(bundles: tuple[Resources, ...] | list[Resources]) -> Resources:
+    total: Resources = {}
+    for bundle in bundles:
+        for kind, amount in bundle.items():
+            total[kind] = total.get(kind, 0.0) + amount
+    return total

@@ -1,0 +1,30 @@
+"""Where a process of the cluster writes: one file with readable lines, native libraries included."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import sys
+
+
+def redirect_output(name: str, path: str | None) -> None:
+    """Sends logging, stdout and stderr of this process to a file (None: to where stderr already goes).
+
+    File descriptors 1 and 2 are replaced, not only Python's objects: UCX and CUDA print by themselves.
+    """
+    if path is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+        os.close(fd)
+        sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - lives as long as the process
+        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(f"%(asctime)s.%(msecs)03d {name} %(levelname)s %(message)s", "%H:%M:%S"))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.INFO)
+    faulthandler.enable(sys.stderr)

@@ -1,0 +1,61 @@
+"""Finding and ending the processes of a cluster on this machine, and only those.
+
+Two handles, because neither catches everything: the process tree below the driver, which breaks when a parent dies
+and its children are handed to init; and a mark in the environment that every process inherits, which those lose that
+overwrite it with their title (Ray's agents do).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import psutil
+
+MARK = "SLIPSTREAM_CLUSTER_ID"
+
+
+def start_time(pid: int) -> float | None:
+    """Seconds since the epoch; None if there is no such process. With the pid, an identity: pids are used again."""
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except psutil.Error:
+        return None
+
+
+def is_running(pid: int, started: float) -> bool:
+    """Whether `pid` is the very process that started at that time (to the clock tick, about 10 ms)."""
+    now = start_time(pid)
+    return now is not None and abs(now - started) < 0.05
+
+
+def descendants() -> list[psutil.Process]:
+    """All processes below this one."""
+    return psutil.Process().children(recursive=True)
+
+
+def marked(cluster_id: str) -> list[psutil.Process]:
+    """All processes that carry a cluster's mark, but for this one."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get(MARK) == cluster_id:
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue  # ended meanwhile, or another user's
+    return found
+
+
+def wait_or_kill(processes: Iterable[psutil.Process], patience_s: float) -> list[psutil.Process]:
+    """Waits until all have ended; kills those that have not after `patience_s` seconds and returns them."""
+    _, alive = psutil.wait_procs(list(processes), timeout=patience_s)
+    killed = []
+    for process in alive:
+        try:
+            process.kill()  # psutil compares start times first, so a pid that is used again is safe
+            killed.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(killed, timeout=5.0)
+    return killed

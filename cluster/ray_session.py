@@ -1,0 +1,106 @@
+"""The Ray that a cluster runs on: one of our own on this machine, or an existing one."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+
+from slipstream.cluster import processes
+from slipstream.cluster.config import RayConfig
+from slipstream.cluster.placement import Resources
+from slipstream.cluster.reaper import Reaper
+
+SHUTDOWN_PATIENCE_S = 5.0
+
+
+class RayFailed(Exception):  # noqa: N818 - reads as the sentence it carries
+    """Ray did not start, or is not where the configuration says."""
+
+
+@dataclass(frozen=True, slots=True)
+class RaySession:
+    """`reaper` only for a Ray of our own: in another, Ray itself ends the actors of a driver that is gone."""
+
+    node_id: str
+    num_nodes: int
+    resources: Resources
+    reaper: Reaper | None
+
+    def watch_processes(self) -> None:
+        """Called when processes have been added: what would have to go if this one were killed."""
+        if self.reaper is not None:
+            self.reaper.watch(processes.descendants())
+
+
+@contextmanager
+def own_ray(config: RayConfig, min_cpus: float) -> Iterator[RaySession]:
+    """Starts a Ray on this machine, on free ports at the loopback address, and ends all of it afterwards.
+
+    Must be called in the main thread: Ray's processes ask the kernel to be killed when the thread that started them
+    ends. Raises RayFailed.
+    """
+    cluster_id = os.environ[processes.MARK]
+    # Short, because the paths of Unix sockets below it may have 107 bytes at most, and Ray adds 65 of them.
+    folder = Path(tempfile.mkdtemp(prefix="slipstream-", dir="/tmp"))
+    reaper = Reaper(cluster_id)
+    reaper.remove(folder)
+    try:
+        try:
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+                num_cpus=config.num_cpus or max(os.cpu_count() or 1, int(min_cpus) + 1),
+                num_gpus=config.num_gpus,
+                object_store_memory=config.object_store_mib << 20,
+                _node_ip_address="127.0.0.1",
+                _temp_dir=str(folder),
+            )
+        except (RuntimeError, OSError, ValueError, TimeoutError) as error:
+            raise RayFailed(f"Ray did not start: {_first_sentence(error)}") from error
+        session = _session(reaper)
+        session.watch_processes()
+        yield session
+    finally:
+        left = [process for process in processes.descendants() if process.pid != reaper.pid]
+        patience_s = 0.0  # of processes that nobody has told to end
+        if ray.is_initialized():
+            ray.shutdown()
+            patience_s = SHUTDOWN_PATIENCE_S
+        processes.wait_or_kill(left, patience_s)
+        reaper.close()  # removes the folder
+
+
+@contextmanager
+def existing_ray(address: str) -> Iterator[RaySession]:
+    """Connects to a running Ray. Raises RayFailed."""
+    try:
+        # No namespace, no runtime_env: a job that was submitted has its own, and others share our file system.
+        ray.init(address=address, log_to_driver=False, configure_logging=False)
+    except (ConnectionError, RuntimeError, OSError, ValueError) as error:
+        raise RayFailed(f"no Ray could be reached at {address}: {_first_sentence(error)}") from error
+    try:
+        yield _session(None)
+    finally:
+        ray.shutdown()
+
+
+def _session(reaper: Reaper | None) -> RaySession:
+    return RaySession(
+        node_id=ray.get_runtime_context().get_node_id(),
+        num_nodes=sum(1 for node in ray.nodes() if node["Alive"]),
+        resources={str(kind): float(amount) for kind, amount in ray.cluster_resources().items()},
+        reaper=reaper,
+    )
+
+
+def _first_sentence(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:297] + "..."

@@ -1,0 +1,95 @@
+"""A small process that cleans up behind a driver that could not do it itself (`kill -9`, out of memory).
+
+Most of what Ray starts ends by itself with the driver, but not all of it, and not at once: its agents hang on for a
+minute. The driver holds the other end of this process's stdin and writes to it, one line each, what has to go:
+
+    process PID START_TIME
+    path FILE_OR_DIRECTORY
+
+At the end of the input, that is when the driver is gone, however it went, the reaper kills and removes what is left
+of it, and ends.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from slipstream.cluster import processes
+
+PATIENCE_S = 1.0
+
+
+class Reaper:
+    """The driver's side. Starts the process; `close` lets it end and waits for that."""
+
+    def __init__(self, cluster_id: str) -> None:
+        # A session of its own: Ctrl-C at the terminal is not for it.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "slipstream.cluster.reaper", cluster_id],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._known: set[tuple[int, float]] = set()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def watch(self, running: Iterable[psutil.Process]) -> None:
+        for process in running:
+            started = processes.start_time(process.pid)
+            if started is not None and process.pid != self.pid and (process.pid, started) not in self._known:
+                self._known.add((process.pid, started))
+                self._write(f"process {process.pid} {started}\n")
+
+    def remove(self, path: Path) -> None:
+        self._write(f"path {path}\n")
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=15.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _write(self, line: str) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line.encode())
+            self._process.stdin.flush()
+        except BrokenPipeError:  # killed by somebody; the cluster serves without it
+            return
+
+
+def reap(cluster_id: str, source: IO[str]) -> None:
+    watched: list[tuple[int, float]] = []
+    paths: list[Path] = []
+    for line in source:
+        kind, _, rest = line.rstrip("\n").partition(" ")
+        if kind == "process":
+            pid, _, started = rest.partition(" ")
+            watched.append((int(pid), float(started)))
+        elif kind == "path":
+            paths.append(Path(rest))
+    alive = [psutil.Process(pid) for pid, started in watched if processes.is_running(pid, started)]
+    processes.wait_or_kill([*alive, *processes.marked(cluster_id)], PATIENCE_S)
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    reap(sys.argv[1], sys.stdin)

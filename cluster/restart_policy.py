@@ -1,0 +1,60 @@
+"""When to start again what died: pure policy, one object a member (the router, or one worker group)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slipstream.cluster.config import RestartConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Start again at time `at_s`, for the `number`th time in a row."""
+
+    at_s: float
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Do not start again: the deployment as a whole never came up, so the mistake is in it."""
+
+    reason: str
+
+
+@dataclass(slots=True)
+class RestartPolicy:
+    """Told of deaths and times, says what to do.
+
+        starting --cluster_ready--> settled
+        starting: any death -> GiveUp           (a bad model or config is not cured by trying again)
+        settled:  death n in a row -> Restart after backoff_s * 2**(n-1), at most backoff_max_s, for ever
+        settled:  a member that was up for stable_s has a clean slate
+
+    Times are seconds on any monotonic clock.
+    """
+
+    config: RestartConfig
+    settled: bool = False
+    deaths: int = 0  # in a row
+    restarts: int = 0  # ever
+    up_since_s: float | None = None
+
+    def cluster_ready(self) -> None:
+        self.settled = True
+
+    def up(self, now_s: float) -> None:
+        """The member serves."""
+        if self.up_since_s is None:
+            self.up_since_s = now_s
+
+    def died(self, now_s: float, reason: str) -> Restart | GiveUp:
+        up_since_s, self.up_since_s = self.up_since_s, None
+        if not self.settled:
+            return GiveUp(reason)
+        if up_since_s is not None and now_s - up_since_s >= self.config.stable_s:
+            self.deaths = 0
+        self.deaths += 1
+        self.restarts += 1
+        doublings = min(self.deaths - 1, 30)  # 2.0 ** 2000 would overflow
+        return Restart(now_s + min(self.config.backoff_s * 2.0**doublings, self.config.backoff_max_s), self.deaths)

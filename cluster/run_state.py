@@ -1,0 +1,122 @@
+"""What a running cluster tells about itself on the machine of its driver: one JSON file for each, in the run folder.
+
+The driver writes it; `slipstream status` and `slipstream down` read it. A file whose driver is gone (same pid *and*
+same start time) is stale.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from slipstream.cluster import processes
+
+ClusterPhase = Literal["starting", "ready", "draining", "stopping"]
+
+
+class AlreadyRunning(Exception):  # noqa: N818 - reads as the sentence it carries
+    """A cluster of that name runs on this machine."""
+
+
+@dataclass(slots=True)
+class MemberStatus:
+    """`state` is a word of the member's own life (for workers see `workers.report`), `detail` one line for people,
+    `since` seconds since the epoch. `startup_s`: the stages of a worker's last start and their seconds."""
+
+    name: str
+    role: str
+    state: str = "new"
+    detail: str = ""
+    pids: list[int] = field(default_factory=list)
+    restarts: int = 0
+    since: float = 0.0
+    startup_s: list[tuple[str, float]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class ClusterState:
+    """`pid` and `started` (seconds since the epoch) identify the driver."""
+
+    name: str
+    pid: int
+    started: float
+    config: str
+    model: str
+    phase: ClusterPhase = "starting"
+    url: str = ""
+    log_dir: str = ""
+    members: list[MemberStatus] = field(default_factory=list)
+
+    @property
+    def is_stale(self) -> bool:
+        return not processes.is_running(self.pid, self.started)
+
+
+def run_folder() -> Path:
+    """`$XDG_RUNTIME_DIR/slipstream`, or `~/.cache/slipstream/run` where there is none."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(runtime) / "slipstream" if runtime else cache_folder() / "run"
+
+
+def cache_folder() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "slipstream"
+
+
+@contextmanager
+def claim(name: str, folder: Path) -> Iterator[Path]:
+    """Reserves a cluster's name for this process; yields the path of its state file, which is removed at the end.
+    Raises AlreadyRunning, OSError."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = folder / f"{name}.json"
+    with (folder / f"{name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            other = read(path)
+            who = f" (pid {other.pid}{', ' + other.url if other.url else ''})" if other else ""
+            raise AlreadyRunning(
+                f"a cluster named {name} runs already{who}: "
+                f"stop it with `slipstream down {name}`, or choose another name with --name"
+            ) from None
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def write(path: Path, state: ClusterState) -> None:
+    """Readers see the old file or the new one, never half of it."""
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(fd, "w", encoding="utf-8") as file:
+        json.dump(asdict(state), file, indent=1)
+    os.replace(temporary, path)
+
+
+def read(path: Path) -> ClusterState | None:
+    """None if there is no such file or it is none of ours."""
+    try:
+        return TypeAdapter(ClusterState).validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def read_all(folder: Path) -> list[ClusterState]:
+    """All clusters that run on this machine. Removes the files of those that do not."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        state = read(path)
+        if state is not None and not state.is_stale:
+            found.append(state)
+        elif state is not None:
+            path.unlink(missing_ok=True)
+    return found

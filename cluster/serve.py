@@ -1,0 +1,148 @@
+"""Serves one configuration until told to stop: `python -m slipstream.cluster.serve CONFIG`.
+
+Runs wherever a driver of Ray runs: from a terminal, with a Ray of its own, or as a job of an existing cluster
+(`ray job submit --working-dir . -- python -m slipstream.cluster.serve CONFIG`).
+
+Exit codes: 0 stopped in order; 1 did not come up, or broke; 2 the configuration, a port or the name will not do;
+130 interrupted before it was up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+from slipstream.cluster import console, run_state
+from slipstream.cluster.config import ClusterConfig
+from slipstream.cluster.config_file import ConfigError, load_config
+from slipstream.cluster.console import Console
+from slipstream.cluster.process_log import redirect_output
+from slipstream.cluster.ray_environment import own_ray_environment, ray_address
+
+
+class PortTaken(Exception):  # noqa: N818 - reads as the sentence it carries
+    """Somebody else listens there."""
+
+
+class Interrupted(BaseException):
+    """A signal came before the cluster was up. Not an Exception: no handler in between may keep it."""
+
+
+def serve(config_path: Path, *, name: str | None, port: int | None, timings: bool) -> int:
+    """Returns the exit code; everything else has been said at the terminal."""
+    try:
+        config = override(load_config(config_path), name, port)
+    except ConfigError as error:
+        for problem in error.problems:
+            console.error(problem)
+        return 2
+    address = ray_address(config.ray)
+    try:
+        if address is None:
+            check_ports(config)
+        with run_state.claim(config.name, run_state.run_folder()) as state_path:
+            return _serve_claimed(config, config_path, address, state_path, timings)
+    except (PortTaken, run_state.AlreadyRunning) as error:
+        console.error(str(error))
+        return 2
+    except OSError as error:
+        console.error(f"cannot use {error.filename or run_state.run_folder()}: {error.strerror or error}")
+        return 1
+
+
+def _serve_claimed(
+    config: ClusterConfig, config_path: Path, address: str | None, state_path: Path, timings: bool
+) -> int:
+    signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGTERM, _interrupt)
+    log_dir = None
+    if address is None:
+        os.environ.update(own_ray_environment())
+        log_dir = fresh_log_dir(config.name)
+    # Not before the environment is set: Ray reads it on import.
+    from slipstream.cluster.driver import Driver
+
+    terminal = Console(take_terminal(log_dir))
+    driver = Driver(config, config_path, state_path, log_dir, terminal, timings=timings)
+    try:
+        return driver.run(address)
+    except Interrupted:
+        terminal.say("interrupted before it was up; everything has been stopped")
+        return 130
+    except Exception as error:  # the one place where what nobody foresaw becomes a sentence
+        traceback.print_exc()
+        where = f"; the traceback is in {log_dir / 'driver.log'}" if log_dir else ""
+        terminal.say(f"slipstream: broke with {type(error).__name__}: {error}{where}")
+        return 1
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # once is enough; what follows is the way out
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Interrupted
+
+
+def override(config: ClusterConfig, name: str | None, port: int | None) -> ClusterConfig:
+    """The configuration with what the command line says otherwise. Raises ConfigError."""
+    try:
+        if port is not None:
+            http = dataclasses.replace(config.router.http, port=port)
+            config = dataclasses.replace(config, router=dataclasses.replace(config.router, http=http))
+        return config if name is None else dataclasses.replace(config, name=name)
+    except ValueError as error:
+        raise ConfigError([str(error)]) from None
+
+
+def check_ports(config: ClusterConfig) -> None:
+    """Raises PortTaken. Asks before anything has been started; the router will say so itself if it is too late."""
+    router = config.router
+    for key, host, port in (
+        ("router.http.port", router.http.host, router.http.port),
+        ("router.worker_port", router.worker_host, router.worker_port),
+    ):
+        if port == 0:
+            continue
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    why = "is in use by another program"
+                else:
+                    why = f"cannot be used: {error.strerror or error}"
+                raise PortTaken(f"{key}: port {port} at {host} {why}; choose another one, or 0 for any") from None
+
+
+def fresh_log_dir(name: str) -> Path:
+    """Where the processes of this run write; what the last run wrote is gone."""
+    log_dir = run_state.cache_folder() / "logs" / name
+    log_dir.mkdir(parents=True, exist_ok=True)
+    for old in log_dir.glob("*.log"):
+        old.unlink()
+    return log_dir
+
+
+def take_terminal(log_dir: Path | None) -> TextIO:
+    """A stream to the terminal that only we have. What Ray and native libraries print goes to the driver's log, if
+    there is a folder for logs, and to the terminal as ever if not."""
+    if log_dir is None:
+        return sys.stdout
+    terminal = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
+    redirect_output("driver", str(log_dir / "driver.log"))
+    return terminal
+
+
+if __name__ == "__main__":
+    from slipstream.cluster.cli import serve_command
+
+    serve_command()
