@@ -1,12 +1,12 @@
 """The decode role: reserve a landing place, take the pages in, decode; or prefill here and decode.
 
-    Generate --> running --> finished
-    Reserve --> landing --all ranks Received--> landed --Start--> running        (Start may come before the pages)
-                   |                              |
-                   |                              +-- no Start within the lease --> Failed
-                   +-- Cancel, router gone --> closing --all ranks quiet--> released
-                   +-- Generate --all ranks quiet--> running, in the reserved pages
-                   +-- failed on any rank --all ranks quiet--> released, Failed
+Generate --> running --> finished
+Reserve --> landing --all ranks Received--> landed --Start--> running        (Start may come before the pages)
+               |                              |
+               |                              +-- no Start within the lease --> Failed
+               +-- Cancel, router gone --> closing --all ranks quiet--> released
+               +-- Generate --all ranks quiet--> running, in the reserved pages
+               +-- failed on any rank --all ranks quiet--> released, Failed
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class EngineLoop:
         try:
             while not self._finished:
                 self._reconnect()
-                for event in self.inbox.take(self._patience_s()):
+                for event in self.inbox.take(self.next_turn_s()):
                     self._accept(event)
                 if self.engine.has_work:
                     self._out += self.role.sampled(self.engine.step())
@@ -131,7 +131,7 @@ class EngineLoop:
         self.show("draining" if self._draining else "connecting", f"epoch {worker.epoch}")
         self.router.connect(self.hello(worker))
 
-    def _patience_s(self) -> float | None:
+    def next_turn_s(self) -> float | None:
         """How long to wait for the next event: not at all with work to do, else till the next deadline."""
         if self.engine.has_work:
             return 0.0

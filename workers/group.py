@@ -19,7 +19,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
+from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferKey
 from slipstream.router.codec import WireError
 from slipstream.workers.config import EngineConfig
 from slipstream.workers.control_link import ControlLink, LinkClosed
@@ -72,9 +72,7 @@ class MeetingPoint:
         """Raises OSError if the host is not one of this machine's."""
         self._listener = socket.create_server((host, 0))
         self.store = dist.TCPStore(host, 0, size, is_master=True, wait_for_workers=False)
-        self.address = GroupAddress(
-            host, self.store.port, self._listener.getsockname()[1], secrets.token_hex(16)
-        )
+        self.address = GroupAddress(host, self.store.port, self._listener.getsockname()[1], secrets.token_hex(16))
         self._size = size
 
     def gather(self) -> list[RemoteRank]:

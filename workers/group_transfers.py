@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
+from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferKey
 
 
 class RankTransfers(Protocol):
@@ -58,6 +58,10 @@ class GroupTransfers:
 
     ranks: Sequence[RankTransfers]
     _tallies: dict[TransferKey, _Tally] = field(default_factory=dict)
+
+    @property
+    def active(self) -> Collection[TransferKey]:
+        return self._tallies.keys()
 
     @property
     def num_active(self) -> int:

@@ -1,10 +1,10 @@
 """The prefill role: compute a prompt, stream its first token, send its pages, give them back.
 
-    Prefill --> waiting --first step--> computing, sending --first token--> sending --Sent by all ranks--> released
-                   |                              |                            |
-                   | Cancel, router gone          +-- Cancel, failed send, ----+--> closing --all ranks quiet--> released
-                   v                                  router gone
-                released
+Prefill --> waiting --first step--> computing, sending --first token--> sending --Sent by all ranks--> released
+               |                              |                            |
+               | Cancel, router gone          +-- Cancel, failed send, ----+--> closing --all ranks quiet--> released
+               v                                  router gone
+            released
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from slipstream.kv_transfer.agent import TransferAgent
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferKey
+from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
 from slipstream.router.messages import unpack_ids
 from slipstream.workers.config import WorkerConfig
 from slipstream.workers.engine.build import build_runner, engine_limits

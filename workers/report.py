@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-WorkerState = Literal["new", "gathering", "loading", "warming_up", "connecting", "ready", "draining", "stopped", "failed"]
+WorkerState = Literal[
+    "new", "gathering", "loading", "warming_up", "connecting", "ready", "draining", "stopped", "failed"
+]
 
 
 @dataclass(frozen=True, slots=True)

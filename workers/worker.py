@@ -210,9 +210,7 @@ class Worker:
         for rank in ranks:
             ready = rank.wait_until_ready()
             if ready.num_pages != parts.limits.num_pages:
-                raise WorkerFailed(
-                    f"rank {rank.rank} has {ready.num_pages} pages, rank 0 has {parts.limits.num_pages}"
-                )
+                raise WorkerFailed(f"rank {rank.rank} has {ready.num_pages} pages, rank 0 has {parts.limits.num_pages}")
             addresses.append(ready.address)
             rank.listen(self._transfer_ended, self._group_broken)
         return tuple(addresses)
