@@ -22,6 +22,14 @@ class TransferAddress:
 
 
 @dataclass(frozen=True, slots=True)
+class TransferKey:
+    """Names a transfer on either side."""
+
+    destination: PeerId
+    transfer_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class HandoffTicket:
     """A landing place that a decode worker has reserved.
 
@@ -40,3 +48,7 @@ class HandoffTicket:
     num_layers: int
     num_kv_heads: int  # of the whole model
     head_bytes: int  # K and V of one head of one page
+
+    @property
+    def key(self) -> TransferKey:
+        return TransferKey(self.destination, self.transfer_id)

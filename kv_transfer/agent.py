@@ -1,0 +1,309 @@
+"""The transfer agent of a rank: the shell around the hand-offs.
+
+One thread drives the transport, the copying and the checksums; every public call only checks its arguments and puts
+a command in that thread's queue. Events come back on that thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+import numpy as np
+
+from slipstream.kv_transfer.config import TransferConfig
+from slipstream.kv_transfer.counters import Counters
+from slipstream.kv_transfer.events import TransferEvent, TransferStats
+from slipstream.kv_transfer.layout import Stream, streams_between
+from slipstream.kv_transfer.plan import TicketError, message_bytes
+from slipstream.kv_transfer.pool import PageIds, PagePool
+from slipstream.kv_transfer.receive_side import ReceiveSide
+from slipstream.kv_transfer.records import RecordError, check_peer, decode_record
+from slipstream.kv_transfer.send_side import SendSide
+from slipstream.kv_transfer.staging import Staging
+from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
+from slipstream.kv_transfer.transport import Arrival, Link, Transport
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.05  # how late a lease may be noticed while the thread is busy
+CLOSE_S = 5.0
+
+
+class AgentClosedError(RuntimeError):
+    """The agent was closed, or its thread has died; nothing can be transferred any more."""
+
+
+class TransferAgent:
+    """Sends pages of `pool` to other ranks and receives pages into it.
+
+    `peer` is the worker group that this rank belongs to, `rank` of `tp`. `on_event` is called on the agent's thread;
+    it must not block and must not raise. Each `send` and each `expect` that returned ends in exactly one event.
+    `transport` is UCX unless given. Raises StagingError if a message might not fit the staging memory,
+    TransportError if the transport cannot be opened, ValueError for a bad peer or rank.
+    """
+
+    def __init__(
+        self,
+        pool: PagePool,
+        *,
+        rank: int,
+        tp: int,
+        peer: PeerId,
+        config: TransferConfig,
+        on_event: Callable[[TransferEvent], None],
+        transport: Transport | None = None,
+    ) -> None:
+        if not 0 <= rank < tp:
+            raise ValueError(f"rank must be in 0..{tp - 1}, got {rank}")
+        check_peer(peer)
+        self._pool = pool
+        self._rank = rank
+        self._tp = tp
+        self._peer = peer
+        self._config = config
+        self._counters = Counters()
+        # Each direction has its half. Sharing would let two workers that send to each other fill all buffers with
+        # what the other one has no buffer for.
+        half = config.staging_mib * (1 << 20) // 2
+        self._max_message_bytes = message_bytes(config.slab_pages, pool.geometry)
+        outgoing = Staging(self._max_message_bytes, half)
+        incoming = Staging(self._max_message_bytes, half)
+        self._transport = transport if transport is not None else _open_transport(config)
+        self._sender = SendSide(self._transport, pool, config, outgoing, self._counters, on_event)
+        self._receiver = ReceiveSide(self._transport, pool, config, incoming, self._counters, on_event)
+        # The identity that arrivals belong to: `_peer`, but changed by the thread in its turn among the commands.
+        self._serving = peer
+        self._commands: deque[Callable[[], None]] = deque()
+        self._is_signalled = False
+        self._lock = threading.Lock()  # orders public calls against `close`
+        self._is_closed = False
+        self._is_stopping = False
+        self._next_tick = 0.0
+        self._transport.start(self)
+        self._address = self._transport.address
+        self._thread = threading.Thread(target=self._run, name=f"kv-transfer-{rank}", daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> TransferAddress:
+        """Where peers reach this rank, for tickets."""
+        return self._address
+
+    # ---- the API; any thread
+
+    def expect(self, ticket: HandoffTicket, page_ids: Sequence[int], source: PeerId, source_tp: int) -> TransferKey:
+        """Be ready for the ticket's pages, in order, in `page_ids`. Ends in Received or ReceiveFailed.
+
+        Raises TicketError if the ticket does not fit this rank, AgentClosedError.
+        """
+        ids = self._check(ticket, page_ids)
+        if ticket.destination != self._peer:
+            raise TicketError(f"the ticket is for {ticket.destination}, this is {self._peer}")
+        if len(ticket.addresses) != self._tp:
+            raise TicketError(f"the ticket has {len(ticket.addresses)} addresses for {self._tp} ranks")
+        if len(set(ids.tolist())) != len(ids):
+            raise TicketError("two of the ticket's pages would land in the same page")
+        streams = self._streams(source_tp, self._tp, ticket)
+        mine = [stream for stream in streams if stream.destination_rank == self._rank]
+        self._submit(lambda: self._receiver.begin(ticket, source, mine, ids))
+        return ticket.key
+
+    def send(self, ticket: HandoffTicket, page_ids: Sequence[int], num_ready_pages: int = 0) -> TransferKey:
+        """Send the ticket's pages, which `page_ids` names in order, as `pages_ready` releases them.
+
+        The first `num_ready_pages` pages of the sequence are complete in all layers (cached prefix). Ends in Sent or
+        SendFailed. Raises TicketError if the ticket does not fit this rank, AgentClosedError.
+        """
+        ids = self._check(ticket, page_ids)
+        streams = self._streams(self._tp, len(ticket.addresses), ticket)
+        mine = [stream for stream in streams if stream.source_rank == self._rank]
+        self._submit(lambda: self._sender.begin(self._serving, ticket, mine, ids, num_ready_pages))
+        return ticket.key
+
+    def pages_ready(self, key: TransferKey, layer: int, num_pages: int) -> None:
+        """The first `num_pages` pages of the sequence hold this layer, and will not change. Ignored for transfers
+        that are unknown or over. Costs the caller a few microseconds."""
+        self._submit(lambda: self._sender.pages_ready(key, layer, num_pages))
+
+    def cancel(self, key: TransferKey) -> None:
+        """Give up a transfer; its event follows once nothing touches its pages. Ignored if it is over."""
+
+        def cancel() -> None:
+            self._sender.fail(key, "cancelled")
+            self._receiver.fail(key, "cancelled")
+
+        self._submit(cancel)
+
+    def peer_lost(self, peer: PeerId) -> None:
+        """A peer is known to be gone: fail all transfers with it now."""
+
+        def lose() -> None:
+            self._sender.peer_lost(peer, f"{peer.name} is lost")
+            self._receiver.peer_lost(peer, f"{peer.name} is lost")
+
+        self._submit(lose)
+
+    def begin_epoch(self, peer: PeerId) -> None:
+        """From now on this rank belongs to `peer`: all transfers fail, all links end, older tickets are void. The
+        address stays."""
+        check_peer(peer)
+
+        def begin() -> None:
+            self._sender.end_all(f"{peer.name} begins epoch {peer.epoch}")
+            self._receiver.end_all(f"{peer.name} begins epoch {peer.epoch}")
+            self._serving = peer
+
+        self._peer = peer
+        self._submit(begin)
+
+    def stats(self) -> TransferStats:
+        return TransferStats(
+            **asdict(self._counters),
+            leases_held=self._receiver.num_transfers,
+            sends_held=self._sender.num_transfers,
+            messages_in_flight=self._transport.num_in_flight,
+            links_open=self._sender.num_links + self._receiver.num_links,
+        )
+
+    def close(self) -> None:
+        """Fail what is left, end all links and the thread. May be called more than once, not from `on_event`."""
+        with self._lock:
+            self._is_closed = True
+        self._is_stopping = True
+        if self._thread.is_alive():
+            self._transport.wake()
+            self._thread.join()
+
+    # ---- what the transport tells; the thread
+
+    def on_link(self, link: Link) -> None:
+        self._receiver.on_link(link)
+
+    def on_record(self, link: Link, record: bytes) -> None:
+        try:
+            decoded = decode_record(record)
+        except RecordError as error:
+            self.on_lost(link, str(error))
+            return
+        if self._sender.owns(link):
+            self._sender.on_record(link, decoded)
+        else:
+            self._receiver.on_record(self._serving, link, decoded)
+
+    def on_arrival(self, arrival: Arrival) -> None:
+        self._receiver.on_arrival(self._serving, arrival)
+
+    def on_lost(self, link: Link, reason: str) -> None:
+        if self._sender.owns(link):
+            self._sender.on_lost(link, reason)
+        else:
+            self._receiver.on_lost(link, reason)
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopping:
+                if not self._turn():
+                    self._transport.wait(max(0.0, self._next_deadline() - time.monotonic()))
+            self._wind_up("the transfer agent is closed")
+        except Exception as error:
+            # The one broad handler: whatever went wrong, every transfer still ends.
+            logger.exception("the transfer agent has failed")
+            with self._lock:
+                self._is_closed = True
+            self._wind_up(f"the transfer agent has failed: {error}")
+
+    def _turn(self) -> bool:
+        """One round of everything; True if there was anything to do."""
+        busy = self._transport.progress()
+        busy |= self._run_commands()
+        busy |= self._receiver.pump()
+        busy |= self._sender.pump()
+        self._tick()
+        return busy
+
+    def _run_commands(self) -> bool:
+        # The flag falls before the queue is read: whoever finds it up afterwards finds us about to read.
+        self._is_signalled = False
+        busy = bool(self._commands)
+        while self._commands:
+            self._commands.popleft()()
+        return busy
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_tick:
+            self._sender.tick(now)
+            self._receiver.tick(now)
+            self._next_tick = now + TICK_S
+
+    def _next_deadline(self) -> float:
+        return min(self._sender.next_deadline(), self._receiver.next_deadline())
+
+    def _wind_up(self, reason: str) -> None:
+        self._run_commands()
+        self._sender.end_all(reason)
+        self._receiver.end_all(reason)
+        deadline = time.monotonic() + CLOSE_S
+        while (self._transport.num_in_flight or self._held) and time.monotonic() < deadline:
+            if not self._turn():
+                self._transport.wait(TICK_S)
+        self._transport.close()
+        while self._receiver.pump():
+            pass
+
+    @property
+    def _held(self) -> int:
+        return self._sender.num_transfers + self._receiver.num_transfers
+
+    # ---- checks
+
+    def _submit(self, command: Callable[[], None]) -> None:
+        with self._lock:
+            if self._is_closed:
+                raise AgentClosedError("the transfer agent is closed")
+            self._commands.append(command)
+        if not self._is_signalled:
+            self._is_signalled = True
+            self._transport.wake()
+
+    def _streams(self, source_tp: int, destination_tp: int, ticket: HandoffTicket) -> tuple[Stream, ...]:
+        try:
+            return streams_between(source_tp, destination_tp, ticket.num_kv_heads)
+        except ValueError as error:
+            raise TicketError(str(error)) from error
+
+    def _check(self, ticket: HandoffTicket, page_ids: Sequence[int]) -> PageIds:
+        geometry = self._pool.geometry
+        for name, theirs, ours in (
+            ("num_layers", ticket.num_layers, geometry.num_layers),
+            ("num_kv_heads", ticket.num_kv_heads, geometry.num_heads * self._tp),
+            ("head_bytes", ticket.head_bytes, geometry.head_bytes),
+        ):
+            if theirs != ours:
+                raise TicketError(f"{name} of the ticket is {theirs}, this rank has {ours}")
+        num_bytes = message_bytes(ticket.slab_pages, geometry)
+        if num_bytes > self._max_message_bytes:
+            raise TicketError(
+                f"slabs of {ticket.slab_pages} pages do not fit this rank's staging buffers, "
+                f"which are made for {self._config.slab_pages}"
+            )
+        ids = np.asarray(page_ids, np.intp)
+        if ids.shape != (ticket.num_pages,):
+            raise TicketError(f"the ticket wants {ticket.num_pages} pages, got ids of {ids.shape}")
+        if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= geometry.num_pages):
+            raise TicketError(f"page ids must be in 0..{geometry.num_pages - 1}, got {ids.min()}..{ids.max()}")
+        return ids
+
+
+def _open_transport(config: TransferConfig) -> Transport:
+    # Imported where it is used: it loads the native library, which only a rank that opens a transport needs.
+    from slipstream.kv_transfer.ucx import UcxTransport
+
+    return UcxTransport(config.host, config.tls)

@@ -1,0 +1,62 @@
+"""How a transfer ended, and what the agent has done so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slipstream.kv_transfer.ticket import TransferKey
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """All pages came whole and hold what was sent. `seconds` from the first arrival to the last copy."""
+
+    key: TransferKey
+    num_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveFailed:
+    """The pages hold no one knows what, and nothing writes to them any more."""
+
+    key: TransferKey
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The pages have been read for the last time."""
+
+    key: TransferKey
+    num_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SendFailed:
+    """Not all pages were sent, and nothing reads them any more."""
+
+    key: TransferKey
+    reason: str
+
+
+TransferEvent = Received | ReceiveFailed | Sent | SendFailed
+
+
+@dataclass(frozen=True, slots=True)
+class TransferStats:
+    """Totals since the agent began; the last four are gauges of this moment. Seconds are summed over transfers."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    transfers_sent: int = 0
+    transfers_received: int = 0
+    transfers_failed: int = 0
+    seconds_sending: float = 0.0
+    seconds_receiving: float = 0.0
+    checksum_failures: int = 0
+    leases_held: int = 0  # receive transfers that are not over
+    sends_held: int = 0  # send transfers that are not over
+    messages_in_flight: int = 0
+    links_open: int = 0

@@ -1,0 +1,255 @@
+"""The two ends of a hand-off, as state machines without a wire or a clock.
+
+                     all messages done, nothing in flight
+       +--------+ --------------------------------------------> +-------+
+    -> | active |                                               | owned |   Finish(ok)
+       +--------+                                               +-------+
+           | cancel, lease expired, peer lost or aborted,
+           | a message failed, came twice, has the wrong size or checksum
+           v
+       +---------+  nothing in flight any more                  +--------+
+       | closing | -------------------------------------------> | failed |  Finish(not ok)
+       +---------+                                              +--------+
+           | still in flight after `grace_s`
+           +--> CutLinks: whoever is at the other end has stalled; ending its links ends the operations
+
+`Finish` comes exactly once, and when it does no operation can touch pages or staging any more. That is why a failed
+hand-off waits in `closing`: a posted message cannot be taken back, it can only run to its end.
+
+Every call takes the time, `now` in seconds on any steady clock, and returns what is to be done, in order. An end that
+has made no progress for `lease_s` expires. The sender decides the order of messages: as slabs become ready, oldest
+first. The receiver takes any order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from slipstream.kv_transfer.plan import Message, StreamPlan, TicketError
+
+GRACE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Land:
+    """Receive this message into staging, then call `received`."""
+
+    plan: StreamPlan
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Check the message in staging and copy it to its pages if it is whole, then call `verified`."""
+
+    plan: StreamPlan
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class TellPeers:
+    """Let the other ends know that this hand-off has failed here."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CutLinks:
+    """End the links of this hand-off: operations on them do not come to an end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The hand-off is over and holds nothing. `reason` is None if all went well. Seconds from first to last byte."""
+
+    reason: str | None
+    num_bytes: int
+    seconds: float
+
+
+Action = Land | Verify | TellPeers | CutLinks | Finish
+
+
+class State(Enum):
+    ACTIVE = "active"
+    CLOSING = "closing"
+    OWNED = "owned"
+    FAILED = "failed"
+
+
+class _Handoff:
+    """What both ends share: lease, failure, and the single end."""
+
+    def __init__(self, plans: Sequence[StreamPlan], now: float, lease_s: float, grace_s: float) -> None:
+        self.plans = tuple(plans)
+        self.state = State.ACTIVE
+        self.num_in_flight = 0
+        self._num_done = 0
+        self._num_messages = sum(plan.num_messages for plan in plans)
+        self._lease_s = lease_s
+        self._grace_s = grace_s
+        self._deadline = now + lease_s
+        self._began: float | None = None
+        self._reason: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in (State.OWNED, State.FAILED)
+
+    @property
+    def deadline(self) -> float:
+        """When `tick` has something to do at the latest."""
+        return self._deadline
+
+    def begin(self, now: float) -> list[Action]:
+        """Call once at first: a ticket for no pages is done at once."""
+        return self._settle(now)
+
+    def fail(self, reason: str, now: float, tell_peers: bool = True) -> list[Action]:
+        """Cancel, or give up for a reason that came from outside. Without effect when it is already closing or over."""
+        if self.state is not State.ACTIVE:
+            return []
+        self.state = State.CLOSING
+        self._reason = reason
+        self._deadline = now + self._grace_s
+        actions: list[Action] = [TellPeers(reason)] if tell_peers else []
+        return actions + self._settle(now)
+
+    def tick(self, now: float) -> list[Action]:
+        if self.is_over or now < self._deadline:
+            return []
+        if self.state is State.ACTIVE:
+            return self.fail(f"no progress for {self._lease_s:g} s", now)
+        self._deadline = now + self._grace_s
+        return [CutLinks()]
+
+    def _progress(self, now: float) -> None:
+        if self.state is State.ACTIVE:
+            self._deadline = now + self._lease_s
+
+    def _start_one(self, now: float) -> None:
+        self.num_in_flight += 1
+        if self._began is None:
+            self._began = now
+        self._progress(now)
+
+    def _end_one(self) -> None:
+        assert self.num_in_flight > 0
+        self.num_in_flight -= 1
+
+    def _settle(self, now: float) -> list[Action]:
+        """Move on to the end if it is reached."""
+        if self.is_over or self.num_in_flight:
+            return []
+        if self.state is State.ACTIVE and self._num_done < self._num_messages:
+            return []
+        self.state = State.OWNED if self.state is State.ACTIVE else State.FAILED
+        num_bytes = sum(plan.payload_bytes for plan in self.plans) if self.state is State.OWNED else 0
+        return [Finish(self._reason, num_bytes, 0.0 if self._began is None else now - self._began)]
+
+
+class SendHandoff(_Handoff):
+    """The end of one source rank. `plans` has a plan for each destination rank that this rank sends to."""
+
+    def __init__(self, plans: Sequence[StreamPlan], now: float, lease_s: float, grace_s: float = GRACE_S) -> None:
+        super().__init__(plans, now, lease_s, grace_s)
+        num_layers = plans[0].ticket.num_layers
+        self._next_slab = [0] * num_layers  # slabs of the layer before it are ready or gone
+        self._ready: dict[StreamPlan, deque[int]] = {plan: deque() for plan in plans}
+
+    def pages_ready(self, layer: int, num_pages: int, now: float) -> bool:
+        """The first `num_pages` pages of the sequence hold this layer. Repeats and smaller numbers change nothing.
+
+        True if messages became ready. Slabs are the same in every stream: they depend on the ticket alone.
+        """
+        if self.state is not State.ACTIVE or not 0 <= layer < len(self._next_slab):
+            return False
+        plan = self.plans[0]
+        slab = first = self._next_slab[layer]
+        while slab < plan.num_slabs and plan.slab_end(slab) <= num_pages:
+            slab += 1
+        if slab == first:
+            return False
+        self._next_slab[layer] = slab
+        for plan, ready in self._ready.items():
+            ready.extend(plan.index(s, layer) for s in range(first, slab))
+        self._progress(now)
+        return True
+
+    def has_ready(self, plan: StreamPlan) -> bool:
+        return self.state is State.ACTIVE and bool(self._ready[plan])
+
+    def take(self, plan: StreamPlan, now: float) -> Message | None:
+        """The next message to post on this stream; it counts as in flight until `sent` is called for it."""
+        if not self.has_ready(plan):
+            return None
+        self._start_one(now)
+        return plan.message(self._ready[plan].popleft())
+
+    def sent(self, error: str | None, now: float) -> list[Action]:
+        """The transport has let go of a posted message, `error` says why if it did not go out."""
+        self._end_one()
+        if error is not None:
+            actions = self.fail(f"a message could not be sent: {error}", now)
+            return actions or self._settle(now)
+        self._num_done += 1
+        self._progress(now)
+        return self._settle(now)
+
+
+class ReceiveHandoff(_Handoff):
+    """The end of one destination rank. `plans` has a plan for each source rank that sends to this rank."""
+
+    def __init__(self, plans: Sequence[StreamPlan], now: float, lease_s: float, grace_s: float = GRACE_S) -> None:
+        super().__init__(plans, now, lease_s, grace_s)
+        self._plans_by_source = {plan.stream.source_rank: plan for plan in plans}
+        self._seen = {plan: bytearray(plan.num_messages) for plan in plans}
+
+    def arrived(self, now: float) -> None:
+        """A message has come and waits for a staging buffer: the sender is alive."""
+        self._progress(now)
+
+    def accept(self, source_rank: int, index: int, num_bytes: int, now: float) -> list[Action]:
+        """There is a staging buffer for a message that has arrived. Unless the answer has a `Land`, it is unwanted."""
+        if self.state is not State.ACTIVE:
+            return []
+        plan = self._plans_by_source.get(source_rank)
+        if plan is None:
+            return self.fail(f"rank {source_rank} of the source has nothing to send here", now)
+        try:
+            message = plan.message(index)
+        except TicketError as error:
+            return self.fail(f"rank {source_rank} of the source sent {error}", now)
+        if self._seen[plan][index]:
+            return self.fail(f"message {index} of source rank {source_rank} came twice", now)
+        if num_bytes != message.num_bytes:
+            reason = f"message {index} of source rank {source_rank} has {num_bytes} bytes, not {message.num_bytes}"
+            return self.fail(reason, now)
+        self._seen[plan][index] = 1
+        self._start_one(now)
+        return [Land(plan, message)]
+
+    def received(self, plan: StreamPlan, index: int, error: str | None, now: float) -> list[Action]:
+        """The transport has let go of the staging buffer. The message is still in flight if `Verify` is the answer."""
+        if self.state is State.ACTIVE and error is None:
+            self._progress(now)
+            return [Verify(plan, plan.message(index))]
+        self._end_one()
+        if error is not None:
+            actions = self.fail(f"message {index} broke off: {error}", now)
+            return actions or self._settle(now)
+        return self._settle(now)
+
+    def verified(self, plan: StreamPlan, index: int, is_whole: bool, now: float) -> list[Action]:
+        """`is_whole`: the checksum was right and the message has been copied to its pages."""
+        self._end_one()
+        if not is_whole:
+            reason = f"message {index} of source rank {plan.stream.source_rank} has a wrong checksum"
+            actions = self.fail(reason, now)
+            return actions or self._settle(now)
+        self._num_done += 1
+        self._progress(now)
+        return self._settle(now)

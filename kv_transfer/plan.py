@@ -1,0 +1,147 @@
+"""The list of messages of a hand-off, which both ends derive from the ticket alone.
+
+A message carries one layer of one slab: up to `slab_pages` consecutive wanted pages, the heads of its stream, then
+a checksum.
+
+    pages of the sequence   0  1  2  3 | 4  5  6  7 | 8  9 10 11 | 12 ...      slab_pages = 4
+    wanted                           [3|4  5  6  7 | 8  9]                     first_page = 3, num_pages = 7
+    slabs                         slab 0|  slab 1  |slab 2
+
+    message   [ slab pages, stream heads, head_bytes ] [ checksum, 8 bytes ]
+
+Slabs end on multiples of `slab_pages` of the *sequence*, not of the wanted pages: prefill runs in chunks that start
+at the sequence's first token, so a chunk of that many pages completes whole slabs wherever the destination's cached
+prefix happened to end. Counted from `first_page`, every slab would wait for the chunk after its own.
+
+Messages are numbered slab by slab and, within a slab, layer by layer, per stream. UCX's 64-bit tag says it all:
+
+    | transfer id, 32 | source rank, 8 | message index, 24 |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import xxhash
+
+from slipstream.kv_transfer.layout import PoolGeometry, Stream
+from slipstream.kv_transfer.ticket import HandoffTicket
+from slipstream.kv_transfer.transport import Buffer
+
+CHECKSUM_BYTES = 8
+TRANSFER_ID_BITS, RANK_BITS, INDEX_BITS = 32, 8, 24
+
+
+class TicketError(ValueError):
+    """A ticket that does not fit this rank, or no ticket at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Pages `first .. first + num_pages` of the wanted ones, in one layer. `num_bytes` counts the checksum in."""
+
+    index: int
+    layer: int
+    first: int
+    num_pages: int
+    num_bytes: int
+
+    @property
+    def payload_bytes(self) -> int:
+        return self.num_bytes - CHECKSUM_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class MessageTag:
+    transfer_id: int
+    source_rank: int
+    index: int
+
+    def pack(self) -> int:
+        return (self.transfer_id << (RANK_BITS + INDEX_BITS)) | (self.source_rank << INDEX_BITS) | self.index
+
+    @classmethod
+    def unpack(cls, tag: int) -> MessageTag:
+        return cls(
+            tag >> (RANK_BITS + INDEX_BITS),
+            (tag >> INDEX_BITS) & ((1 << RANK_BITS) - 1),
+            tag & ((1 << INDEX_BITS) - 1),
+        )
+
+
+class StreamPlan:
+    """The messages of one stream of a ticket. Raises TicketError if they cannot be numbered."""
+
+    def __init__(self, ticket: HandoffTicket, stream: Stream) -> None:
+        _check_ticket(ticket)
+        self.ticket = ticket
+        self.stream = stream
+        self._first_slab = ticket.first_page // ticket.slab_pages
+        if self.num_messages > 1 << INDEX_BITS:
+            raise TicketError(f"{self.num_messages} messages in a stream; at most {1 << INDEX_BITS} can be numbered")
+        if not 0 <= stream.source_rank < 1 << RANK_BITS:
+            raise TicketError(f"source rank {stream.source_rank} does not fit {RANK_BITS} bits")
+
+    @property
+    def num_slabs(self) -> int:
+        end = self.ticket.first_page + self.ticket.num_pages
+        return -(-end // self.ticket.slab_pages) - self._first_slab if self.ticket.num_pages else 0
+
+    @property
+    def num_messages(self) -> int:
+        return self.num_slabs * self.ticket.num_layers
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of all pages of this stream, checksums not counted."""
+        ticket = self.ticket
+        return ticket.num_layers * ticket.num_pages * self.stream.num_heads * ticket.head_bytes
+
+    def slab_end(self, slab: int) -> int:
+        """The page of the sequence that the slab ends before."""
+        ticket = self.ticket
+        return min((self._first_slab + slab + 1) * ticket.slab_pages, ticket.first_page + ticket.num_pages)
+
+    def index(self, slab: int, layer: int) -> int:
+        return slab * self.ticket.num_layers + layer
+
+    def message(self, index: int) -> Message:
+        """Raises TicketError if there is no such message."""
+        if not 0 <= index < self.num_messages:
+            raise TicketError(f"message {index} of a stream with {self.num_messages}")
+        ticket = self.ticket
+        slab, layer = divmod(index, ticket.num_layers)
+        first = max((self._first_slab + slab) * ticket.slab_pages, ticket.first_page)
+        num_pages = self.slab_end(slab) - first
+        num_bytes = num_pages * self.stream.num_heads * ticket.head_bytes + CHECKSUM_BYTES
+        return Message(index, layer, first - ticket.first_page, num_pages, num_bytes)
+
+    def tag(self, index: int) -> int:
+        return MessageTag(self.ticket.transfer_id, self.stream.source_rank, index).pack()
+
+    def checksum(self, index: int, payload: Buffer) -> bytes:
+        """XXH3-64 of the payload, seeded with what makes this message this one and no other: whole pages that land
+        in the wrong place, or come from the destination's previous epoch, are as wrong as flipped bits."""
+        epoch = self.ticket.destination.epoch & 0xFFFFFFFF
+        seed = self.tag(index) ^ (epoch * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF)
+        return xxhash.xxh3_64_digest(payload.data, seed=seed)
+
+
+def message_bytes(slab_pages: int, geometry: PoolGeometry) -> int:
+    """The largest message that a rank can have to send or take with slabs of so many pages."""
+    return slab_pages * geometry.page_bytes + CHECKSUM_BYTES
+
+
+def _check_ticket(ticket: HandoffTicket) -> None:
+    if not 0 <= ticket.transfer_id < 1 << TRANSFER_ID_BITS:
+        raise TicketError(f"transfer id {ticket.transfer_id} does not fit {TRANSFER_ID_BITS} bits")
+    for name, value, least in (
+        ("first_page", ticket.first_page, 0),
+        ("num_pages", ticket.num_pages, 0),
+        ("slab_pages", ticket.slab_pages, 1),
+        ("num_layers", ticket.num_layers, 1),
+        ("num_kv_heads", ticket.num_kv_heads, 1),
+        ("head_bytes", ticket.head_bytes, 1),
+    ):
+        if value < least:
+            raise TicketError(f"{name} of a ticket must be at least {least}, got {value}")

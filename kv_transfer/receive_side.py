@@ -1,0 +1,335 @@
+"""The receiving half of a rank: leases, links from sources, and messages on their way into pages.
+
+Runs on the transport thread alone. A message that arrives belongs to one of:
+
+    a lease                 waits in its source's queue for a staging buffer
+    a transfer that ended   is received into scrap memory: its sender must not hang on it
+    nobody yet              is kept until `begin` claims it: the ranks of a group hear of a reservation one by one,
+                            and a source may be faster than the last of them. For `lease_s` at most.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from slipstream.kv_transfer.config import TransferConfig
+from slipstream.kv_transfer.counters import Counters
+from slipstream.kv_transfer.events import Received, ReceiveFailed, TransferEvent
+from slipstream.kv_transfer.handoff import Action, CutLinks, Finish, Land, ReceiveHandoff, State, TellPeers, Verify
+from slipstream.kv_transfer.layout import Stream
+from slipstream.kv_transfer.plan import CHECKSUM_BYTES, Message, MessageTag, StreamPlan
+from slipstream.kv_transfer.pool import PageIds, PagePool
+from slipstream.kv_transfer.records import Abort, Hello, Record, Reject, Welcome, encode_record
+from slipstream.kv_transfer.staging import Staging
+from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferKey
+from slipstream.kv_transfer.transport import Arrival, Buffer, Link, Transport
+
+MAX_IN_FLIGHT_PER_SOURCE = 8
+MAX_UNCLAIMED = 4096
+MAX_ENDED = 4096
+
+
+@dataclass(slots=True, eq=False)
+class _Receiving:
+    key: TransferKey
+    source: PeerId
+    handoff: ReceiveHandoff
+    page_ids: PageIds
+
+
+@dataclass(slots=True, eq=False)
+class _Source:
+    """Arrivals of all leases from one peer, and how many of them are being received."""
+
+    waiting: deque[tuple[_Receiving, MessageTag, Arrival]] = field(default_factory=deque)
+    num_in_flight: int = 0
+
+
+@dataclass(slots=True)
+class _Ended:
+    reason: str | None
+
+
+@dataclass(slots=True)
+class _Unclaimed:
+    deadline: float
+    arrivals: list[tuple[MessageTag, Arrival]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Landed:
+    receiving: _Receiving
+    plan: StreamPlan
+    message: Message
+    slot: int
+    buffer: Buffer
+
+
+class ReceiveSide:
+    def __init__(
+        self,
+        transport: Transport,
+        pool: PagePool,
+        config: TransferConfig,
+        staging: Staging,
+        counters: Counters,
+        emit: Callable[[TransferEvent], None],
+    ) -> None:
+        self._transport = transport
+        self._pool = pool
+        self._lease_s = config.lease_s
+        self._staging = staging
+        self._counters = counters
+        self._emit = emit
+        self._max_in_flight = max(1, min(MAX_IN_FLIGHT_PER_SOURCE, staging.num_slots // 2))
+        self._receivings: dict[TransferKey, _Receiving] = {}
+        self._sources: dict[PeerId, _Source] = {}
+        self._links: dict[Link, Hello | None] = {}
+        self._landed: deque[_Landed] = deque()
+        self._ended: OrderedDict[TransferKey, _Ended] = OrderedDict()
+        self._unclaimed: dict[TransferKey, _Unclaimed] = {}
+        self._num_unclaimed = 0
+
+    @property
+    def num_transfers(self) -> int:
+        return len(self._receivings)
+
+    @property
+    def num_links(self) -> int:
+        return sum(hello is not None for hello in self._links.values())
+
+    def next_deadline(self) -> float:
+        leases = min((r.handoff.deadline for r in self._receivings.values()), default=float("inf"))
+        return min((u.deadline for u in self._unclaimed.values()), default=leases)
+
+    # ---- what the agent asks
+
+    def begin(self, ticket: HandoffTicket, source: PeerId, streams: Iterable[Stream], page_ids: PageIds) -> None:
+        now = time.monotonic()
+        key = ticket.key
+        if key in self._receivings:
+            self._emit(ReceiveFailed(key, f"transfer {key.transfer_id} is being received already"))
+            return
+        handoff = ReceiveHandoff([StreamPlan(ticket, stream) for stream in streams], now, self._lease_s)
+        receiving = self._receivings[key] = _Receiving(key, source, handoff, page_ids)
+        actions = handoff.begin(now)
+        if (ended := self._ended.get(key)) is not None:
+            actions += handoff.fail(ended.reason or f"transfer {key.transfer_id} is over already", now)
+        self._apply(receiving, actions)
+        if (unclaimed := self._unclaimed.pop(key, None)) is not None:
+            self._num_unclaimed -= len(unclaimed.arrivals)
+            for tag, arrival in unclaimed.arrivals:
+                self._queue(receiving, tag, arrival)
+
+    def fail(self, key: TransferKey, reason: str) -> None:
+        receiving = self._receivings.get(key)
+        if receiving is not None:
+            self._apply(receiving, receiving.handoff.fail(reason, time.monotonic()))
+
+    def peer_lost(self, peer: PeerId, reason: str) -> None:
+        """Fails what the peer has yet to send, whether or not it ever connected."""
+        for link, hello in list(self._links.items()):
+            if hello is not None and hello.source == peer:
+                self._drop(link, reason)
+        for receiving in list(self._receivings.values()):
+            if receiving.source == peer:
+                self.fail(receiving.key, reason)
+
+    def end_all(self, reason: str) -> None:
+        for link in list(self._links):
+            self._drop(link, reason)
+        for key in list(self._receivings):
+            self.fail(key, reason)
+        for source in self._sources.values():
+            while source.waiting:
+                self._scrap(source.waiting.popleft()[2])
+        for unclaimed in self._unclaimed.values():
+            for _, arrival in unclaimed.arrivals:
+                self._scrap(arrival)
+        self._unclaimed.clear()
+        self._num_unclaimed = 0
+
+    # ---- what the transport tells
+
+    def on_link(self, link: Link) -> None:
+        self._links[link] = None
+
+    def on_record(self, me: PeerId, link: Link, record: Record) -> None:
+        if link not in self._links:
+            return  # written before the link was cut
+        match record:
+            case Hello(_, _, destination) if destination != me:
+                reason = f"this is {me.name} of epoch {me.epoch}, not {destination.name} of {destination.epoch}"
+                self._transport.send_record(link, encode_record(Reject(reason)))
+            case Hello(source):
+                for other, known in list(self._links.items()):
+                    if known is not None and known.source.name == source.name and known.source.epoch < source.epoch:
+                        self._drop(other, f"{source.name} has restarted")
+                self._links[link] = record
+                self._transport.send_record(link, encode_record(Welcome()))
+            case Abort(transfer_id, reason) if (hello := self._links[link]) is not None:
+                self._on_abort(TransferKey(me, transfer_id), hello.source, reason)
+            case _:
+                self._drop(link, "it does not keep to the protocol")
+
+    def on_lost(self, link: Link, reason: str) -> None:
+        self._drop(link, reason)
+
+    def on_arrival(self, me: PeerId, arrival: Arrival) -> None:
+        tag = MessageTag.unpack(arrival.tag)
+        key = TransferKey(me, tag.transfer_id)
+        receiving = self._receivings.get(key)
+        if receiving is not None:
+            self._queue(receiving, tag, arrival)
+        elif key in self._ended or self._num_unclaimed >= MAX_UNCLAIMED:
+            self._scrap(arrival)
+        else:
+            unclaimed = self._unclaimed.setdefault(key, _Unclaimed(time.monotonic() + self._lease_s))
+            unclaimed.arrivals.append((tag, arrival))
+            self._num_unclaimed += 1
+
+    # ---- the loop
+
+    def pump(self) -> bool:
+        """Post receives for what there are buffers for, then look after one message that has landed."""
+        busy = False
+        for source in self._sources.values():
+            while source.waiting and source.num_in_flight < self._max_in_flight and self._staging.num_free:
+                self._post(source, *source.waiting.popleft())
+                busy = True
+        if self._landed:
+            self._verify(self._landed.popleft())
+            busy = True
+        return busy
+
+    def tick(self, now: float) -> None:
+        for receiving in list(self._receivings.values()):
+            self._apply(receiving, receiving.handoff.tick(now))
+        for key, unclaimed in list(self._unclaimed.items()):
+            if now >= unclaimed.deadline:
+                del self._unclaimed[key]
+                self._num_unclaimed -= len(unclaimed.arrivals)
+                for _, arrival in unclaimed.arrivals:
+                    self._scrap(arrival)
+        idle = [peer for peer, source in self._sources.items() if not source.waiting and not source.num_in_flight]
+        for peer in idle:
+            del self._sources[peer]
+
+    def _queue(self, receiving: _Receiving, tag: MessageTag, arrival: Arrival) -> None:
+        receiving.handoff.arrived(time.monotonic())
+        source = self._sources.setdefault(receiving.source, _Source())
+        source.waiting.append((receiving, tag, arrival))
+
+    def _post(self, source: _Source, receiving: _Receiving, tag: MessageTag, arrival: Arrival) -> None:
+        actions = receiving.handoff.accept(tag.source_rank, tag.index, arrival.num_bytes, time.monotonic())
+        match actions:
+            case [Land(plan, message)]:
+                taken = self._staging.take()
+                assert taken is not None
+                slot, memory = taken
+                source.num_in_flight += 1
+                landed = _Landed(receiving, plan, message, slot, memory[: message.num_bytes])
+                done = partial(self._on_received, source, landed)
+                self._transport.receive(arrival, landed.buffer, done)
+            case _:
+                self._scrap(arrival)
+                self._apply(receiving, actions)
+
+    def _on_received(self, source: _Source, landed: _Landed, error: str | None) -> None:
+        source.num_in_flight -= 1
+        now = time.monotonic()
+        actions = landed.receiving.handoff.received(landed.plan, landed.message.index, error, now)
+        match actions:
+            case [Verify()]:
+                self._landed.append(landed)
+            case _:
+                self._staging.give_back(landed.slot)
+                self._apply(landed.receiving, actions)
+
+    def _verify(self, landed: _Landed) -> None:
+        receiving, message, plan = landed.receiving, landed.message, landed.plan
+        payload = landed.buffer[:-CHECKSUM_BYTES]
+        is_whole = plan.checksum(message.index, payload) == landed.buffer[-CHECKSUM_BYTES:].tobytes()
+        if not is_whole:
+            self._counters.checksum_failures += 1
+        elif receiving.handoff.state is State.ACTIVE:
+            page_ids = receiving.page_ids[message.first : message.first + message.num_pages]
+            self._pool.scatter(message.layer, page_ids, plan.stream.destination_heads, payload)
+            self._counters.bytes_received += message.payload_bytes
+        self._staging.give_back(landed.slot)
+        self._apply(receiving, receiving.handoff.verified(plan, message.index, is_whole, time.monotonic()))
+
+    # ---- the machinery
+
+    def _scrap(self, arrival: Arrival) -> None:
+        self._transport.receive(arrival, np.empty(arrival.num_bytes, np.uint8), _forget)
+
+    def _on_abort(self, key: TransferKey, source: PeerId, reason: str) -> None:
+        receiving = self._receivings.get(key)
+        reason = f"{source.name} gave up: {reason}"
+        if receiving is None:
+            self._end(key, reason)
+        elif receiving.source == source:
+            self.fail(key, reason)
+
+    def _end(self, key: TransferKey, reason: str | None) -> None:
+        """Remember that what still arrives for this transfer is unwanted."""
+        self._ended.setdefault(key, _Ended(reason))
+        if len(self._ended) > MAX_ENDED:
+            self._ended.popitem(last=False)
+        if (unclaimed := self._unclaimed.pop(key, None)) is not None:
+            self._num_unclaimed -= len(unclaimed.arrivals)
+            for _, arrival in unclaimed.arrivals:
+                self._scrap(arrival)
+
+    def _apply(self, receiving: _Receiving, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case TellPeers(reason):
+                    record = encode_record(Abort(receiving.key.transfer_id, reason))
+                    for link in self._links_from(receiving):
+                        self._transport.send_record(link, record)
+                case CutLinks():
+                    for link in self._links_from(receiving):
+                        self._drop(link, f"{receiving.source.name} has stalled")
+                case Finish(reason, num_bytes, seconds):
+                    del self._receivings[receiving.key]
+                    self._end(receiving.key, reason)
+                    if reason is None:
+                        self._counters.transfers_received += 1
+                        self._counters.seconds_receiving += seconds
+                        self._emit(Received(receiving.key, num_bytes, seconds))
+                    else:
+                        self._counters.transfers_failed += 1
+                        self._emit(ReceiveFailed(receiving.key, reason))
+
+    def _links_from(self, receiving: _Receiving) -> list[Link]:
+        ranks = {plan.stream.source_rank for plan in receiving.handoff.plans}
+        return [
+            link
+            for link, hello in self._links.items()
+            if hello is not None and hello.source == receiving.source and hello.source_rank in ranks
+        ]
+
+    def _drop(self, link: Link, reason: str) -> None:
+        """End a link and every transfer that has something to come over it."""
+        if link not in self._links:
+            return
+        hello = self._links[link]
+        affected = []
+        if hello is not None:
+            affected = [r for r in self._receivings.values() if link in self._links_from(r)]
+        del self._links[link]
+        self._transport.disconnect(link)
+        for receiving in affected:
+            self.fail(receiving.key, f"{receiving.source.name} is lost: {reason}")
+
+
+def _forget(error: str | None) -> None:
+    """An unwanted message is gone, whole or broken."""

@@ -1,0 +1,92 @@
+"""The control records of a link: who is there, and which transfers are off.
+
+sender                     receiver
+  | Hello ------------------> |      first record of a link
+  | <--------------- Welcome  |      messages may flow; or Reject: this is not who the ticket means
+  | Abort <-----------> Abort |      a transfer failed at the other end; at most a saving of time
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgpack
+
+from slipstream.kv_transfer.ticket import PeerId
+from slipstream.kv_transfer.transport import RECORD_BYTES
+
+MAX_NAME_BYTES = 128
+MAX_REASON_CHARS = 80
+
+
+class RecordError(ValueError):
+    """Bytes that are no record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """`destination` is whom the sender takes the listener for, by its tickets."""
+
+    source: PeerId
+    source_rank: int
+    destination: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    transfer_id: int
+    reason: str
+
+
+Record = Hello | Welcome | Reject | Abort
+
+
+def check_peer(peer: PeerId) -> None:
+    """Raises ValueError for a name or an epoch that does not fit in a record."""
+    if not 0 < len(peer.name.encode()) <= MAX_NAME_BYTES:
+        raise ValueError(f"a peer's name must have 1 to {MAX_NAME_BYTES} bytes, got {peer.name!r}")
+    if not 0 <= peer.epoch < 1 << 63:
+        raise ValueError(f"a peer's epoch must be a non-negative 63-bit number, got {peer.epoch}")
+
+
+def encode_record(record: Record) -> bytes:
+    match record:
+        case Hello(source, source_rank, destination):
+            fields = ["hello", source.name, source.epoch, source_rank, destination.name, destination.epoch]
+        case Welcome():
+            fields = ["welcome"]
+        case Reject(reason):
+            fields = ["reject", reason[:MAX_REASON_CHARS]]
+        case Abort(transfer_id, reason):
+            fields = ["abort", transfer_id, reason[:MAX_REASON_CHARS]]
+    encoded: bytes = msgpack.packb(fields)
+    assert len(encoded) <= RECORD_BYTES - 2
+    return encoded
+
+
+def decode_record(encoded: bytes) -> Record:
+    """Raises RecordError for anything that `encode_record` does not make."""
+    try:
+        fields = msgpack.unpackb(encoded)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise RecordError(f"no record: {error}") from error
+    match fields:
+        case ["hello", str(name), int(epoch), int(rank), str(to_name), int(to_epoch)]:
+            return Hello(PeerId(name, epoch), rank, PeerId(to_name, to_epoch))
+        case ["welcome"]:
+            return Welcome()
+        case ["reject", str(reason)]:
+            return Reject(reason)
+        case ["abort", int(transfer_id), str(reason)]:
+            return Abort(transfer_id, reason)
+    raise RecordError(f"no record: {fields!r:.100}")

@@ -1,0 +1,254 @@
+"""The sending half of a rank: links to destinations, and the pages on their way to them.
+
+Runs on the transport thread alone. Per link, transfers are served in the order they came: the first one done is a
+sequence that can decode.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+
+from slipstream.kv_transfer.config import TransferConfig
+from slipstream.kv_transfer.counters import Counters
+from slipstream.kv_transfer.events import SendFailed, Sent, TransferEvent
+from slipstream.kv_transfer.handoff import Action, CutLinks, Finish, SendHandoff, TellPeers
+from slipstream.kv_transfer.layout import Stream
+from slipstream.kv_transfer.plan import CHECKSUM_BYTES, StreamPlan
+from slipstream.kv_transfer.pool import PageIds, PagePool
+from slipstream.kv_transfer.records import Abort, Hello, Record, Reject, Welcome, encode_record
+from slipstream.kv_transfer.staging import Staging
+from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
+from slipstream.kv_transfer.transport import Link, Transport, TransportError
+
+MAX_IN_FLIGHT_PER_LINK = 8  # enough to hide the copying at both ends; more only spills out of the cache
+
+
+@dataclass(slots=True, eq=False)
+class _Outbound:
+    destination: PeerId
+    address: TransferAddress
+    link: Link
+    is_open: bool = False  # the destination has said Welcome
+    num_in_flight: int = 0
+    ready: deque[_SendStream] = field(default_factory=deque)
+
+
+@dataclass(slots=True, eq=False)
+class _SendStream:
+    sending: _Sending
+    plan: StreamPlan
+    outbound: _Outbound
+    is_queued: bool = False  # is in outbound.ready
+
+
+@dataclass(slots=True, eq=False)
+class _Sending:
+    key: TransferKey
+    handoff: SendHandoff
+    page_ids: PageIds
+    streams: list[_SendStream] = field(default_factory=list)
+
+
+class SendSide:
+    def __init__(
+        self,
+        transport: Transport,
+        pool: PagePool,
+        config: TransferConfig,
+        staging: Staging,
+        counters: Counters,
+        emit: Callable[[TransferEvent], None],
+    ) -> None:
+        self._transport = transport
+        self._pool = pool
+        self._config = config
+        self._staging = staging
+        self._counters = counters
+        self._emit = emit
+        # Half the slots at most: a destination that has stalled must not stop the others.
+        self._max_in_flight = max(1, min(MAX_IN_FLIGHT_PER_LINK, staging.num_slots // 2))
+        self._num_messages = 0
+        self._sendings: dict[TransferKey, _Sending] = {}
+        self._outbounds: dict[tuple[PeerId, TransferAddress], _Outbound] = {}
+        self._by_link: dict[Link, _Outbound] = {}
+
+    @property
+    def num_transfers(self) -> int:
+        return len(self._sendings)
+
+    @property
+    def num_links(self) -> int:
+        return sum(outbound.is_open for outbound in self._outbounds.values())
+
+    def owns(self, link: Link) -> bool:
+        return link in self._by_link
+
+    def next_deadline(self) -> float:
+        return min((s.handoff.deadline for s in self._sendings.values()), default=float("inf"))
+
+    # ---- what the agent asks
+
+    def begin(
+        self, me: PeerId, ticket: HandoffTicket, streams: Iterable[Stream], page_ids: PageIds, num_ready_pages: int
+    ) -> None:
+        now = time.monotonic()
+        key = ticket.key
+        if key in self._sendings:
+            self._emit(SendFailed(key, f"transfer {key.transfer_id} is being sent already"))
+            return
+        plans = [StreamPlan(ticket, stream) for stream in streams]
+        handoff = SendHandoff(plans, now, self._config.lease_s)
+        sending = self._sendings[key] = _Sending(key, handoff, page_ids)
+        try:
+            for plan in plans:
+                address = ticket.addresses[plan.stream.destination_rank]
+                outbound = self._outbound(me, plan.stream.source_rank, ticket.destination, address)
+                sending.streams.append(_SendStream(sending, plan, outbound))
+        except TransportError as error:
+            self._apply(sending, handoff.fail(str(error), now))
+            return
+        self._apply(sending, handoff.begin(now))
+        for layer in range(ticket.num_layers):
+            self.pages_ready(key, layer, num_ready_pages)
+
+    def pages_ready(self, key: TransferKey, layer: int, num_pages: int) -> None:
+        sending = self._sendings.get(key)
+        if sending is None or not sending.handoff.pages_ready(layer, num_pages, time.monotonic()):
+            return
+        for stream in sending.streams:
+            if not stream.is_queued:
+                stream.is_queued = True
+                stream.outbound.ready.append(stream)
+
+    def fail(self, key: TransferKey, reason: str) -> None:
+        sending = self._sendings.get(key)
+        if sending is not None:
+            self._apply(sending, sending.handoff.fail(reason, time.monotonic()))
+
+    def peer_lost(self, peer: PeerId, reason: str) -> None:
+        for outbound in list(self._outbounds.values()):
+            if outbound.destination == peer:
+                self._drop(outbound, reason)
+
+    def end_all(self, reason: str) -> None:
+        for outbound in list(self._outbounds.values()):
+            self._drop(outbound, reason)
+
+    # ---- what the transport tells
+
+    def on_record(self, link: Link, record: Record) -> None:
+        outbound = self._by_link[link]
+        match record:
+            case Welcome():
+                outbound.is_open = True
+            case Reject(reason):
+                self._drop(outbound, f"{outbound.destination.name} refuses: {reason}")
+            case Abort(transfer_id, reason):
+                key = TransferKey(outbound.destination, transfer_id)
+                self.fail(key, f"{outbound.destination.name} gave up: {reason}")
+            case Hello():
+                self._drop(outbound, f"{outbound.destination.name} answers with a greeting")
+
+    def on_lost(self, link: Link, reason: str) -> None:
+        outbound = self._by_link[link]
+        self._drop(outbound, f"{outbound.destination.name} at {_spell(outbound.address)} is lost: {reason}")
+
+    # ---- the loop
+
+    def pump(self) -> bool:
+        """Post at most one message per link, so that the wire is looked after between two copies."""
+        busy = False
+        for outbound in self._outbounds.values():
+            if outbound.is_open and outbound.ready and outbound.num_in_flight < self._max_in_flight:
+                busy |= self._post_next(outbound)
+        return busy
+
+    def tick(self, now: float) -> None:
+        for sending in list(self._sendings.values()):
+            self._apply(sending, sending.handoff.tick(now))
+
+    def _post_next(self, outbound: _Outbound) -> bool:
+        if not self._staging.num_free:
+            return False
+        stream = outbound.ready[0]
+        sending = stream.sending
+        message = sending.handoff.take(stream.plan, time.monotonic())
+        if message is None:
+            outbound.ready.popleft()
+            stream.is_queued = False
+            return True
+        taken = self._staging.take()
+        assert taken is not None
+        slot, memory = taken
+        buffer = memory[: message.num_bytes]
+        payload = buffer[:-CHECKSUM_BYTES]
+        page_ids = sending.page_ids[message.first : message.first + message.num_pages]
+        self._pool.gather(message.layer, page_ids, stream.plan.stream.source_heads, payload)
+        checksum = stream.plan.checksum(message.index, payload)
+        buffer[-CHECKSUM_BYTES:] = memoryview(checksum)
+        self._num_messages += 1
+        if self._config.corrupt_every and self._num_messages % self._config.corrupt_every == 0:
+            buffer[len(payload) // 2] ^= 0x10
+        outbound.num_in_flight += 1
+        done = partial(self._on_sent, stream, slot, message.payload_bytes)
+        self._transport.send(outbound.link, stream.plan.tag(message.index), buffer, done)
+        return True
+
+    def _on_sent(self, stream: _SendStream, slot: int, num_bytes: int, error: str | None) -> None:
+        self._staging.give_back(slot)
+        stream.outbound.num_in_flight -= 1
+        if error is None:
+            self._counters.bytes_sent += num_bytes
+        self._apply(stream.sending, stream.sending.handoff.sent(error, time.monotonic()))
+
+    # ---- the machinery
+
+    def _apply(self, sending: _Sending, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case TellPeers(reason):
+                    record = encode_record(Abort(sending.key.transfer_id, reason))
+                    for stream in sending.streams:
+                        self._transport.send_record(stream.outbound.link, record)
+                case CutLinks():
+                    for stream in sending.streams:
+                        self._drop(stream.outbound, f"{sending.key.destination.name} has stalled")
+                case Finish(reason, num_bytes, seconds):
+                    del self._sendings[sending.key]
+                    if reason is None:
+                        self._counters.transfers_sent += 1
+                        self._counters.seconds_sending += seconds
+                        self._emit(Sent(sending.key, num_bytes, seconds))
+                    else:
+                        self._counters.transfers_failed += 1
+                        self._emit(SendFailed(sending.key, reason))
+
+    def _outbound(self, me: PeerId, rank: int, destination: PeerId, address: TransferAddress) -> _Outbound:
+        outbound = self._outbounds.get((destination, address))
+        if outbound is None:
+            link = self._transport.connect(address)
+            outbound = _Outbound(destination, address, link)
+            self._outbounds[destination, address] = self._by_link[link] = outbound
+            self._transport.send_record(link, encode_record(Hello(me, rank, destination)))
+        return outbound
+
+    def _drop(self, outbound: _Outbound, reason: str) -> None:
+        """End a link and every transfer that uses it."""
+        if self._by_link.pop(outbound.link, None) is None:
+            return
+        del self._outbounds[outbound.destination, outbound.address]
+        outbound.is_open = False
+        outbound.ready.clear()
+        self._transport.disconnect(outbound.link)
+        now = time.monotonic()
+        for sending in list(self._sendings.values()):
+            if any(stream.outbound is outbound for stream in sending.streams):
+                self._apply(sending, sending.handoff.fail(reason, now))
+
+
+def _spell(address: TransferAddress) -> str:
+    return f"{address.host}:{address.port}"

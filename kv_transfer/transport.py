@@ -1,0 +1,112 @@
+"""What a hand-off asks of a wire, whatever carries it.
+
+A transport is driven by one thread: `progress` moves things and calls back from within itself, `wait` sleeps until
+there is something to do. Only `wake` may be called from elsewhere.
+
+    agent A                          agent B
+    connect(address) --------------> on_link(link)          links are two-way; either end may send records
+    send_record ---- hello --------> on_record(link, ...)
+    on_record <----- welcome ------- send_record
+    send(link, tag, buffer) -------> on_arrival(arrival)    a message has arrived or waits at the sender
+         done(None) <.............   receive(arrival, buffer, done)
+
+The receiver picks among the messages that have arrived instead of posting a buffer for each one it expects. With
+bounded staging on both sides that is what rules out deadlock: a buffer is never tied to a message the sender has
+not even started on. For the same reason there is no call to recall one message: once two ends have matched it, no
+transport can (UCX ignores the attempt). A message runs to its end, and an arrival that nobody wants any more is
+received into scrap memory; if the peer has stalled, `disconnect` ends everything on its link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.kv_transfer.ticket import TransferAddress
+
+Buffer = npt.NDArray[np.uint8]
+"""One-dimensional, contiguous bytes."""
+
+Done = Callable[[str | None], None]
+"""Called once when an operation no longer touches its buffer: None when it succeeded, else why it did not."""
+
+RECORD_BYTES = 512
+"""Records are padded to this size on the wire, so that one fixed receive per link takes any of them."""
+
+
+class TransportError(Exception):
+    """The transport could not be opened, or a peer's address makes no sense to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A message that may be received now. `handle` is the transport's own."""
+
+    tag: int
+    num_bytes: int
+    handle: Any
+
+
+class Link(Protocol):
+    """A connection to one peer's transport."""
+
+    @property
+    def alive(self) -> bool: ...
+
+
+class TransportEvents(Protocol):
+    """Whoever drives a transport. Called from within `progress` only."""
+
+    def on_link(self, link: Link) -> None:
+        """A peer has connected. Links that `connect` made are not announced."""
+
+    def on_record(self, link: Link, record: bytes) -> None: ...
+
+    def on_arrival(self, arrival: Arrival) -> None: ...
+
+    def on_lost(self, link: Link, reason: str) -> None:
+        """The link broke by itself. Its operations fail, before or after this. Not called after `disconnect`."""
+
+
+class Transport(Protocol):
+    """See the module's picture. Buffers must stay as they are until `done` was called for them."""
+
+    @property
+    def address(self) -> TransferAddress: ...
+
+    @property
+    def num_in_flight(self) -> int:
+        """Sends and receives whose `done` is still to come."""
+
+    def start(self, events: TransportEvents) -> None:
+        """From now on peers may connect. Call once, before anything else."""
+
+    def connect(self, address: TransferAddress) -> Link:
+        """Returns at once; `on_lost` follows if nobody is there. Raises TransportError if the address is no address."""
+
+    def disconnect(self, link: Link) -> None:
+        """End a link now, whatever the peer does: each of its operations fails through its `done`."""
+
+    def send_record(self, link: Link, record: bytes) -> None:
+        """A short control record, in order with the link's other records. Dropped if the link is dead."""
+
+    def send(self, link: Link, tag: int, buffer: Buffer, done: Done) -> None: ...
+
+    def receive(self, arrival: Arrival, buffer: Buffer, done: Done) -> None:
+        """Take an arrival into the first `arrival.num_bytes` of `buffer`. Each arrival must be taken exactly once."""
+
+    def progress(self) -> bool:
+        """Do what can be done now. True if anything happened."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until there may be something to do, `wake` is called, or the time is over. May return early."""
+
+    def wake(self) -> None:
+        """End the current or next `wait`. Thread-safe."""
+
+    def close(self) -> None:
+        """End all links and give back all resources. Remaining operations fail through their `done`."""
