@@ -61,6 +61,11 @@ class Dispatcher:
         """A decode worker is connected that takes new work."""
         return bool(self._roster.decode_workers)
 
+    @property
+    def max_model_len(self) -> int | None:
+        """The longest sequence, prompt and output, that a connected decode worker takes; None: none is connected."""
+        return max((worker.hello.max_model_len for worker in self._roster.decode_workers), default=None)
+
     def next_deadline(self) -> float | None:
         """When `tick` is due next; None: nothing is waiting for a time."""
         return self._book.next_deadline()

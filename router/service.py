@@ -63,6 +63,15 @@ class GenerationService:
         """Requests are taken and a decode worker is there to serve them."""
         return self._is_admitting and self._dispatcher.has_decode_worker
 
+    @property
+    def max_model_len(self) -> int | None:
+        """The longest sequence, prompt and output, that a connected decode worker takes; None: none is connected."""
+        return self._dispatcher.max_model_len
+
+    async def wait_for_join(self) -> None:
+        """Returns when the next worker has joined."""
+        await self._port.wait_for_join()
+
     def submit(self, request: GenerateRequest) -> GenerationStream:
         """Queues a request. Raises AdmissionError (QueueFullError, PromptTooLongError, InvalidRequestError,
         ShuttingDownError), and then there is nothing to clean up."""

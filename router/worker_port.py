@@ -56,6 +56,7 @@ class WorkerPort:
         self._workers: dict[PeerId, _Connection] = {}
         self._all_gone = asyncio.Event()
         self._all_gone.set()
+        self._joined = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_s: float | None = None
@@ -116,6 +117,10 @@ class WorkerPort:
                     self._workers.pop(worker).protocol.close()
         self._set_timer()
 
+    async def wait_for_join(self) -> None:
+        """Returns when the next worker has joined."""
+        await self._joined.wait()
+
     def drain(self, name: str) -> bool:
         """Tells the worker to finish what it has and exit. False if no such worker is connected."""
         peer = self._peer_named(name)
@@ -166,6 +171,8 @@ class WorkerPort:
         log.info("%s worker %s has joined (pid %d)", hello.role, hello.worker, hello.pid)
         connection.send(Welcome(self._router_id))
         self.perform(self._dispatcher.worker_joined(hello, now))
+        self._joined.set()  # wakes those who wait now; later ones wait for the next worker
+        self._joined.clear()
 
     def handle(self, hello: Hello, message: WorkerMessage) -> None:
         self.perform(self._dispatcher.worker_message(hello.worker, message, time.monotonic()))
