@@ -32,7 +32,18 @@ class Exchange:
     own stream only.
     """
 
-    __slots__ = ("_body_allowed", "_can_write", "_head", "_http10", "_sink", "ended", "head_sent", "keep_alive")
+    __slots__ = (
+        "_body_allowed",
+        "_can_write",
+        "_head",
+        "_http10",
+        "_sink",
+        "ended",
+        "head_sent",
+        "headers",
+        "keep_alive",
+        "status",
+    )
 
     def __init__(self, request: Request, sink: ResponseSink) -> None:
         self._sink = sink
@@ -40,6 +51,8 @@ class Exchange:
         self._http10 = request.http10
         self._can_write: asyncio.Future[None] | None = None
         self._head = b""
+        self.headers: tuple[tuple[str, str], ...] = ()  # go with the response whatever it will be
+        self.status = 0
         self.keep_alive = request.keep_alive and not sink.draining
         self.head_sent = False
         self.ended = False
@@ -114,7 +127,8 @@ class Exchange:
             self._can_write = None
 
     def _render_head(self, status: int, content_type: str, headers: Iterable[tuple[str, str]], framing: str) -> bytes:
-        extra = "".join([f"{name}: {value}\r\n" for name, value in headers])
+        self.status = status
+        extra = "".join([f"{name}: {value}\r\n" for name, value in (*self.headers, *headers)])
         connection = "connection: keep-alive\r\n" if self._http10 else ""
         if not self.keep_alive:
             connection = "connection: close\r\n"

@@ -1,0 +1,100 @@
+"""The proof that the cluster works: a token generated over the whole path, before anybody is told that it is ready."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from typing import Protocol
+
+from slipstream.router.generation import AdmissionError, GenerateRequest
+from slipstream.router.history import RequestRecord
+from slipstream.router.messages import SamplingParams
+from slipstream.router.status import Snapshot
+from slipstream.router.stream import GenerationStream
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+NUM_TOKENS = 2  # the first comes from the prefill group, the second from the decode worker, after the hand-off
+
+
+class Cluster(Protocol):
+    """What the canary needs of `GenerationService`."""
+
+    @property
+    def is_ready(self) -> bool: ...
+    @property
+    def max_model_len(self) -> int | None: ...
+    def submit(self, request: GenerateRequest) -> GenerationStream: ...
+    def explain(self, request_id: str) -> RequestRecord | None: ...
+    def snapshot(self) -> Snapshot: ...
+    async def wait_for_join(self) -> None: ...
+
+
+class Canary:
+    """Sends a request as soon as the workers are there, and again until one has come back whole.
+
+    Its prompt is longer than `local_prefill_max_tokens`, so that it takes the way over a prefill group;
+    `needs_prefill_group` insists on that. `missing` is what is still being waited for, None once it has sung.
+    """
+
+    def __init__(self, service: Cluster, local_prefill_max_tokens: int, needs_prefill_group: bool) -> None:
+        self._service = service
+        self._prompt_tokens = local_prefill_max_tokens + 1
+        self._needs_prefill_group = needs_prefill_group
+        self.missing: str | None = "no decode worker has connected yet"
+
+    async def run(self) -> None:
+        """Returns when a token has been generated."""
+        while True:
+            self.missing = self._missing_worker()
+            if self.missing is not None:
+                await self._service.wait_for_join()
+                continue
+            self.missing = "the first token is still being waited for"
+            failure = await self._sing()
+            if failure is None:
+                self.missing = None
+                return
+            log.warning("the first request failed: %s", failure)
+            self.missing = f"the first request failed: {failure}"
+            try:
+                async with asyncio.timeout(RETRY_S):
+                    await self._service.wait_for_join()
+            except TimeoutError:
+                pass  # nobody new, but whoever is there may have recovered
+
+    def _missing_worker(self) -> str | None:
+        if not self._service.is_ready:
+            return "no decode worker has connected yet"
+        roles = {worker.role for worker in self._service.snapshot().workers if not worker.draining}
+        if self._needs_prefill_group and "prefill" not in roles:
+            return "no prefill worker has connected yet"
+        return None
+
+    async def _sing(self) -> str | None:
+        """One try. Returns what went wrong, if anything did."""
+        longest = (self._service.max_model_len or 0) - NUM_TOKENS
+        num_tokens = max(1, min(self._prompt_tokens, longest))
+        request = GenerateRequest(
+            request_id=f"canary-{secrets.token_hex(8)}",
+            prompt_ids=[1] * num_tokens,  # an id that every vocabulary has
+            sampling=SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True),
+            cache_salt=f"canary-{secrets.token_hex(8)}",  # or the second try would find the prompt cached
+        )
+        try:
+            with self._service.submit(request) as stream:
+                num_received = 0
+                async for delta in stream:
+                    num_received += len(delta)
+        except AdmissionError as error:
+            return str(error)
+        finish = stream.finish
+        if finish is None or finish.error is not None or num_received != NUM_TOKENS:
+            return finish.error.message if finish is not None and finish.error else f"{num_received} tokens came"
+        record = self._service.explain(request.request_id)
+        can_be_remote = self._needs_prefill_group and longest >= self._prompt_tokens
+        if can_be_remote and record is not None and record.decisions[-1].prefill is None:
+            return f"it did not take the way over a prefill worker: {record.why}"
+        return None

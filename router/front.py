@@ -1,0 +1,135 @@
+"""Everything the router serves over HTTP: the API, health, metrics, and what operators ask."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import re
+import uuid
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import orjson
+
+from slipstream.router.history import RequestRecord
+from slipstream.router.http.errors import HttpError
+from slipstream.router.http.exchange import Exchange
+from slipstream.router.http.reader import Request
+from slipstream.router.http.routes import Routes
+from slipstream.router.metrics import CONTENT_TYPE, FrontMetrics, MetricsPage
+from slipstream.router.openai.api import Generations, OpenAiApi
+from slipstream.router.status import Snapshot
+from slipstream.router.tokenizer import Tokenizer
+
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+CLIENT_LEFT = 499  # nginx's number for it; counted, never sent
+
+
+class Cluster(Generations, Protocol):
+    """What the front needs of `GenerationService`."""
+
+    def snapshot(self) -> Snapshot: ...
+    def explain(self, request_id: str) -> RequestRecord | None: ...
+
+
+class Front:
+    """The handler of the HTTP server. `unready_because` gives the reason, None if the cluster is ready."""
+
+    def __init__(
+        self,
+        model: str,
+        tokenizer: Tokenizer,
+        service: Cluster,
+        unready_because: Callable[[], str | None],
+        num_connections: Callable[[], int],
+    ) -> None:
+        self._model = model
+        self._service = service
+        self._unready_because = unready_because
+        self._metrics = FrontMetrics()
+        self._page = MetricsPage(model, self._metrics, service.snapshot, num_connections)
+        self._routes = Routes()
+        OpenAiApi(model, tokenizer, service, self._metrics).add_to(self._routes)
+        self._routes.add("GET", "/health/live", self.live)
+        self._routes.add("GET", "/health/ready", self.ready)
+        self._routes.add("GET", "/metrics", self.metrics)
+        self._routes.add("GET", "/cluster/status", self.status)
+        self._routes.add_item("GET", "/v1/requests/", "/explain", self.explain)
+
+    async def __call__(self, request: Request, exchange: Exchange) -> None:
+        """Serve one request. The client's X-Request-Id comes back if it is a harmless one, else a new id."""
+        given = request.headers.get(b"x-request-id", b"")
+        request_id = given.decode("ascii") if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        exchange.headers = (("x-request-id", request_id),)
+        status = 500
+        try:
+            await self._routes(request, exchange)
+            status = exchange.status
+        except HttpError as error:
+            status = error.status
+            exchange.fail(error)
+        except asyncio.CancelledError:
+            status = CLIENT_LEFT
+            raise
+        finally:
+            self._metrics.responses[status] += 1
+
+    async def live(self, request: Request, exchange: Exchange) -> None:
+        """The process is here and its loop turns."""
+        exchange.respond(200, b'{"status":"live"}')
+
+    async def ready(self, request: Request, exchange: Exchange) -> None:
+        """A token has been generated through the whole cluster, and a decode worker is connected."""
+        reason = self._unready_because()
+        if reason is not None:
+            raise HttpError(503, f"Not ready: {reason}.", kind="server_error", code="not_ready")
+        exchange.respond(200, b'{"status":"ready"}')
+
+    async def metrics(self, request: Request, exchange: Exchange) -> None:
+        exchange.respond(200, self._page.render(), CONTENT_TYPE)
+
+    async def status(self, request: Request, exchange: Exchange) -> None:
+        """The snapshot as JSON, for `slipstream status`."""
+        snapshot = self._service.snapshot()
+        unready = self._unready_because()
+        status = {
+            "model": self._model,
+            "ready": unready is None,
+            "unready_because": unready,
+            "max_model_len": self._service.max_model_len,
+            "num_waiting": snapshot.num_waiting,
+            "num_running": snapshot.num_running,
+            **dataclasses.asdict(snapshot),
+        }
+        exchange.respond(200, orjson.dumps(status, option=orjson.OPT_NON_STR_KEYS))
+
+    async def explain(self, request: Request, exchange: Exchange, request_id: str) -> None:
+        """The way of a request through the cluster, and why it went that way."""
+        record = self._service.explain(request_id)
+        if record is None:
+            message = f"There is no record of request {request_id!r}; only the latest are kept."
+            raise HttpError(404, message, param="id", code="request_not_found")
+        exchange.respond(200, orjson.dumps(explanation(record)))
+
+
+def explanation(record: RequestRecord) -> dict[str, Any]:
+    """Times are in seconds since the request was queued."""
+    queued_s = record.timeline.queued
+    timeline = {
+        phase: None if at_s is None else at_s - queued_s for phase, at_s in dataclasses.asdict(record.timeline).items()
+    }
+    return {
+        "request_id": record.request_id,
+        "why": record.why,
+        "num_prompt_tokens": record.num_prompt_tokens,
+        "priority": record.priority,
+        "tenant": record.tenant,
+        "timeline": timeline,
+        "events": [
+            {"at_s": event.time_s - queued_s, "phase": event.phase, "attempt": event.attempt, "detail": event.detail}
+            for event in record.events
+        ],
+        "decisions": [dataclasses.asdict(decision) for decision in record.decisions],
+        "finish": None if record.finish is None else dataclasses.asdict(record.finish),
+        "story": record.lines(),
+    }

@@ -1,0 +1,297 @@
+"""What the router counts and shows to Prometheus.
+
+Counting a token must cost next to nothing, so counts are plain numbers in plain objects; the library's types are only
+made when somebody scrapes.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from slipstream.router.generation import Usage
+from slipstream.router.history import Timeline
+from slipstream.router.status import Snapshot, WorkerStatus
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+# Seconds. First tokens: from a cached prompt on a small model to a long wait in the queue. Between tokens: fine
+# around 5 to 50 ms, where service levels are set.
+FIRST_TOKEN_S = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0),
+    *(1.5, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0),
+)
+NEXT_TOKEN_S = (
+    *(0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06),
+    *(0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0),
+)
+WHOLE_S = (0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 240.0, 600.0)
+STAGE_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+TOKENS = tuple(float(step * 10**power) for power in range(6) for step in (1, 2, 5))
+CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+
+
+class Histogram:
+    """Counts by bucket; `bounds` are the upper ends, ascending, without infinity."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Cumulative, as Prometheus wants them."""
+        so_far, buckets = 0, []
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
+            so_far += count
+            buckets.append((bound, float(so_far)))
+        return buckets
+
+
+class FrontMetrics:
+    """Counts of one served model, as clients see it."""
+
+    def __init__(self) -> None:
+        self.first_token_s = Histogram(FIRST_TOKEN_S)
+        self.next_token_s = Histogram(NEXT_TOKEN_S)
+        self.mean_next_token_s = Histogram(NEXT_TOKEN_S)
+        self.whole_s = Histogram(WHOLE_S)
+        self.queue_s = Histogram(STAGE_S)
+        self.prefill_s = Histogram(STAGE_S)
+        self.decode_s = Histogram(WHOLE_S)
+        self.prompt_tokens = Histogram(TOKENS)
+        self.output_tokens = Histogram(TOKENS)
+        self.choices = Histogram(CHOICES)
+        self.ends: Counter[str] = Counter()
+        self.responses: Counter[int] = Counter()
+        self.num_output_tokens = 0
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+
+    def begin(self, arrived_s: float) -> RequestMeter:
+        """A request (one choice of an answer) that came in at `arrived_s` of `time.monotonic()`."""
+        return RequestMeter(self, arrived_s)
+
+
+class RequestMeter:
+    """Takes the times of one request. Waits on the client's side of the queue count, as the client feels them."""
+
+    __slots__ = ("_arrived_s", "_first_s", "_latest_s", "_metrics")
+
+    def __init__(self, metrics: FrontMetrics, arrived_s: float) -> None:
+        self._metrics = metrics
+        self._arrived_s = arrived_s
+        self._first_s = 0.0
+        self._latest_s = 0.0
+
+    def tokens(self, count: int) -> None:
+        """`count` tokens came together. Their gap to the ones before is shared between them."""
+        now = time.monotonic()
+        metrics = self._metrics
+        metrics.num_output_tokens += count
+        if self._first_s:
+            metrics.next_token_s.observe((now - self._latest_s) / count, count)
+        else:
+            self._first_s = now
+            metrics.first_token_s.observe(now - self._arrived_s)
+        self._latest_s = now
+
+    def finish(self, end: str, num_output_tokens: int, usage: Usage | None, timeline: Timeline) -> None:
+        """The request is over; `end` is its finish reason."""
+        metrics = self._metrics
+        metrics.ends[end] += 1
+        if usage is not None:
+            metrics.num_prompt_tokens += usage.num_prompt_tokens
+            metrics.num_cached_tokens += usage.num_cached_tokens
+            metrics.prompt_tokens.observe(usage.num_prompt_tokens)
+        metrics.output_tokens.observe(num_output_tokens)
+        metrics.whole_s.observe(time.monotonic() - self._arrived_s)
+        if num_output_tokens > 1:
+            metrics.mean_next_token_s.observe((self._latest_s - self._first_s) / (num_output_tokens - 1))
+        if timeline.placed is not None:
+            metrics.queue_s.observe(timeline.placed - timeline.queued)
+            if timeline.first_token is not None:
+                metrics.prefill_s.observe(timeline.first_token - timeline.placed)
+                metrics.decode_s.observe((timeline.finished or time.monotonic()) - timeline.first_token)
+
+
+class MetricsPage(Collector):
+    """Renders the counts of the front and a snapshot of the service in Prometheus' text form."""
+
+    def __init__(
+        self,
+        model: str,
+        front: FrontMetrics,
+        snapshot: Callable[[], Snapshot],
+        num_connections: Callable[[], int],
+    ) -> None:
+        self._model = model
+        self._front = front
+        self._snapshot = snapshot
+        self._num_connections = num_connections
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def render(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the registry at every scrape."""
+        snapshot = self._snapshot()
+        yield from self._requests(snapshot)
+        yield from self._latencies()
+        yield from self._cluster(snapshot)
+        yield from worker_families(snapshot.workers)
+
+    def _gauge(self, name: str, help_text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, help_text, labels=["model_name"])
+        family.add_metric([self._model], value)
+        return family
+
+    def _counter(self, name: str, help_text: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, help_text, labels=["model_name"])
+        family.add_metric([self._model], value)
+        return family
+
+    def _histogram(self, name: str, help_text: str, histogram: Histogram) -> Metric:
+        family = HistogramMetricFamily(name, help_text, labels=["model_name"])
+        family.add_metric([self._model], histogram.buckets(), histogram.total)
+        return family
+
+    def _requests(self, snapshot: Snapshot) -> Iterator[Metric]:
+        front = self._front
+        yield self._gauge("vllm:num_requests_running", "Requests placed on workers.", snapshot.num_running)
+        yield self._gauge("vllm:num_requests_waiting", "Requests in the router's queue.", snapshot.num_waiting)
+        yield self._gauge(
+            "vllm:kv_cache_usage_perc", "Share of the decode workers' KV pages in use; 1 is all.", kv_usage(snapshot)
+        )
+        yield self._counter("vllm:prompt_tokens", "Prompt tokens of ended requests.", front.num_prompt_tokens)
+        yield self._counter("vllm:generation_tokens", "Tokens generated.", front.num_output_tokens)
+        yield self._counter(
+            "vllm:prefix_cache_queries", "Prompt tokens looked up in prefix caches.", front.num_prompt_tokens
+        )
+        yield self._counter("vllm:prefix_cache_hits", "Prompt tokens found in prefix caches.", front.num_cached_tokens)
+        success = CounterMetricFamily(
+            "vllm:request_success", "Ended requests by finish reason.", labels=["model_name", "finished_reason"]
+        )
+        for reason in ("stop", "length", "abort", "error"):
+            success.add_metric([self._model, reason], front.ends[reason])
+        yield success
+        responses = CounterMetricFamily("slipstream:http_responses", "Answers by HTTP status.", labels=["status"])
+        for status, count in sorted(front.responses.items()):
+            responses.add_metric([str(status)], count)
+        yield responses
+
+    def _latencies(self) -> Iterator[Metric]:
+        front = self._front
+        gap = "Seconds between output tokens."
+        yield self._histogram("vllm:time_to_first_token_seconds", "Seconds to the first token.", front.first_token_s)
+        yield self._histogram("vllm:inter_token_latency_seconds", gap, front.next_token_s)
+        yield self._histogram("vllm:time_per_output_token_seconds", gap, front.next_token_s)  # its older name
+        yield self._histogram(
+            "vllm:request_time_per_output_token_seconds", "Mean gap of each request.", front.mean_next_token_s
+        )
+        yield self._histogram("vllm:e2e_request_latency_seconds", "Seconds from request to end.", front.whole_s)
+        yield self._histogram("vllm:request_queue_time_seconds", "Seconds in the queue.", front.queue_s)
+        yield self._histogram(
+            "vllm:request_prefill_time_seconds", "Seconds from placement to the first token.", front.prefill_s
+        )
+        yield self._histogram(
+            "vllm:request_decode_time_seconds", "Seconds from the first token to the end.", front.decode_s
+        )
+        yield self._histogram("vllm:request_prompt_tokens", "Prompt tokens of each request.", front.prompt_tokens)
+        yield self._histogram("vllm:request_generation_tokens", "Output tokens of each.", front.output_tokens)
+        yield self._histogram("vllm:request_params_n", "The parameter n.", front.choices)
+
+    def _cluster(self, snapshot: Snapshot) -> Iterator[Metric]:
+        totals = snapshot.totals
+        depth = {str(priority): count for priority, count in snapshot.queue_depth.items()}
+        yield labelled_gauge("slipstream:queue_depth", "Requests in the queue by priority.", "priority", depth)
+        yield labelled_gauge(
+            "slipstream:requests", "Requests by where they are.", "phase", snapshot.num_requests_by_phase
+        )
+        roles = Counter(worker.role for worker in snapshot.workers)
+        counts = {"prefill": roles["prefill"], "decode": roles["decode"]}
+        yield labelled_gauge("slipstream:workers", "Connected workers.", "role", counts)
+        yield labelled_counter("slipstream:placements", "Decisions where a request runs.", "reason", totals.placements)
+        yield labelled_counter("slipstream:retries", "Attempts that had to be repeated.", "cause", totals.retries)
+        yield labelled_counter("slipstream:rejections", "Requests not admitted.", "reason", totals.rejections)
+        yield labelled_counter("slipstream:finishes", "Admitted requests by outcome.", "outcome", totals.finishes)
+        yield CounterMetricFamily("slipstream:transfers", "Hand-offs completed.", value=totals.num_transfers)
+        yield CounterMetricFamily("slipstream:transfer_bytes", "KV bytes handed off.", value=totals.transfer_bytes)
+        yield CounterMetricFamily("slipstream:transfer_seconds", "Time of hand-offs.", value=totals.transfer_s)
+        yield GaugeMetricFamily(
+            "slipstream:http_connections", "Open client connections.", value=self._num_connections()
+        )
+
+
+def labelled_gauge(name: str, help_text: str, label: str, values: Mapping[str, int]) -> Metric:
+    family = GaugeMetricFamily(name, help_text, labels=[label])
+    for key, value in sorted(values.items()):
+        family.add_metric([key], value)
+    return family
+
+
+def labelled_counter(name: str, help_text: str, label: str, values: Mapping[Any, int]) -> Metric:
+    family = CounterMetricFamily(name, help_text, labels=[label])
+    for key, value in sorted(values.items()):
+        family.add_metric([key], value)
+    return family
+
+
+def worker_families(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
+    """Credits, pages by state and what each worker counts itself, by worker."""
+    credits = GaugeMetricFamily(
+        "slipstream:worker_credits", "What a worker could still take on.", labels=["worker", "role", "kind"]
+    )
+    pages = GaugeMetricFamily(
+        "slipstream:worker_pages", "The ledger: KV pages by state.", labels=["worker", "role", "state"]
+    )
+    leases = GaugeMetricFamily(
+        "slipstream:worker_leases", "Hand-offs under way at a worker.", labels=["worker", "role"]
+    )
+    counted = CounterMetricFamily(
+        "slipstream:worker_events", "What workers count, since they started.", labels=["worker", "role", "event"]
+    )
+    for worker in workers:
+        who = [worker.peer.name, worker.role]
+        credits.add_metric([*who, "slots"], worker.free_slots)
+        credits.add_metric([*who, "pages"], worker.free_pages)
+        credits.add_metric([*who, "tokens"], worker.free_tokens)
+        if worker.stats is not None:
+            by_state = dict(worker.stats.pages)
+            for state, count in by_state.items():
+                pages.add_metric([*who, state], count)
+            for event, value in worker.stats.counters:
+                if event == "leases_held":  # the one that also goes down
+                    leases.add_metric(who, value)
+                else:
+                    counted.add_metric([*who, event], value)
+    return iter((credits, pages, leases, counted))
+
+
+def kv_usage(snapshot: Snapshot) -> float:
+    """Pages of decode workers that are neither free nor merely cached, as a share of all."""
+    num_pages = num_idle = 0
+    for worker in snapshot.workers:
+        if worker.role == "decode" and worker.stats is not None:
+            by_state = dict(worker.stats.pages)
+            num_pages += worker.num_pages
+            num_idle += by_state.get("free", 0) + by_state.get("cached", 0)
+    return 1 - min(num_idle / num_pages, 1) if num_pages else 0.0

@@ -1,0 +1,182 @@
+"""From the token streams of a request to its answer: as events while they come, or whole at the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from slipstream.router.generation import GenerationFinish
+from slipstream.router.http.exchange import Exchange
+from slipstream.router.messages import FinishReason
+from slipstream.router.metrics import RequestMeter
+from slipstream.router.openai.failures import GenerationFailed, as_http_error
+from slipstream.router.openai.formats import DONE, AnswerFormat, TokenUsage, WholeChoice
+from slipstream.router.openai.output_text import OutputText, TokenEntry
+from slipstream.router.stream import GenerationStream
+
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+
+T = TypeVar("T")
+OnText = Callable[[str, list[TokenEntry]], None]
+
+
+@dataclass(slots=True)
+class Choice:
+    """One stream of the answer. `prefix` is text that goes before the output (the prompt, if it is to be echoed);
+    `hides_stop_token`: a stop token that ends the output is not part of its text. `reason` is set at a proper end."""
+
+    index: int
+    stream: GenerationStream
+    output: OutputText
+    meter: RequestMeter
+    prefix: str = ""
+    hides_stop_token: bool = True
+    reason: FinishReason | None = None
+
+    def record_end(self) -> None:
+        """Tell the metrics, however it ended."""
+        finish = self.stream.finish
+        reason = self.reason or (finish.reason if finish is not None else "abort")
+        usage = finish.usage if finish is not None else None
+        self.meter.finish(reason, self.output.num_tokens, usage, self.stream.timeline)
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEnd:
+    """`text` and `logprobs` are what was held back to the end."""
+
+    text: str
+    logprobs: list[TokenEntry]
+    reason: FinishReason
+
+
+class Answer:
+    """All choices of one request. `num_prompt_tokens` is the sum over its prompts."""
+
+    def __init__(
+        self,
+        choices: Sequence[Choice],
+        form: AnswerFormat,
+        *,
+        num_prompt_tokens: int,
+        choices_per_prompt: int,
+        prompt_param: str,
+    ) -> None:
+        self._choices = choices
+        self._form = form
+        self._num_prompt_tokens = num_prompt_tokens
+        self._choices_per_prompt = choices_per_prompt
+        self._prompt_param = prompt_param
+        self._num_cached_tokens = 0
+
+    async def send_whole(self, exchange: Exchange) -> None:
+        """Answers when all is there. Raises HttpError if any choice fails."""
+
+        async def collect(choice: Choice) -> WholeChoice:
+            parts: list[str] = []
+            entries: list[TokenEntry] = []
+
+            def keep(text: str, logprobs: list[TokenEntry]) -> None:
+                parts.append(text)
+                entries.extend(logprobs)
+
+            end = await self._run(choice, exchange, keep)
+            return WholeChoice(choice.index, "".join((*parts, end.text)), entries + end.logprobs, end.reason)
+
+        try:
+            choices = await self._for_all(collect)
+        except GenerationFailed as failure:
+            raise as_http_error(failure.error, self._prompt_param) from failure
+        exchange.respond(200, self._form.whole(choices, self._usage()))
+
+    async def send_stream(self, exchange: Exchange, include_usage: bool) -> None:
+        """Sends every text the moment it is certain, then `[DONE]`.
+
+        A failure before the first text raises HttpError. Later the status 200 has left already: then the stream
+        ends with an event `{"error": ...}` and without `[DONE]`, and the connection is closed.
+        """
+        exchange.start(200, EVENT_STREAM, (("cache-control", "no-cache"),))
+        is_only = len(self._choices) == 1
+
+        async def stream(choice: Choice) -> bytes:
+            def send(text: str, logprobs: list[TokenEntry]) -> None:
+                exchange.write(self._form.text_chunk(choice.index, text, logprobs))
+
+            end = await self._run(choice, exchange, send)
+            final = self._form.final_chunk(choice.index, end.text, end.logprobs, end.reason)
+            if is_only:
+                return final  # leaves together with the end of the stream
+            exchange.write(final)
+            return b""
+
+        try:
+            finals = await self._for_all(stream)
+        except GenerationFailed as failure:
+            error = as_http_error(failure.error, self._prompt_param)
+            if not exchange.head_sent:
+                raise error from failure
+            exchange.keep_alive = False
+            exchange.finish(b"data: " + error.body() + b"\n\n")
+            return
+        usage = self._form.usage_chunk(self._usage()) if include_usage else b""
+        exchange.finish(b"".join((*finals, usage, DONE)))
+
+    async def _for_all(self, run: Callable[[Choice], Awaitable[T]]) -> list[T]:
+        """Run all choices at the same time; the first failure cancels the others."""
+        if len(self._choices) == 1:
+            return [await run(self._choices[0])]
+
+        async def run_one(choice: Choice) -> T:
+            return await run(choice)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(run_one(choice)) for choice in self._choices]
+        except BaseExceptionGroup as group:
+            failures, others = group.split(GenerationFailed)
+            if failures is None or others is not None:
+                raise
+            raise first_of(failures) from None
+        return [task.result() for task in tasks]
+
+    async def _run(self, choice: Choice, exchange: Exchange, on_text: OnText) -> ChoiceEnd:
+        """Hand the text of one choice to `on_text` as it becomes certain. Raises GenerationFailed."""
+        stream, output, meter, prefix = choice.stream, choice.output, choice.meter, choice.prefix
+        async for delta in stream:
+            meter.tokens(len(delta))
+            # `finish` is known with the last delta.
+            ends_with_stop_token = stream.finish is not None and delta[-1][0] == stream.finish.stop_token_id
+            text = output.add(delta, ends_with_stop_token and choice.hides_stop_token)
+            logprobs = output.take_logprobs()
+            if text or logprobs:
+                on_text(prefix + text, logprobs)
+                prefix = ""
+                if exchange.congested:  # a slow reader: the stream gathers what comes meanwhile
+                    await exchange.drain()
+            if output.stopped:
+                stream.cancel()
+                break
+        text = output.finish()
+        choice.reason = self._reason(choice, stream.finish)
+        return ChoiceEnd(prefix + text, output.take_logprobs(), choice.reason)
+
+    def _reason(self, choice: Choice, finish: GenerationFinish | None) -> FinishReason:
+        """How a choice ended, and what of its prompt was cached. Raises GenerationFailed."""
+        assert finish is not None, "an ended stream has a finish"
+        if finish.reason in ("abort", "error") and not choice.output.stopped:
+            raise GenerationFailed(finish)
+        if choice.index % self._choices_per_prompt == 0:
+            self._num_cached_tokens += finish.usage.num_cached_tokens
+        return "stop" if choice.output.stopped else finish.reason
+
+    def _usage(self) -> TokenUsage:
+        num_output_tokens = sum(choice.output.num_tokens for choice in self._choices)
+        return TokenUsage(self._num_prompt_tokens, num_output_tokens, self._num_cached_tokens)
+
+
+def first_of(failures: BaseExceptionGroup[GenerationFailed]) -> GenerationFailed:
+    """Any one of the failures: their requests share a fate, and the client gets one error."""
+    first = failures.exceptions[0]
+    return first if isinstance(first, GenerationFailed) else first_of(first)

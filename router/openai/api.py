@@ -1,0 +1,206 @@
+"""The endpoints of the OpenAI API: check, tokenise, submit, answer."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import orjson
+
+from slipstream.router.generation import AdmissionError, GenerateRequest
+from slipstream.router.http.errors import HttpError
+from slipstream.router.http.exchange import Exchange
+from slipstream.router.http.reader import Request
+from slipstream.router.http.routes import Routes
+from slipstream.router.messages import SamplingParams, pack_ids
+from slipstream.router.metrics import FrontMetrics
+from slipstream.router.openai.answer import Answer, Choice
+from slipstream.router.openai.failures import as_http_error
+from slipstream.router.openai.formats import AnswerFormat, AnswerId, ChatFormat, CompletionFormat
+from slipstream.router.openai.output_text import OutputText
+from slipstream.router.openai.parsing import parse_body
+from slipstream.router.openai.prompts import DEFAULT_COMPLETION_TOKENS, Prompts
+from slipstream.router.openai.sampling import SEED_MASK, sampling_params
+from slipstream.router.openai.schema import ChatRequest, CompletionRequest, GenerationFields
+from slipstream.router.stream import GenerationStream
+from slipstream.router.tokenizer import Tokenizer
+
+
+class Generations(Protocol):
+    """What the API needs of `GenerationService`."""
+
+    @property
+    def max_model_len(self) -> int | None: ...
+    def submit(self, request: GenerateRequest) -> GenerationStream: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt of a request. `text` is what `echo` repeats."""
+
+    token_ids: list[int]
+    sampling: SamplingParams
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request that was found good. `prompt_param` is the field its prompt came in."""
+
+    answer_id: str
+    body: GenerationFields
+    prompts: Sequence[Prompt]
+    prompt_param: str
+    form: AnswerFormat
+    arrived_s: float
+
+    @property
+    def choices_per_prompt(self) -> int:
+        return self.body.n or 1
+
+
+class OpenAiApi:
+    """Serves one model."""
+
+    def __init__(self, model: str, tokenizer: Tokenizer, service: Generations, metrics: FrontMetrics) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._service = service
+        self._metrics = metrics
+        self._prompts = Prompts(tokenizer, lambda: service.max_model_len)
+        self._random = random.SystemRandom()
+        self._created_s = int(time.time())
+
+    def add_to(self, routes: Routes) -> None:
+        """Register the endpoints."""
+        routes.add("GET", "/v1/models", self.models)
+        routes.add_item("GET", "/v1/models/", "", self.model)
+        routes.add("POST", "/v1/chat/completions", self.chat_completions)
+        routes.add("POST", "/v1/completions", self.completions)
+
+    async def models(self, request: Request, exchange: Exchange) -> None:
+        exchange.respond(200, orjson.dumps({"object": "list", "data": [self._model_card()]}))
+
+    async def model(self, request: Request, exchange: Exchange, name: str) -> None:
+        self._check_model(name)
+        exchange.respond(200, orjson.dumps(self._model_card()))
+
+    async def chat_completions(self, request: Request, exchange: Exchange) -> None:
+        arrived_s = time.monotonic()
+        body = parse_body(request, ChatRequest)
+        self._check_model(body.model)
+        token_ids = await self._prompts.of_chat(body.messages)
+        wanted = body.max_completion_tokens or body.max_tokens
+        max_tokens = self._prompts.room(len(token_ids), wanted, None, "messages")
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        prompts = [Prompt(token_ids, self._sampling(body, max_tokens, logprobs))]
+        answer = self._new_answer("chatcmpl-")
+        form = ChatFormat(answer, self._tokenizer.pieces, logprobs is not None, wants_usage(body))
+        await self._answer(exchange, Job(answer.request_id, body, prompts, "messages", form, arrived_s))
+
+    async def completions(self, request: Request, exchange: Exchange) -> None:
+        arrived_s = time.monotonic()
+        body = parse_body(request, CompletionRequest)
+        self._check_model(body.model)
+        prompts: list[Prompt] = []
+        for raw in body.prompts:
+            token_ids = await self._prompts.of_completion(raw, "prompt")
+            max_tokens = self._prompts.room(len(token_ids), body.max_tokens, DEFAULT_COMPLETION_TOKENS, "prompt")
+            text = ""
+            if body.echo:
+                text = raw if isinstance(raw, str) else self._tokenizer.decode(raw)
+            prompts.append(Prompt(token_ids, self._sampling(body, max_tokens, body.logprobs), text))
+        answer = self._new_answer("cmpl-")
+        form = CompletionFormat(answer, self._tokenizer.pieces, body.logprobs is not None, wants_usage(body))
+        await self._answer(exchange, Job(answer.request_id, body, prompts, "prompt", form, arrived_s))
+
+    async def _answer(self, exchange: Exchange, job: Job) -> None:
+        """Have the job done and send what comes of it. Raises HttpError if nothing was sent yet."""
+        choices: list[Choice] = []
+        self._metrics.choices.observe(job.choices_per_prompt)
+        try:
+            with ExitStack() as streams:  # leaving early, for whatever reason, cancels what still runs
+                for index in range(len(job.prompts) * job.choices_per_prompt):
+                    choice = self._submit(job, index)
+                    choices.append(choice)
+                    streams.enter_context(choice.stream)
+                answer = Answer(
+                    choices,
+                    job.form,
+                    num_prompt_tokens=sum(len(prompt.token_ids) for prompt in job.prompts),
+                    choices_per_prompt=job.choices_per_prompt,
+                    prompt_param=job.prompt_param,
+                )
+                if job.body.stream:
+                    await answer.send_stream(exchange, wants_usage(job.body))
+                else:
+                    await answer.send_whole(exchange)
+        finally:
+            for choice in choices:
+                choice.record_end()
+
+    def _submit(self, job: Job, index: int) -> Choice:
+        """Queue one choice. Raises HttpError if it is not admitted."""
+        body = job.body
+        prompt = job.prompts[index // job.choices_per_prompt]
+        is_only = len(job.prompts) * job.choices_per_prompt == 1
+        sampling = prompt.sampling
+        if not is_only:
+            sampling = replace(sampling, seed=(sampling.seed + index % job.choices_per_prompt) & SEED_MASK)
+        request = GenerateRequest(
+            request_id=job.answer_id if is_only else f"{job.answer_id}#{index}",
+            prompt_ids=pack_ids(prompt.token_ids),
+            sampling=sampling,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            tenant=body.user or "",
+        )
+        try:
+            stream = self._service.submit(request)
+        except AdmissionError as refusal:
+            raise as_http_error(refusal.error, job.prompt_param) from refusal
+        includes_stop = bool(body.include_stop_str_in_output)
+        return Choice(
+            index,
+            stream,
+            OutputText(self._tokenizer.pieces, body.stop or (), includes_stop),
+            self._metrics.begin(job.arrived_s),
+            prefix=prompt.text,
+            hides_stop_token=not includes_stop,
+        )
+
+    def _sampling(self, body: GenerationFields, max_tokens: int, logprobs: int | None) -> SamplingParams:
+        seed = self._random.getrandbits(63) if body.seed is None else body.seed
+        return sampling_params(
+            body, max_tokens=max_tokens, logprobs=logprobs, seed=seed, vocab_size=self._tokenizer.vocab_size
+        )
+
+    def _new_answer(self, prefix: str) -> AnswerId:
+        return AnswerId(f"{prefix}{self._random.getrandbits(128):032x}", int(time.time()), self._model)
+
+    def _check_model(self, name: str) -> None:
+        if name != self._model:
+            raise HttpError(
+                404,
+                f"The model {name!r} does not exist; this server has {self._model!r}.",
+                param="model",
+                code="model_not_found",
+            )
+
+    def _model_card(self) -> dict[str, Any]:
+        return {
+            "id": self._model,
+            "object": "model",
+            "created": self._created_s,
+            "owned_by": "slipstream",
+            "max_model_len": self._service.max_model_len,
+        }
+
+
+def wants_usage(body: GenerationFields) -> bool:
+    """A stream tells the usage only on request."""
+    return bool(body.stream_options is not None and body.stream_options.include_usage)

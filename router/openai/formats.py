@@ -1,0 +1,203 @@
+"""The JSON of answers, whole and in chunks. What does not change within a stream is rendered once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import orjson
+
+from slipstream.router.detokenizer import PieceTable
+from slipstream.router.messages import FinishReason
+from slipstream.router.openai.output_text import TokenEntry
+
+DONE = b"data: [DONE]\n\n"
+LOWEST_LOGPROB = -9999.0  # JSON has no infinity; vLLM writes the same
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUsage:
+    """Prompt tokens count once however many choices were asked for."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_output_tokens,
+            "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class WholeChoice:
+    index: int
+    text: str
+    logprobs: list[TokenEntry]
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerId:
+    """What every part of an answer repeats."""
+
+    request_id: str
+    created_s: int
+    model: str
+
+
+class AnswerFormat(Protocol):
+    """One of the two forms of the API. Chunks are whole SSE events."""
+
+    def text_chunk(self, index: int, text: str, logprobs: list[TokenEntry]) -> bytes: ...
+    def final_chunk(self, index: int, text: str, logprobs: list[TokenEntry], reason: FinishReason) -> bytes: ...
+    def usage_chunk(self, usage: TokenUsage) -> bytes: ...
+    def whole(self, choices: Sequence[WholeChoice], usage: TokenUsage) -> bytes: ...
+
+
+class ChatFormat:
+    """`chat.completion` and `chat.completion.chunk`."""
+
+    def __init__(self, answer: AnswerId, pieces: PieceTable, logprobs: bool, include_usage: bool) -> None:
+        self._answer = answer
+        self._pieces = pieces
+        self._logprobs = logprobs
+        head = envelope(answer, "chat.completion.chunk")
+        self._head = b"data: " + head + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        self._text_tail = b'},"logprobs":null,"finish_reason":null}' + self._tail
+        self._begun: set[int] = set()
+
+    def text_chunk(self, index: int, text: str, logprobs: list[TokenEntry]) -> bytes:
+        if not logprobs and index in self._begun:
+            return b'%b{"index":%d,"delta":{"content":%b%b' % (self._head, index, orjson.dumps(text), self._text_tail)
+        return self._chunk(index, text, logprobs, None)
+
+    def final_chunk(self, index: int, text: str, logprobs: list[TokenEntry], reason: FinishReason) -> bytes:
+        before = self._chunk(index, text, logprobs, None) if text or logprobs else b""
+        return before + self._chunk(index, None, [], reason)
+
+    def usage_chunk(self, usage: TokenUsage) -> bytes:
+        return b'%b],"usage":%b}\n\n' % (self._head, orjson.dumps(usage.as_json()))
+
+    def whole(self, choices: Sequence[WholeChoice], usage: TokenUsage) -> bytes:
+        return whole_answer(
+            self._answer,
+            "chat.completion",
+            [
+                {
+                    "index": choice.index,
+                    "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                    "logprobs": self._logprobs_json(choice.logprobs) if self._logprobs else None,
+                    "finish_reason": choice.finish_reason,
+                }
+                for choice in choices
+            ],
+            usage,
+        )
+
+    def _chunk(self, index: int, text: str | None, logprobs: list[TokenEntry], reason: FinishReason | None) -> bytes:
+        delta: dict[str, str] = {}
+        if index not in self._begun:
+            self._begun.add(index)
+            delta = {"role": "assistant", "content": ""}
+        if text is not None:
+            delta["content"] = text
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": self._logprobs_json(logprobs) if logprobs else None,
+            "finish_reason": reason,
+        }
+        return self._head + orjson.dumps(choice) + self._tail
+
+    def _logprobs_json(self, entries: Iterable[TokenEntry]) -> dict[str, Any]:
+        content = [
+            self._token_json(entry.token_id, entry.logprob.logprob)
+            | {"top_logprobs": [self._token_json(*top) for top in entry.logprob.top]}
+            for entry in entries
+        ]
+        return {"content": content, "refusal": None}
+
+    def _token_json(self, token_id: int, logprob: float) -> dict[str, Any]:
+        raw = self._pieces.bytes_of(token_id)
+        return {"token": token_name(raw), "logprob": finite(logprob), "bytes": list(raw)}
+
+
+class CompletionFormat:
+    """`text_completion`, the same object whole and in chunks."""
+
+    def __init__(self, answer: AnswerId, pieces: PieceTable, logprobs: bool, include_usage: bool) -> None:
+        self._answer = answer
+        self._pieces = pieces
+        self._logprobs = logprobs
+        self._head = b"data: " + envelope(answer, "text_completion") + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        self._text_tail = b',"logprobs":null,"finish_reason":null}' + self._tail
+
+    def text_chunk(self, index: int, text: str, logprobs: list[TokenEntry]) -> bytes:
+        if not logprobs:
+            return b'%b{"index":%d,"text":%b%b' % (self._head, index, orjson.dumps(text), self._text_tail)
+        return self._chunk(index, text, logprobs, None)
+
+    def final_chunk(self, index: int, text: str, logprobs: list[TokenEntry], reason: FinishReason) -> bytes:
+        return self._chunk(index, text, logprobs, reason)
+
+    def usage_chunk(self, usage: TokenUsage) -> bytes:
+        return b'%b],"usage":%b}\n\n' % (self._head, orjson.dumps(usage.as_json()))
+
+    def whole(self, choices: Sequence[WholeChoice], usage: TokenUsage) -> bytes:
+        rendered = [self._choice(c.index, c.text, c.logprobs, c.finish_reason, self._logprobs) for c in choices]
+        return whole_answer(self._answer, "text_completion", rendered, usage)
+
+    def _chunk(self, index: int, text: str, logprobs: list[TokenEntry], reason: FinishReason | None) -> bytes:
+        return self._head + orjson.dumps(self._choice(index, text, logprobs, reason, bool(logprobs))) + self._tail
+
+    def _choice(
+        self, index: int, text: str, entries: list[TokenEntry], reason: FinishReason | None, shows_logprobs: bool
+    ) -> dict[str, Any]:
+        logprobs = self._logprobs_json(entries) if shows_logprobs else None
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+    def _logprobs_json(self, entries: list[TokenEntry]) -> dict[str, Any]:
+        def name(token_id: int) -> str:
+            return token_name(self._pieces.bytes_of(token_id))
+
+        return {
+            "tokens": [name(entry.token_id) for entry in entries],
+            "token_logprobs": [finite(entry.logprob.logprob) for entry in entries],
+            # The chosen token is always among them, as OpenAI does it.
+            "top_logprobs": [
+                {name(token_id): finite(logprob) for token_id, logprob in entry.logprob.top}
+                | {name(entry.token_id): finite(entry.logprob.logprob)}
+                for entry in entries
+            ],
+            "text_offset": [entry.offset for entry in entries],
+        }
+
+
+def envelope(answer: AnswerId, kind: str) -> bytes:
+    """The beginning of every chunk's object, without its closing brace."""
+    fields = {"id": answer.request_id, "object": kind, "created": answer.created_s, "model": answer.model}
+    return orjson.dumps(fields)[:-1]
+
+
+def whole_answer(answer: AnswerId, kind: str, choices: list[dict[str, Any]], usage: TokenUsage) -> bytes:
+    return b'%b,"choices":%b,"usage":%b}' % (
+        envelope(answer, kind),
+        orjson.dumps(choices),
+        orjson.dumps(usage.as_json()),
+    )
+
+
+def token_name(raw: bytes) -> str:
+    """A token as text; its exact bytes are given beside it, where there is room for them."""
+    return raw.decode("utf-8", "replace")
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, LOWEST_LOGPROB)

@@ -1,0 +1,81 @@
+"""The text of one choice as it grows: detokenised, watched for stop strings, with its log-probabilities in step."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from slipstream.router.detokenizer import Detokenizer, PieceTable
+from slipstream.router.messages import TokenLogprob
+from slipstream.router.stop_strings import StopMatcher
+from slipstream.router.stream import Delta
+
+
+class TokenEntry(NamedTuple):
+    """A token that is shown; its text begins `offset` characters into the output."""
+
+    token_id: int
+    logprob: TokenLogprob
+    offset: int
+
+
+class OutputText:
+    """`num_tokens` counts what was generated up to the stop, shown or not. `stopped` once a stop string was found."""
+
+    __slots__ = ("_detokenizer", "_entries", "_num_produced", "_num_released", "_stops", "num_tokens")
+
+    def __init__(self, pieces: PieceTable, stops: Sequence[str], include_stop: bool) -> None:
+        self._detokenizer = Detokenizer(pieces)
+        self._stops = StopMatcher(stops, include_stop) if stops else None
+        self._entries: deque[TokenEntry] = deque()
+        self._num_produced = 0  # characters out of the detokenizer
+        self._num_released = 0  # of these, past the watch for stop strings
+        self.num_tokens = 0
+
+    @property
+    def stopped(self) -> bool:
+        return self._stops is not None and self._stops.matched is not None
+
+    def add(self, delta: Delta, hides_last: bool = False) -> str:
+        """The text that became certain with `delta`. `hides_last`: its last token ended the output; it counts but
+        is not shown."""
+        text = ""
+        for token_id, logprob in delta[:-1] if hides_last else delta:
+            self.num_tokens += 1
+            piece = self._detokenizer.add(token_id)
+            if logprob is not None:
+                self._entries.append(TokenEntry(token_id, logprob, self._num_produced))
+            self._num_produced += len(piece)
+            text += piece if self._stops is None else self._stops.add(piece)
+            if self.stopped:
+                break
+        else:
+            self.num_tokens += hides_last
+        self._num_released += len(text)
+        return text
+
+    def finish(self) -> str:
+        """The output has ended: the text that was still held back."""
+        if self.stopped:
+            return ""
+        text = self._detokenizer.finish()
+        if self._stops is not None:
+            text = self._stops.add(text)
+            if not self.stopped:
+                text += self._stops.finish()
+        self._num_produced = self._num_released = self._num_released + len(text)
+        return text
+
+    def take_logprobs(self) -> list[TokenEntry]:
+        """Entries of the tokens whose text has been released since the last call; of tokens beyond a stop, none."""
+        if not self._entries:
+            return []
+        if not self.stopped and (self._stops is None or not self._stops.num_held):
+            entries = list(self._entries)
+            self._entries.clear()
+            return entries
+        taken = []
+        while self._entries and self._entries[0].offset < self._num_released:
+            taken.append(self._entries.popleft())
+        return taken

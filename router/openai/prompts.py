@@ -1,0 +1,106 @@
+"""From the prompt of a request to token ids that fit the model's context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from slipstream.router.chat_template import ChatTemplateError, Message
+from slipstream.router.control_tokens import ControlTokenError
+from slipstream.router.http.errors import HttpError
+from slipstream.router.openai.sampling import check_token_ids
+from slipstream.router.openai.schema import ChatMessage
+from slipstream.router.tokenizer import PromptTooLongError, Tokenizer
+
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of the completions endpoint
+
+
+class Prompts:
+    """`max_model_len` asks for the longest sequence that a worker takes, None while no worker has said."""
+
+    def __init__(self, tokenizer: Tokenizer, max_model_len: Callable[[], int | None]) -> None:
+        self._tokenizer = tokenizer
+        self._max_model_len = max_model_len
+
+    async def of_chat(self, messages: list[ChatMessage]) -> list[int]:
+        """Raises HttpError 400 if the model has no chat template, or one that refuses these messages."""
+        template = self._tokenizer.chat_template
+        if template is None:
+            raise HttpError(
+                400,
+                "This model has no chat template; use /v1/completions.",
+                param="messages",
+                code="unsupported_parameter",
+            )
+        plain = [plain_message(message, template.knows_developer_role) for message in messages]
+        limit = self._limit()
+        try:
+            return await self._tokenizer.encode_chat(plain, limit)
+        except PromptTooLongError as error:
+            raise self._too_long(f"at least {error.num_tokens}", 0, limit, "messages") from error
+        except (ChatTemplateError, ControlTokenError) as error:
+            message = f"The model's chat template refused the messages: {error}"
+            raise HttpError(400, message, param="messages", code="invalid_value") from error
+
+    async def of_completion(self, prompt: str | list[int], param: str) -> list[int]:
+        """Raises HttpError 400 if the prompt has no tokens, or one that the model does not know."""
+        if isinstance(prompt, list):
+            check_token_ids(param, prompt, self._tokenizer.vocab_size)
+            return prompt
+        limit = self._limit()
+        try:
+            token_ids = await self._tokenizer.encode(prompt, limit)
+        except PromptTooLongError as error:
+            raise self._too_long(f"at least {error.num_tokens}", 0, limit, param) from error
+        if not token_ids:
+            raise HttpError(400, f"'{param}' is empty.", param=param, code="invalid_value")
+        return token_ids
+
+    def room(self, num_prompt_tokens: int, wanted: int | None, default: int | None, param: str) -> int:
+        """How many tokens to generate: `wanted`, or else `default` as far as there is room; None: all there is.
+
+        Raises HttpError 400 if prompt and output exceed the context, 503 while the context is not known.
+        """
+        limit = self._limit()
+        room = limit - num_prompt_tokens
+        if room < (wanted or 1):
+            raise self._too_long(str(num_prompt_tokens), wanted or 0, limit, param)
+        return wanted or (room if default is None else min(default, room))
+
+    def _limit(self) -> int:
+        limit = self._max_model_len()
+        if limit is None:
+            raise HttpError(
+                503,
+                "No decode worker has connected yet.",
+                kind="server_error",
+                code="not_ready",
+                headers=(("retry-after", "1"),),
+            )
+        return limit
+
+    @staticmethod
+    def _too_long(num_prompt_tokens: str, num_wanted: int, limit: int, param: str) -> HttpError:
+        wanted = f" and {num_wanted} tokens of output were asked for" if num_wanted else ""
+        return HttpError(
+            400,
+            f"This model's maximum context length is {limit} tokens. The prompt has {num_prompt_tokens} "
+            f"tokens{wanted}, which leaves no room. Please shorten the prompt or ask for less output.",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
+def plain_message(message: ChatMessage, knows_developer_role: bool) -> Message:
+    """As templates expect it: content as one string, only fields that are set. The developer's word counts as the
+    system's where a template does not know that role (it is its successor at OpenAI)."""
+    role: str = message.role
+    if role == "developer" and not knows_developer_role:
+        role = "system"
+    content = message.content
+    if isinstance(content, list):
+        content = "\n".join(part.text for part in content)
+    plain = {"role": role, "content": content or ""}
+    for key, value in (("name", message.name), ("tool_call_id", message.tool_call_id)):
+        if value is not None:
+            plain[key] = value
+    return plain

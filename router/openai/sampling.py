@@ -1,0 +1,66 @@
+"""From the fields of a request to `SamplingParams`, with every default filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slipstream.router.http.errors import HttpError
+from slipstream.router.messages import SamplingParams
+from slipstream.router.openai.schema import GenerationFields
+
+SEED_MASK = 2**63 - 1
+
+
+def sampling_params(
+    body: GenerationFields, *, max_tokens: int, logprobs: int | None, seed: int, vocab_size: int
+) -> SamplingParams:
+    """Defaults are OpenAI's (temperature 1, top_p 1), for the extras vLLM's (off).
+
+    Raises HttpError 400 for token ids beyond `vocab_size` and for min_tokens over max_tokens.
+    """
+    min_tokens = body.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise invalid("min_tokens", f"'min_tokens' is {min_tokens}, more than the {max_tokens} tokens to generate.")
+    check_token_ids("stop_token_ids", body.stop_token_ids or [], vocab_size)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        temperature=or_default(body.temperature, 1.0),
+        top_p=or_default(body.top_p, 1.0),
+        top_k=max(body.top_k or 0, 0),  # vLLM's -1 is "off" too
+        min_p=body.min_p or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=or_default(body.repetition_penalty, 1.0),
+        logit_bias=logit_bias_pairs(body.logit_bias, vocab_size) if body.logit_bias else (),
+        seed=seed & SEED_MASK,
+        logprobs=logprobs,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+    )
+
+
+def or_default(value: float | None, default: float) -> float:
+    """Zero is a value, None is not."""
+    return default if value is None else float(value)
+
+
+def logit_bias_pairs(logit_bias: dict[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
+    """JSON's keys are strings; only the plain decimal form of a token id is one. Raises HttpError 400."""
+    pairs = []
+    for key, bias in logit_bias.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 10 and str(int(key)) == key):
+            raise invalid(f"logit_bias.{key[:32]}", f"Invalid key in 'logit_bias': {key[:32]!r} is not a token id.")
+        check_token_ids("logit_bias", [int(key)], vocab_size)
+        pairs.append((int(key), float(bias)))
+    return tuple(pairs)
+
+
+def check_token_ids(param: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    """Raises HttpError 400 if an id is not of the vocabulary."""
+    if token_ids and max(token_ids) >= vocab_size:
+        raise invalid(param, f"'{param}' has token id {max(token_ids)}; the model's vocabulary has {vocab_size}.")
+
+
+def invalid(param: str, message: str) -> HttpError:
+    return HttpError(400, message, param=param, code="invalid_value")

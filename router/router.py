@@ -1,0 +1,122 @@
+"""The router process: HTTP front, dispatcher and worker port on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream.router.canary import Canary
+from slipstream.router.config import RouterConfig
+from slipstream.router.front import Front
+from slipstream.router.http.server import HttpServer
+from slipstream.router.service import GenerationService
+from slipstream.router.tokenizer import Tokenizer
+
+ENCODE_THREADS = 2
+LAST_WORDS_S = 1.0  # for streams that are cut off to say so
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where something listens."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where clients and where workers connect to."""
+
+    http: Endpoint
+    workers: Endpoint
+
+
+class Router:
+    """Life cycle: `start`, `drain` (optional), `stop`, all on the loop that `start` ran on.
+
+    `model_dir` is needed for its tokenizer and chat template only; how long sequences may be, the workers say.
+    `worker_token` is the secret that workers show. With `has_prefill_pool` the router is ready only after a request
+    has gone over a prefill group; without it, a prefill group is used by that first request if it is there.
+    """
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        model_name: str,
+        model_dir: Path | str,
+        worker_token: str,
+        *,
+        has_prefill_pool: bool = False,
+    ) -> None:
+        self._config = config
+        self._model_name = model_name
+        self._model_dir = Path(model_dir)
+        self._worker_token = worker_token
+        self._has_prefill_pool = has_prefill_pool
+        self._cleanup = AsyncExitStack()
+        self._is_draining = False
+        self._service: GenerationService
+        self._server: HttpServer
+        self._canary: Canary
+
+    async def start(self) -> Addresses:
+        """Listen for clients and workers. Returns where, with ports chosen by the system filled in.
+
+        Raises FileNotFoundError or ValueError if the model directory has no usable tokenizer, OSError if an address
+        cannot be had; then nothing is left running.
+        """
+        async with AsyncExitStack() as cleanup:
+            pool = cleanup.enter_context(ThreadPoolExecutor(ENCODE_THREADS, thread_name_prefix="tokenizer"))
+            loop = asyncio.get_running_loop()
+            tokenizer = await loop.run_in_executor(pool, Tokenizer.from_directory, self._model_dir, pool)
+            self._service = GenerationService(self._config, model=self._model_name, token=self._worker_token)
+            self._canary = Canary(self._service, self._config.dispatch.local_prefill_max_tokens, self._has_prefill_pool)
+            front = Front(
+                self._model_name,
+                tokenizer,
+                self._service,
+                self._unready_because,
+                lambda: self._server.num_connections,
+            )
+            self._server = HttpServer(self._config.http, front)
+            await self._service.start()
+            cleanup.push_async_callback(self._service.close)
+            http_port = await self._server.start()
+            cleanup.push_async_callback(self._server.stop)
+            singing = asyncio.create_task(self._canary.run())
+            cleanup.push_async_callback(cancel_and_wait, singing)
+            self._cleanup = cleanup.pop_all()
+        return Addresses(Endpoint(self._config.http.host, http_port), Endpoint(*self._service.worker_address))
+
+    async def drain(self, deadline_s: float) -> None:
+        """Take nothing new and let running answers end, for at most `deadline_s` seconds."""
+        self._is_draining = True
+        self._service.stop_admission()
+        await self._server.drain(deadline_s)
+
+    async def stop(self) -> None:
+        """End what still runs (streams end with an error event) and close everything. Safe to call twice."""
+        if not self._is_draining:
+            await self.drain(0)
+        await self._service.close()
+        await self._server.drain(LAST_WORDS_S)
+        await self._cleanup.aclose()
+
+    def _unready_because(self) -> str | None:
+        if self._is_draining:
+            return "the server is shutting down"
+        if self._canary.missing is not None:
+            return self._canary.missing
+        return None if self._service.is_ready else "no decode worker is connected"
+
+
+async def cancel_and_wait(task: asyncio.Task[None]) -> None:
+    """End a task. Raises what it had failed with, if it had."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
