@@ -12,6 +12,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterator
 from functools import cache
+from typing import cast
 
 import msgpack
 
@@ -202,8 +203,7 @@ class FrameProtocol(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # what uvloop gives does not derive from it
         connection = transport.get_extra_info("socket")
         if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
