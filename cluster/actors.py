@@ -4,7 +4,8 @@ Ray starts and ends them, and tells their supervisor at once when one dies: the 
 fails with it. Nothing else goes through Ray. The class names show in `ps` and `top` as `ray::PrefillWorker.run`.
 
 A host's constructor is cheap; `warm_up` imports what takes long, so that all processes of a cluster can do it at the
-same time, before they know each other's addresses.
+same time, before they know each other's addresses. The driver imports this module as well, and must not wait for
+torch: router and workers are imported where they are made.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import concurrent.futures
 import importlib
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import ray
 import ray.util
@@ -21,12 +23,13 @@ import uvloop
 
 from slipstream.cluster.process_log import redirect_output
 from slipstream.router.config import RouterConfig
-from slipstream.router.router import Addresses, Router
 from slipstream.workers.config import WorkerConfig
-from slipstream.workers.group import GroupAddress
-from slipstream.workers.rank import RankWorker
 from slipstream.workers.report import WorkerReport
-from slipstream.workers.worker import Worker
+
+if TYPE_CHECKING:
+    from slipstream.router.router import Router
+    from slipstream.workers.group import GroupAddress
+    from slipstream.workers.worker import Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,22 @@ class Place:
     node_ip: str
 
 
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A host and a TCP port."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where a router listens for clients and for workers."""
+
+    http: Endpoint
+    workers: Endpoint
+
+
 class ProcessHost:
     """What every process of a cluster has."""
 
@@ -47,7 +66,8 @@ class ProcessHost:
     def warm_up(self, modules: tuple[str, ...]) -> Place:
         for module in modules:
             importlib.import_module(module)
-        return Place(os.getpid(), ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
+        node_ip: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        return Place(os.getpid(), ray.get_runtime_context().get_node_id(), node_ip)
 
 
 class WorkerHost(ProcessHost):
@@ -58,14 +78,17 @@ class WorkerHost(ProcessHost):
         self._worker: Worker | None = None
 
     def prepare(self, config: WorkerConfig) -> GroupAddress | None:
+        from slipstream.workers.worker import Worker
+
         self._worker = Worker(config)
         return self._worker.prepare()
 
-    def run(self) -> None:
-        """Returns after a stop. Raises WorkerFailed."""
+    def run(self, address: GroupAddress | None) -> None:
+        """Returns after a stop. Raises WorkerFailed. `address` is what `prepare` gave: Ray calls this not before it."""
         self._prepared().run()
 
-    def report(self) -> WorkerReport:
+    def report(self, address: GroupAddress | None) -> WorkerReport:
+        """How it is. For `address` see `run`."""
         return self._prepared().report()
 
     def redirect(self, host: str, port: int) -> None:
@@ -86,6 +109,8 @@ class RankHost(ProcessHost):
 
     def run(self, config: WorkerConfig, rank: int, address: GroupAddress) -> None:
         """Returns when the leader has ended in order. Raises WorkerFailed."""
+        from slipstream.workers.rank import RankWorker
+
         RankWorker(config, rank, address).run()
 
 
@@ -94,36 +119,41 @@ class RouterHost(ProcessHost):
 
     def __init__(self, name: str, log_path: str | None) -> None:
         super().__init__(name, log_path)
-        self._started: concurrent.futures.Future[tuple[Router, asyncio.AbstractEventLoop, Addresses]]
+        self._started: concurrent.futures.Future[tuple[Router, asyncio.AbstractEventLoop]]
         self._started = concurrent.futures.Future()
+        self._listening: concurrent.futures.Future[Listening] = concurrent.futures.Future()
+        self._stopped = asyncio.Event()
 
     def run(self, config: RouterConfig, model_name: str, model_dir: str, worker_token: str) -> None:
         """Serves till stopped. Raises OSError if a port is taken."""
-        uvloop.run(self._serve(Router(config, model_name, model_dir, worker_token)))
+        from slipstream.router.router import Router
+
+        uvloop.run(self._serve(Router(config, model_name, model_dir, worker_token, has_prefill_pool=True)))
 
     async def _serve(self, router: Router) -> None:
         try:
             addresses = await router.start()
         except BaseException as error:
-            self._started.set_exception(error)
+            self._listening.set_exception(error)
             raise
-        self._stopped = asyncio.Event()
-        self._started.set_result((router, asyncio.get_running_loop(), addresses))
+        self._started.set_result((router, asyncio.get_running_loop()))
+        http, workers = addresses.http, addresses.workers
+        self._listening.set_result(Listening(Endpoint(http.host, http.port), Endpoint(workers.host, workers.port)))
         await self._stopped.wait()
         await router.stop()
 
-    def addresses(self) -> Addresses:
-        """Blocks until the router listens."""
-        return self._started.result()[2]
+    def listening(self) -> Listening:
+        """Blocks until the router listens. Raises what its start raised."""
+        return self._listening.result()
 
     def drain(self, deadline_s: float) -> None:
         """Takes no new requests; returns when the running ones have ended, or after `deadline_s` seconds."""
-        router, loop, _ = self._started.result()
+        router, loop = self._started.result()
         asyncio.run_coroutine_threadsafe(router.drain(deadline_s), loop).result()
 
     def stop(self) -> None:
         """Ends `run`."""
-        _, loop, _ = self._started.result()
+        _, loop = self._started.result()
         loop.call_soon_threadsafe(self._stopped.set)
 
 

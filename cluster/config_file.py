@@ -25,7 +25,7 @@ Key = tuple[str, ...]
 MAX_FILE_BYTES = 1 << 20
 
 
-class ConfigError(ValueError):
+class ConfigError(Exception):
     """`problems`: one sentence each."""
 
     def __init__(self, problems: list[str]) -> None:

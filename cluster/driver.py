@@ -15,16 +15,15 @@ from pathlib import Path
 from ray.util.placement_group import placement_group
 
 from slipstream.cluster import processes, run_state
+from slipstream.cluster.actors import Listening
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.console import Console
 from slipstream.cluster.members import Deployment, GroupMember, RouterMember
-from slipstream.cluster.model_dir import max_positions
 from slipstream.cluster.placement import CannotPlace, PoolResources, check_fits, pool_resources
-from slipstream.cluster.probe import ProbeFailed, first_token
+from slipstream.cluster.probe import wait_until_ready, why_not_ready
 from slipstream.cluster.ray_session import RayFailed, RaySession, existing_ray, own_ray
 from slipstream.cluster.run_state import ClusterPhase, ClusterState, MemberStatus
 from slipstream.cluster.supervisor import StartFailed, Supervisor
-from slipstream.router.router import Addresses
 
 ROUTER_CPUS = 0.05
 
@@ -125,29 +124,21 @@ class Driver:
                 await supervisor.start()
                 assert watch.http is not None
                 self._console.pending("generating a first token")
-                await supervisor.unless_failed(self._generate(*watch.http))
+                await supervisor.unless_failed(wait_until_ready(*watch.http))
         except TimeoutError:
             late = [f"{m.name} is {m.state} ({m.detail})" for m in supervisor.members if m.state != "ready"]
-            what = "; ".join(late) or "no token was generated"
-            raise StartFailed(f"not up after {self._config.startup_timeout_s:g} s: {what}") from None
-        except (ProbeFailed, OSError) as error:
-            raise StartFailed(f"the workers are up, but no token came: {error}") from error
+            if not late and watch.http is not None:
+                late = [await why_not_ready(*watch.http) or "it just is"]
+            raise StartFailed(f"not up after {self._config.startup_timeout_s:g} s: {'; '.join(late)}") from None
+        except OSError as error:
+            raise StartFailed(f"the router cannot be reached at {self._state.url}: {error}") from error
         supervisor.settle()
-        self._console.step("first token")
+        self._console.step("a first token has been generated")
         watch.settled = True
         self._phase("ready")
         if self._timings:
             self._show_timings()
         self._show_url()
-
-    async def _generate(self, host: str, port: int) -> None:
-        """A token by each of the two paths: prefilled by the decode worker itself, and handed over to it."""
-        config = self._config
-        threshold = config.router.dispatch.local_prefill_max_tokens
-        limits = (max_positions(Path(config.model.path)), config.decode.engine.max_model_len)
-        longest = min([limit for limit in limits if limit is not None], default=threshold + 32) - 4
-        lengths = {4, min(threshold + config.prefill.engine.page_tokens + 1, longest)}
-        await asyncio.gather(*(first_token(host, port, config.model.name, length) for length in lengths))
 
     def _show_url(self) -> None:
         url = self._state.url
@@ -207,11 +198,11 @@ class Watch:
         if not self.settled:
             self._console.step(f"{member.name} has its processes")
 
-    def listening(self, addresses: Addresses) -> None:
-        host = "127.0.0.1" if addresses.http.host in ("0.0.0.0", "::") else addresses.http.host
-        self.http = (host, addresses.http.port)
+    def listening(self, at: Listening) -> None:
+        host = "127.0.0.1" if at.http.host in ("0.0.0.0", "::") else at.http.host
+        self.http = (host, at.http.port)
         shown = f"[{host}]" if ":" in host else host
-        self._state.url = f"http://{shown}:{addresses.http.port}"
+        self._state.url = f"http://{shown}:{at.http.port}"
         if not self.settled:
             self._console.step(f"router listens at {self._state.url}")
 

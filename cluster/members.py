@@ -21,6 +21,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from slipstream.cluster.actors import (
     DecodeRank,
     DecodeWorker,
+    Endpoint,
+    Listening,
     Place,
     PrefillRank,
     PrefillWorker,
@@ -31,7 +33,6 @@ from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.placement import PoolResources
 from slipstream.router.config import RouterConfig
 from slipstream.router.messages import Role
-from slipstream.router.router import Addresses
 from slipstream.workers.config import WorkerConfig
 from slipstream.workers.report import WorkerReport
 
@@ -39,14 +40,6 @@ from slipstream.workers.report import WorkerReport
 WORKER_MODULES = ("torch", "slipstream.workers.engine.engine", "slipstream.workers.models.loader", "ucxx")
 ROUTER_MODULES = ("slipstream.router.router",)
 STOP_PATIENCE_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class RouterEndpoint:
-    """Where workers find the router."""
-
-    host: str
-    port: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,18 +104,18 @@ class RouterMember:
         )
         self._place = await self._actor.warm_up.remote(ROUTER_MODULES)
 
-    async def serve(self) -> tuple[Addresses, RouterEndpoint]:
+    async def serve(self) -> tuple[Listening, Endpoint]:
         """Listens. Ports that were chosen once stay, so that workers and clients find the next incarnation."""
         assert self._place is not None
         model = self._deployment.config.model
         worker_host = self._deployment.host(self._config.worker_host, self._place.node_ip)
         config = dataclasses.replace(self._config, worker_host=worker_host)
         self._run = self._actor.run.remote(config, model.name, model.path, self._deployment.worker_token)
-        addresses: Addresses = await self._actor.addresses.remote()
+        addresses: Listening = await self._actor.listening.remote()
         http = dataclasses.replace(self._config.http, port=addresses.http.port)
         self._config = dataclasses.replace(self._config, http=http, worker_port=addresses.workers.port)
         reachable = self._place.node_ip if worker_host == "0.0.0.0" else worker_host
-        return addresses, RouterEndpoint(reachable, addresses.workers.port)
+        return addresses, Endpoint(reachable, addresses.workers.port)
 
     async def death(self) -> str:
         return await _death([self._run])
@@ -151,6 +144,7 @@ class GroupMember:
         self._num_launches = 0
         self._actors: list[Any] = []
         self._runs: list[Any] = []
+        self._address: Any = None
         self.places: list[Place] = []
 
     @property
@@ -172,22 +166,22 @@ class GroupMember:
         ]
         self.places = list(await asyncio.gather(*(actor.warm_up.remote(WORKER_MODULES) for actor in self._actors)))
 
-    async def serve(self, router: RouterEndpoint, ranks_on_host: int) -> None:
+    async def serve(self, router: Endpoint, ranks_on_host: int) -> None:
         """Loads the model and connects to the router; `report` tells how far it is."""
         leader, *others = self._actors
         config = self._worker_config(router, ranks_on_host)
-        address = await leader.prepare.remote(config)
-        # The others first: the leader's `run` waits for them.
-        self._runs = [actor.run.remote(config, n, address) for n, actor in enumerate(others, start=1)]
-        self._runs.insert(0, leader.run.remote())
+        # Goes from the leader to the others as a reference, not through here: unpacking it would import torch.
+        self._address = leader.prepare.remote(config)
+        self._runs = [leader.run.remote(self._address)]
+        self._runs += [actor.run.remote(config, n, self._address) for n, actor in enumerate(others, start=1)]
 
-    def redirect(self, router: RouterEndpoint) -> None:
+    def redirect(self, router: Endpoint) -> None:
         """The router listens elsewhere. A group that is just being launched will be told when it serves."""
         if self._runs:
             self._actors[0].redirect.remote(router.host, router.port)
 
     async def report(self) -> WorkerReport:
-        report: WorkerReport = await self._actors[0].report.remote()
+        report: WorkerReport = await self._actors[0].report.remote(self._address)
         return report
 
     async def death(self) -> str:
@@ -200,8 +194,9 @@ class GroupMember:
     def kill(self) -> None:
         _kill(self._actors)
         self._actors, self._runs, self.places = [], [], []
+        self._address = None
 
-    def _worker_config(self, router: RouterEndpoint, ranks_on_host: int) -> WorkerConfig:
+    def _worker_config(self, router: Endpoint, ranks_on_host: int) -> WorkerConfig:
         config, node_ip = self._deployment.config, self.places[0].node_ip
         # A name of its own for each incarnation: the epochs of a new process begin at 1 again, and no ticket that was
         # made for its predecessor may fit it.

@@ -33,12 +33,6 @@ def check_model_dir(path: Path) -> str | None:
     return next(filter(None, map(_check_safetensors, shards)), None)
 
 
-def max_positions(path: Path) -> int | None:
-    """The longest sequence the model was made for, in tokens, if its config.json says so."""
-    value = json.loads((path / "config.json").read_bytes()).get("max_position_embeddings")
-    return value if isinstance(value, int) else None
-
-
 def _check_json(path: Path) -> str | None:
     try:
         value = json.loads(path.read_bytes())

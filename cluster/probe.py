@@ -1,41 +1,32 @@
-"""The proof that a cluster serves: a request like a client's, over HTTP, answered with a generated token."""
+"""Asking a router over HTTP whether it is ready, which it is once its workers have generated a first token for it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 
-PROBE_TOKEN = 1  # some id that every vocabulary has
+PAUSE_S = 0.05
 
 
-class ProbeFailed(Exception):  # noqa: N818 - reads as the sentence it carries
-    """The router answered, but not with a token."""
+async def wait_until_ready(host: str, port: int) -> None:
+    """Returns when the router says so; asks for as long as it takes. Raises OSError if nobody listens there."""
+    while await why_not_ready(host, port) is not None:
+        await asyncio.sleep(PAUSE_S)
 
 
-async def first_token(host: str, port: int, model: str, num_prompt_tokens: int) -> None:
-    """Has one token generated after a prompt of that many tokens. Raises ProbeFailed, OSError."""
-    body = json.dumps(
-        {
-            "model": model,
-            "prompt": [PROBE_TOKEN] * num_prompt_tokens,
-            "max_tokens": 2,
-            "temperature": 0,
-            "ignore_eos": True,
-        }
-    ).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    )
+async def why_not_ready(host: str, port: int) -> str | None:
+    """None if the router is ready, otherwise its reason. Raises OSError."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
-        writer.write(head.encode() + body)
+        writer.write(f"GET /health/ready HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
         await writer.drain()
-        answer = await reader.read()
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     finally:
         writer.close()
-    status_line, _, rest = answer.partition(b"\r\n")
-    parts = status_line.split()
-    if len(parts) < 2 or parts[1] != b"200":
-        detail = rest.partition(b"\r\n\r\n")[2][:300].decode("utf-8", "replace")
-        raise ProbeFailed(f"a first request was answered with {status_line.decode('latin-1')!r}: {detail}")
+    status = head.split(b" ", 2)[1:2]
+    if status == [b"200"]:
+        return None
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"answer {b' '.join(status).decode('latin-1')}"

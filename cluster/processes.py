@@ -8,6 +8,7 @@ overwrite it with their title (Ray's agents do).
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 
 import psutil
@@ -28,6 +29,16 @@ def is_running(pid: int, started: float) -> bool:
     """Whether `pid` is the very process that started at that time (to the clock tick, about 10 ms)."""
     now = start_time(pid)
     return now is not None and abs(now - started) < 0.05
+
+
+def wait_until_gone(pid: int, started: float, patience_s: float) -> bool:
+    """Waits for somebody else's child, of which nobody tells us. Whether it ended in time; `inf` waits for ever."""
+    deadline_s = time.monotonic() + patience_s
+    while is_running(pid, started):
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def descendants() -> list[psutil.Process]:

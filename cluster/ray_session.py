@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ray
 
@@ -93,10 +94,12 @@ def existing_ray(address: str) -> Iterator[RaySession]:
 
 
 def _session(reaper: Reaper | None) -> RaySession:
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    resources: Resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
     return RaySession(
         node_id=ray.get_runtime_context().get_node_id(),
-        num_nodes=sum(1 for node in ray.nodes() if node["Alive"]),
-        resources={str(kind): float(amount) for kind, amount in ray.cluster_resources().items()},
+        num_nodes=sum(1 for node in nodes if node["Alive"]),
+        resources=resources,
         reaper=reaper,
     )
 

@@ -20,6 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
+import click
+
 from slipstream.cluster import console, run_state
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.config_file import ConfigError, load_config
@@ -142,7 +144,15 @@ def take_terminal(log_dir: Path | None) -> TextIO:
     return terminal
 
 
-if __name__ == "__main__":
-    from slipstream.cluster.cli import serve_command
+@click.command("serve")
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--name", help="Another name than the configuration's.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Another HTTP port than the configuration's; 0: any.")
+@click.option("--timings", is_flag=True, help="Show where the time of the start went.")
+def serve_command(config: Path, name: str | None, port: int | None, timings: bool) -> None:
+    """Serve CONFIG until Ctrl-C, on a Ray of its own or on the one that RAY_ADDRESS or the configuration names."""
+    sys.exit(serve(config, name=name, port=port, timings=timings))
 
+
+if __name__ == "__main__":
     serve_command()

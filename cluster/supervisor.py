@@ -11,11 +11,11 @@ from typing import Any, Protocol, TypeVar
 
 from ray.exceptions import RayError
 
+from slipstream.cluster.actors import Endpoint, Listening
 from slipstream.cluster.config import ClusterConfig
-from slipstream.cluster.members import GroupMember, Member, RouterEndpoint, RouterMember, reason_of
+from slipstream.cluster.members import GroupMember, Member, RouterMember, reason_of
 from slipstream.cluster.restart_policy import GiveUp, RestartPolicy
 from slipstream.cluster.run_state import MemberStatus
-from slipstream.router.router import Addresses
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class Observer(Protocol):
     def launched(self, member: MemberStatus) -> None:
         """A member has new processes."""
 
-    def listening(self, addresses: Addresses) -> None:
+    def listening(self, at: Listening) -> None:
         """The router listens, for the first time or again."""
 
 
@@ -66,7 +66,7 @@ class Supervisor:
         self._groups = groups
         self._router = self._kept(router)
         self._kept_groups = [self._kept(group) for group in groups]
-        self._worker_port: asyncio.Future[RouterEndpoint] = asyncio.get_running_loop().create_future()
+        self._worker_port: asyncio.Future[Endpoint] = asyncio.get_running_loop().create_future()
         self._all_launched = asyncio.Event()
         self._keepers: list[asyncio.Task[None]] = []
         self._router_member = router
@@ -205,7 +205,7 @@ class Supervisor:
         status.pids = kept.member.pids
         self._observer.changed(status)
 
-    def _tell_groups(self, port: RouterEndpoint) -> None:
+    def _tell_groups(self, port: Endpoint) -> None:
         if self._worker_port.done():
             if self._worker_port.result() == port:
                 return

@@ -1,0 +1,176 @@
+"""The command line: exit codes, one sentence for each mistake, and nothing left running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slipstream.cluster import processes, run_state
+from slipstream.cluster.run_state import ClusterState, MemberStatus
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+LOCAL = ROOT / "configs" / "local.yaml"
+MODEL = ROOT / "models" / "slipstream-demo"
+
+
+class CommandLine:
+    """Runs `slipstream` with a home of its own, in a process group whose members can be counted afterwards."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.environment = {
+            **{key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "XDG_"))},
+            "XDG_RUNTIME_DIR": str(home / "run"),
+            "XDG_CACHE_HOME": str(home / "cache"),
+            "PYTHONWARNINGS": "error",
+        }
+        (home / "run").mkdir()
+
+    @property
+    def states(self) -> Path:
+        return self.home / "run" / "slipstream"
+
+    def __call__(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "slipstream.cluster.cli", *map(str, arguments)]
+        return subprocess.run(
+            command, env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=90
+        )
+
+
+@pytest.fixture
+def slipstream(tmp_path: Path) -> CommandLine:
+    return CommandLine(tmp_path)
+
+
+def sentences(done: subprocess.CompletedProcess[str]) -> list[str]:
+    assert "Traceback" not in done.stderr
+    return done.stderr.splitlines()
+
+
+def test_check_accepts_what_is_right(slipstream: CommandLine) -> None:
+    done = slipstream("check", LOCAL)
+    assert done.returncode == 0
+    assert done.stdout == f"{LOCAL}: ok: slipstream-demo with 1 x prefill (tp 1), 1 x decode (tp 1), HTTP port 8000\n"
+
+
+@pytest.mark.parametrize("command", ["check", "serve"])
+def test_a_broken_configuration_is_one_sentence_and_exit_code_2(slipstream: CommandLine, command: str) -> None:
+    path = slipstream.home / "c.yaml"
+    path.write_text(f"model: {{path: {MODEL}}}\nprefil: {{replicas: 2}}\n")
+    done = slipstream(command, path)
+    assert done.returncode == 2
+    assert sentences(done) == [f"slipstream: {path}:2: prefil: unknown setting; did you mean prefill?"]
+
+
+def test_a_missing_configuration_is_one_sentence_and_exit_code_2(slipstream: CommandLine) -> None:
+    done = slipstream("serve", "nowhere.yaml")
+    assert done.returncode == 2
+    assert sentences(done) == ["slipstream: nowhere.yaml: no such file"]
+
+
+@pytest.mark.parametrize("which", ["http", "worker"])
+def test_a_port_in_use_is_one_sentence_and_exit_code_2(slipstream: CommandLine, which: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        key = "router.http.port" if which == "http" else "router.worker_port"
+        setting = f"http: {{port: {port}}}" if which == "http" else f"http: {{port: 0}}, worker_port: {port}"
+        path = slipstream.home / "c.yaml"
+        path.write_text(f"model: {{path: {MODEL}}}\nrouter: {{{setting}}}\n")
+        done = slipstream("serve", path)
+    assert done.returncode == 2
+    assert sentences(done) == [
+        f"slipstream: {key}: port {port} at 127.0.0.1 is in use by another program; choose another one, or 0 for any"
+    ]
+    assert list(slipstream.states.glob("*.json")) == []
+
+
+def test_an_address_that_is_not_ours_is_one_sentence_and_exit_code_2(slipstream: CommandLine) -> None:
+    path = slipstream.home / "c.yaml"
+    path.write_text(f"model: {{path: {MODEL}}}\nrouter: {{http: {{host: 198.51.100.1, port: 8123}}}}\n")
+    done = slipstream("serve", path)
+    assert done.returncode == 2
+    (only,) = sentences(done)
+    assert only.startswith("slipstream: router.http.port: port 8123 at 198.51.100.1 cannot be used: ")
+
+
+def test_a_name_that_is_taken_is_one_sentence_and_exit_code_2(slipstream: CommandLine) -> None:
+    with run_state.claim("mine", slipstream.states):
+        done = slipstream("serve", LOCAL, "--name", "mine", "--port", "0")
+    assert done.returncode == 2
+    (only,) = sentences(done)
+    assert only.startswith("slipstream: a cluster named mine runs already: stop it with `slipstream down mine`")
+
+
+def test_status_says_when_nothing_runs(slipstream: CommandLine) -> None:
+    done = slipstream("status")
+    assert (done.returncode, done.stdout) == (0, "no cluster runs here\n")
+    done = slipstream("status", "ghost")
+    assert (done.returncode, done.stdout) == (1, "no cluster named ghost runs here\n")
+    assert slipstream("status", "--json").stdout == "[]\n"
+
+
+def test_down_says_when_nothing_runs(slipstream: CommandLine) -> None:
+    done = slipstream("down")
+    assert done.returncode == 1
+    assert sentences(done) == ["slipstream: no cluster runs here"]
+
+
+def announce(slipstream: CommandLine, name: str, pid: int) -> None:
+    started = processes.start_time(pid)
+    assert started is not None
+    slipstream.states.mkdir(parents=True, exist_ok=True)
+    members = [MemberStatus("decode-0", "decode", "ready", "steady", [pid], 2)]
+    state = ClusterState(name, pid, started, "/c.yaml", "m", "ready", "http://h:1", "/logs", members)
+    run_state.write(slipstream.states / f"{name}.json", state)
+
+
+def test_status_shows_the_members_of_every_cluster(slipstream: CommandLine) -> None:
+    for name in ("one", "two"):
+        announce(slipstream, name, os.getpid())
+    lines = slipstream("status").stdout.splitlines()
+    assert f"one: ready, m at http://h:1, driver pid {os.getpid()}" in lines
+    assert f"two: ready, m at http://h:1, driver pid {os.getpid()}" in lines
+    row = next(line.split() for line in lines if line.strip().startswith("decode-0"))
+    assert row[:3] == ["decode-0", "decode", "ready"]
+    assert row[-3:] == ["2", str(os.getpid()), "steady"]
+    assert "two:" not in slipstream("status", "one").stdout
+
+
+def test_down_asks_which_one_when_there_are_several(slipstream: CommandLine) -> None:
+    for name in ("one", "two"):
+        announce(slipstream, name, os.getpid())
+    done = slipstream("down")
+    assert done.returncode == 2
+    assert sentences(done) == ["slipstream: several clusters run here, say which one: one, two"]
+
+
+def test_down_ends_the_driver_and_waits_for_it(slipstream: CommandLine) -> None:
+    code = "import signal, sys; print('up', flush=True); signal.sigwait([signal.SIGTERM]); sys.exit(7)"
+    blocked = f"import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); {code}"
+    with subprocess.Popen([sys.executable, "-c", blocked], stdout=subprocess.PIPE) as driver:
+        assert driver.stdout is not None
+        driver.stdout.readline()
+        announce(slipstream, "one", driver.pid)
+        done = slipstream("down", "one")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.endswith("one is down\n")
+        assert driver.wait(0) == 7
+
+
+def test_down_does_not_touch_a_process_that_only_has_the_pid(slipstream: CommandLine) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
+        announce(slipstream, "one", stranger.pid)
+        path = slipstream.states / "one.json"
+        state = run_state.read(path)
+        assert state is not None
+        state.started -= 5.0
+        run_state.write(path, state)
+        assert slipstream("down", "one").returncode == 1
+        assert stranger.poll() is None
+        stranger.send_signal(signal.SIGKILL)

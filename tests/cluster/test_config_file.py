@@ -1,0 +1,200 @@
+"""Every mistake in a configuration is one sentence that names file, line, key, reason and value."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from pathlib import Path
+
+import pytest
+
+from slipstream.cluster.config import ClusterConfig
+from slipstream.cluster.config_file import ConfigError, load_config
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def write_model(path: Path) -> Path:
+    """A directory that looks like a model from outside."""
+    path.mkdir(parents=True)
+    (path / "config.json").write_text('{"max_position_embeddings": 64}')
+    (path / "tokenizer.json").write_text("{}")
+    header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    (path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_model(tmp_path / "tiny")
+    return tmp_path
+
+
+def load(folder: Path, text: str) -> ClusterConfig:
+    path = folder / "c.yaml"
+    path.write_text(text)
+    return load_config(path)
+
+
+def problems(folder: Path, text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(folder, text)
+    return [problem.removeprefix(f"{folder}/") for problem in caught.value.problems]
+
+
+def test_a_minimal_file_means_the_defaults(folder: Path) -> None:
+    config = load(folder, "model:\n  path: tiny\n")
+    assert config == ClusterConfig(model=config.model)
+    assert config.model.path == str(folder / "tiny")
+    assert config.model.name == "tiny"
+
+
+def test_pools_share_the_engine_settings_and_override_them(folder: Path) -> None:
+    config = load(
+        folder,
+        "model: {path: tiny, name: m}\nengine: {max_num_seqs: 7, kv_cache_mib: 9}\n"
+        "decode: {engine: {max_num_seqs: 5}}\n",
+    )
+    assert (config.prefill.engine.max_num_seqs, config.prefill.engine.kv_cache_mib) == (7, 9)
+    assert (config.decode.engine.max_num_seqs, config.decode.engine.kv_cache_mib) == (5, 9)
+    assert config.model.name == "m"
+
+
+def test_an_empty_section_means_the_defaults(folder: Path) -> None:
+    assert load(folder, "model: {path: tiny}\nray:\nprefill:\n").prefill.replicas == 1
+
+
+def test_a_path_is_relative_to_the_file_and_may_be_absolute(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    assert load(folder, "model: {path: ./x/../tiny}").model.path == str(folder / "tiny")
+    assert load(folder, f"model: {{path: {folder / 'tiny'}}}").model.path == str(folder / "tiny")
+
+
+MODEL = "model: {path: tiny}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "c.yaml: empty; at least model.path is needed"),
+        ("- a\n", "c.yaml: must be a mapping of settings, got a list"),
+        ("just text", "c.yaml: must be a mapping of settings, got 'just text'"),
+        ("name: x\n", "c.yaml: model: missing"),
+        ("model: {name: x}\n", "c.yaml:1: model.path: missing"),
+        (MODEL + "routr: {}\n", "c.yaml:2: routr: unknown setting; did you mean router?"),
+        (
+            MODEL + "router:\n  http:\n    prot: 1\n",
+            "c.yaml:4: router.http.prot: unknown setting; did you mean port?",
+        ),
+        (MODEL + "decode:\n  engine: {page_size: 1}\n", "c.yaml:3: decode.engine.page_size: unknown setting;"),
+        (MODEL + "prefill: {replicas: 0}\n", "c.yaml:2: prefill.replicas: must be at least 1, got 0"),
+        (MODEL + 'prefill: {replicas: "2"}\n', 'c.yaml:2: prefill.replicas: must be a valid integer, got "2"'),
+        (MODEL + "prefill: {replicas: true}\n", "c.yaml:2: prefill.replicas: must be a valid integer, got true"),
+        (MODEL + "prefill: {replicas: 1.5}\n", "c.yaml:2: prefill.replicas: must be a valid integer, got"),
+        (MODEL + "prefill: 3\n", "c.yaml:2: prefill: "),
+        (
+            MODEL + "engine: {dtype: fp8}\n",
+            "c.yaml:2: engine.dtype: must be 'auto', 'float32', 'bfloat16' or 'float16'",
+        ),
+        (MODEL + "engine: {max_num_seqs: -4}\n", "c.yaml:2: engine.max_num_seqs: must be at least 1, got -4"),
+        (
+            MODEL + "router: {http: {port: 70000}}\n",
+            "c.yaml:2: router.http.port: must be a port number (0: a free one), got 70000",
+        ),
+        (
+            MODEL + "router:\n  worker_port: 8000\n",
+            "c.yaml:3: router.worker_port: must differ from router.http.port, got 8000",
+        ),
+        (MODEL + "kv_transfer:\n  lease_s: 0\n", "c.yaml:3: kv_transfer.lease_s: must be positive, got 0"),
+        (MODEL + "drain_timeout_s: .inf\n", "c.yaml:2: drain_timeout_s: must be finite and not negative, got inf"),
+        (MODEL + "drain_timeout_s: .nan\n", "c.yaml:2: drain_timeout_s: "),
+        (MODEL + "name: a b\n", "c.yaml:2: name: must consist of letters, digits, - and _, got 'a b'"),
+        (MODEL + "name: 2026-11-21\n", "c.yaml: 2026-11-21 is a date, which no setting is; put it in quotes"),
+        (MODEL + "prefill: {tp: 2, num_gpus: 0.5}\n", "c.yaml:2: prefill.num_gpus: must be 0, 1 or more with tp 2"),
+        (
+            MODEL + "prefill:\n  engine: {page_tokens: 32}\n",
+            "c.yaml: page_tokens must be the same for prefill and decode, got 32 and 16",
+        ),
+        (MODEL + "name: a\nname: b\n", "c.yaml:3: name: given twice (first in line 2)"),
+        (
+            MODEL + "router:\n  http: {port: 1}\n  http: {port: 2}\n",
+            "c.yaml:4: router.http: given twice (first in line 3)",
+        ),
+        (MODEL + "router: {http: [}\n", "c.yaml:2: not valid YAML: "),
+        (MODEL + "\tname: x\n", "c.yaml:2: not valid YAML: "),
+        ("model: &a {path: tiny}\nx: !!python/object:os.system {}\n", "c.yaml:2: not valid YAML: "),
+        ("model: {path: nowhere}\n", "c.yaml:1: model.path: no such directory: "),
+        ("model:\n  path: c.yaml\n", "c.yaml:2: model.path: not a directory: "),
+        ("model: {path: ''}\n", "c.yaml:1: model.path: must not be empty"),
+    ],
+)
+def test_a_mistake_is_one_sentence(folder: Path, text: str, expected: str) -> None:
+    (only,) = problems(folder, text)
+    assert only.startswith(expected)
+    assert "\n" not in only
+    assert "Traceback" not in only
+
+
+def test_all_mistakes_are_named_at_once(folder: Path) -> None:
+    found = problems(folder, "model: {path: tiny}\nrouter: {http: {port: a, hots: b}}\nname: 4\n")
+    assert sorted(re.findall(r"^c\.yaml:\d: ([\w.]+):", "\n".join(found), re.MULTILINE)) == [
+        "name",
+        "router.http.hots",
+        "router.http.port",
+    ]
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"gone\.yaml: no such file"):
+        load_config(tmp_path / "gone.yaml")
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "b.yaml"
+    path.write_bytes(b"a: \xff\xfe\n")
+    with pytest.raises(ConfigError, match=r"b\.yaml: not UTF-8 text \(byte 3\)"):
+        load_config(path)
+
+
+def test_a_directory_in_place_of_a_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"{tmp_path}: ")):
+        load_config(tmp_path)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_configurations_that_come_along_are_valid(path: Path) -> None:
+    assert load_config(path).model.name == "slipstream-demo"
+
+
+@pytest.mark.parametrize(
+    ("name", "contents", "expected"),
+    [
+        ("config.json", None, "no config.json in "),
+        ("config.json", b"{", "config.json is not valid JSON: "),
+        ("config.json", b"[]", "config.json must hold a JSON object"),
+        ("tokenizer.json", None, "no tokenizer.json in "),
+        ("model.safetensors", None, "no *.safetensors in "),
+        ("model.safetensors", b"", "model.safetensors is truncated or no safetensors file (0 bytes)"),
+        ("model.safetensors", b"\xff" * 100, "model.safetensors is truncated or no safetensors file (100 bytes)"),
+        ("model.safetensors", struct.pack("<Q", 2) + b"[]", "model.safetensors is no safetensors file"),
+        ("model.safetensors.index.json", b"{}", "model.safetensors.index.json has no weight_map"),
+        ("model.safetensors.index.json", b'{"weight_map": {"w": "two"}}', "no two in "),
+    ],
+)
+def test_a_broken_model_directory_is_named(folder: Path, name: str, contents: bytes | None, expected: str) -> None:
+    if contents is None:
+        (folder / "tiny" / name).unlink()
+    else:
+        (folder / "tiny" / name).write_bytes(contents)
+    (only,) = problems(folder, MODEL)
+    assert only.startswith("c.yaml:1: model.path: ")
+    assert expected in only
+
+
+def test_a_weight_file_that_ends_too_soon_is_named_with_both_sizes(folder: Path) -> None:
+    path = folder / "tiny" / "model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    (only,) = problems(folder, MODEL)
+    assert f"is truncated: {len(whole) - 1} bytes of {len(whole)}" in only

@@ -1,0 +1,66 @@
+"""What a cluster reserves from Ray."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from slipstream.cluster.config import ClusterConfig, ModelConfig, PoolConfig
+from slipstream.cluster.placement import CannotPlace, check_fits, pool_resources
+from slipstream.workers.config import EngineConfig
+
+BASE = ClusterConfig(model=ModelConfig(path="/m"))
+
+
+def config(prefill: PoolConfig, decode: PoolConfig) -> ClusterConfig:
+    return dataclasses.replace(BASE, prefill=prefill, decode=decode)
+
+
+def test_a_bundle_holds_all_ranks_of_a_group_and_a_pool_has_one_for_each_group() -> None:
+    prefill, decode = pool_resources(config(PoolConfig(replicas=2, tp=4), PoolConfig(replicas=3)), num_gpus=0)
+    assert prefill.rank == {"CPU": 0.1}
+    assert prefill.bundles == ({"CPU": 0.4},) * 2
+    assert decode.bundles == ({"CPU": 0.1},) * 3
+
+
+def test_without_a_gpu_nothing_asks_for_one() -> None:
+    assert all("GPU" not in pool.rank for pool in pool_resources(BASE, num_gpus=0))
+
+
+@pytest.mark.parametrize(("num_gpus", "share"), [(1, 0.5), (2, 1.0), (8, 1.0)])
+def test_workers_share_the_gpus_there_are(num_gpus: int, share: float) -> None:
+    assert [pool.rank["GPU"] for pool in pool_resources(BASE, num_gpus)] == [share, share]
+
+
+def test_three_workers_on_one_gpu_do_not_ask_for_more_than_it() -> None:
+    pools = pool_resources(config(PoolConfig(), PoolConfig(replicas=2)), num_gpus=1)
+    assert sum(pool.total["GPU"] for pool in pools) <= 1
+    check_fits(pools, {"CPU": 4, "GPU": 1})
+
+
+def test_a_cpu_engine_leaves_the_gpus_alone() -> None:
+    cpu = PoolConfig(engine=EngineConfig(device="cpu"))
+    assert all("GPU" not in pool.rank for pool in pool_resources(config(cpu, cpu), num_gpus=8))
+
+
+def test_ranks_of_a_group_share_no_gpu() -> None:
+    with pytest.raises(CannotPlace, match=r"prefill.tp is 2, whose ranks share no GPU, and Ray has 2 GPU for 3 ranks"):
+        pool_resources(config(PoolConfig(tp=2), PoolConfig()), num_gpus=2)
+
+
+def test_cuda_without_a_gpu_is_one_sentence() -> None:
+    cuda = PoolConfig(engine=EngineConfig(device="cuda"))
+    with pytest.raises(CannotPlace, match=r"decode.engine.device is cuda and Ray has no GPU"):
+        pool_resources(config(PoolConfig(), cuda), num_gpus=0)
+
+
+def test_a_cluster_that_is_too_small_is_named_with_both_sizes() -> None:
+    pools = pool_resources(config(PoolConfig(replicas=2, num_gpus=1), PoolConfig(num_gpus=4)), num_gpus=4)
+    with pytest.raises(CannotPlace, match=r"the workers need 6 GPU \(prefill 2 \+ decode 4\) and Ray has 4"):
+        check_fits(pools, {"CPU": 8, "GPU": 4})
+
+
+def test_a_pool_that_wants_nothing_still_has_bundles() -> None:
+    nothing = PoolConfig(num_cpus=0, engine=EngineConfig(device="cpu"))
+    assert all(pool.bundles == ({"CPU": 0.001},) for pool in pool_resources(config(nothing, nothing), num_gpus=0))

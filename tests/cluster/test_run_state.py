@@ -1,0 +1,110 @@
+"""The state files of running clusters: who has which name, and which files are stale."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import pytest
+
+from slipstream.cluster import processes, run_state
+from slipstream.cluster.run_state import AlreadyRunning, ClusterState, MemberStatus
+
+
+def own_state(name: str = "a") -> ClusterState:
+    started = processes.start_time(os.getpid())
+    assert started is not None
+    return ClusterState(name=name, pid=os.getpid(), started=started, config="/c.yaml", model="m", url="http://h:1")
+
+
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    state = own_state()
+    state.members = [MemberStatus("decode-0", "decode", "ready", "fine", [1, 2], 3, 4.5, [("load", 0.5)])]
+    run_state.write(tmp_path / "a.json", state)
+    assert run_state.read(tmp_path / "a.json") == state
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize("contents", [b"", b"{", b"[]", b'{"name": "a"}', b'{"name": 1, "pid": "x"}', b"\xff"])
+def test_a_file_that_is_none_of_ours_is_no_cluster_and_stays(tmp_path: Path, contents: bytes) -> None:
+    (tmp_path / "a.json").write_bytes(contents)
+    assert run_state.read_all(tmp_path) == []
+    assert (tmp_path / "a.json").exists()
+
+
+def test_a_running_cluster_is_listed(tmp_path: Path) -> None:
+    run_state.write(tmp_path / "a.json", own_state())
+    assert run_state.read_all(tmp_path) == [own_state()]
+
+
+def test_the_file_of_a_driver_that_is_gone_is_removed(tmp_path: Path) -> None:
+    gone = multiprocessing.get_context("spawn").Process(target=os.getpid)
+    gone.start()
+    assert gone.pid is not None
+    state = own_state()
+    state.pid = gone.pid
+    gone.join()
+    run_state.write(tmp_path / "a.json", state)
+    assert run_state.read_all(tmp_path) == []
+    assert not (tmp_path / "a.json").exists()
+
+
+def test_another_process_with_the_pid_of_the_driver_is_not_taken_for_it(tmp_path: Path) -> None:
+    state = own_state()
+    state.started -= 1.0
+    run_state.write(tmp_path / "a.json", state)
+    assert run_state.read_all(tmp_path) == []
+
+
+def hold(folder: Path, held: Event, release: Event) -> None:
+    with run_state.claim("a", folder) as path:
+        run_state.write(path, own_state())
+        held.set()
+        release.wait(30)
+
+
+def test_a_name_is_had_once_at_a_time_and_free_again_afterwards(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    held, release = context.Event(), context.Event()
+    other = context.Process(target=hold, args=(tmp_path, held, release))
+    other.start()
+    try:
+        assert held.wait(30)
+        with pytest.raises(AlreadyRunning, match=rf"named a runs already \(pid {other.pid}, http://h:1\)"):  # noqa: SIM117
+            with run_state.claim("a", tmp_path):
+                pass
+        with run_state.claim("b", tmp_path):
+            pass
+        release.set()
+        other.join(30)
+        with run_state.claim("a", tmp_path):
+            pass
+    finally:
+        release.set()
+        other.join(30)
+    assert other.exitcode == 0
+
+
+def test_a_name_is_free_again_after_its_holder_was_killed(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    held, never = context.Event(), context.Event()
+    other = context.Process(target=hold, args=(tmp_path, held, never))
+    other.start()
+    assert held.wait(30)
+    other.kill()
+    other.join(30)
+    with run_state.claim("a", tmp_path) as path:
+        assert path.exists()  # the stale file of the one before, about to be overwritten
+    assert not path.exists()
+
+
+def test_the_run_folder_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with run_state.claim("a", run_state.run_folder()) as path:
+        assert path.parent == tmp_path / "slipstream"
+        assert path.parent.stat().st_mode & 0o077 == 0
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert run_state.run_folder() == tmp_path / "cache" / "slipstream" / "run"
