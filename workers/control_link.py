@@ -18,6 +18,7 @@ import msgpack
 from slipstream.router.codec import Decoder, Encoder, WireError, decoder, encoder
 from slipstream.workers import group_messages as messages
 from slipstream.workers.group_messages import GroupMessage
+from slipstream.workers.group_transfers import RankOutcome
 
 MAX_FRAME_BYTES = 64 << 20
 
@@ -25,12 +26,13 @@ TYPE_CODES: dict[type, int] = {
     messages.Join: 1,
     messages.RankReady: 2,
     messages.RankFailed: 3,
-    messages.RankOutcome: 4,
+    RankOutcome: 4,
     messages.Execute: 32,
     messages.Expect: 33,
     messages.CancelTransfer: 34,
     messages.ForgetPeer: 35,
-    messages.Shutdown: 36,
+    messages.BeginEpoch: 36,
+    messages.Shutdown: 37,
 }
 
 

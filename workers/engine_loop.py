@@ -128,6 +128,7 @@ class EngineLoop:
         self._credits = None
         self.stats.start_over()
         worker = self.tickets.open_epoch()
+        self.transfers.begin_epoch(worker)
         self.show("draining" if self._draining else "connecting", f"epoch {worker.epoch}")
         self.router.connect(self.hello(worker))
 

@@ -13,11 +13,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferKey
 from slipstream.router.codec import WireError
@@ -26,6 +27,7 @@ from slipstream.workers.control_link import ControlLink, LinkClosed
 from slipstream.workers.engine.executor import Executor
 from slipstream.workers.engine.plan import SampledToken, SamplingRow, StepPlan
 from slipstream.workers.group_messages import (
+    BeginEpoch,
     CancelTransfer,
     Execute,
     Expect,
@@ -57,7 +59,7 @@ class GroupAddress:
     secret: str
 
 
-def join_process_group(store: dist.Store, rank: int, size: int, config: EngineConfig) -> TensorParallel:
+def join_process_group(store: TCPStore, rank: int, size: int, config: EngineConfig) -> TensorParallel:
     """The collective side of a group, gloo on CPUs and NCCL on GPUs. Blocks until all ranks are there."""
     backend = "nccl" if config.device != "cpu" and torch.cuda.is_available() else "gloo"
     timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
@@ -71,7 +73,7 @@ class MeetingPoint:
     def __init__(self, host: str, size: int) -> None:
         """Raises OSError if the host is not one of this machine's."""
         self._listener = socket.create_server((host, 0))
-        self.store = dist.TCPStore(host, 0, size, is_master=True, wait_for_workers=False)
+        self.store = TCPStore(host, 0, size, is_master=True, wait_for_workers=False)
         self.address = GroupAddress(host, self.store.port, self._listener.getsockname()[1], secrets.token_hex(16))
         self._size = size
 
@@ -176,6 +178,9 @@ class RemoteRank:
 
     def peer_lost(self, peer: PeerId) -> None:
         self.link.send(ForgetPeer(peer))
+
+    def begin_epoch(self, worker: PeerId) -> None:
+        self.link.send(BeginEpoch(worker))
 
 
 @dataclass(slots=True)

@@ -66,10 +66,17 @@ class ForgetPeer:
 
 
 @dataclass(frozen=True, slots=True)
+class BeginEpoch:
+    """A new router connection: the group is `worker` from now on."""
+
+    worker: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """The group ends in order."""
 
 
 RankMessage = Join | RankReady | RankFailed | RankOutcome
-LeaderMessage = Execute | Expect | CancelTransfer | ForgetPeer | Shutdown
+LeaderMessage = Execute | Expect | CancelTransfer | ForgetPeer | BeginEpoch | Shutdown
 GroupMessage = RankMessage | LeaderMessage

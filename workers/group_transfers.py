@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -18,15 +19,19 @@ class RankTransfers(Protocol):
 
     def peer_lost(self, peer: PeerId) -> None: ...
 
+    def begin_epoch(self, worker: PeerId) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class RankOutcome:
-    """A rank has let go of its part of a transfer. `failure` is None if all its bytes went or came whole."""
+    """A rank has let go of its part of a transfer. `failure` is None if all its bytes went or came whole.
+    `total_checksum_failures` counts all that the rank has seen so far."""
 
     transfer: TransferKey
     failure: str | None
     num_bytes: int = 0
     seconds: float = 0.0
+    total_checksum_failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,11 @@ class GroupTransfers:
 
     ranks: Sequence[RankTransfers]
     _tallies: dict[TransferKey, _Tally] = field(default_factory=dict)
+    _checksum_failures: Counter[int] = field(default_factory=Counter)  # by rank
+
+    @property
+    def total_checksum_failures(self) -> int:
+        return self._checksum_failures.total()
 
     @property
     def active(self) -> Collection[TransferKey]:
@@ -92,8 +102,16 @@ class GroupTransfers:
         for rank in self.ranks:
             rank.peer_lost(peer)
 
+    def begin_epoch(self, worker: PeerId) -> None:
+        """The group is `worker` from now on. Nothing may be active."""
+        assert not self._tallies
+        for rank in self.ranks:
+            rank.begin_epoch(worker)
+
     def ended(self, rank: int, outcome: RankOutcome) -> TransferOutcome | None:
         """Rank `rank` has let go. Returns the group's outcome if it was the last."""
+        if outcome.total_checksum_failures > self._checksum_failures[rank]:
+            self._checksum_failures[rank] = outcome.total_checksum_failures
         tally = self._tallies.get(outcome.transfer)
         if tally is None or rank not in tally.ranks:
             return None

@@ -9,13 +9,14 @@ import socket
 import threading
 from datetime import timedelta
 
-import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from slipstream.router.codec import WireError
 from slipstream.workers.config import WorkerConfig
 from slipstream.workers.control_link import ControlLink, LinkClosed
 from slipstream.workers.group import JOIN_TIMEOUT_S, GroupAddress, join_process_group
 from slipstream.workers.group_messages import (
+    BeginEpoch,
     CancelTransfer,
     Execute,
     Expect,
@@ -26,7 +27,7 @@ from slipstream.workers.group_messages import (
     Shutdown,
 )
 from slipstream.workers.group_transfers import RankOutcome
-from slipstream.workers.rank_parts import RankParts, build_parts
+from slipstream.workers.rank_parts import RankParts, rank_parts
 from slipstream.workers.report import WorkerFailed, WorkerReport, WorkerState
 
 LEADER_GONE_GRACE_S = 2.0
@@ -80,28 +81,28 @@ class RankWorker:
         try:
             link.send(Join(self._rank, address.secret, os.getpid()))
             threading.Thread(target=self._outlive_nobody, args=(link,), name="leader-watch", daemon=True).start()
-            try:
-                parts = self._load(link)
-            except Exception as error:
-                link.send_last(RankFailed(f"{type(error).__name__}: {error}"))
-                raise
-            self._show("ready", "")
-            with parts:
+            with contextlib.ExitStack() as stack:
+                try:
+                    parts = self._load(stack, link)
+                except Exception as error:
+                    link.send_last(RankFailed(f"{type(error).__name__}: {error}"))
+                    raise
+                self._show("ready", "")
                 self._serve(link, parts)
         except LinkClosed as error:
             raise WorkerFailed(f"the leader is gone: {error}") from error
         finally:
             link.close()
 
-    def _load(self, link: ControlLink) -> RankParts:
+    def _load(self, stack: contextlib.ExitStack, link: ControlLink) -> RankParts:
         config, address = self._config, self._address
-        store = dist.TCPStore(
+        store = TCPStore(
             address.host, address.distributed_port, config.tp, is_master=False, timeout=timedelta(seconds=60)
         )
         tp = join_process_group(store, self._rank, config.tp, config.engine)
         self._show("loading", f"loading {config.model_dir}")
-        parts = build_parts(config, tp, lambda outcome: _tell(link, outcome))
-        link.send(RankReady(parts.address, parts.limits.num_pages))
+        parts = stack.enter_context(rank_parts(config, tp, lambda outcome: _tell(link, outcome)))
+        link.send(RankReady(parts.agent.address, parts.limits.num_pages))
         return parts
 
     def _serve(self, link: ControlLink, parts: RankParts) -> None:
@@ -110,11 +111,13 @@ class RankWorker:
                 case Execute(plan):
                     parts.runner.execute(plan, ())
                 case Expect(ticket, page_ids, source, source_tp):
-                    parts.expect(ticket, page_ids, source, source_tp)
+                    parts.agent.expect(ticket, page_ids, source, source_tp)
                 case CancelTransfer(transfer):
-                    parts.cancel(transfer)
+                    parts.agent.cancel(transfer)
                 case ForgetPeer(peer):
-                    parts.peer_lost(peer)
+                    parts.agent.peer_lost(peer)
+                case BeginEpoch(worker):
+                    parts.agent.begin_epoch(worker)
                 case Shutdown():
                     return
                 case message:

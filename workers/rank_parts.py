@@ -2,27 +2,130 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 
 import torch
 
 from slipstream.kv_transfer.agent import TransferAgent
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
+from slipstream.kv_transfer.events import Received, ReceiveFailed, SendFailed, Sent, TransferEvent
+from slipstream.kv_transfer.plan import TicketError
+from slipstream.kv_transfer.pool import HostPagePool
+from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
 from slipstream.router.messages import unpack_ids
-from slipstream.workers.config import WorkerConfig
+from slipstream.workers.config import EngineConfig, WorkerConfig
 from slipstream.workers.engine.build import build_runner, engine_limits
 from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.engine.plan import PageSend, SendProgress
 from slipstream.workers.engine.runner import ModelRunner
 from slipstream.workers.group_transfers import RankOutcome
 from slipstream.workers.models.tensor_parallel import TensorParallel
+from slipstream.workers.ticket_office import TicketOffice
+
+
+class RankAgent:
+    """A rank's transfer agent: takes the commands of the group and, from the runner, news of finished pages.
+
+    Every transfer that is begun here ends in one `RankOutcome`, given to `ended` on the agent's thread or, if the
+    ticket does not fit this rank, at once.
+    """
+
+    def __init__(
+        self, runner: ModelRunner, tp: TensorParallel, config: WorkerConfig, ended: Callable[[RankOutcome], None]
+    ) -> None:
+        self._ended = ended
+        self._tp = tp
+        self._agent = TransferAgent(
+            HostPagePool(runner.page_bytes()),
+            rank=tp.rank,
+            tp=tp.size,
+            peer=PeerId(config.name, 0),
+            config=config.transfer,
+            on_event=self._on_event,
+        )
+
+    @property
+    def address(self) -> TransferAddress:
+        return self._agent.address
+
+    def close(self) -> None:
+        self._agent.close()
+
+    # ---- RankTransfers
+
+    def expect(self, ticket: HandoffTicket, page_ids: Sequence[int], source: PeerId, source_tp: int) -> None:
+        try:
+            self._agent.expect(ticket, page_ids, source, source_tp)
+        except TicketError as error:
+            self._ended(RankOutcome(ticket.key, str(error)))
+
+    def cancel(self, transfer: TransferKey) -> None:
+        self._agent.cancel(transfer)
+
+    def peer_lost(self, peer: PeerId) -> None:
+        self._agent.peer_lost(peer)
+
+    def begin_epoch(self, worker: PeerId) -> None:
+        self._agent.begin_epoch(worker)
+
+    # ---- PageSink
+
+    def begin_sends(self, sends: tuple[PageSend, ...]) -> None:
+        for send in sends:
+            try:
+                self._agent.send(send.ticket, unpack_ids(send.page_ids))
+            except TicketError as error:
+                self._ended(RankOutcome(send.ticket.key, str(error)))
+
+    def layer_done(self, layer: int, progress: tuple[SendProgress, ...]) -> None:
+        for p in progress:
+            key = TransferKey(PeerId(p.destination, p.destination_epoch), p.transfer_id)
+            self._agent.pages_ready(key, layer, p.num_pages)
+
+    # ---- the agent's thread
+
+    def _on_event(self, event: TransferEvent) -> None:
+        num_mismatches = self._agent.stats().checksum_failures
+        match event:
+            case Received(key, num_bytes, seconds) | Sent(key, num_bytes, seconds):
+                outcome = RankOutcome(key, None, num_bytes, seconds, num_mismatches)
+            case ReceiveFailed(key, reason) | SendFailed(key, reason):
+                outcome = RankOutcome(key, reason, 0, 0.0, num_mismatches)
+        self._ended(outcome)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RankParts:
     limits: EngineLimits
     runner: ModelRunner
-    agent: TransferAgent
+    agent: RankAgent
+
+    def ticket_office(self, worker: PeerId, addresses: tuple[TransferAddress, ...], slab_pages: int) -> TicketOffice:
+        """Tickets for pools like this rank's."""
+        num_layers, _, num_heads, head_bytes = self.runner.page_bytes().shape
+        return TicketOffice(worker, addresses, slab_pages, num_layers, num_heads * len(addresses), head_bytes)
+
+
+@contextmanager
+def rank_parts(config: WorkerConfig, tp: TensorParallel, ended: Callable[[RankOutcome], None]) -> Iterator[RankParts]:
+    """Loads this rank's share of the model and opens its transport; closes that at the end.
+
+    Raises ModelError, EngineConfigError, StagingError or TransportError, each in a sentence.
+    """
+    engine = _with_threads(config.engine, config.ranks_on_host)
+    # Nothing here runs graphs of independent operators: a second pool of threads would only compete for the cores.
+    torch.set_num_interop_threads(1)
+    limits = engine_limits(config.model_dir, engine, tp=tp, max_queued_tokens=config.max_queued_tokens)
+    runner = build_runner(config.model_dir, engine, limits.num_pages, tp=tp)
+    with closing(RankAgent(runner, tp, config, ended)) as agent:
+        runner.sink = agent
+        yield RankParts(limits, runner, agent)
+
+
+def _with_threads(config: EngineConfig, ranks_on_host: int) -> EngineConfig:
+    """A fair share of the cores that this process may use, where nothing else is said."""
+    if config.num_threads is not None:
+        return config
+    return dataclasses.replace(config, num_threads=max(1, len(os.sched_getaffinity(0)) // ranks_on_host))

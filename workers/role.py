@@ -13,7 +13,7 @@ AttemptKey = tuple[str, int]  # (request_id, attempt)
 
 
 class Role(Protocol):
-    """Follows every attempt from the router's message to its end, on the engine thread. Returns what to tell the router.
+    """Follows every attempt to its end, on the engine thread. Every call returns what to tell the router.
 
     No sockets, threads or clocks: times are given in seconds of any monotonic clock.
     """

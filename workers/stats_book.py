@@ -77,6 +77,7 @@ class StatsBook:
             "prefix_cache_hits": engine.total_prefix_hit_tokens,
             **self._totals,
             "kv_transfer_seconds": self._seconds,
+            "kv_transfer_checksum_failures": self.transfers.total_checksum_failures,
             "leases_held": self.transfers.num_active,
         }
         return Stats(

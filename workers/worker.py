@@ -30,7 +30,7 @@ from slipstream.workers.group_transfers import GroupTransfers, RankOutcome
 from slipstream.workers.inbox import Inbox
 from slipstream.workers.models.tensor_parallel import TensorParallel
 from slipstream.workers.prefill import PrefillRole
-from slipstream.workers.rank_parts import RankParts, build_parts
+from slipstream.workers.rank_parts import RankParts, rank_parts
 from slipstream.workers.report import WorkerFailed, WorkerReport, WorkerState
 from slipstream.workers.role import Role
 from slipstream.workers.router_link import RouterLink
@@ -76,7 +76,7 @@ class Worker:
         self._router = (config.router_host, config.router_port)
 
     def prepare(self) -> GroupAddress | None:
-        """Binds the ports where the other ranks meet this one. Idempotent. Raises OSError if `config.host` is not ours."""
+        """Binds the ports where the other ranks meet this one. Idempotent. Raises OSError if `host` is not ours."""
         if self._config.tp == 1:
             return None
         if self._meeting is None:
@@ -172,12 +172,12 @@ class Worker:
             if self._meeting is not None:
                 tp = join_process_group(self._meeting.store, 0, config.tp, config.engine)
             self._show("loading", f"loading {config.model_dir}")
-            parts = stack.enter_context(build_parts(config, tp, lambda outcome: self._transfer_ended(0, outcome)))
+            parts = stack.enter_context(rank_parts(config, tp, lambda outcome: self._transfer_ended(0, outcome)))
             addresses = self._await_ranks(ranks, parts)
-            transfers = GroupTransfers([parts, *ranks])
+            transfers = GroupTransfers([parts.agent, *ranks])
             self._show("warming_up", "generating the first tokens")
             engine = build_engine(parts.limits, GroupExecutor(parts.runner, ranks, transfers))
-            tickets = parts.ticket_office(addresses)
+            tickets = parts.ticket_office(self._last_epoch(), addresses, config.transfer.slab_pages)
             role: Role = (
                 PrefillRole(engine, transfers)
                 if config.role == "prefill"
@@ -206,7 +206,7 @@ class Worker:
         return ranks
 
     def _await_ranks(self, ranks: list[RemoteRank], parts: RankParts) -> tuple[TransferAddress, ...]:
-        addresses = [parts.address]
+        addresses = [parts.agent.address]
         for rank in ranks:
             ready = rank.wait_until_ready()
             if ready.num_pages != parts.limits.num_pages:
@@ -214,6 +214,11 @@ class Worker:
             addresses.append(ready.address)
             rank.listen(self._transfer_ended, self._group_broken)
         return tuple(addresses)
+
+    def _last_epoch(self) -> PeerId:
+        """Epochs follow the wall clock, in milliseconds: a worker that is started anew has a later one without anybody
+        remembering the last."""
+        return PeerId(self._config.name, time.time_ns() // 1_000_000)
 
     def _hello(self, worker: PeerId, limits: EngineLimits, tickets: TicketOffice) -> Hello:
         with self._lock:

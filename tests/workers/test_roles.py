@@ -59,6 +59,9 @@ class RecordingRank:
     def peer_lost(self, peer: PeerId) -> None:
         self.lost.append(peer)
 
+    def begin_epoch(self, worker: PeerId) -> None:
+        raise AssertionError("the role does not know of epochs")
+
 
 class Bench:
     """A role on its engine, with `num_ranks` ranks and a clock that the test turns."""
@@ -102,9 +105,7 @@ class Bench:
         return {s: n for s, n in self.engine.ledger().items() if n and s not in ("free", "cached")}
 
 
-def make_request(
-    name: str = "r", attempt: int = 0, num_prompt: int = 10, max_tokens: int = 3
-) -> EngineRequest:
+def make_request(name: str = "r", attempt: int = 0, num_prompt: int = 10, max_tokens: int = 3) -> EngineRequest:
     sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
     return EngineRequest(name, attempt, pack_ids(range(num_prompt)), b"", sampling)
 
@@ -199,9 +200,7 @@ def test_a_reservation_beyond_the_free_pages_fails_and_may_be_tried_again() -> N
     bench = Bench("decode")
     for n in range(2):
         bench.reserve(make_request(f"r{n}", num_prompt=18))
-    assert bench.say(Reserve(3, make_request("r2", num_prompt=18), PREFILL, 1)) == [
-        Failed("r2", 0, "no pages", True)
-    ]
+    assert bench.say(Reserve(3, make_request("r2", num_prompt=18), PREFILL, 1)) == [Failed("r2", 0, "no pages", True)]
 
 
 def test_a_prompt_that_can_never_run_fails_for_good() -> None:
@@ -249,9 +248,7 @@ def test_a_prefill_whose_pages_cannot_be_sent_fails() -> None:
     bench = Bench("prefill")
     bench.say(Prefill(1, make_request(), make_ticket()))
     bench.step()
-    assert bench.end(make_ticket().key, "peer lost") == [
-        Failed("r", 0, "pages could not be sent: peer lost", True)
-    ]
+    assert bench.end(make_ticket().key, "peer lost") == [Failed("r", 0, "pages could not be sent: peer lost", True)]
     assert bench.run() == []
     assert (bench.role.num_attempts, bench.busy_pages()) == (0, {})
 
@@ -264,9 +261,7 @@ def test_a_draining_role_refuses_what_is_new_and_finishes_what_it_has() -> None:
     bench.say(Generate(1, make_request("old")))
     bench.role.refuse("the worker drains")
     assert bench.say(Generate(2, make_request("new"))) == [Failed("new", 0, "the worker drains", True)]
-    assert bench.say(Reserve(3, make_request("new"), PREFILL, 1)) == [
-        Failed("new", 0, "the worker drains", True)
-    ]
+    assert bench.say(Reserve(3, make_request("new"), PREFILL, 1)) == [Failed("new", 0, "the worker drains", True)]
     assert indices(bench.run()) == [0, 1, 2]
     assert bench.role.num_attempts == 0
 
