@@ -15,11 +15,13 @@ DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of the completions endpoint
 
 
 class Prompts:
-    """`max_model_len` asks for the longest sequence that a worker takes, None while no worker has said."""
+    """`max_model_len` asks for the longest sequence that a worker takes; None while none is connected, and then the
+    last answer holds, because requests may wait for the next worker."""
 
     def __init__(self, tokenizer: Tokenizer, max_model_len: Callable[[], int | None]) -> None:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
+        self._latest_limit: int | None = None
 
     async def of_chat(self, messages: list[ChatMessage]) -> list[int]:
         """Raises HttpError 400 if the model has no chat template, or one that refuses these messages."""
@@ -67,7 +69,7 @@ class Prompts:
         return wanted or (room if default is None else min(default, room))
 
     def _limit(self) -> int:
-        limit = self._max_model_len()
+        limit = self._latest_limit = self._max_model_len() or self._latest_limit
         if limit is None:
             raise HttpError(
                 503,
