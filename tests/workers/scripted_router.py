@@ -105,14 +105,20 @@ class Connection:
 
         return self._router.wait(found, f"{self.hello.worker.name} at rest")
 
+    def wait_all_free(self) -> Credits:
+        """Until the newest Credits offer every slot and every page."""
+        full = self.hello.max_slots, self.hello.num_pages
+
+        def found() -> Credits | None:
+            newest = next((m for m in reversed(self._messages) if isinstance(m, Credits)), None)
+            return newest if newest and (newest.free_slots, newest.free_pages) == full else None
+
+        return self._router.wait(found, f"{self.hello.worker.name} with all slots and pages free")
+
     @property
     def num_messages(self) -> int:
         with self._changed:
             return len(self._messages)
-
-    @property
-    def credits(self) -> Credits:
-        return self.all(Credits)[-1]
 
     # ---- what the worker is told
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,17 +12,13 @@ import numpy as np
 import pytest
 
 from slipstream.router.messages import (
-    Credits,
     EngineRequest,
     Failed,
-    Generate,
     HandedOff,
-    Reserve,
-    Stats,
-    StepOutput,
+    Reserved,
     TokenChunk,
 )
-from tests.workers.scripted_router import Connection, ScriptedRouter, is_busy, request
+from tests.workers.scripted_router import Connection, ScriptedRouter, request
 from tests.workers.worker_process import PAGE_TOKENS, WorkerProcess
 
 NUM_TOKENS = 6
@@ -37,9 +34,7 @@ class Workers:
 
 
 @pytest.fixture(scope="module")
-def workers(
-    tiny_model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Workers]:
+def workers(tiny_model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
     """A decode worker and prefill groups of one and two ranks, for all tests of this file."""
     folder = tmp_path_factory.mktemp("workers")
     model_dir = tiny_model_dir(MODEL)
@@ -88,9 +83,7 @@ def test_a_request_is_generated_locally(workers: Workers) -> None:
 
 @pytest.mark.parametrize("source", ["prefill", "prefill_tp2"])
 @pytest.mark.parametrize("num_tokens", [1, 5, 15, 16, 17, 48, 63, 64, 65, 200, 333])
-def test_pages_prefilled_elsewhere_lead_to_the_same_tokens(
-    workers: Workers, source: str, num_tokens: int
-) -> None:
+def test_pages_prefilled_elsewhere_lead_to_the_same_tokens(workers: Workers, source: str, num_tokens: int) -> None:
     """Less than a page, whole pages, several slabs (64 tokens each), several steps (96 tokens each)."""
     prefill: Connection = getattr(workers, source)
     name = f"{source}-{num_tokens}"
@@ -100,3 +93,142 @@ def test_pages_prefilled_elsewhere_lead_to_the_same_tokens(
     assert tokens == generate(workers.decode, here)
     page_bytes = 3 * 2 * 2 * PAGE_TOKENS * 16 * 4  # layers, heads, K and V, tokens, head_dim, float32
     assert handed_off.num_bytes >= -(-num_tokens // PAGE_TOKENS) * page_bytes
+
+
+def test_cached_prefixes_on_either_side_are_not_sent_or_not_computed_again(workers: Workers) -> None:
+    """The destination's cached pages are left out of the ticket; the source's are sent without being computed."""
+    decode, prefill = workers.decode, workers.prefill
+    shared, num_shared = prompt(128, seed=1), 128
+    expected = generate(decode, request("fresh", [*shared, *prompt(40, 2)], max_tokens=NUM_TOKENS, salt="other"))
+    # Neither side knows the prefix.
+    _, all_pages = hand_off(prefill, decode, request("c0", [*shared, *prompt(40, 3)], salt="cached"))
+    # Both sides do.
+    tokens, few_pages = hand_off(
+        prefill, decode, request("c1", [*shared, *prompt(40, 2)], max_tokens=NUM_TOKENS, salt="cached")
+    )
+    assert tokens == expected
+    assert few_pages.num_bytes * 3 < all_pages.num_bytes
+    reserved = decode.wait(Reserved, lambda m: m.request_id == "c1")
+    assert (reserved.num_cached_tokens, reserved.ticket.first_page) == (num_shared, num_shared // PAGE_TOKENS)
+    # Only the source does, of another salt's point of view only the destination does.
+    generate(decode, request("warm-here", [*shared, *prompt(5, 4)], salt="here"))
+    tokens, _ = hand_off(prefill, decode, request("c2", [*shared, *prompt(40, 2)], max_tokens=NUM_TOKENS, salt="here"))
+    assert tokens == expected
+    assert prefill.chunks("c2")[0].num_cached_tokens == 0
+    tokens, _ = hand_off(
+        workers.prefill_tp2, decode, request("c3", [*shared, *prompt(40, 2)], max_tokens=NUM_TOKENS, salt="cached")
+    )
+    assert tokens == expected
+
+
+def test_a_request_that_moves_goes_on_from_the_tokens_it_has(workers: Workers) -> None:
+    """A later attempt brings the tokens so far; both ways of placing it continue identically."""
+    what = prompt(50, seed=5)
+    whole = generate(workers.decode, request("whole", what, max_tokens=8, salt="w"))
+    moved = request("moved", what, max_tokens=8, attempt=1, salt="m", output=whole[:4])
+    tokens, _ = hand_off(workers.prefill, workers.decode, moved)
+    assert tokens == whole[4:]
+    again = request("again", what, max_tokens=8, attempt=2, salt="a", output=whole[:3])
+    workers.decode.generate(again)
+    assert tokens_of(workers.decode.wait_chunks("again", 5, 2)) == whole[3:]
+
+
+def test_generate_after_reserve_computes_the_prompt_here(workers: Workers) -> None:
+    what = request("changed-mind", prompt(80, 6), max_tokens=NUM_TOKENS, salt="x")
+    workers.decode.reserve(what, workers.prefill)
+    assert generate(workers.decode, what) == generate(
+        workers.decode, request("straight", prompt(80, 6), max_tokens=NUM_TOKENS, salt="y")
+    )
+
+
+def test_requests_in_flight_together_do_not_disturb_each_other(workers: Workers) -> None:
+    """Local and remote ones from both groups share the decode worker's batches."""
+    decode = workers.decode
+    names = [f"mix-{n}" for n in range(6)]
+    expected = {
+        n: generate(decode, request(f"alone-{n}", prompt(40 + 30 * i, 7 + i), max_tokens=24, salt="alone"))
+        for i, n in enumerate(names)
+    }
+    sources = [workers.prefill, workers.prefill_tp2, None]
+    requests = [request(n, prompt(40 + 30 * i, 7 + i), max_tokens=24, salt="mix") for i, n in enumerate(names)]
+    for i, what in enumerate(requests):
+        source = sources[i % 3]
+        if source is None:
+            decode.generate(what)
+        else:
+            source.prefill(what, decode.reserve(what, source))
+    firsts = {}
+    for i, what in enumerate(requests):
+        source = sources[i % 3]
+        if source is not None:
+            (first,) = source.wait_chunks(what.request_id, 1)
+            decode.start(what, first.token_ids)
+            firsts[what.request_id] = [first]
+    for what in requests:
+        chunks = firsts.get(what.request_id, []) + decode.wait_chunks(what.request_id, 24)
+        assert tokens_of(chunks) == expected[what.request_id]
+
+
+# ---- cancel
+
+
+def test_a_reservation_that_is_cancelled_before_its_prefill_gives_its_pages_back(workers: Workers) -> None:
+    what = request("cancel-reserved", prompt(100), salt="cr")
+    before = workers.decode.wait_all_free()
+    mark = workers.decode.num_messages
+    workers.decode.reserve(what, workers.prefill)
+    workers.decode.cancel(what)
+    workers.decode.wait_at_rest(mark)
+    assert workers.decode.wait_all_free().ack_seq == before.ack_seq + 1
+
+
+@pytest.mark.parametrize("phase", ["prefilling", "first_token", "landed", "decoding"])
+def test_a_request_that_is_cancelled_in_any_phase_gives_all_pages_back_on_both_sides(
+    workers: Workers, phase: str
+) -> None:
+    decode, prefill = workers.decode, workers.prefill
+    what = request(f"cancel-{phase}", prompt(400), max_tokens=100, salt=phase)
+    decode.wait_all_free()
+    prefill.wait_all_free()
+    marks = [decode.num_messages, prefill.num_messages]
+    prefill.prefill(what, decode.reserve(what, prefill))
+    if phase != "prefilling":
+        (first,) = prefill.wait_chunks(what.request_id, 1)
+        if phase != "first_token":
+            decode.wait(HandedOff, lambda m: m.request_id == what.request_id)
+        if phase == "decoding":
+            decode.start(what, first.token_ids)
+            decode.wait_chunks(what.request_id, 3)
+    prefill.cancel(what)
+    decode.cancel(what)
+    decode.wait_at_rest(marks[0])
+    prefill.wait_at_rest(marks[1])
+    decode.wait_all_free()
+    prefill.wait_all_free()
+    assert not [m for c in (decode, prefill) for m in c.all(Failed) if m.request_id == what.request_id]
+
+
+def test_an_unknown_request_may_be_cancelled(workers: Workers) -> None:
+    workers.decode.cancel(request("nobody", [1]))
+    workers.prefill.cancel(request("nobody", [1]))
+    assert generate(workers.decode, request("after-nobody", prompt(5)))
+
+
+# ---- refusals
+
+
+def test_what_cannot_be_taken_is_refused_and_harms_nobody(workers: Workers) -> None:
+    decode, prefill = workers.decode, workers.prefill
+    decode.generate(request("too-long", prompt(600)))
+    assert not decode.wait_failed("too-long").retryable
+    decode.generate(request("no-prompt", []))
+    assert not decode.wait_failed("no-prompt").retryable
+    prefill.generate(request("wrong-role", prompt(5)))
+    assert prefill.wait_failed("wrong-role").retryable
+    reserved = decode.reserve(request("bad-ticket", prompt(40)), prefill)
+    ticket = dataclasses.replace(reserved.ticket, num_layers=77)
+    prefill.prefill(request("bad-ticket", prompt(40)), dataclasses.replace(reserved, ticket=ticket))
+    assert "num_layers" in prefill.wait_failed("bad-ticket").reason
+    decode.cancel(request("bad-ticket", prompt(40)))
+    tokens, _ = hand_off(prefill, decode, request("still-fine", prompt(40), salt="fine"))
+    assert len(tokens) == 8
