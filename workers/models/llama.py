@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.kernels.kv_pages import kv_rows, write_kv
+from slipstream.kernels.linear import linear
 from slipstream.kernels.paged_attention import AttentionPlan, paged_attention, plan_attention
 from slipstream.kernels.rms_norm import rms_norm
 from slipstream.kernels.rotary import rotary_angles, rotary_embedding
@@ -29,13 +30,14 @@ from slipstream.workers.models.tensor_parallel import TensorParallel
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """`weight` is [out, in]. Where the results of ranks are summed, only rank 0 has a bias that is not zero."""
+    """`weight` is [out, in], packed (see `kernels.linear`). Where the results of ranks are summed, only rank 0 has a
+    bias that is not zero."""
 
     weight: Tensor
     bias: Tensor | None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class LlamaWeights:
     embedding: Tensor  # [vocab share, hidden]
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [hidden]
-    lm_head: Tensor  # [vocab share, hidden]; the embedding itself where they are tied
+    lm_head: Tensor  # [vocab share, hidden], packed; the embedding's numbers where they are tied
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ class Llama:
         A collective call; the whole vocabulary comes together on rank 0, the other ranks get None.
         """
         x = rms_norm(hidden, self.weights.final_norm, self.config.rms_norm_eps)
-        gathered = self.tp.gather_columns(F.linear(x, self.weights.lm_head))
+        gathered = self.tp.gather_columns(linear(x, self.weights.lm_head))
         return None if gathered is None else gathered[:, : self.config.vocab_size].float()
 
     def _prepare(self, batch: StepBatch, kv: Tensor) -> _Step:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from slipstream.kernels.linear import pack_weight
 from slipstream.workers.models.checkpoint import WHOLE, Checkpoint, open_checkpoint
 from slipstream.workers.models.config import DtypeName, ModelConfig
 from slipstream.workers.models.llama import LayerWeights, Linear, Llama, LlamaWeights
@@ -69,7 +70,7 @@ class _Reader:
             embedding=embedding,
             layers=tuple(self._layer(f"model.layers.{i}") for i in range(self.config.num_layers)),
             final_norm=self._vector("model.norm.weight", self.config.hidden_size),
-            lm_head=embedding if self.config.tie_word_embeddings else self._vocabulary("lm_head.weight"),
+            lm_head=pack_weight(embedding if self.config.tie_word_embeddings else self._vocabulary("lm_head.weight")),
         )
 
     def _layer(self, name: str) -> LayerWeights:
@@ -110,7 +111,7 @@ class _Reader:
             if biases is not None:
                 self.checkpoint.copy_into(biases[fused], f"{part.name}.bias", shape[:1], rows=part.rows)
             first = fused.stop
-        return Linear(weight, biases)
+        return Linear(pack_weight(weight), biases)
 
     def _row_parallel(self, name: str, num_columns: int, columns: slice, *, bias: bool) -> Linear:
         """The rank's columns of a projection whose results are summed over ranks; the sum takes the bias once."""
@@ -118,9 +119,9 @@ class _Reader:
         weight = self._empty(self.config.hidden_size, columns.stop - columns.start)
         self.checkpoint.copy_into(weight, f"{name}.weight", shape, columns=columns)
         if not bias:
-            return Linear(weight, None)
+            return Linear(pack_weight(weight), None)
         biases = self._vector(f"{name}.bias", self.config.hidden_size)
-        return Linear(weight, biases if self.tp.rank == 0 else torch.zeros_like(biases))
+        return Linear(pack_weight(weight), biases if self.tp.rank == 0 else torch.zeros_like(biases))
 
     def _qk_norm(self, attention: str, heads: slice, kv_heads: slice) -> Tensor:
         """[heads + kv_heads, head_dim]: the same weight for all query heads, another for all key heads."""
