@@ -236,13 +236,12 @@ class Scheduler:
     # ---- inside
 
     def _schedule_chunk(self, chunks: list[ScheduledChunk], sequence: Sequence, budget: int, *, begins: bool) -> int:
-        """Append the next chunk of a sequence and return its length. A chunk that is not the last ends with a page
-        where it can: a page that is complete early can be sent early."""
+        """Append the next chunk of a sequence and return its length. A chunk that is not the last ends with a page,
+        so that pages are complete (and sent) early, unless that would leave more than half the budget unused."""
         num_tokens = sequence.num_uncomputed
         if num_tokens > budget:
-            end = sequence.num_computed + budget
-            page_end = end - end % self._limits.page_tokens
-            num_tokens = (page_end if page_end > sequence.num_computed else end) - sequence.num_computed
+            over = (sequence.num_computed + budget) % self._limits.page_tokens
+            num_tokens = budget - over if 2 * over <= budget else budget
         samples = num_tokens == sequence.num_uncomputed
         chunks.append(ScheduledChunk(sequence, num_tokens, begins, samples))
         return num_tokens
