@@ -11,6 +11,8 @@ from slipstream.router.http.errors import HttpError
 from slipstream.router.http.reader import Request
 from slipstream.router.openai.schema import UNION_TAGS
 
+MAX_PARAM_CHARS = 256  # the name may be anything that a client made up
+
 Body = TypeVar("Body", bound=BaseModel)
 
 
@@ -41,9 +43,9 @@ def explain(error: ErrorDetails) -> HttpError:
         context = error["ctx"]
         path.append(context["field"])
         message = context["message"]
-    param = ".".join(path) or None
-    if param is None:
+    if not path:
         return HttpError(400, "The body must be a JSON object.", code="invalid_type")
+    param = ".".join(path)[:MAX_PARAM_CHARS]
     if kind == "extra_forbidden":
         return HttpError(400, f"Unrecognized request argument supplied: {param}", param=param, code="unknown_parameter")
     if kind == "missing":

@@ -117,8 +117,8 @@ class ChatMessage(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: (
         Annotated[
-            Annotated[str, Tag("string")] | Annotated[list[TextPart], Field(min_length=1), Tag("parts")],
-            Discriminator(lambda value: "string" if isinstance(value, str) else "parts"),
+            Annotated[str, Tag("~string")] | Annotated[list[TextPart], Field(min_length=1), Tag("~parts")],
+            Discriminator(lambda value: "~string" if isinstance(value, str) else "~parts"),
         ]
         | None
     ) = None
@@ -174,9 +174,9 @@ class ChatRequest(GenerationFields):
 def prompt_kind(value: Any) -> str:
     """Which of the four forms of a prompt this is, or tries to be."""
     if not isinstance(value, list):
-        return "string"
+        return "~string"
     first = value[0] if value else None
-    return "ids" if isinstance(first, int) else "id_lists" if isinstance(first, list) else "strings"
+    return "~ids" if isinstance(first, int) else "~id_lists" if isinstance(first, list) else "~strings"
 
 
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
@@ -186,10 +186,10 @@ class CompletionRequest(GenerationFields):
     """Body of POST /v1/completions."""
 
     prompt: Annotated[
-        Annotated[str, Tag("string")]
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS), Tag("strings")]
-        | Annotated[TokenIds, Tag("ids")]
-        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS), Tag("id_lists")],
+        Annotated[str, Tag("~string")]
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS), Tag("~strings")]
+        | Annotated[TokenIds, Tag("~ids")]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS), Tag("~id_lists")],
         Discriminator(prompt_kind),
     ]
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -220,4 +220,5 @@ def field_error(field: str, message: str) -> PydanticCustomError:
     return PydanticCustomError("field", "{message}", {"field": field, "message": message})
 
 
-UNION_TAGS = frozenset({"string", "parts", "strings", "ids", "id_lists"})
+# They turn up in the paths of errors; the tilde tells them from fields that a client made up.
+UNION_TAGS = frozenset({"~string", "~parts", "~strings", "~ids", "~id_lists"})

@@ -1,0 +1,386 @@
+"""Whatever is wrong with a request gets a 4xx that names the field: never a 5xx, never silence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from slipstream.router.generation import GenerateRequest
+from slipstream.router.http.errors import HttpError
+from slipstream.router.http.reader import Request
+from slipstream.router.openai.parsing import parse_body
+from slipstream.router.openai.schema import ChatRequest, CompletionRequest
+from tests.router.fake_cluster import MODEL, Script, front, run
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+HI = [{"role": "user", "content": "hi"}]
+MISSING = object()
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+# field, wrong value, the param that the error names (None: the field itself)
+BOTH = [
+    ("model", 5, None),
+    ("model", None, None),
+    ("model", MISSING, None),
+    ("max_tokens", 0, None),
+    ("max_tokens", -1, None),
+    ("max_tokens", 2**40, None),
+    ("max_tokens", 10**400, None),
+    ("max_tokens", "5", None),
+    ("max_tokens", True, None),
+    ("max_tokens", 1.5, None),
+    ("min_tokens", -1, None),
+    ("min_tokens", 1000, None),
+    ("temperature", -0.1, None),
+    ("temperature", 2.1, None),
+    ("temperature", "1", None),
+    ("temperature", True, None),
+    ("temperature", [], None),
+    ("top_p", 0, None),
+    ("top_p", 1.1, None),
+    ("top_k", -2, None),
+    ("top_k", 1.0, None),
+    ("min_p", 2, None),
+    ("presence_penalty", -2.1, None),
+    ("frequency_penalty", 2.1, None),
+    ("repetition_penalty", 0, None),
+    ("logit_bias", {"5": 101}, "logit_bias.5"),
+    ("logit_bias", {"five": 1}, "logit_bias.five"),
+    ("logit_bias", {"-1": 1}, "logit_bias.-1"),
+    ("logit_bias", {"05": 1}, "logit_bias.05"),
+    ("logit_bias", {"²": 1}, "logit_bias.²"),
+    ("logit_bias", {"999999": 1}, None),
+    ("logit_bias", {"5": "1"}, "logit_bias.5"),
+    ("logit_bias", [1], None),
+    ("logit_bias", {str(i): 1 for i in range(2000)}, None),
+    ("seed", 2**63, None),
+    ("seed", 1.5, None),
+    ("n", 0, None),
+    ("n", 129, None),
+    ("n", "2", None),
+    ("stop", "", "stop.0"),
+    ("stop", ["a", ""], "stop.1"),
+    ("stop", ["a"] * 17, None),
+    ("stop", "x" * 513, "stop.0"),
+    ("stop", 5, None),
+    ("stop", [5], "stop.0"),
+    ("stop_token_ids", [999999], None),
+    ("stop_token_ids", [-1], "stop_token_ids.0"),
+    ("stop_token_ids", [True], "stop_token_ids.0"),
+    ("stop_token_ids", [1] * 129, None),
+    ("ignore_eos", 1, None),
+    ("include_stop_str_in_output", "yes", None),
+    ("stream", "true", None),
+    ("stream", 1, None),
+    ("stream_options", {"include_usage": True}, None),
+    ("stream_options", {"include_usage": "yes"}, "stream_options.include_usage"),
+    ("stream_options", {"unknown": 1}, "stream_options.unknown"),
+    ("priority", "high", None),
+    ("priority", 2**40, None),
+    ("user", 5, None),
+    ("user", "x" * 513, None),
+    ("metadata", {"a": 1}, "metadata.a"),
+    ("metadata", "a", None),
+    ("cache_salt", 5, None),
+    ("unknown_field", 1, None),
+    ("temprature", 1, None),
+    ("ids", 1, None),
+    ("x" * 10_000, 1, "x" * 256),
+    ("response_format", {"type": "json_object"}, "response_format.type"),
+    ("response_format", {"type": "json_schema", "json_schema": {}}, "response_format.type"),
+    ("response_format", {}, "response_format.type"),
+    ("response_format", "text", None),
+]
+CHAT_ONLY = [
+    ("messages", MISSING, None),
+    ("messages", [], None),
+    ("messages", "hi", None),
+    ("messages", [5], "messages.0"),
+    ("messages", [{"role": "user"}], "messages.0.content"),
+    ("messages", [{"role": "user", "content": None}], "messages.0.content"),
+    ("messages", [{"content": "hi"}], "messages.0.role"),
+    ("messages", [*HI, {"role": "wizard", "content": "hi"}], "messages.1.role"),
+    ("messages", [{"role": "user", "content": 5}], "messages.0.content"),
+    ("messages", [{"role": "user", "content": []}], "messages.0.content"),
+    ("messages", [{"role": "user", "content": ["hi"]}], "messages.0.content.0"),
+    ("messages", [{"role": "user", "content": [{"type": "text"}]}], "messages.0.content.0.text"),
+    (
+        "messages",
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+        "messages.0.content.0.type",
+    ),
+    ("messages", [{"role": "user", "content": "hi", "colour": "red"}], "messages.0.colour"),
+    ("messages", [{"role": "assistant", "tool_calls": [{"id": "x"}]}], "messages.0.tool_calls"),
+    ("messages", [{"role": "user", "content": "word " * 600}], None),
+    ("messages", [{"role": "user", "content": "x" * 1_000_000}], None),
+    ("max_completion_tokens", 0, None),
+    ("max_completion_tokens", 512, "messages"),
+    ("logprobs", 1, None),
+    ("top_logprobs", 2, None),
+    ("top_logprobs", 21, None),
+    ("tools", [{"type": "function", "function": {"name": "f"}}], None),
+    ("tools", "x", None),
+    ("tool_choice", "auto", None),
+    ("tool_choice", "required", None),
+    ("functions", [{"name": "f"}], None),
+    ("function_call", "auto", None),
+    ("modalities", ["text", "audio"], None),
+    ("audio", {"voice": "x"}, None),
+    ("prediction", {"type": "content"}, None),
+    ("reasoning_effort", "high", None),
+    ("verbosity", "low", None),
+    ("web_search_options", {}, None),
+    ("store", True, None),
+    ("service_tier", "priority", None),
+    ("parallel_tool_calls", "yes", None),
+    ("prompt", "hi", None),
+]
+COMPLETIONS_ONLY = [
+    ("prompt", MISSING, None),
+    ("prompt", None, None),
+    ("prompt", 5, None),
+    ("prompt", {}, None),
+    ("prompt", [], None),
+    ("prompt", [[]], "prompt.0"),
+    ("prompt", [1, "a"], "prompt.1"),
+    ("prompt", ["a", 1], "prompt.1"),
+    ("prompt", [1, True], "prompt.1"),
+    ("prompt", [1.0], "prompt.0"),
+    ("prompt", [-1], "prompt.0"),
+    ("prompt", [999999], None),
+    ("prompt", [2**40], "prompt.0"),
+    ("prompt", [[1], [999999]], None),
+    ("prompt", [5] * 512, None),
+    ("prompt", "word " * 600, None),
+    ("prompt", "x" * 1_000_000, None),
+    ("prompt", ["a"] * 1025, None),
+    ("max_tokens", 512, "prompt"),
+    ("logprobs", 21, None),
+    ("logprobs", True, None),
+    ("echo", "yes", None),
+    ("best_of", 2, None),
+    ("suffix", "x", None),
+    ("messages", HI, None),
+]
+CASES = [
+    *((CHAT, *case) for case in BOTH + CHAT_ONLY),
+    *((COMPLETIONS, *case) for case in BOTH + COMPLETIONS_ONLY),
+]
+
+
+def encode(value: Any) -> bytes:
+    """JSON with numbers of any size, which orjson does not write."""
+    if isinstance(value, dict):
+        return b"{%b}" % b",".join(orjson.dumps(key) + b":" + encode(item) for key, item in value.items())
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value).encode()
+    return orjson.dumps(value)
+
+
+def test_every_wrong_value_is_a_400_that_names_its_field() -> None:
+    async def main() -> None:
+        async with front("abc") as site:
+            for path, field, value, param in CASES:
+                body = {"model": MODEL, **({"messages": HI} if path == CHAT else {"prompt": "hi"})}
+                body[field] = value
+                if value is MISSING:
+                    del body[field]
+                status, _, answer = await site.request("POST", path, encode(body))
+                shown = f"{path} {field}={str(value)[:60]}: {answer[:300]!r}"
+                assert status == 400, shown
+                error = orjson.loads(answer)["error"]
+                assert error["param"] == (param or field), shown
+                assert error["type"] == "invalid_request_error", shown
+                assert error["message"], shown
+            assert site.service.requests == []
+            assert (await site.post(CHAT, messages=HI))[0] == 200
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", "invalid_json"),
+        (b"{", "invalid_json"),
+        (b"[]", "invalid_type"),
+        (b"null", "invalid_type"),
+        (b'"text"', "invalid_type"),
+        (b'{"model": "demo", "prompt": "\xff\xfe"}', "invalid_json"),
+        (b'{"model": "demo", "prompt": "\\ud800"}', "invalid_json"),
+        (b'{"model": "demo", "prompt": NaN}', None),
+        (b'{"model": "demo", "prompt": "x", "temperature": NaN}', None),
+        (b'{"model": "demo", "prompt": "x", "temperature": Infinity}', None),
+        (b'{"model": "demo", "prompt": "x", "temperature": 1e999}', None),
+        (b'{"model": "demo", "prompt": "x",}', "invalid_json"),
+        (b'{"model": "demo", "prompt": "x"} trailing', "invalid_json"),
+        (b"[" * 100_000, "invalid_json"),
+        (b'{"a":' * 100_000, "invalid_json"),
+    ],
+)
+def test_a_body_that_is_not_a_json_object_is_a_400(body: bytes, code: str | None) -> None:
+    async def main() -> None:
+        async with front("abc") as site:
+            status, _, answer = await site.request("POST", COMPLETIONS, body)
+            assert status == 400
+            if code is not None:
+                assert orjson.loads(answer)["error"]["code"] == code
+
+    run(main)
+
+
+def test_another_content_type_is_refused_and_parameters_of_json_are_fine() -> None:
+    async def main() -> None:
+        async with front("abc") as site:
+            body = {"model": MODEL, "prompt": "x"}
+            for content_type, expected in (
+                ("text/plain", 415),
+                ("application/x-www-form-urlencoded", 415),
+                ("application/json; charset=utf-8", 200),
+                ("APPLICATION/JSON", 200),
+            ):
+                status, _, _ = await site.request("POST", COMPLETIONS, body, {"Content-Type": content_type})
+                assert status == expected, content_type
+
+    run(main)
+
+
+def test_an_unknown_model_is_a_404_with_openais_code() -> None:
+    async def main() -> None:
+        async with front("abc") as site:
+            for path, fields in ((CHAT, {"messages": HI}), (COMPLETIONS, {"prompt": "x"})):
+                status, _, answer = await site.request("POST", path, {"model": "gpt-4", **fields})
+                error = orjson.loads(answer)["error"]
+                assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
+
+    run(main)
+
+
+def test_too_long_a_prompt_says_the_numbers() -> None:
+    async def main() -> None:
+        async with front("abc") as site:
+            status, _, answer = await site.post(COMPLETIONS, prompt=[5] * 500, max_tokens=13)
+            error = orjson.loads(answer)["error"]
+            assert (status, error["code"]) == (400, "context_length_exceeded")
+            for number in ("512", "500", "13"):
+                assert number in error["message"]
+            assert (await site.post(COMPLETIONS, prompt=[5] * 500, max_tokens=12))[0] == 200
+
+    run(main)
+
+
+def test_null_means_the_default_in_every_optional_field() -> None:
+    async def main() -> None:
+        async with front("abc") as site:
+            for path, model in ((CHAT, ChatRequest), (COMPLETIONS, CompletionRequest)):
+                body = dict.fromkeys(model.model_fields)
+                body |= {"model": MODEL, **({"messages": HI} if path == CHAT else {"prompt": "x"})}
+                status, _, answer = await site.request("POST", path, body)
+                assert status == 200, answer
+
+    run(main)
+
+
+def test_an_assistant_message_as_the_client_library_gives_it_back_is_accepted() -> None:
+    async def main() -> None:
+        async with front("abc") as site:
+            said = {
+                "role": "assistant",
+                "content": "hello",
+                "refusal": None,
+                "annotations": None,
+                "audio": None,
+                "function_call": None,
+                "tool_calls": None,
+            }
+            assert (await site.post(CHAT, messages=[*HI, said, *HI]))[0] == 200
+
+    run(main)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> tuple[type[ChatRequest] | type[CompletionRequest], dict[str, Any]]:
+    """Bodies that are right but for a few fields."""
+    model = draw(st.sampled_from([ChatRequest, CompletionRequest]))
+    body: dict[str, Any] = {"model": MODEL, **({"messages": HI} if model is ChatRequest else {"prompt": "x"})}
+    names = st.sampled_from(sorted(model.model_fields)) | st.text(max_size=10)
+    return model, body | draw(st.dictionaries(names, JSON, max_size=4))
+
+
+@given(bodies())
+def test_any_json_object_is_either_parsed_or_a_400_about_a_field(
+    case: tuple[type[ChatRequest] | type[CompletionRequest], dict[str, Any]],
+) -> None:
+    model, body = case
+    request = Request("POST", "/", "", {}, encode_any(body), keep_alive=True, http10=False)
+    try:
+        parse_body(request, model)
+    except HttpError as error:
+        found = error
+    else:
+        return
+    assert found.status == 400
+    assert found.param is not None
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_400(body: bytes) -> None:
+    request = Request("POST", "/", "", {}, body, keep_alive=True, http10=False)
+    with pytest.raises(HttpError) as caught:
+        parse_body(request, ChatRequest)
+    assert caught.value.status == 400
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(bodies(), min_size=20, max_size=20))
+def test_no_body_brings_out_a_5xx_or_breaks_the_server(
+    cases: list[tuple[type[ChatRequest] | type[CompletionRequest], dict[str, Any]]],
+) -> None:
+    def script(request: GenerateRequest) -> Script:
+        return Script([70, 71, 72], tokens_a_delta=2)
+
+    async def main() -> None:
+        async with front("abc") as site:
+            site.service.script = script
+            for model, body in cases:
+                status, _, answer = await site.request(
+                    "POST", CHAT if model is ChatRequest else COMPLETIONS, encode_any(body)
+                )
+                assert status in (200, 400, 404), (body, answer)
+            assert (await site.post(CHAT, messages=HI))[0] == 200
+
+    run(main)
+
+
+def encode_any(value: Any) -> bytes:
+    """`encode`, deeply."""
+    if isinstance(value, dict):
+        return b"{%b}" % b",".join(encode_any(key) + b":" + encode_any(item) for key, item in value.items())
+    if isinstance(value, list):
+        return b"[%b]" % b",".join(map(encode_any, value))
+    if isinstance(value, str):
+        return orjson.dumps(value.encode("utf-8", "replace").decode())
+    return encode(value)
