@@ -119,41 +119,51 @@ class RouterHost(ProcessHost):
 
     def __init__(self, name: str, log_path: str | None) -> None:
         super().__init__(name, log_path)
-        self._started: concurrent.futures.Future[tuple[Router, asyncio.AbstractEventLoop]]
-        self._started = concurrent.futures.Future()
-        self._listening: concurrent.futures.Future[Listening] = concurrent.futures.Future()
-        self._stopped = asyncio.Event()
+        self._hosted = HostedRouter()
 
     def run(self, config: RouterConfig, model_name: str, model_dir: str, worker_token: str) -> None:
         """Serves till stopped. Raises OSError if a port is taken."""
         from slipstream.router.router import Router
 
-        uvloop.run(self._serve(Router(config, model_name, model_dir, worker_token, has_prefill_pool=True)))
-
-    async def _serve(self, router: Router) -> None:
-        try:
-            addresses = await router.start()
-        except BaseException as error:
-            self._listening.set_exception(error)
-            raise
-        self._started.set_result((router, asyncio.get_running_loop()))
-        http, workers = addresses.http, addresses.workers
-        self._listening.set_result(Listening(Endpoint(http.host, http.port), Endpoint(workers.host, workers.port)))
-        await self._stopped.wait()
-        await router.stop()
+        uvloop.run(self._hosted.serve(Router(config, model_name, model_dir, worker_token, has_prefill_pool=True)))
 
     def listening(self) -> Listening:
-        """Blocks until the router listens. Raises what its start raised."""
-        return self._listening.result()
+        """Blocks until the router listens."""
+        return self._hosted.listening.result()
 
     def drain(self, deadline_s: float) -> None:
         """Takes no new requests; returns when the running ones have ended, or after `deadline_s` seconds."""
-        router, loop = self._started.result()
-        asyncio.run_coroutine_threadsafe(router.drain(deadline_s), loop).result()
+        self._hosted.drain(deadline_s)
 
     def stop(self) -> None:
         """Ends `run`."""
-        _, loop = self._started.result()
+        self._hosted.stop()
+
+
+class HostedRouter:
+    """The part of a router's host that is asynchronous: Ray takes an actor with a coroutine among its methods for one
+    that wants to live on Ray's own event loop."""
+
+    def __init__(self) -> None:
+        self.listening: concurrent.futures.Future[Listening] = concurrent.futures.Future()
+        self._serving: concurrent.futures.Future[tuple[Router, asyncio.AbstractEventLoop]]
+        self._serving = concurrent.futures.Future()
+        self._stopped = asyncio.Event()
+
+    async def serve(self, router: Router) -> None:
+        addresses = await router.start()
+        http, workers = addresses.http, addresses.workers
+        self._serving.set_result((router, asyncio.get_running_loop()))
+        self.listening.set_result(Listening(Endpoint(http.host, http.port), Endpoint(workers.host, workers.port)))
+        await self._stopped.wait()
+        await router.stop()
+
+    def drain(self, deadline_s: float) -> None:
+        router, loop = self._serving.result()
+        asyncio.run_coroutine_threadsafe(router.drain(deadline_s), loop).result()
+
+    def stop(self) -> None:
+        _, loop = self._serving.result()
         loop.call_soon_threadsafe(self._stopped.set)
 
 

@@ -37,7 +37,7 @@ from slipstream.workers.config import WorkerConfig
 from slipstream.workers.report import WorkerReport
 
 # What a rank's process imports before it knows its configuration. torch alone takes 2 to 4 s.
-WORKER_MODULES = ("torch", "slipstream.workers.engine.engine", "slipstream.workers.models.loader", "ucxx")
+WORKER_MODULES = ("slipstream.workers.worker",)
 ROUTER_MODULES = ("slipstream.router.router",)
 STOP_PATIENCE_S = 2.0
 
@@ -111,7 +111,15 @@ class RouterMember:
         worker_host = self._deployment.host(self._config.worker_host, self._place.node_ip)
         config = dataclasses.replace(self._config, worker_host=worker_host)
         self._run = self._actor.run.remote(config, model.name, model.path, self._deployment.worker_token)
-        addresses: Listening = await self._actor.listening.remote()
+        listening, run = (asyncio.ensure_future(_result(ref)) for ref in (self._actor.listening.remote(), self._run))
+        try:
+            await asyncio.wait([listening, run], return_when=asyncio.FIRST_COMPLETED)
+            if run.done():
+                run.result()  # raises why it does not listen
+            addresses: Listening = await listening
+        finally:
+            listening.cancel()
+            run.cancel()
         http = dataclasses.replace(self._config.http, port=addresses.http.port)
         self._config = dataclasses.replace(self._config, http=http, worker_port=addresses.workers.port)
         reachable = self._place.node_ip if worker_host == "0.0.0.0" else worker_host
@@ -141,7 +149,6 @@ class GroupMember:
         self._strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
         self.name = f"{pool.role}-{index}"
         self._settings = deployment.config.prefill if pool.role == "prefill" else deployment.config.decode
-        self._num_launches = 0
         self._actors: list[Any] = []
         self._runs: list[Any] = []
         self._address: Any = None
@@ -156,7 +163,6 @@ class GroupMember:
         return [place.pid for place in self.places]
 
     async def launch(self) -> None:
-        self._num_launches += 1
         leader, rank = (PrefillWorker, PrefillRank) if self.role == "prefill" else (DecodeWorker, DecodeRank)
         names = [self.name] + [f"{self.name}.rank{n}" for n in range(1, self._settings.tp)]
         classes = [leader] + [rank] * (self._settings.tp - 1)
@@ -198,12 +204,9 @@ class GroupMember:
 
     def _worker_config(self, router: Endpoint, ranks_on_host: int) -> WorkerConfig:
         config, node_ip = self._deployment.config, self.places[0].node_ip
-        # A name of its own for each incarnation: the epochs of a new process begin at 1 again, and no ticket that was
-        # made for its predecessor may fit it.
-        name = self.name if self._num_launches == 1 else f"{self.name}.{self._num_launches}"
         transfer = config.kv_transfer
         return WorkerConfig(
-            name=name,
+            name=self.name,
             role=self.role,
             model=config.model.name,
             model_dir=config.model.path,
@@ -243,6 +246,10 @@ async def _death(runs: list[Any]) -> str:
     finally:
         for task in waiting:
             task.cancel()
+
+
+async def _result(reference: Any) -> Any:
+    return await reference
 
 
 async def _end_of(run: Any) -> str:

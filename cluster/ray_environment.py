@@ -27,7 +27,5 @@ def own_ray_environment() -> dict[str, str]:
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         # We watch our processes ourselves; without the exporters Ray's agents cost less.
         "RAY_enable_metrics_collection": "0",
-        # Agents of a raylet that was killed give up sooner than after a minute.
-        "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
         processes.MARK: secrets.token_hex(16),
     }

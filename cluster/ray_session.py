@@ -17,7 +17,7 @@ from slipstream.cluster.config import RayConfig
 from slipstream.cluster.placement import Resources
 from slipstream.cluster.reaper import Reaper
 
-SHUTDOWN_PATIENCE_S = 5.0
+SHUTDOWN_PATIENCE_S = 0.5
 
 
 class RayFailed(Exception):  # noqa: N818 - reads as the sentence it carries

@@ -120,9 +120,11 @@ class Supervisor:
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
-        everyone = (self._router, *self._kept_groups)
-        await asyncio.gather(*(kept.member.stop() for kept in everyone if kept.ready.is_set()))
-        for kept in everyone:
+        # The router last: a worker that loses it would go looking for it instead of ending.
+        await asyncio.gather(*(kept.member.stop() for kept in self._kept_groups if kept.ready.is_set()))
+        if self._router.ready.is_set():
+            await self._router_member.stop()
+        for kept in (self._router, *self._kept_groups):
             kept.member.kill()
 
     def _keep(self, kept: Kept, live: Callable[[], Coroutine[Any, Any, str]]) -> asyncio.Task[None]:
