@@ -208,7 +208,7 @@ class FrameProtocol(asyncio.Protocol):
         if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._closing:
-            transport.abort()
+            self._transport.abort()
         elif self._on_open is not None:
             self._on_open()
 

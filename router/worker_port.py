@@ -62,6 +62,7 @@ class WorkerPort:
         self._timer_due_s: float | None = None
         self._beat: asyncio.TimerHandle | None = None
         self._num_pings = 0
+        self._is_closing = False
 
     # ---- life cycle
 
@@ -82,6 +83,7 @@ class WorkerPort:
 
     async def close(self) -> None:
         """Closes every connection after what is queued for it, within a moment."""
+        self._is_closing = True
         for handle in (self._timer, self._beat):
             if handle is not None:
                 handle.cancel()
@@ -131,7 +133,7 @@ class WorkerPort:
 
     def _set_timer(self) -> None:
         due_s = self._dispatcher.next_deadline()
-        if due_s == self._timer_due_s or self._server is None:
+        if due_s == self._timer_due_s or self._is_closing:
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -187,7 +189,8 @@ class WorkerPort:
             return
         del self._workers[hello.worker]
         text = str(reason) if reason is not None else "connection closed"
-        log.warning("%s worker %s is lost: %s", hello.role, hello.worker, text)
+        level = logging.INFO if self._is_closing else logging.WARNING
+        log.log(level, "%s worker %s is lost: %s", hello.role, hello.worker, text)
         self.perform(self._dispatcher.worker_lost(hello.worker, time.monotonic(), text))
 
     def _peer_named(self, name: str) -> PeerId | None:
