@@ -54,8 +54,8 @@ class Tokenizer:
     """
 
     def __init__(self, files: TokenizerFiles, encode_pool: ThreadPoolExecutor) -> None:
-        spec = json.loads(files.tokenizer_json)
         self._tokenizer = load_tokenizer(files.tokenizer_json)
+        spec = json.loads(files.tokenizer_json)
         self._pool = encode_pool
         self._added = {str(token["content"]): token for token in spec.get("added_tokens", [])}
         named = {name: text for name in NAMED_TOKENS if (text := token_text(files.config.get(name)))}
@@ -65,7 +65,6 @@ class Tokenizer:
         self.pieces = PieceTable(self._tokenizer, spec.get("decoder"), hidden)
         self._control = ControlTokens(spec, files.chat_template or "")
         self._chars_per_token = max(map(len, self._tokenizer.get_vocab()), default=1)
-        self._around = self._added_around(files.config, named)
 
     @classmethod
     def from_directory(cls, directory: Path | str, encode_pool: ThreadPoolExecutor) -> Tokenizer:
@@ -102,10 +101,9 @@ class Tokenizer:
         return text
 
     def _encode_raw(self, text: str) -> list[int]:
-        if self._around is None:
-            return list(self._tokenizer.encode(text, add_special_tokens=True).ids)
-        before, after = self._around
-        return [*before, *self._tokenizer.encode(text, add_special_tokens=False).ids, *after]
+        # The start token comes from tokenizer.json's post-processor alone: like transformers 5, which does not look
+        # at `add_bos_token` of tokenizer_config.json where there is a tokenizer.json.
+        return list(self._tokenizer.encode(text, add_special_tokens=True).ids)
 
     def _encode_rendered(self, template: ChatTemplate, messages: list[Message], max_tokens: int) -> list[int]:
         disguised = self._control.disguise(messages)
@@ -119,18 +117,6 @@ class Tokenizer:
         num_tokens = len(text) // self._chars_per_token
         if num_tokens > max_tokens:
             raise PromptTooLongError(num_tokens)
-
-    def _added_around(self, config: dict[str, Any], named: dict[str, str]) -> tuple[list[int], list[int]] | None:
-        """The ids to put before and after a raw prompt if tokenizer_config.json says so explicitly, which goes before
-        what tokenizer.json does (as in transformers 5). None: it does not say."""
-        if "add_bos_token" not in config and "add_eos_token" not in config:
-            return None
-
-        def ids(flag: str, name: str) -> list[int]:
-            token_id = self._tokenizer.token_to_id(named[name]) if config.get(flag) and name in named else None
-            return [] if token_id is None else [token_id]
-
-        return ids("add_bos_token", "bos_token"), ids("add_eos_token", "eos_token")
 
 
 def load_tokenizer(tokenizer_json: str) -> tokenizers.Tokenizer:
