@@ -316,6 +316,24 @@ def test_a_request_that_finds_no_worker_ends_at_its_queue_deadline():
     serve(scenario, RouterConfig(dispatch=DispatchConfig(queue_timeout_s=0.1)))
 
 
+def test_the_context_length_is_that_of_the_longest_decode_worker_and_joins_can_be_awaited():
+    async def scenario(service):
+        assert service.max_model_len is None
+        joined = asyncio.ensure_future(service.wait_for_join())
+        await asyncio.sleep(0)
+        await WorkerEnd.join(service, hello("p", role="prefill", max_model_len=9999))
+        await joined
+        assert service.max_model_len is None
+        joined = asyncio.ensure_future(service.wait_for_join())
+        await asyncio.sleep(0)
+        assert not joined.done()
+        await WorkerEnd.join(service, hello("d"))
+        await joined
+        assert service.max_model_len == 1600
+
+    serve(scenario)
+
+
 def test_what_is_not_admitted_raises_and_leaves_nothing():
     async def scenario(service):
         service.submit(request("a"))

@@ -82,7 +82,7 @@ PLAIN = st.recursive(
 )
 
 
-@settings(RELAXED, max_examples=600)
+@settings(RELAXED, max_examples=300)
 @given(st.sampled_from(sorted(TYPE_CODES.values())), st.lists(PLAIN, max_size=14))
 def test_wrong_fields_never_raise_anything_but_wire_error(code, fields):
     with contextlib.suppress(WireError):
