@@ -15,8 +15,10 @@ from slipstream.router.messages import (
     EngineRequest,
     Failed,
     Generate,
+    HandedOff,
     Hello,
     Prefill,
+    Rejected,
     Reserve,
     Reserved,
     RouterMessage,
@@ -75,6 +77,14 @@ class Connection:
             return next((m for m in self._messages if isinstance(m, kind) and accept(m)), None)
 
         return self._router.wait(found, f"{kind.__name__} from {self.hello.worker.name}")
+
+    def wait_end_of_transfer(self, request: EngineRequest) -> HandedOff | Failed:
+        def found() -> HandedOff | Failed | None:
+            ends = [m for m in self._messages if isinstance(m, HandedOff | Failed)]
+            key = request.request_id, request.attempt
+            return next((m for m in ends if (m.request_id, m.attempt) == key), None)
+
+        return self._router.wait(found, f"the pages of {request.request_id} at {self.hello.worker.name}")
 
     def wait_lost(self) -> None:
         self._router.wait(lambda: self.is_lost or None, f"the end of {self.hello.worker.name}'s connection")
@@ -164,11 +174,13 @@ class Connection:
 
 
 class ScriptedRouter:
-    """Listens on a free port of 127.0.0.1, its loop on a thread of its own."""
+    """Listens on 127.0.0.1, on a free port where none is given, its loop on a thread of its own. With `rejection` it
+    takes no worker, for that reason."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, rejection: str | None = None) -> None:
         self.changed = threading.Condition()
         self.port = port
+        self._rejection = rejection
         self._connections: list[Connection] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="scripted-router")
@@ -221,7 +233,10 @@ class ScriptedRouter:
         connection: list[Connection] = []
 
         def received(message: Message) -> None:
-            if isinstance(message, Hello):
+            if isinstance(message, Hello) and self._rejection is not None:
+                protocol.send(Rejected(self._rejection))
+                protocol.close()
+            elif isinstance(message, Hello):
                 connection.append(Connection(message, self, protocol))
                 with self.changed:
                     self._connections.append(connection[0])

@@ -1,0 +1,203 @@
+"""Worker programs that are killed, cut off, drained or badly set up: nothing leaks, nobody is left waiting."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from slipstream.router.messages import Credits, Drain, Failed, HandedOff, Stats
+from tests.workers.scripted_router import Connection, ScriptedRouter, request
+from tests.workers.worker_process import END_TIMEOUT_S, WorkerProcess
+
+MODEL = "llama"
+
+
+@dataclass
+class Workers:
+    """`decode` outlives all tests; the others are there to be lost, each in one test."""
+
+    router: ScriptedRouter
+    folder: Path
+    model_dir: Path
+    decode: Connection
+    processes: dict[str, WorkerProcess]
+
+    def connection(self, name: str) -> Connection:
+        return self.router.connection(name)
+
+
+@pytest.fixture(scope="module")
+def workers(tiny_model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
+    folder = tmp_path_factory.mktemp("failures")
+    model_dir = tiny_model_dir(MODEL)
+    with ScriptedRouter() as router, ExitStack() as stack:
+
+        def start(name: str, role: str, **settings: object) -> WorkerProcess:
+            return stack.enter_context(WorkerProcess(folder, name, role, model_dir, router.port, **settings))  # type: ignore[arg-type]
+
+        processes = {
+            "d": start("d", "decode"),
+            "slow": start("slow", "prefill", engine={"max_step_tokens": 4}),  # a prompt takes many steps
+            "corrupt": start("corrupt", "prefill", transfer={"corrupt_every": 7}),
+            "drained": start("drained", "decode"),
+            "headless": start("headless", "prefill", tp=2),
+            "crippled": start("crippled", "prefill", tp=2),
+        }
+        yield Workers(router, folder, model_dir, router.connection("d"), processes)
+
+
+def prompt(num_tokens: int) -> list[int]:
+    return [7 * n % 256 for n in range(num_tokens)]
+
+
+def wait_gone(pid: int) -> None:
+    """Until no process has this id. A zombie that nobody has waited for yet is gone enough."""
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return
+        except OSError:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"process {pid} is still there after {END_TIMEOUT_S:g} s")
+
+
+def test_pages_of_a_prefill_worker_that_is_killed_in_mid_transfer_come_back(workers: Workers) -> None:
+    decode, slow = workers.decode, workers.connection("slow")
+    decode.wait_all_free()
+    mark = decode.num_messages
+    what = request("victim", prompt(480), max_tokens=10)
+    slow.prefill(what, decode.reserve(what, slow))
+    # Credits follow its steps: when they say that half is computed, half of the pages are on their way.
+    max_tokens = slow.hello.max_queued_tokens
+    slow.wait(Credits, lambda c: max_tokens - 300 < c.free_tokens < max_tokens)
+    workers.processes["slow"].kill()
+    failed = decode.wait_failed("victim")
+    assert failed.retryable
+    decode.wait_at_rest(mark)
+    decode.wait_all_free()
+    assert not [m for m in decode.all(HandedOff) if m.request_id == "victim"]
+    slow.wait_lost()
+    assert not slow.chunks("victim"), "the prefill was over before the kill: this test shows nothing"
+
+
+def test_a_byte_flipped_in_flight_is_noticed_and_the_next_attempt_succeeds(workers: Workers) -> None:
+    """One message in seven is broken. A prompt of one slab is three messages, one a layer."""
+    decode, corrupt = workers.decode, workers.connection("corrupt")
+    for number in range(3):
+        what = request(f"flip-{number}", prompt(40), salt=f"flip-{number}")
+        corrupt.prefill(what, decode.reserve(what, corrupt))
+        ended = decode.wait_end_of_transfer(what)
+        if isinstance(ended, Failed):
+            break
+        decode.cancel(what)
+    else:
+        raise AssertionError("nine messages came whole")
+    failed = ended
+    assert failed.retryable
+    assert "checksum" in failed.reason
+    decode.wait(Stats, lambda s: dict(s.counters)["kv_transfer_checksum_failures"] == 1)
+    again = request(failed.request_id, prompt(40), attempt=1, salt=failed.request_id)
+    corrupt.prefill(again, decode.reserve(again, corrupt))
+    decode.start(again, corrupt.wait_chunks(again.request_id, 1, 1)[0].token_ids)
+    assert decode.wait_chunks(again.request_id, 7, 1)[-1].finish_reason == "length"
+    decode.wait_all_free()
+
+
+def test_a_lost_router_connection_is_a_new_epoch_with_a_clean_ledger(workers: Workers) -> None:
+    old, corrupt = workers.decode, workers.connection("corrupt")
+    old.generate(request("dropped", prompt(30), max_tokens=400))
+    old.reserve(request("landing", prompt(200), salt="landing"), corrupt)
+    old.wait_chunks("dropped", 2)
+    old.drop()
+    new = workers.router.connection("d", after=old)
+    workers.decode = new
+    assert new.hello.worker.epoch == old.hello.worker.epoch + 1
+    assert new.wait_all_free().ack_seq == 0
+    new.wait_at_rest()
+    assert not new.chunks("dropped")
+    # It serves, and pages arrive under the new epoch.
+    what = request("after-drop", prompt(60), salt="after-drop")
+    corrupt.prefill(what, new.reserve(what, corrupt))
+    new.wait_end_of_transfer(what)
+    new.cancel(what)
+    new.wait_all_free()
+
+
+@pytest.mark.parametrize("by", ["signal"])
+def test_a_drained_worker_finishes_refuses_and_exits(workers: Workers, by: str) -> None:
+    process, drained = workers.processes["drained"], workers.connection("drained")
+    drained.generate(request("last", prompt(30), max_tokens=300))
+    drained.wait_chunks("last", 1)
+    if by == "signal":
+        process.terminate()
+    else:
+        drained.send(Drain())
+    drained.wait(Credits, lambda c: (c.free_slots, c.free_pages, c.free_tokens) == (0, 0, 0))
+    drained.generate(request("late", prompt(5)))
+    assert drained.wait_failed("late").retryable
+    chunks = drained.wait_chunks("last", 300)
+    assert chunks[-1].finish_reason == "length"
+    assert sum(len(chunk.token_ids) for chunk in chunks) == 300
+    drained.wait_lost()
+    assert process.wait() == 0
+
+
+def test_ranks_end_when_their_leader_is_killed(workers: Workers) -> None:
+    workers.connection("headless")
+    process = workers.processes["headless"]
+    (rank_pid,) = process.rank_pids()
+    process.kill()
+    wait_gone(rank_pid)
+
+
+def test_a_group_ends_when_one_of_its_ranks_is_killed_and_its_requests_fail(workers: Workers) -> None:
+    decode, crippled = workers.decode, workers.connection("crippled")
+    process = workers.processes["crippled"]
+    what = request("limping", prompt(100), salt="limping")
+    reserved = decode.reserve(what, crippled)
+    (rank_pid,) = process.rank_pids()
+    os.kill(rank_pid, signal.SIGKILL)
+    crippled.prefill(what, reserved)
+    crippled.wait_lost()
+    assert process.wait() == 1
+    assert "rank 1" in process.log
+    decode.cancel(what)
+    decode.wait_all_free()
+
+
+def test_a_worker_waits_for_a_router_that_is_not_there_yet(workers: Workers) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with WorkerProcess(workers.folder, "early", "decode", workers.model_dir, port) as process:
+        while "does not answer yet" not in process.log:
+            assert process.process.poll() is None
+            time.sleep(0.05)
+        with ScriptedRouter(port) as router:
+            early = router.connection("early")
+            early.generate(request("first", prompt(3)))
+            assert early.wait_chunks("first", 8)
+        with ScriptedRouter(port, rejection="wrong token"):
+            assert process.wait() == 1
+        assert "the router rejected this worker: wrong token" in process.log
+
+
+def test_a_worker_without_a_model_says_so_and_exits(workers: Workers, tmp_path: Path) -> None:
+    with WorkerProcess(tmp_path, "bare", "decode", tmp_path, workers.router.port) as process:
+        assert process.wait() == 1
+        assert "config.json" in process.log.splitlines()[-1]
+
+
+def test_bad_settings_are_named_before_anything_starts(workers: Workers, tmp_path: Path) -> None:
+    with WorkerProcess(tmp_path, "odd", "decode", workers.model_dir, workers.router.port, tpp=3) as process:
+        assert process.wait() == 2
+        assert "tpp" in process.log
