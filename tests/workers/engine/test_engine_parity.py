@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -15,13 +16,14 @@ from slipstream.router.messages import EngineRequest
 from slipstream.workers.config import EngineConfig
 from slipstream.workers.engine.build import build_runner, engine_limits
 from slipstream.workers.engine.engine import Engine
+from slipstream.workers.engine.plan import PageSend, SendProgress
 from slipstream.workers.engine.runner import ModelRunner
 from slipstream.workers.engine.sequence import Key
 from tests.workers.engine.driver import Generated, make_request, make_ticket, owned, run, tokens_of
 from tests.workers.tiny_models import EOS_ID, FAMILIES, PAD_ID
 
 NUM_PROMPTS = 52
-NUM_NEW_TOKENS = 12
+NUM_NEW_TOKENS = 10
 PAGE_TOKENS = 8
 MAX_PROMPT = 90
 
@@ -46,7 +48,7 @@ class Reference:
 
     def __init__(self, model_dir: Path) -> None:
         self.model_dir = model_dir
-        self.runner: ModelRunner = build_runner(model_dir, EngineConfig(dtype="float32", page_tokens=PAGE_TOKENS), 512)
+        self.runner = self.new_runner()
         model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
         width = max(map(len, PROMPTS))
         ids = torch.tensor([[PAD_ID] * (width - len(p)) + p for p in PROMPTS])
@@ -59,8 +61,12 @@ class Reference:
     def _up_to_eos(row: list[int]) -> list[int]:
         return row[: row.index(EOS_ID) + 1] if EOS_ID in row else row
 
+    def new_runner(self) -> ModelRunner:
+        """With a pool of its own."""
+        return build_runner(self.model_dir, EngineConfig(dtype="float32", page_tokens=PAGE_TOKENS), 512)
+
     def engine(self, **overrides: Any) -> Engine:
-        """A fresh engine with the pool's own pages; all engines of a family share model and memory."""
+        """A fresh engine on the family's own runner; all engines of a family share model and memory."""
         values: dict[str, Any] = {"num_pages": 512, "max_model_len": 128, "max_num_seqs": 16, "max_step_tokens": 256}
         config = EngineConfig(dtype="float32", page_tokens=PAGE_TOKENS, **{**values, **overrides})
         return Engine(engine_limits(self.model_dir, config), self.runner)
@@ -83,9 +89,7 @@ def requests() -> list[EngineRequest]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_mixed_batches_generate_what_transformers_does(
-    family: str, reference: Callable[[str], Reference]
-) -> None:
+def test_mixed_batches_generate_what_transformers_does(family: str, reference: Callable[[str], Reference]) -> None:
     known = reference(family)
     engine = known.engine()
     assert tokens_of(engine, *requests()) == known.tokens
@@ -93,7 +97,7 @@ def test_mixed_batches_generate_what_transformers_does(
     assert engine.stats().total_preemptions == 0
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_each_alone_generates_what_transformers_does(family: str, reference: Callable[[str], Reference]) -> None:
     engine = reference(family).engine(max_num_seqs=1)
     assert tokens_of(engine, *requests()) == reference(family).tokens
@@ -111,66 +115,80 @@ def test_prefix_cache_changes_nothing(family: str, reference: Callable[[str], Re
     assert tokens_of(warm, *again) == known.tokens
 
 
-@pytest.mark.parametrize("family", ["llama_tied", "mistral", "qwen2_windowed"])
-@pytest.mark.parametrize("max_step_tokens", [5, 24])
-def test_small_chunks_change_nothing(
-    family: str, max_step_tokens: int, reference: Callable[[str], Reference]
-) -> None:
+@pytest.mark.parametrize(
+    ("family", "max_step_tokens"), [("mistral", 5), ("llama_tied", 24), ("qwen2_windowed", 17), ("mistral", 30)]
+)
+def test_small_chunks_change_nothing(family: str, max_step_tokens: int, reference: Callable[[str], Reference]) -> None:
     known = reference(family)
     engine = known.engine(max_step_tokens=max_step_tokens, max_num_seqs=8)
     assert tokens_of(engine, *requests()) == known.tokens
 
 
-@pytest.mark.parametrize("family", ["llama_biased", "qwen2"])
-@pytest.mark.parametrize("prefix_caching", [False, True])
-def test_preemption_changes_nothing(
-    family: str, prefix_caching: bool, reference: Callable[[str], Reference]
-) -> None:
+@pytest.mark.parametrize(("family", "prefix_caching"), [("llama_biased", False), ("qwen2", True)])
+def test_preemption_changes_nothing(family: str, prefix_caching: bool, reference: Callable[[str], Reference]) -> None:
     known = reference(family)
     engine = known.engine(num_pages=24, prefix_caching=prefix_caching)
     assert tokens_of(engine, *requests()) == known.tokens
     assert engine.stats().total_preemptions > 0
 
 
+class CopyingSink:
+    """Copies pages as bytes into another pool the moment the runner says that a layer of them is complete."""
+
+    def __init__(self, source: ModelRunner, target: ModelRunner) -> None:
+        self._source, self._target = source.page_bytes(), target.page_bytes()
+        self.target_pages: dict[int, tuple[int, ...]] = {}  # by transfer
+        self._sends: dict[int, PageSend] = {}
+        self._num_copied: dict[tuple[int, int], int] = {}  # by transfer and layer
+        self.max_incomplete = 0  # sends of which some pages had left before the last was computed
+
+    def begin_sends(self, sends: tuple[PageSend, ...]) -> None:
+        self._sends |= {send.ticket.transfer_id: send for send in sends}
+
+    def layer_done(self, layer: int, progress: tuple[SendProgress, ...]) -> None:
+        for p in progress:
+            send = self._sends[p.transfer_id]
+            source_pages = np.frombuffer(send.page_ids, np.int32)
+            done = self._num_copied.get((p.transfer_id, layer), 0)
+            ready = max(done, p.num_pages - send.ticket.first_page)
+            target_pages = list(self.target_pages[p.transfer_id][done:ready])
+            self._target[layer, target_pages] = self._source[layer, source_pages[done:ready]]
+            self._num_copied[p.transfer_id, layer] = ready
+            self.max_incomplete += 0 < ready < send.ticket.num_pages
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_prompt_computed_elsewhere_goes_on_identically(family: str, reference: Callable[[str], Reference]) -> None:
-    """Prefill in one engine, pages copied as bytes into the pool of another, decoding there, all in one batch."""
+    """Prefill in one engine, pages copied layer by layer into the pool of another while it computes, decoding there."""
     known = reference(family)
-    prefill = known.engine(max_step_tokens=40, max_num_seqs=8)
-    target = build_runner(known.model_dir, EngineConfig(dtype="float32", page_tokens=PAGE_TOKENS), 512)
+    source, target = known.new_runner(), known.new_runner()
+    prefill = Engine(known.engine(max_step_tokens=40, max_num_seqs=8).limits, source)
     decode = Engine(known.engine(max_num_seqs=64).limits, target)
-    source_bytes, target_bytes = known.runner.page_bytes(), target.page_bytes()
-    wanted: dict[Key, tuple[int, tuple[int, ...]]] = {}
+    source.sink = sink = CopyingSink(source, target)
     for number, request in enumerate(requests()):
         reservation = decode.reserve(request)
         assert reservation is not None
-        wanted[reservation.key] = reservation.first_page, reservation.page_ids
-        ticket = make_ticket(number, reservation.first_page, len(reservation.page_ids))
-        prefill.add_prefill(request, ticket)
+        sink.target_pages[number] = reservation.page_ids
+        prefill.add_prefill(request, make_ticket(number, reservation.first_page, len(reservation.page_ids)))
     results: dict[Key, Generated] = {}
-    source_pages: dict[Key, tuple[int, ...]] = {}
     while prefill.has_work:
         for output in prefill.step():
             key = (output.request_id, output.attempt)
             results[key] = Generated(0)
             results[key].take(output)
-            sequence = prefill._scheduler.get(key)
-            assert sequence is not None
-            source_pages[key] = tuple(sequence.pages)
-    for key, (first_page, page_ids) in wanted.items():
-        target_bytes[:, list(page_ids)] = source_bytes[:, list(source_pages[key][first_page:])]
-        prefill.release(key)
-        if results[key].finish_reason is None:
-            decode.land(key)
-            decode.start(key, tuple(results[key].token_ids))
-        else:
-            decode.abort(key)
+            prefill.release(key)  # all its pages have been copied
+            if output.finish_reason is None:
+                decode.land(key)
+                decode.start(key, (output.token.token_id,))
+            else:
+                decode.abort(key)
+    assert sink.max_incomplete > 0
     while decode.has_work:
         for output in decode.step():
             results[output.request_id, output.attempt].take(output)
     assert [results[f"r{i}", 0].token_ids for i in range(NUM_PROMPTS)] == known.tokens
     assert owned(prefill) == owned(decode) == 0
-    assert decode.stats().total_computed_tokens < NUM_PROMPTS * NUM_NEW_TOKENS
+    assert decode.stats().total_computed_tokens < NUM_PROMPTS * NUM_NEW_TOKENS  # no prompt was computed there
 
 
 def test_reported_logprobs_are_those_of_the_model(reference: Callable[[str], Reference]) -> None:
@@ -203,9 +221,7 @@ MORE_DRAWN: list[dict[str, Any]] = [
 
 
 def drawn_requests() -> list[EngineRequest]:
-    return [
-        make_request(f"d{i}", PROMPTS[i], **{**DRAWN, **MORE_DRAWN[i % 4], "seed": 1000 + i}) for i in range(12)
-    ]
+    return [make_request(f"d{i}", PROMPTS[i], **{**DRAWN, **MORE_DRAWN[i % 4], "seed": 1000 + i}) for i in range(12)]
 
 
 def test_seeded_draws_do_not_depend_on_the_batch(reference: Callable[[str], Reference]) -> None:
