@@ -382,6 +382,15 @@ def test_tokens_that_make_no_sense_end_the_attempt_and_cancel_it_at_the_worker(p
     assert pair.kinds() == [(D, Cancel), (D, Generate)]
 
 
+def test_early_tokens_of_a_failed_attempt_are_forgotten(pair):
+    pair.submit("r")
+    pair.chunk(D, "r", 1, 999)
+    pair.say(D, Failed("r", 0, "broken", True))
+    pair.take()
+    pair.chunk(D, "r", 0, 100, attempt=1)
+    assert pair.take() == [Emit("r", (100,), ())]
+
+
 def test_a_prefill_group_that_begins_with_a_wrong_index_ends_the_attempt(pair):
     to_prefill(pair)
     pair.chunk(P, "r", 1, 100)
