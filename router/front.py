@@ -99,7 +99,10 @@ class Front:
             "max_model_len": self._service.max_model_len,
             "num_waiting": snapshot.num_waiting,
             "num_running": snapshot.num_running,
-            **dataclasses.asdict(snapshot),
+            "num_requests_by_phase": snapshot.num_requests_by_phase,
+            "queue_depth": snapshot.queue_depth,
+            "workers": snapshot.workers,
+            "totals": snapshot.totals,
         }
         exchange.respond(200, orjson.dumps(status, option=orjson.OPT_NON_STR_KEYS))
 
@@ -113,7 +116,7 @@ class Front:
 
 
 def explanation(record: RequestRecord) -> dict[str, Any]:
-    """Times are in seconds since the request was queued."""
+    """For JSON; dataclasses in it are written as objects. Times are in seconds since the request was queued."""
     queued_s = record.timeline.queued
     timeline = {
         phase: None if at_s is None else at_s - queued_s for phase, at_s in dataclasses.asdict(record.timeline).items()
@@ -129,7 +132,7 @@ def explanation(record: RequestRecord) -> dict[str, Any]:
             {"at_s": event.time_s - queued_s, "phase": event.phase, "attempt": event.attempt, "detail": event.detail}
             for event in record.events
         ],
-        "decisions": [dataclasses.asdict(decision) for decision in record.decisions],
-        "finish": None if record.finish is None else dataclasses.asdict(record.finish),
+        "decisions": record.decisions,
+        "finish": record.finish,
         "story": record.lines(),
     }
