@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -114,13 +115,18 @@ def test_a_character_in_byte_tokens_appears_with_its_last_byte() -> None:
     assert pieces_of(detokenizer, ids) == ["", "", "", "🙂", ""]
 
 
-@pytest.mark.parametrize(("decoder", "expected"), [(BYTE_LEVEL, "\ufffd"), (SENTENCEPIECE, "\ufffd\ufffd")])
-def test_an_unfinished_character_becomes_a_replacement_at_the_end(decoder: dict[str, object], expected: str) -> None:
-    tokenizer = byte_level() if decoder is BYTE_LEVEL else sentencepiece()
-    if decoder is BYTE_LEVEL:
-        ids = [tokenizer.token_to_id("â"), tokenizer.token_to_id("Ĥ")]  # E2 82, the beginning of a euro sign
-    else:
-        ids = [3 + 0xE2, 3 + 0x82]
+@pytest.mark.parametrize(
+    ("make", "decoder", "tokens", "expected"),
+    [  # E2 82, the beginning of a euro sign
+        (byte_level, BYTE_LEVEL, ("â", "Ĥ"), "\ufffd"),
+        (sentencepiece, SENTENCEPIECE, ("<0xE2>", "<0x82>"), "\ufffd\ufffd"),
+    ],
+)
+def test_an_unfinished_character_becomes_a_replacement_at_the_end(
+    make: Callable[[], Tokenizer], decoder: dict[str, object], tokens: tuple[str, str], expected: str
+) -> None:
+    tokenizer = make()
+    ids = [tokenizer.token_to_id(token) for token in tokens]
     assert pieces_of(Detokenizer(table(tokenizer, decoder)), ids) == ["", "", expected]
     assert tokenizer.decode(ids) == expected
 

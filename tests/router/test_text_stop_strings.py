@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +27,7 @@ def expected(text: str, stops: list[str]) -> tuple[str, str | None]:
 def test_the_result_does_not_depend_on_where_the_text_is_cut(text: str, stops: list[str], cuts: list[int]) -> None:
     matcher = StopMatcher(stops)
     borders = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    released = "".join(matcher.add(text[a:b]) for a, b in zip(borders, borders[1:], strict=False))
+    released = "".join(matcher.add(text[a:b]) for a, b in pairwise(borders))
     if matcher.matched is None:
         released += matcher.finish()
     assert (released, matcher.matched) == expected(text, stops)
