@@ -8,6 +8,7 @@ and no process group, and otherwise takes the same path.
 from __future__ import annotations
 
 import logging
+import queue
 import secrets
 import socket
 import threading
@@ -111,31 +112,21 @@ class MeetingPoint:
         return RemoteRank(join.rank, join.pid, link)
 
 
-@dataclass(slots=True)
 class RemoteRank:
     """Another rank as rank 0 sees it: its transfer agent, its executor, and whether it is still there.
 
-    `outcomes` gets what its transfer agent reports, `broken` (at most once) why it cannot go on; both are called on a
-    thread of this rank's.
+    A thread reads its link from the start: `outcomes` gets what its transfer agent reports, `broken` (at most once)
+    why it cannot go on.
     """
 
-    rank: int
-    pid: int
-    link: ControlLink
-    _thread: threading.Thread | None = None
-    _closing: bool = False
-
-    def wait_until_ready(self) -> RankReady:
-        """Raises WorkerFailed if the rank gives up or dies."""
-        try:
-            message = self.link.receive()
-        except (LinkClosed, WireError) as error:
-            raise WorkerFailed(f"rank {self.rank} (pid {self.pid}) died while it loaded: {error}") from error
-        if isinstance(message, RankFailed):
-            raise WorkerFailed(f"rank {self.rank}: {message.reason}")
-        if not isinstance(message, RankReady):
-            raise WorkerFailed(f"rank {self.rank} said {type(message).__name__} while it loaded")
-        return message
+    def __init__(self, rank: int, pid: int, link: ControlLink) -> None:
+        self.rank = rank
+        self.pid = pid
+        self.link = link
+        self._ready: queue.SimpleQueue[RankReady | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._failure = ""
+        self._closing = False
 
     def listen(self, outcomes: Callable[[int, RankOutcome], None], broken: Callable[[str], None]) -> None:
         self._thread = threading.Thread(
@@ -143,22 +134,34 @@ class RemoteRank:
         )
         self._thread.start()
 
+    def wait_until_ready(self) -> RankReady:
+        """Raises WorkerFailed if the rank gives up or dies."""
+        ready = self._ready.get()
+        if ready is None:
+            raise WorkerFailed(self._failure)
+        return ready
+
     def _listen(self, outcomes: Callable[[int, RankOutcome], None], broken: Callable[[str], None]) -> None:
+        self._failure = self._read(outcomes)
+        self._ready.put(None)
+        if not self._closing:
+            broken(self._failure)
+
+    def _read(self, outcomes: Callable[[int, RankOutcome], None]) -> str:
+        """Until the link ends; returns why it did."""
         try:
             while True:
-                message = self.link.receive()
-                match message:
-                    case RankOutcome():
-                        outcomes(self.rank, message)
+                match self.link.receive():
+                    case RankOutcome() as outcome:
+                        outcomes(self.rank, outcome)
+                    case RankReady() as ready:
+                        self._ready.put(ready)
                     case RankFailed(reason):
-                        broken(f"rank {self.rank}: {reason}")
-                        return
-                    case _:
-                        broken(f"rank {self.rank} said {type(message).__name__}")
-                        return
+                        return f"rank {self.rank}: {reason}"
+                    case message:
+                        return f"rank {self.rank} said {type(message).__name__}"
         except (LinkClosed, WireError) as error:
-            if not self._closing:
-                broken(f"rank {self.rank} (pid {self.pid}) is gone: {error}")
+            return f"rank {self.rank} (pid {self.pid}) is gone: {error}"
 
     def close(self) -> None:
         """Tells the rank to end. It ends also if this process dies without a word."""

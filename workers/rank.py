@@ -82,15 +82,12 @@ class RankWorker:
             link.send(Join(self._rank, address.secret, os.getpid()))
             threading.Thread(target=self._outlive_nobody, args=(link,), name="leader-watch", daemon=True).start()
             with contextlib.ExitStack() as stack:
-                try:
-                    parts = self._load(stack, link)
-                except Exception as error:
-                    link.send_last(RankFailed(f"{type(error).__name__}: {error}"))
-                    raise
-                self._show("ready", "")
-                self._serve(link, parts)
+                self._serve(link, self._load(stack, link))
         except LinkClosed as error:
             raise WorkerFailed(f"the leader is gone: {error}") from error
+        except Exception as error:
+            link.send_last(RankFailed(f"{type(error).__name__}: {error}"))
+            raise
         finally:
             link.close()
 
@@ -103,6 +100,7 @@ class RankWorker:
         self._show("loading", f"loading {config.model_dir}")
         parts = stack.enter_context(rank_parts(config, tp, lambda outcome: _tell(link, outcome)))
         link.send(RankReady(parts.agent.address, parts.limits.num_pages))
+        self._show("ready", "")
         return parts
 
     def _serve(self, link: ControlLink, parts: RankParts) -> None:

@@ -39,6 +39,7 @@ from slipstream.workers.ticket_office import TicketOffice
 
 INBOX_LIMIT = 65_536
 AFTER_START: tuple[WorkerState, ...] = ("ready", "draining", "stopped", "failed")
+BROKEN_TIMEOUT_S = 0.5
 END_TIMEOUT_S = 5.0  # for an engine thread that may be stuck in a collective with a dead rank
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,8 @@ class Worker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: asyncio.Future[None] | None = None
         self._link: RouterLink | None = None
+        self._broken = threading.Event()
+        self._broken_reason = ""
         self._router = (config.router_host, config.router_port)
 
     def prepare(self) -> GroupAddress | None:
@@ -155,7 +158,9 @@ class Worker:
         try:
             self._live(link)
         except WorkerFailed as failure:
-            error = failure
+            # A collective that fails because a rank died knows nothing of ranks; its control link says which.
+            by_rank = self._config.tp > 1 and self._broken.wait(BROKEN_TIMEOUT_S)
+            error = WorkerFailed(self._broken_reason) if by_rank else failure
         except Exception as failure:
             log.exception("%s could not start", self._config.name)
             error = WorkerFailed(f"{type(failure).__name__}: {failure}")
@@ -203,6 +208,7 @@ class Worker:
         ranks = self._meeting.gather()
         for rank in ranks:
             stack.callback(rank.close)
+            rank.listen(self._transfer_ended, self._group_broken)
         return ranks
 
     def _await_ranks(self, ranks: list[RemoteRank], parts: RankParts) -> tuple[TransferAddress, ...]:
@@ -212,7 +218,6 @@ class Worker:
             if ready.num_pages != parts.limits.num_pages:
                 raise WorkerFailed(f"rank {rank.rank} has {ready.num_pages} pages, rank 0 has {parts.limits.num_pages}")
             addresses.append(ready.address)
-            rank.listen(self._transfer_ended, self._group_broken)
         return tuple(addresses)
 
     def _last_epoch(self) -> PeerId:
@@ -246,6 +251,8 @@ class Worker:
 
     def _group_broken(self, reason: str) -> None:
         """The engine thread hears of it; if it is stuck in a collective, `run` ends without it."""
+        self._broken_reason = reason
+        self._broken.set()
         self._inbox.put_always(GroupBroken(reason))
         with self._lock:
             loop = self._loop

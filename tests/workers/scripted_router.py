@@ -80,9 +80,12 @@ class Connection:
 
     def wait_end_of_transfer(self, request: EngineRequest) -> HandedOff | Failed:
         def found() -> HandedOff | Failed | None:
-            ends = [m for m in self._messages if isinstance(m, HandedOff | Failed)]
             key = request.request_id, request.attempt
-            return next((m for m in ends if (m.request_id, m.attempt) == key), None)
+            for message in self._messages:
+                match message:
+                    case HandedOff() | Failed() if (message.request_id, message.attempt) == key:
+                        return message
+            return None
 
         return self._router.wait(found, f"the pages of {request.request_id} at {self.hello.worker.name}")
 

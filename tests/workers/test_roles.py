@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
-from hypothesis import given
+from hypothesis import given, settings
 
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
 from slipstream.router.messages import (
@@ -209,7 +209,7 @@ def test_a_prompt_that_can_never_run_fails_for_good() -> None:
         ("decode", Reserve(1, make_request(num_prompt=41), PREFILL, 1)),
         ("prefill", Prefill(1, make_request(num_prompt=41), make_ticket(num_pages=11))),
     ):
-        (failed,) = Bench(role).say(message)  # type: ignore[arg-type]
+        (failed,) = Bench(role).say(message)
         assert isinstance(failed, Failed)
         assert not failed.retryable
 
@@ -282,6 +282,7 @@ def test_when_the_engine_breaks_every_attempt_is_told() -> None:
 NAMES = st.sampled_from(["a", "b", "c"])
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_every_page_comes_back_when_the_router_goes_whatever_happened_before(data: st.DataObject) -> None:
     """The end of every transfer is in the hands of hypothesis, and so is the order of everything."""

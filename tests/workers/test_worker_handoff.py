@@ -16,6 +16,7 @@ from slipstream.router.messages import (
     Failed,
     HandedOff,
     Reserved,
+    Role,
     TokenChunk,
 )
 from tests.workers.scripted_router import Connection, ScriptedRouter, request
@@ -39,13 +40,15 @@ def workers(tiny_model_dir: Callable[[str], Path], tmp_path_factory: pytest.Temp
     folder = tmp_path_factory.mktemp("workers")
     model_dir = tiny_model_dir(MODEL)
     with ScriptedRouter() as router, ExitStack() as stack:
-        for name, role, tp in (("d", "decode", 1), ("p", "prefill", 1), ("p2", "prefill", 2)):
+        groups: list[tuple[str, Role, int]] = [("d", "decode", 1), ("p", "prefill", 1), ("p2", "prefill", 2)]
+        for name, role, tp in groups:
             stack.enter_context(WorkerProcess(folder, name, role, model_dir, router.port, tp=tp))
         yield Workers(router, *(router.connection(name) for name in ("d", "p", "p2")))
 
 
 def prompt(num_tokens: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 256, num_tokens).tolist()
+    ids: list[int] = np.random.default_rng(seed).integers(0, 256, num_tokens).tolist()
+    return ids
 
 
 def tokens_of(chunks: list[TokenChunk]) -> list[int]:
