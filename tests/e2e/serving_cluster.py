@@ -1,0 +1,216 @@
+"""Runs `slipstream serve` as what it is, a program of its own, and leaves nothing of it behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+import yaml
+
+from slipstream.cluster import run_state
+from slipstream.cluster.run_state import ClusterState, MemberStatus
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DEMO_MODEL = ROOT / "models" / "slipstream-demo"
+START_TIMEOUT_S = 100.0
+END_TIMEOUT_S = 40.0
+
+
+class ServingCluster:
+    """A cluster on a free port that is started by `with` and gone afterwards, whatever happened.
+
+    `settings` is what the YAML file will say; `model` and `router.http.port` (0) are filled in where they are missing.
+    Pids and states come from the state file that the driver writes.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any] | None = None, *, model_dir: Path = DEMO_MODEL) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.name = "e2e"
+        settings = json.loads(json.dumps(settings or {}))
+        settings.setdefault("name", self.name)
+        settings.setdefault("model", {"path": str(model_dir)})
+        settings.setdefault("router", {}).setdefault("http", {}).setdefault("port", 0)
+        self.name = settings["name"]
+        self.config_path = folder / "cluster.yaml"
+        self.config_path.write_text(yaml.safe_dump(settings))
+        self.environment = {
+            **{key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "XDG_"))},
+            "XDG_RUNTIME_DIR": str(folder / "run"),
+            "XDG_CACHE_HOME": str(folder / "cache"),
+        }
+        (folder / "run").mkdir(exist_ok=True)
+        self._output = folder / "output.txt"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._seen: set[psutil.Process] = set()
+
+    # ---- life cycle
+
+    def launch(self) -> None:
+        """Starts the driver and returns at once. Ctrl-C can be tried on it: it leads a process group."""
+        command = [sys.executable, "-m", "slipstream.cluster.cli", "serve", str(self.config_path)]
+        with self._output.open("wb") as output:
+            self._process = subprocess.Popen(
+                command,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
+
+    def start(self) -> None:
+        """Launches and waits until the cluster says that it is ready. Raises AssertionError with all that was said."""
+        self.launch()
+        try:
+            self.wait_for(lambda: self.state is not None and self.state.phase == "ready", START_TIMEOUT_S)
+        except BaseException:
+            self.end()
+            raise
+
+    def __enter__(self) -> ServingCluster:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        left = self.end()
+        if error is None:
+            assert not left, f"left behind: {left}"
+
+    def interrupt(self, number: signal.Signals = signal.SIGINT) -> None:
+        """As Ctrl-C does: to all processes of the group."""
+        assert self._process is not None
+        os.killpg(self._process.pid, number)
+
+    def wait(self, timeout_s: float = END_TIMEOUT_S) -> int:
+        """Waits for the driver to end; its exit code."""
+        assert self._process is not None
+        return self._process.wait(timeout_s)
+
+    def wait_for_end(self, timeout_s: float) -> None:
+        """Waits for a driver that is to end by itself, and takes note of its processes meanwhile."""
+        assert self._process is not None
+        deadline_s = time.monotonic() + timeout_s
+        while self._process.poll() is None and time.monotonic() < deadline_s:
+            self.processes()
+            time.sleep(0.1)
+
+    def end(self) -> list[str]:
+        """Ends the driver if it still runs. Returns what it left behind (and kills that)."""
+        assert self._process is not None
+        self.processes()
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+            try:
+                self._process.wait(END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        return self.left_behind(0.0)
+
+    def left_behind(self, patience_s: float) -> list[str]:
+        """Processes seen below the driver that still live after so many seconds. They are killed."""
+        _, alive = psutil.wait_procs(list(self._seen), timeout=patience_s)
+        left = []
+        for process in alive:
+            try:
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    left.append(f"{process.pid} {' '.join(process.cmdline())[:120]}")
+                    process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        return left
+
+    # ---- what is known of it
+
+    @property
+    def was_launched(self) -> bool:
+        return self._process is not None
+
+    @property
+    def pid(self) -> int:
+        """Of the driver."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def output(self) -> str:
+        """All that the driver has said at its terminal."""
+        return self._output.read_text(errors="replace")
+
+    @property
+    def logs(self) -> str:
+        """All that its processes have written."""
+        files = sorted((self.folder / "cache" / "slipstream" / "logs").rglob("*.log"))
+        return "\n".join(f"==> {file.name}\n{file.read_text(errors='replace')}" for file in files)
+
+    @property
+    def state(self) -> ClusterState | None:
+        return run_state.read(self.folder / "run" / "slipstream" / f"{self.name}.json")
+
+    @property
+    def base_url(self) -> str:
+        """`http://host:port`, without a path."""
+        state = self.state
+        assert state is not None
+        assert state.url
+        return state.url
+
+    def member(self, name: str) -> MemberStatus:
+        """`router`, `prefill-0`, `decode-0`, ..."""
+        state = self.state
+        assert state is not None, self.output
+        return next(member for member in state.members if member.name == name)
+
+    def processes(self) -> list[psutil.Process]:
+        """All that run below the driver now; remembered, to be looked for at the end."""
+        try:
+            found = psutil.Process(self.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+        self._seen.update(found)
+        return found
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        """Status and body."""
+        try:
+            with urllib.request.urlopen(self.base_url + path, timeout=30) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read()
+
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        """Raises AssertionError with all output if it does not come true in time or the driver ends before."""
+        assert self._process is not None
+        deadline_s = time.monotonic() + timeout_s
+        while not condition():
+            self.processes()
+            ended = self._process.poll()
+            late = time.monotonic() > deadline_s
+            assert ended is None and not late, (  # noqa: PT018
+                f"{'not in time' if ended is None else f'ended with {ended}'}\n{self.output}\n{self.logs[-6000:]}"
+            )
+            time.sleep(0.1)
+
+    def wait_until_restarted(self, name: str, old_pids: list[int], timeout_s: float = 60.0) -> None:
+        """Returns when a member is ready with none of its old processes."""
+
+        def restarted() -> bool:
+            member = self.member(name)
+            return member.state == "ready" and bool(member.pids) and not set(member.pids) & set(old_pids)
+
+        self.wait_for(restarted, timeout_s)

@@ -1,0 +1,112 @@
+"""How a cluster starts, stops, and survives the death of its processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import MakeCluster
+from tests.e2e.serving_cluster import DEMO_MODEL, ServingCluster
+
+BODY = {"model": "slipstream-demo", "prompt": "def read(path):\n" * 8, "temperature": 0, "ignore_eos": True}
+
+
+def complete(serving: ServingCluster, max_tokens: int = 4) -> str:
+    request = urllib.request.Request(
+        serving.base_url + "/v1/completions",
+        data=json.dumps({**BODY, "max_tokens": max_tokens}).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return str(json.loads(answer.read())["choices"][0]["text"])
+
+
+def test_ctrl_c_lets_a_running_stream_finish_and_leaves_nothing(make_cluster: MakeCluster) -> None:
+    serving = make_cluster()
+    serving.start()
+    texts: list[str] = []
+    client = threading.Thread(target=lambda: texts.append(complete(serving, 400)))
+    client.start()
+    serving.wait_for(lambda: b"vllm:num_requests_running 0" not in serving.get("/metrics")[1], 30)
+    serving.interrupt()
+    code = serving.wait()
+    client.join(30)
+    assert code == 0
+    assert len(texts) == 1
+    assert "draining" in serving.output
+    assert serving.left_behind(0.0) == []
+    assert serving.state is None
+    assert "Traceback" not in serving.output
+
+
+@pytest.mark.parametrize("name", ["router", "prefill-0", "decode-0"])
+def test_a_killed_process_comes_back_and_the_cluster_serves_again(cluster: ServingCluster, name: str) -> None:
+    before, url = complete(cluster), cluster.base_url
+    member = cluster.member(name)
+    os.kill(member.pids[0], signal.SIGKILL)
+    cluster.wait_until_restarted(name, member.pids)
+    cluster.wait_for(lambda: cluster.get("/health/ready")[0] == 200, 30)
+    assert cluster.base_url == url
+    assert complete(cluster) == before
+    assert cluster.member(name).restarts == member.restarts + 1
+
+
+def test_a_killed_rank_takes_its_group_with_it_and_both_come_back(make_cluster: MakeCluster) -> None:
+    serving = make_cluster({"prefill": {"tp": 2}})
+    serving.start()
+    before = complete(serving)
+    old = serving.member("prefill-0").pids
+    assert len(old) == 2
+    os.kill(old[1], signal.SIGKILL)
+    serving.wait_until_restarted("prefill-0", old)
+    assert complete(serving) == before
+    assert serving.end() == []
+
+
+def test_a_killed_driver_leaves_nothing(make_cluster: MakeCluster) -> None:
+    serving = make_cluster()
+    serving.start()
+    assert len(serving.processes()) >= 5
+    os.kill(serving.pid, signal.SIGKILL)
+    serving.wait()
+    assert serving.left_behind(15.0) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_the_start_stops_it_and_leaves_nothing(
+    make_cluster: MakeCluster, number: signal.Signals
+) -> None:
+    serving = make_cluster()
+    serving.launch()
+    serving.wait_for(lambda: "Ray runs" in serving.output, 60)
+    serving.processes()
+    serving.interrupt(number)
+    assert serving.wait() == 130
+    assert serving.left_behind(0.0) == []
+    assert "Traceback" not in serving.output
+
+
+def test_a_model_that_cannot_be_loaded_is_one_sentence_and_leaves_nothing(
+    make_cluster: MakeCluster, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(DEMO_MODEL, broken)
+    config = json.loads((broken / "config.json").read_text())
+    config["hidden_size"] = 3 * config["hidden_size"]
+    (broken / "config.json").write_text(json.dumps(config))
+    serving = make_cluster(model_dir=broken)
+    serving.launch()
+    serving.wait_for_end(90)
+    assert serving.wait() == 1
+    sentences = [line for line in serving.output.splitlines() if line.startswith("slipstream: ")]
+    assert len(sentences) == 1
+    assert "-0: " in sentences[0]
+    assert "Traceback" not in serving.output
+    assert serving.left_behind(0.0) == []
