@@ -68,7 +68,11 @@ class Driver:
         self._console.pending("starting Ray")
         min_cpus = ROUTER_CPUS + sum(pool.replicas * pool.tp * pool.num_cpus for _, pool in config.pools())
         try:
-            with own_ray(config.ray, min_cpus) if address is None else existing_ray(address) as session:
+            with (
+                own_ray(config.ray, min_cpus, self._state_path, self._console.say)
+                if address is None
+                else existing_ray(address)
+            ) as session:
                 self._console.step("Ray runs" if address is None else f"connected to Ray at {address}")
                 try:
                     return asyncio.run(self._serve(session))

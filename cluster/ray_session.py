@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 
 from slipstream.cluster import processes
@@ -39,10 +41,36 @@ class RaySession:
             self.reaper.watch(processes.descendants())
 
 
+class RayWatch:
+    """Ends this process, and by its reaper all others of the cluster, when Ray itself dies under it.
+
+    Nothing can be supervised then, and every call into Ray blocks for a minute, in the main thread, signals or not.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._is_expected = threading.Event()
+        core = [process for process in processes.descendants() if process.name() in ("gcs_server", "raylet")]
+        threading.Thread(target=self._watch, args=(core,), name="watch Ray", daemon=True).start()
+
+    def expect_end(self) -> None:
+        """From now on it is all right."""
+        self._is_expected.set()
+
+    def _watch(self, core: list[psutil.Process]) -> None:
+        gone: list[psutil.Process] = []
+        while not gone and not self._is_expected.is_set():
+            gone, _ = psutil.wait_procs(core, timeout=0.5)
+        if not self._is_expected.is_set():
+            self._say("slipstream: Ray has ended under the cluster (killed?); everything is being stopped")
+            os._exit(1)
+
+
 @contextmanager
-def own_ray(config: RayConfig, min_cpus: float) -> Iterator[RaySession]:
+def own_ray(config: RayConfig, min_cpus: float, left_behind: Path, say: Callable[[str], None]) -> Iterator[RaySession]:
     """Starts a Ray on this machine, on free ports at the loopback address, and ends all of it afterwards.
 
+    `left_behind` is a file that goes, too, should this process be killed; `say` tells the person at the terminal.
     Must be called in the main thread: Ray's processes ask the kernel to be killed when the thread that started them
     ends. Raises RayFailed.
     """
@@ -51,6 +79,8 @@ def own_ray(config: RayConfig, min_cpus: float) -> Iterator[RaySession]:
     folder = Path(tempfile.mkdtemp(prefix="slipstream-", dir="/tmp"))
     reaper = Reaper(cluster_id)
     reaper.remove(folder)
+    reaper.remove(left_behind)
+    watch: RayWatch | None = None
     try:
         try:
             ray.init(
@@ -68,8 +98,11 @@ def own_ray(config: RayConfig, min_cpus: float) -> Iterator[RaySession]:
             raise RayFailed(f"Ray did not start: {_first_sentence(error)}") from error
         session = _session(reaper)
         session.watch_processes()
+        watch = RayWatch(say)
         yield session
     finally:
+        if watch is not None:
+            watch.expect_end()
         left = [process for process in processes.descendants() if process.pid != reaper.pid]
         patience_s = 0.0  # of processes that nobody has told to end
         if ray.is_initialized():

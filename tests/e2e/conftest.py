@@ -7,13 +7,19 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
-from tests.e2e.serving_cluster import ServingCluster
+from tests.e2e.reference import Reference
+from tests.e2e.serving_cluster import DEMO_MODEL, ServingCluster
+from tests.e2e.streams import client_of
 
 SMALL: dict[str, Any] = {
     "engine": {"dtype": "float32", "device": "cpu", "kv_cache_mib": 32, "num_threads": 1},
-    "router": {"dispatch": {"local_prefill_max_tokens": 32}},
+    "router": {
+        "http": {"header_timeout_s": 5.0, "write_timeout_s": 10.0},
+        "dispatch": {"local_prefill_max_tokens": 32},
+    },
     "restart": {"backoff_s": 0.1},
     "drain_timeout_s": 20,
 }
@@ -26,6 +32,40 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingCluster
     """One prefill and one decode worker with the demo model; prompts over 32 tokens are prefilled remotely."""
     with ServingCluster(tmp_path_factory.mktemp("cluster"), SMALL) as serving:
         yield serving
+
+
+@pytest.fixture(scope="session")
+def tp2_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingCluster]:
+    """As `cluster`, with a prefill group of two tensor-parallel ranks."""
+    with ServingCluster(tmp_path_factory.mktemp("tp2"), {**SMALL, "name": "e2e-tp2", "prefill": {"tp": 2}}) as serving:
+        yield serving
+
+
+@pytest.fixture(params=["cluster", "tp2_cluster"], ids=["tp1", "tp2"])
+def either_cluster(request: pytest.FixtureRequest) -> ServingCluster:
+    """Runs a test twice: with a prefill group of one rank and of two."""
+    serving: ServingCluster = request.getfixturevalue(request.param)
+    return serving
+
+
+@pytest.fixture
+def client(cluster: ServingCluster) -> Iterator[openai.OpenAI]:
+    """The real openai client of `cluster`."""
+    with client_of(cluster) as client:
+        yield client
+
+
+@pytest.fixture
+def either_client(either_cluster: ServingCluster) -> Iterator[openai.OpenAI]:
+    """The real openai client of `either_cluster`."""
+    with client_of(either_cluster) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def reference() -> Reference:
+    """The demo model in transformers."""
+    return Reference(DEMO_MODEL)
 
 
 @pytest.fixture

@@ -90,10 +90,15 @@ class ServingCluster:
         if error is None:
             assert not left, f"left behind: {left}"
 
-    def interrupt(self, number: signal.Signals = signal.SIGINT) -> None:
-        """As Ctrl-C does: to all processes of the group."""
+    def interrupt(self) -> None:
+        """As Ctrl-C does: SIGINT for all processes of the group."""
         assert self._process is not None
-        os.killpg(self._process.pid, number)
+        os.killpg(self._process.pid, signal.SIGINT)
+
+    def terminate(self) -> None:
+        """As `kill` does: SIGTERM for the driver."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
 
     def wait(self, timeout_s: float = END_TIMEOUT_S) -> int:
         """Waits for the driver to end; its exit code."""

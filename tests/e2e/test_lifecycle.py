@@ -8,6 +8,7 @@ import shutil
 import signal
 import threading
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -79,15 +80,26 @@ def test_a_killed_driver_leaves_nothing(make_cluster: MakeCluster) -> None:
     assert serving.left_behind(15.0) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_cluster_whose_ray_dies_ends_at_once_and_leaves_nothing(make_cluster: MakeCluster) -> None:
+    serving = make_cluster()
+    serving.start()
+    (gcs,) = (process for process in serving.processes() if process.name() == "gcs_server")
+    gcs.kill()
+    assert serving.wait(10) == 1
+    assert "Ray has ended under the cluster" in serving.output
+    assert serving.left_behind(15.0) == []
+    assert serving.state is None
+
+
+@pytest.mark.parametrize("stop", [ServingCluster.interrupt, ServingCluster.terminate])
 def test_a_signal_during_the_start_stops_it_and_leaves_nothing(
-    make_cluster: MakeCluster, number: signal.Signals
+    make_cluster: MakeCluster, stop: Callable[[ServingCluster], None]
 ) -> None:
     serving = make_cluster()
     serving.launch()
     serving.wait_for(lambda: "Ray runs" in serving.output, 60)
     serving.processes()
-    serving.interrupt(number)
+    stop(serving)
     assert serving.wait() == 130
     assert serving.left_behind(0.0) == []
     assert "Traceback" not in serving.output

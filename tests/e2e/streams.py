@@ -1,0 +1,118 @@
+"""Clients that read streams in the background, while a test does something to the cluster."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import openai
+
+from tests.e2e.serving_cluster import ServingCluster
+
+MODEL = "slipstream-demo"
+# Greedy, and without the special tokens of the demo model (ids 0 to 8): so the text is as long as was asked for.
+GREEDY: dict[str, Any] = {"temperature": 0, "logit_bias": {str(token_id): -100 for token_id in range(9)}}
+ANSWER_TIMEOUT_S = 110.0
+
+
+def client_of(serving: ServingCluster) -> openai.OpenAI:
+    """The real client, which must not hide a failure by trying again."""
+    return openai.OpenAI(
+        base_url=serving.base_url + "/v1", api_key="not needed", max_retries=0, timeout=ANSWER_TIMEOUT_S
+    )
+
+
+def prompt_of(num_tokens: int, variant: int = 0) -> list[int]:
+    """Token ids of the demo model's vocabulary, different from the first one on for each variant."""
+    return [100 + (variant * 37 + position * 11 + position // 50) % 3000 for position in range(num_tokens)]
+
+
+def complete(client: openai.OpenAI, prompt: str | list[int], max_tokens: int, salt: str = "", **fields: Any) -> str:
+    """The text of a greedy completion. A new salt finds no prefix cached."""
+    answer = client.completions.create(
+        model=MODEL,
+        prompt=prompt,
+        max_tokens=max_tokens,
+        extra_body={"cache_salt": salt},
+        **{**GREEDY, **fields},
+    )
+    return answer.choices[0].text
+
+
+class BackgroundStream:
+    """One streamed greedy completion, read by a thread of its own. `error` is what the client raised, if it did."""
+
+    def __init__(self, client: openai.OpenAI, prompt: str | list[int], max_tokens: int, salt: str = "") -> None:
+        self._client = client
+        self._fields = {
+            "model": MODEL,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "extra_body": {"cache_salt": salt},
+            **GREEDY,
+        }
+        self._changed = threading.Condition()
+        self._pieces: list[str] = []
+        self._done = False
+        self.finishes: list[str] = []
+        self.error: openai.OpenAIError | None = None
+        self._thread = threading.Thread(target=self._read)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            with self._client.completions.create(stream=True, **self._fields) as stream:
+                for chunk in stream:
+                    for choice in chunk.choices:
+                        self._take(choice.text, choice.finish_reason)
+        except openai.OpenAIError as error:
+            self.error = error
+        except Exception as error:  # the client lets some of its HTTP library's errors through, in mid-stream
+            self.error = openai.APIConnectionError(message=f"{type(error).__name__}: {error}", request=None)  # type: ignore[arg-type]
+        finally:
+            with self._changed:
+                self._done = True
+                self._changed.notify_all()
+
+    def _take(self, text: str, finish: str | None) -> None:
+        with self._changed:
+            if text:
+                self._pieces.append(text)
+            if finish is not None:
+                self.finishes.append(finish)
+            self._changed.notify_all()
+
+    @property
+    def num_pieces(self) -> int:
+        return len(self._pieces)
+
+    @property
+    def is_done(self) -> bool:
+        return self._done
+
+    def wait_for_pieces(self, count: int) -> None:
+        """Returns when so many pieces of text have come."""
+        with self._changed:
+            came = self._changed.wait_for(lambda: len(self._pieces) >= count or self._done, ANSWER_TIMEOUT_S)
+        assert came
+        assert len(self._pieces) >= count, f"ended after {len(self._pieces)} pieces: {self.error}"
+
+    def join(self) -> str:
+        """Waits for the end; the whole text."""
+        self._thread.join(ANSWER_TIMEOUT_S)
+        assert not self._thread.is_alive(), f"hangs after {self.num_pieces} pieces"
+        return "".join(self._pieces)
+
+
+@contextmanager
+def streaming(streams: Sequence[BackgroundStream]) -> Iterator[None]:
+    """Starts streams, and waits for all of them at the end, also if the test fails."""
+    with ExitStack() as stack:
+        for stream in streams:
+            stream.start()
+            stack.callback(stream.join)
+        yield
