@@ -19,7 +19,7 @@ from slipstream.kv_transfer.config import TransferConfig
 from slipstream.kv_transfer.counters import Counters
 from slipstream.kv_transfer.events import TransferEvent, TransferStats
 from slipstream.kv_transfer.layout import Stream, streams_between
-from slipstream.kv_transfer.plan import TicketError, message_bytes
+from slipstream.kv_transfer.plan import StreamPlan, TicketError, message_bytes
 from slipstream.kv_transfer.pool import PageIds, PagePool
 from slipstream.kv_transfer.receive_side import ReceiveSide
 from slipstream.kv_transfer.records import RecordError, check_peer, decode_record
@@ -109,8 +109,8 @@ class TransferAgent:
         if len(set(ids.tolist())) != len(ids):
             raise TicketError("two of the ticket's pages would land in the same page")
         streams = self._streams(source_tp, self._tp, ticket)
-        mine = [stream for stream in streams if stream.destination_rank == self._rank]
-        self._submit(lambda: self._receiver.begin(ticket, source, mine, ids))
+        plans = [StreamPlan(ticket, stream) for stream in streams if stream.destination_rank == self._rank]
+        self._submit(lambda: self._receiver.begin(ticket, source, plans, ids))
         return ticket.key
 
     def send(self, ticket: HandoffTicket, page_ids: Sequence[int], num_ready_pages: int = 0) -> TransferKey:
@@ -121,14 +121,14 @@ class TransferAgent:
         """
         ids = self._check(ticket, page_ids)
         streams = self._streams(self._tp, len(ticket.addresses), ticket)
-        mine = [stream for stream in streams if stream.source_rank == self._rank]
-        self._submit(lambda: self._sender.begin(self._serving, ticket, mine, ids, num_ready_pages))
+        plans = [StreamPlan(ticket, stream) for stream in streams if stream.source_rank == self._rank]
+        self._submit(lambda: self._sender.begin(self._serving, ticket, plans, ids, num_ready_pages))
         return ticket.key
 
     def pages_ready(self, key: TransferKey, layer: int, num_pages: int) -> None:
         """The first `num_pages` pages of the sequence hold this layer, and will not change. Ignored for transfers
         that are unknown or over. Costs the caller a few microseconds."""
-        self._submit(lambda: self._sender.pages_ready(key, layer, num_pages))
+        self._submit_unless_closed(lambda: self._sender.pages_ready(key, layer, num_pages))
 
     def cancel(self, key: TransferKey) -> None:
         """Give up a transfer; its event follows once nothing touches its pages. Ignored if it is over."""
@@ -137,7 +137,7 @@ class TransferAgent:
             self._sender.fail(key, "cancelled")
             self._receiver.fail(key, "cancelled")
 
-        self._submit(cancel)
+        self._submit_unless_closed(cancel)
 
     def peer_lost(self, peer: PeerId) -> None:
         """A peer is known to be gone: fail all transfers with it now."""
@@ -146,7 +146,7 @@ class TransferAgent:
             self._sender.peer_lost(peer, f"{peer.name} is lost")
             self._receiver.peer_lost(peer, f"{peer.name} is lost")
 
-        self._submit(lose)
+        self._submit_unless_closed(lose)
 
     def begin_epoch(self, peer: PeerId) -> None:
         """From now on this rank belongs to `peer`: all transfers fail, all links end, older tickets are void. The
@@ -265,13 +265,18 @@ class TransferAgent:
     # ---- checks
 
     def _submit(self, command: Callable[[], None]) -> None:
+        if not self._submit_unless_closed(command):
+            raise AgentClosedError("the transfer agent is closed")
+
+    def _submit_unless_closed(self, command: Callable[[], None]) -> bool:
         with self._lock:
             if self._is_closed:
-                raise AgentClosedError("the transfer agent is closed")
+                return False
             self._commands.append(command)
-        if not self._is_signalled:
-            self._is_signalled = True
-            self._transport.wake()
+            if not self._is_signalled:
+                self._is_signalled = True
+                self._transport.wake()
+            return True
 
     def _streams(self, source_tp: int, destination_tp: int, ticket: HandoffTicket) -> tuple[Stream, ...]:
         try:

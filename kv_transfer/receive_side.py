@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -22,7 +22,6 @@ from slipstream.kv_transfer.config import TransferConfig
 from slipstream.kv_transfer.counters import Counters
 from slipstream.kv_transfer.events import Received, ReceiveFailed, TransferEvent
 from slipstream.kv_transfer.handoff import Action, CutLinks, Finish, Land, ReceiveHandoff, State, TellPeers, Verify
-from slipstream.kv_transfer.layout import Stream
 from slipstream.kv_transfer.plan import CHECKSUM_BYTES, Message, MessageTag, StreamPlan
 from slipstream.kv_transfer.pool import PageIds, PagePool
 from slipstream.kv_transfer.records import Abort, Hello, Record, Reject, Welcome, encode_record
@@ -110,13 +109,13 @@ class ReceiveSide:
 
     # ---- what the agent asks
 
-    def begin(self, ticket: HandoffTicket, source: PeerId, streams: Iterable[Stream], page_ids: PageIds) -> None:
+    def begin(self, ticket: HandoffTicket, source: PeerId, plans: list[StreamPlan], page_ids: PageIds) -> None:
         now = time.monotonic()
         key = ticket.key
         if key in self._receivings:
             self._emit(ReceiveFailed(key, f"transfer {key.transfer_id} is being received already"))
             return
-        handoff = ReceiveHandoff([StreamPlan(ticket, stream) for stream in streams], now, self._lease_s)
+        handoff = ReceiveHandoff(plans, now, self._lease_s)
         receiving = self._receivings[key] = _Receiving(key, source, handoff, page_ids)
         actions = handoff.begin(now)
         if (ended := self._ended.get(key)) is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -16,7 +16,6 @@ from slipstream.kv_transfer.config import TransferConfig
 from slipstream.kv_transfer.counters import Counters
 from slipstream.kv_transfer.events import SendFailed, Sent, TransferEvent
 from slipstream.kv_transfer.handoff import Action, CutLinks, Finish, SendHandoff, TellPeers
-from slipstream.kv_transfer.layout import Stream
 from slipstream.kv_transfer.plan import CHECKSUM_BYTES, StreamPlan
 from slipstream.kv_transfer.pool import PageIds, PagePool
 from slipstream.kv_transfer.records import Abort, Hello, Record, Reject, Welcome, encode_record
@@ -93,14 +92,13 @@ class SendSide:
     # ---- what the agent asks
 
     def begin(
-        self, me: PeerId, ticket: HandoffTicket, streams: Iterable[Stream], page_ids: PageIds, num_ready_pages: int
+        self, me: PeerId, ticket: HandoffTicket, plans: list[StreamPlan], page_ids: PageIds, num_ready_pages: int
     ) -> None:
         now = time.monotonic()
         key = ticket.key
         if key in self._sendings:
             self._emit(SendFailed(key, f"transfer {key.transfer_id} is being sent already"))
             return
-        plans = [StreamPlan(ticket, stream) for stream in streams]
         handoff = SendHandoff(plans, now, self._config.lease_s)
         sending = self._sendings[key] = _Sending(key, handoff, page_ids)
         try:

@@ -40,7 +40,8 @@ from slipstream.kv_transfer.transport import (
     TransportEvents,
 )
 
-SPIN_S = 30e-6
+SPIN_S = 50e-6
+MIN_STALL_S, MAX_STALL_S = 50e-6, 5e-3
 MAX_SLEEP_S = 1.0  # UCX's event fd is not promised to fire for everything; ucxx's own threads wake as often
 
 
@@ -95,6 +96,7 @@ class UcxTransport:
         self._operations: list[_Operation] = []
         self._fresh = False  # something was posted since completions were last looked for
         self._spin_until = 0.0
+        self._stall_s = MIN_STALL_S
         self._any_tag = libucxx.UCXXTag(0), libucxx.UCXXTagMask(0)
 
     @property
@@ -184,6 +186,7 @@ class UcxTransport:
             busy |= self._reap()
         if busy:
             self._spin_until = time.perf_counter() + SPIN_S
+            self._stall_s = MIN_STALL_S
         return busy
 
     def _accept(self) -> bool:
@@ -240,10 +243,18 @@ class UcxTransport:
         return bool(lost)
 
     def wait(self, timeout_s: float) -> None:
+        if self._fresh:
+            return
         if time.perf_counter() < self._spin_until:
             os.sched_yield()
-        elif not self._fresh and self._worker.arm():
+        elif self._worker.arm():
             self._poller.poll(min(timeout_s, MAX_SLEEP_S))
+            self._drain_wake()
+        else:
+            # Something is queued behind a full shared-memory FIFO. UCX has no event for its emptying and refuses to
+            # sleep, so look again soon, and less often if the peer does not run at all.
+            select.select([self._wake_fd], [], [], min(timeout_s, self._stall_s))
+            self._stall_s = min(2 * self._stall_s, MAX_STALL_S)
             self._drain_wake()
 
     def _drain_wake(self) -> None:
