@@ -32,11 +32,10 @@ def prompt_of(num_tokens: int, variant: int = 0) -> list[int]:
 def complete(client: openai.OpenAI, prompt: str | list[int], max_tokens: int, salt: str = "", **fields: Any) -> str:
     """The text of a greedy completion. A new salt finds no prefix cached."""
     answer = client.completions.create(
-        model=MODEL,
         prompt=prompt,
         max_tokens=max_tokens,
         extra_body={"cache_salt": salt},
-        **{**GREEDY, **fields},
+        **{"model": MODEL, **GREEDY, **fields},
     )
     return answer.choices[0].text
 
