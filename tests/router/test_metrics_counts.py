@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -22,6 +22,7 @@ def worker(role: str, *, free: int, num_pages: int = 100) -> WorkerStatus:
     return WorkerStatus(PeerId("w", 1), role, 1, 1, False, 1.0, 0, num_pages, 8, 8, 8, 8, stats)  # type: ignore[arg-type]
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 10), max_size=30))
 def test_buckets_are_cumulative_and_a_bound_belongs_to_its_bucket(values: list[float]) -> None:
     histogram = Histogram([0.5, 1.0, 5.0])

@@ -330,6 +330,7 @@ def bodies(draw: st.DrawFn) -> tuple[type[ChatRequest] | type[CompletionRequest]
     return model, body | draw(st.dictionaries(names, JSON, max_size=4))
 
 
+@settings(deadline=None)
 @given(bodies())
 def test_any_json_object_is_either_parsed_or_a_400_about_a_field(
     case: tuple[type[ChatRequest] | type[CompletionRequest], dict[str, Any]],
@@ -346,6 +347,7 @@ def test_any_json_object_is_either_parsed_or_a_400_about_a_field(
     assert found.param is not None
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_400(body: bytes) -> None:
     request = Request("POST", "/", "", {}, body, keep_alive=True, http10=False)
@@ -354,7 +356,7 @@ def test_any_bytes_are_a_400(body: bytes) -> None:
     assert caught.value.status == 400
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(bodies(), min_size=20, max_size=20))
 def test_no_body_brings_out_a_5xx_or_breaks_the_server(
     cases: list[tuple[type[ChatRequest] | type[CompletionRequest], dict[str, Any]]],

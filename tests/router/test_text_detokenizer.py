@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -65,6 +65,7 @@ def pieces_of(detokenizer: Detokenizer, token_ids: list[int]) -> list[str]:
     return [*(detokenizer.add(token_id) for token_id in token_ids), detokenizer.finish()]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 321), max_size=60))
 def test_any_byte_level_ids_give_the_text_of_a_full_decode(token_ids: list[int]) -> None:
     tokenizer = byte_level()
@@ -72,6 +73,7 @@ def test_any_byte_level_ids_give_the_text_of_a_full_decode(token_ids: list[int])
     assert "".join(pieces) == tokenizer.decode(token_ids, skip_special_tokens=True)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40))
 def test_valid_text_never_shows_half_a_character_on_the_way(text: str) -> None:
     tokenizer = byte_level()
@@ -100,6 +102,7 @@ def sentencepiece_ids(draw: st.DrawFn) -> list[int]:
     return ids
 
 
+@settings(deadline=None)
 @given(sentencepiece_ids())
 def test_sentencepiece_output_continues_its_prompt_as_a_full_decode_does(token_ids: list[int]) -> None:
     tokenizer = sentencepiece()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.router.stop_strings import StopMatcher
@@ -23,6 +23,7 @@ def expected(text: str, stops: list[str]) -> tuple[str, str | None]:
     return text, None
 
 
+@settings(deadline=None)
 @given(SMALL, STOPS, st.lists(st.integers(0, 40), max_size=10))
 def test_the_result_does_not_depend_on_where_the_text_is_cut(text: str, stops: list[str], cuts: list[int]) -> None:
     matcher = StopMatcher(stops)
@@ -33,6 +34,7 @@ def test_the_result_does_not_depend_on_where_the_text_is_cut(text: str, stops: l
     assert (released, matcher.matched) == expected(text, stops)
 
 
+@settings(deadline=None)
 @given(SMALL, STOPS)
 def test_only_what_could_become_a_stop_string_is_held_back(text: str, stops: list[str]) -> None:
     matcher = StopMatcher(stops)
