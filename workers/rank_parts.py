@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -16,6 +17,7 @@ from slipstream.kv_transfer.pool import HostPagePool
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
 from slipstream.router.messages import unpack_ids
 from slipstream.workers.config import EngineConfig, WorkerConfig
+from slipstream.workers.device_pages import DevicePagePool
 from slipstream.workers.engine.build import build_runner, engine_limits
 from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.engine.plan import PageSend, SendProgress
@@ -37,8 +39,10 @@ class RankAgent:
     ) -> None:
         self._ended = ended
         self._tp = tp
+        # numpy moves rows of host memory at full speed, torch at a tenth of it.
+        self._device_pages = DevicePagePool(runner.kv) if runner.kv.is_cuda else None
         self._agent = TransferAgent(
-            HostPagePool(runner.page_bytes()),
+            self._device_pages or HostPagePool(runner.page_bytes()),
             rank=tp.rank,
             tp=tp.size,
             peer=PeerId(config.name, 0),
@@ -80,6 +84,8 @@ class RankAgent:
                 self._ended(RankOutcome(send.ticket.key, str(error)))
 
     def layer_done(self, layer: int, progress: tuple[SendProgress, ...]) -> None:
+        if self._device_pages is not None:
+            self._device_pages.layer_done(layer)
         for p in progress:
             key = TransferKey(PeerId(p.destination, p.destination_epoch), p.transfer_id)
             self._agent.pages_ready(key, layer, p.num_pages)
@@ -104,8 +110,10 @@ class RankParts:
 
     def ticket_office(self, worker: PeerId, addresses: tuple[TransferAddress, ...], slab_pages: int) -> TicketOffice:
         """Tickets for pools like this rank's."""
-        num_layers, _, num_heads, head_bytes = self.runner.page_bytes().shape
-        return TicketOffice(worker, addresses, slab_pages, num_layers, num_heads * len(addresses), head_bytes)
+        kv = self.runner.kv  # [layers, pages, kv_heads, 2, page_tokens, head_dim]
+        num_heads = kv.shape[2] * len(addresses)
+        head_bytes = math.prod(kv.shape[3:]) * kv.element_size()
+        return TicketOffice(worker, addresses, slab_pages, kv.shape[0], num_heads, head_bytes)
 
 
 @contextmanager

@@ -35,6 +35,7 @@ from slipstream.router.wire import FrameProtocol, Message
 
 M = TypeVar("M")
 TIMEOUT_S = 30.0
+START_TIMEOUT_S = 120.0  # a busy machine imports torch several times at once
 IDLE_STATES = {"free", "cached"}
 
 
@@ -79,15 +80,13 @@ class Connection:
         return self._router.wait(found, f"{kind.__name__} from {self.hello.worker.name}")
 
     def wait_end_of_transfer(self, request: EngineRequest) -> HandedOff | Failed:
-        def found() -> HandedOff | Failed | None:
-            key = request.request_id, request.attempt
-            for message in self._messages:
-                match message:
-                    case HandedOff() | Failed() if (message.request_id, message.attempt) == key:
-                        return message
-            return None
+        key = request.request_id, request.attempt
 
-        return self._router.wait(found, f"the pages of {request.request_id} at {self.hello.worker.name}")
+        def found() -> list[HandedOff | Failed] | None:
+            ends = [m for m in self._messages if isinstance(m, HandedOff | Failed)]
+            return [m for m in ends if (m.request_id, m.attempt) == key] or None
+
+        return self._router.wait(found, f"the pages of {request.request_id} at {self.hello.worker.name}")[0]
 
     def wait_lost(self) -> None:
         self._router.wait(lambda: self.is_lost or None, f"the end of {self.hello.worker.name}'s connection")
@@ -209,15 +208,15 @@ class ScriptedRouter:
             mine = [c for c in self._connections if c.hello.worker.name == name]
             return mine[-1] if mine and mine[-1] is not after else None
 
-        return self.wait(found, f"a connection of {name}")
+        return self.wait(found, f"a connection of {name}", START_TIMEOUT_S)
 
-    def wait(self, found: Callable[[], M | None], what: str) -> M:
-        deadline = time.monotonic() + TIMEOUT_S
+    def wait(self, found: Callable[[], M | None], what: str, timeout_s: float = TIMEOUT_S) -> M:
+        deadline = time.monotonic() + timeout_s
         with self.changed:
             while (result := found()) is None:
                 left = deadline - time.monotonic()
                 if left <= 0 or not self.changed.wait(left):
-                    raise AssertionError(f"waited {TIMEOUT_S:g} s in vain for {what}")
+                    raise AssertionError(f"waited {timeout_s:g} s in vain for {what}")
             return result
 
     def call(self, function: Callable[[M], None], argument: M) -> None:

@@ -17,6 +17,8 @@ from slipstream.router.messages import Credits, Drain, Failed, HandedOff, Stats
 from tests.workers.scripted_router import Connection, ScriptedRouter, request
 from tests.workers.worker_process import END_TIMEOUT_S, WorkerProcess
 
+pytestmark = pytest.mark.timeout(240)  # with the start of the workers, on a busy machine
+
 MODEL = "llama"
 
 

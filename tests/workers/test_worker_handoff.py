@@ -22,6 +22,8 @@ from slipstream.router.messages import (
 from tests.workers.scripted_router import Connection, ScriptedRouter, request
 from tests.workers.worker_process import PAGE_TOKENS, WorkerProcess
 
+pytestmark = pytest.mark.timeout(240)  # with the start of the workers, on a busy machine
+
 NUM_TOKENS = 6
 MODEL = "llama"  # two KV heads, so that TP=2 has one each
 
