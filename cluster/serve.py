@@ -63,20 +63,19 @@ def serve(config_path: Path, *, name: str | None, port: int | None, timings: boo
 def _serve_claimed(
     config: ClusterConfig, config_path: Path, address: str | None, state_path: Path, timings: bool
 ) -> int:
-    signal.signal(signal.SIGINT, _interrupt)
-    signal.signal(signal.SIGTERM, _interrupt)
-    log_dir = None
-    if address is None:
-        os.environ.update(own_ray_environment())
-        log_dir = fresh_log_dir(config.name)
-    # Not before the environment is set: Ray reads it on import.
-    from slipstream.cluster.driver import Driver
-
-    terminal = Console(take_terminal(log_dir))
-    driver = Driver(config, config_path, state_path, log_dir, terminal, timings=timings)
+    terminal, log_dir = Console(sys.stdout), None
     try:
-        return driver.run(address)
-    except Interrupted:
+        signal.signal(signal.SIGINT, _interrupt)
+        signal.signal(signal.SIGTERM, _interrupt)
+        if address is None:
+            os.environ.update(own_ray_environment())
+            log_dir = fresh_log_dir(config.name)
+            terminal = Console(take_terminal(log_dir))
+        # Not before the environment is set: Ray reads it on import.
+        from slipstream.cluster.driver import Driver
+
+        return Driver(config, config_path, state_path, log_dir, terminal, timings=timings).run(address)
+    except (Interrupted, SystemExit):  # SystemExit: while Ray starts, SIGTERM is its own
         terminal.say("interrupted before it was up; everything has been stopped")
         return 130
     except Exception as error:  # the one place where what nobody foresaw becomes a sentence
@@ -134,11 +133,8 @@ def fresh_log_dir(name: str) -> Path:
     return log_dir
 
 
-def take_terminal(log_dir: Path | None) -> TextIO:
-    """A stream to the terminal that only we have. What Ray and native libraries print goes to the driver's log, if
-    there is a folder for logs, and to the terminal as ever if not."""
-    if log_dir is None:
-        return sys.stdout
+def take_terminal(log_dir: Path) -> TextIO:
+    """A stream to the terminal that only we have. What Ray and native libraries print goes to the driver's log."""
     terminal = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
     redirect_output("driver", str(log_dir / "driver.log"))
     return terminal
