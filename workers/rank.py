@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import socket
@@ -100,6 +101,8 @@ class RankWorker:
         self._show("loading", f"loading {config.model_dir}")
         parts = stack.enter_context(rank_parts(config, tp, lambda outcome: _tell(link, outcome)))
         link.send(RankReady(parts.agent.address, parts.limits.num_pages))
+        gc.collect()
+        gc.freeze()  # as in the leader: every rank waits for the slowest
         self._show("ready", "")
         return parts
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import logging
 import os
 import threading
@@ -182,6 +183,9 @@ class Worker:
             transfers = GroupTransfers([parts.agent, *ranks])
             self._show("warming_up", "generating the first tokens")
             engine = build_engine(parts.limits, GroupExecutor(parts.runner, ranks, transfers))
+            # What is loaded stays: without this the garbage collector would look through all of torch now and then.
+            gc.collect()
+            gc.freeze()
             tickets = parts.ticket_office(self._last_epoch(), addresses, config.transfer.slab_pages)
             role: Role = (
                 PrefillRole(engine, transfers)

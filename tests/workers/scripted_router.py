@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -250,6 +251,13 @@ class ScriptedRouter:
 
         protocol = FrameProtocol(received, lambda _: connection[0].lost() if connection else None)
         return protocol
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 on which nobody listens now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
 
 
 def is_busy(stats: Stats) -> bool:

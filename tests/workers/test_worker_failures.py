@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.router.messages import Credits, Drain, Failed, HandedOff, Stats
-from tests.workers.scripted_router import Connection, ScriptedRouter, request
+from tests.workers.scripted_router import Connection, ScriptedRouter, free_port, request
 from tests.workers.worker_process import END_TIMEOUT_S, WorkerProcess
 
 pytestmark = pytest.mark.timeout(240)  # with the start of the workers, on a busy machine
@@ -178,8 +177,7 @@ def test_a_group_ends_when_one_of_its_ranks_is_killed_and_its_requests_fail(work
 
 
 def test_a_worker_waits_for_a_router_that_is_not_there_yet(workers: Workers) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     with WorkerProcess(workers.folder, "early", "decode", workers.model_dir, port) as process:
         while "does not answer yet" not in process.log:
             assert process.process.poll() is None

@@ -1,0 +1,120 @@
+"""The connection to the router: patient, redirectable, and deaf to what is not for workers."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import uvloop
+
+from slipstream.kv_transfer.ticket import PeerId
+from slipstream.router.messages import PROTOCOL_VERSION, Cancel, Failed, Hello, Ping, Pong, Start, Welcome
+from slipstream.workers.engine_loop import EngineEvent, LinkLost
+from slipstream.workers.inbox import Inbox
+from slipstream.workers.report import WorkerFailed
+from slipstream.workers.router_link import RouterLink
+from tests.workers.scripted_router import ScriptedRouter, free_port
+
+TIMEOUT_S = 20.0
+
+
+@dataclass
+class LinkBench:
+    link: RouterLink
+    inbox: Inbox[EngineEvent]
+    loop: asyncio.AbstractEventLoop
+    rejections: queue.SimpleQueue[str]
+    seen: list[EngineEvent] = field(default_factory=list)
+
+    def take(self, count: int) -> list[EngineEvent]:
+        """The next `count` events for the engine."""
+        while len(self.seen) < count:
+            events = self.inbox.take(TIMEOUT_S)
+            assert events, f"{count} events did not come: {self.seen}"
+            self.seen += events
+        taken, self.seen = self.seen[:count], self.seen[count:]
+        return taken
+
+
+@contextmanager
+def linked(port: int, inbox_limit: int = 100) -> Iterator[LinkBench]:
+    loop = uvloop.new_event_loop()
+    inbox: Inbox[EngineEvent] = Inbox(inbox_limit)
+    rejections: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def rejected(error: WorkerFailed) -> None:
+        rejections.put(str(error))
+
+    link = RouterLink(loop, "127.0.0.1", port, inbox, rejected)
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield LinkBench(link, inbox, loop, rejections)
+    finally:
+        asyncio.run_coroutine_threadsafe(link.close(), loop).result(TIMEOUT_S)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(TIMEOUT_S)
+        loop.close()
+
+
+def hello(epoch: int = 1) -> Hello:
+    return Hello(PROTOCOL_VERSION, "t", PeerId("w", epoch), "decode", "m", 1, 1, (), 16, 8, 4, 64, 128)
+
+
+def test_it_keeps_trying_until_the_router_is_there() -> None:
+    port = free_port()
+    with linked(port) as bench:
+        bench.link.connect(hello())
+        assert bench.inbox.take(0.2) == []
+        with ScriptedRouter(port) as router:
+            assert router.connection("w").hello == hello()
+            assert bench.take(1) == [Welcome("scripted")]
+
+
+def test_after_a_loss_it_says_so_once_and_goes_where_it_was_redirected() -> None:
+    with ScriptedRouter() as first, ScriptedRouter() as second, linked(first.port) as bench:
+        bench.link.connect(hello())
+        connection = first.connection("w")
+        assert bench.take(1) == [Welcome("scripted")]
+        bench.loop.call_soon_threadsafe(bench.link.redirect, "127.0.0.1", second.port)
+        connection.drop()
+        assert bench.take(1) == [LinkLost()]
+        bench.link.connect(hello(2))
+        assert second.connection("w").hello.worker.epoch == 2
+        assert bench.take(1) == [Welcome("scripted")]
+
+
+def test_messages_go_both_ways_and_pings_are_answered_without_the_engine() -> None:
+    with ScriptedRouter() as router, linked(router.port) as bench:
+        bench.link.connect(hello())
+        connection = router.connection("w")
+        bench.take(1)
+        connection.send(Ping(7))
+        assert connection.wait(Pong) == Pong(7)
+        connection.send(Start("r", 0, (1, 2)))
+        assert bench.take(1) == [Start("r", 0, (1, 2))]
+        bench.link.send([Failed("r", 0, "why", True), Failed("s", 1, "why", False)])
+        connection.wait(Failed, lambda m: m.request_id == "s")
+        assert [m.request_id for m in connection.all(Failed)] == ["r", "s"]
+
+
+def test_a_rejection_is_final() -> None:
+    with ScriptedRouter(rejection="bad token") as router, linked(router.port) as bench:
+        bench.link.connect(hello())
+        assert bench.rejections.get(timeout=TIMEOUT_S) == "the router rejected this worker: bad token"
+        assert bench.inbox.take(0.2) == []
+
+
+def test_a_router_that_floods_the_engine_is_cut_off() -> None:
+    with ScriptedRouter() as router, linked(router.port, inbox_limit=3) as bench:
+        bench.link.connect(hello())
+        connection = router.connection("w")
+        bench.take(1)
+        for attempt in range(10):
+            connection.send(Cancel("r", attempt))
+        connection.wait_lost()
+        assert bench.take(4) == [*(Cancel("r", attempt) for attempt in range(3)), LinkLost()]
