@@ -28,7 +28,10 @@ from slipstream.router.messages import SamplingParams, TokenLogprob
 from slipstream.workers.engine.plan import SampledToken, SamplingRow
 
 GREEDY_BELOW = 1e-5  # colder than this is greedy: vLLM's _SAMPLING_EPS
-NUCLEUS_CANDIDATES = 256  # top_p looks among so many before it sorts a whole row
+NUCLEUS_CANDIDATES = 256  # top_p looks among so many first
+WIDENING = 16  # and among so many times more where these do not suffice
+MAX_FLAT_DRAW = 2048  # a draw among more weights than these first sums up blocks of them
+DRAW_BLOCK = 256
 TIE_MARGIN = 16  # candidates beyond top_k, so that a tie at the edge is seen
 _DOUBLE_BITS = 52  # one less than a double's mantissa: u * total stays below total in every rounding
 
@@ -182,7 +185,7 @@ class Sampler:
         if layout.uncut is not None:
             draws = layout.uncut
             weights = _relative_logits(logits, draws).exp_()
-            tokens[draws.rows] = _draw(weights, self._uniforms(rows, draws))
+            tokens[draws.rows] = _draw(weights, self._uniforms(rows, draws))[:, 0]
         if layout.cut is not None:
             draws = layout.cut
             x = _relative_logits(logits, draws)
@@ -221,7 +224,7 @@ class Sampler:
 def _relative_logits(logits: Tensor, draws: _Draws) -> Tensor:
     """[n, vocab], scaled by temperature and moved so that each row's highest is 0; below min_p it is -inf. Relative to
     the highest, min_p is a plain threshold."""
-    x = logits.index_select(0, draws.rows)
+    x = logits if len(draws.row_list) == logits.shape[0] else logits.index_select(0, draws.rows)
     x -= x.amax(dim=-1, keepdim=True)
     x /= draws.temperature
     if draws.log_min_p is not None:
@@ -230,38 +233,65 @@ def _relative_logits(logits: Tensor, draws: _Draws) -> Tensor:
 
 
 def _draw(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Columns [n] drawn with probability proportional to `weights` [n, m], at `uniforms` [n, 1]."""
+    """Columns [n, 1] drawn with probability proportional to `weights` [n, m] float32, at `uniforms` [n, 1] float64:
+    an inverse CDF in order of the columns."""
+    if weights.shape[1] > MAX_FLAT_DRAW:
+        return _draw_in_blocks(weights, uniforms)
     cumulated = weights.cumsum(dim=-1, dtype=torch.float64)
+    return _first_above(cumulated, uniforms * cumulated[:, -1:])
+
+
+def _draw_in_blocks(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """`_draw` in two levels, blocks of columns and columns of one block: cumulating a whole vocabulary in double
+    precision costs several times more than all the rest of a draw."""
+    num_rows, num_columns = weights.shape
+    num_even = num_columns - num_columns % DRAW_BLOCK
+    even = weights[:, :num_even].view(num_rows, -1, DRAW_BLOCK).sum(dim=-1)
+    blocks = torch.cat((even, weights[:, num_even:].sum(dim=-1, keepdim=True)), dim=1)
+    cumulated = blocks.cumsum(dim=-1, dtype=torch.float64)
     target = uniforms * cumulated[:, -1:]
-    # The first column whose cumulated weight is above the target: never one of weight zero. The clamp is for scores
-    # that are not numbers, which would lead past the last column.
-    return torch.searchsorted(cumulated, target, right=True)[:, 0].clamp_(max=weights.shape[1] - 1)
+    block = _first_above(cumulated, target)
+    target -= cumulated.gather(1, block) - blocks.gather(1, block)
+    columns = block * DRAW_BLOCK + torch.arange(DRAW_BLOCK, device=weights.device)
+    inside = weights.gather(1, columns.clamp(max=num_columns - 1)) * (columns < num_columns)
+    cumulated = inside.cumsum(dim=-1, dtype=torch.float64)
+    # The two levels are rounded differently; no draw may fall off the end of its block for that.
+    target = torch.minimum(target, cumulated[:, -1:] * (1 - 2.0**-_DOUBLE_BITS))
+    return (block * DRAW_BLOCK + _first_above(cumulated, target)).clamp_(max=num_columns - 1)
+
+
+def _first_above(cumulated: Tensor, target: Tensor) -> Tensor:
+    """The first column [n, 1] of each row that is above the target: never one that adds nothing. The clamp is for
+    weights that are not numbers, which would lead past the last column."""
+    return torch.searchsorted(cumulated, target, right=True).clamp_(max=cumulated.shape[1] - 1)
 
 
 def _draw_cut(x: Tensor, top_k: Tensor, top_p: Tensor, uniforms: Tensor, num_candidates: int) -> Tensor:
     """Token ids [n] drawn from the `top_k` best tokens of each row of `x` [n, vocab] (see `_relative_logits`), and of
     these from the fewest whose probability reaches `top_p`.
 
-    Looks at `num_candidates` tokens of each row; rows whose edge is not clearly among these are sorted as a whole.
+    Looks at `num_candidates` tokens of each row, and at more for the rows whose edge is not clearly among these.
     """
     vocab_size = x.shape[1]
     values, ids = _best(x, num_candidates)
-    weights = values.exp().double()
+    weights = values.exp()
     kept = (torch.arange(num_candidates, device=x.device) < top_k) & (weights > 0)
     weights *= kept
-    cumulated = weights.cumsum(dim=-1)
-    total = torch.where(top_k < vocab_size, cumulated[:, -1:], x.exp().sum(dim=-1, keepdim=True, dtype=torch.float64))
+    cumulated = weights.cumsum(dim=-1, dtype=torch.float64)
+    total = cumulated[:, -1:]
+    if num_candidates < vocab_size:
+        total = torch.where(top_k < vocab_size, total, x.exp().sum(dim=-1, keepdim=True).double())
     kept &= cumulated - weights < top_p * total
     kept[:, 0] = True
     weights *= kept
     by_id, order = ids.sort(dim=-1)
-    column = _draw(weights.gather(1, order), uniforms)[:, None]
-    tokens = by_id.gather(1, column)[:, 0]
+    tokens = by_id.gather(1, _draw(weights.gather(1, order), uniforms))[:, 0]
     if num_candidates < vocab_size:
         edge = values.gather(1, kept.sum(dim=-1, keepdim=True) - 1)
         unsure = (values[:, -1:] >= edge)[:, 0].nonzero()[:, 0]
         if len(unsure):
-            tokens[unsure] = _draw_cut(x[unsure], top_k[unsure], top_p[unsure], uniforms[unsure], vocab_size)
+            wider = min(vocab_size, WIDENING * num_candidates)
+            tokens[unsure] = _draw_cut(x[unsure], top_k[unsure], top_p[unsure], uniforms[unsure], wider)
     return tokens
 
 

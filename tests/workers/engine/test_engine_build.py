@@ -102,7 +102,8 @@ def test_page_bytes_are_the_memory_of_the_pool(model_dir: Path, dtype: Any) -> N
     runner = build_runner(model_dir, EngineConfig(dtype=dtype), 8)
     page_bytes = runner.page_bytes()
     head_bytes = 2 * 16 * 16 * runner.kv.element_size()
-    assert (page_bytes.shape, page_bytes.dtype) == ((3, 8, 2, head_bytes), np.uint8)
+    assert page_bytes.shape == (3, 8, 2, head_bytes)
+    assert page_bytes.dtype == np.uint8
     values = torch.arange(2 * 16 * 16).to(runner.kv.dtype)
     page_bytes[1, 5, 1] = values.view(torch.uint8).numpy()
     assert torch.equal(runner.kv[1, 5, 1].flatten(), values)

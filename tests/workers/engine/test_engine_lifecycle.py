@@ -98,7 +98,7 @@ def test_model_length_ends_the_output() -> None:
 
 def test_min_tokens_masks_what_would_end_the_output() -> None:
     engine, executor = make_engine(eos_token_ids=(3,))
-    seen = []
+    seen: list[tuple[int, ...]] = []
 
     class Spy(FakeExecutor):
         def execute(self, plan: StepPlan, sampling: Any) -> Any:
@@ -109,6 +109,13 @@ def test_min_tokens_masks_what_would_end_the_output() -> None:
     engine.add(make_request("a", range(5), max_tokens=4, min_tokens=2, stop_token_ids=(4, 1000)))
     run(engine)
     assert [sorted(masked) for masked in seen] == [[3, 4], [3, 4], [], []]
+
+
+def test_stop_token_before_min_tokens_does_not_end_the_output() -> None:
+    """Masking keeps it from being sampled; an executor that lets it through all the same breaks no promise."""
+    whole = continuation(range(5), 8, VOCAB)
+    engine, _ = make_engine(eos_token_ids=(whole[1],))
+    assert tokens_of(engine, make_request("a", range(5), max_tokens=4, min_tokens=4)) == [whole[:4]]
 
 
 # ---- prefix cache
@@ -169,6 +176,16 @@ def test_preempted_sequence_produces_the_same_tokens() -> None:
     requests = [make_request(f"r{i}", prompt, max_tokens=12) for i, prompt in enumerate(prompts)]
     assert tokens_of(engine, *requests) == [continuation(prompt, 12, VOCAB) for prompt in prompts]
     assert engine.stats().total_preemptions > 0
+
+
+def test_admission_leaves_running_sequences_a_page_to_grow() -> None:
+    engine, _ = make_engine(num_pages=4, max_model_len=16)
+    engine.add(make_request("a", range(7)))
+    engine.step()
+    engine.add(make_request("b", range(20, 27)))
+    run(engine)
+    assert engine.stats().total_preemptions == 0
+    assert engine.stats().total_sampled_tokens == 16
 
 
 def test_last_in_order_is_preempted_first() -> None:
@@ -267,10 +284,9 @@ def test_reserved_sequence_runs_once_landed_and_started(start_first: bool) -> No
     assert (reservation.first_page, len(reservation.page_ids), reservation.num_cached_tokens) == (0, 3, 0)
     assert engine.ledger()["reserved"] == 4  # one more to grow
     executor.fill(reservation.page_ids, 0, prompt)
-    steps = [lambda: engine.land(("a", 0)), lambda: engine.start(("a", 0), tuple(whole[:1]))]
-    for step in reversed(steps) if start_first else steps:
+    for starts in (start_first, not start_first):
         assert not engine.has_work
-        assert step()
+        assert engine.start(("a", 0), tuple(whole[:1])) if starts else engine.land(("a", 0))
     result = run(engine)["a", 0]
     assert (result.first_index, result.token_ids) == (1, whole[1:])
     assert executor.plans[0].num_tokens == 1
@@ -323,6 +339,17 @@ def test_no_reservation_without_a_slot_or_pages() -> None:
     assert engine.reserve(make_request("c", range(20, 28))) is not None
     assert engine.reserve(make_request("d", [1])) is None
     engine.check_integrity()
+
+
+def test_reservation_keeps_a_slot() -> None:
+    engine, _ = make_engine(max_num_seqs=2)
+    engine.reserve(make_request("reserved", range(10)))
+    for name in ("a", "b"):
+        engine.add(make_request(name, [1, 2, 3], max_tokens=2))
+    engine.step()
+    states = [engine.state((name, 0)) for name in ("a", "b")]
+    assert states == [SequenceState.RUNNING, SequenceState.WAITING]
+    assert len(run(engine)["b", 0].token_ids) == 2
 
 
 def test_reservations_leave_queued_sequences_their_pages() -> None:

@@ -49,7 +49,7 @@ class Reference:
     def __init__(self, model_dir: Path) -> None:
         self.model_dir = model_dir
         self.runner = self.new_runner()
-        model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+        model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
         width = max(map(len, PROMPTS))
         ids = torch.tensor([[PAD_ID] * (width - len(p)) + p for p in PROMPTS])
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in PROMPTS])
@@ -196,7 +196,13 @@ def test_reported_logprobs_are_those_of_the_model(reference: Callable[[str], Ref
     known = reference("llama")
     prompt = PROMPTS[5]
     engine = known.engine()
-    sampling = {"temperature": 0.7, "top_k": 20, "presence_penalty": 1.5, "repetition_penalty": 1.3, "seed": 3}
+    sampling: dict[str, Any] = {
+        "temperature": 0.7,
+        "top_k": 20,
+        "presence_penalty": 1.5,
+        "repetition_penalty": 1.3,
+        "seed": 3,
+    }
     engine.add(make_request("a", prompt, max_tokens=6, ignore_eos=True, logprobs=4, **sampling))
     result = run(engine)["a", 0]
     model = AutoModelForCausalLM.from_pretrained(known.model_dir, dtype=torch.float32)

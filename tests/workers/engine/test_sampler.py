@@ -51,7 +51,8 @@ def plain_distribution(
     ranked = [i for i in ranked if probs[i] >= min_p * probs[ranked[0]]]
     if top_k:
         ranked = ranked[:top_k]
-    total, mass, kept = sum(probs[i] for i in ranked), 0.0, []
+    kept: list[int] = []
+    total, mass = sum(probs[i] for i in ranked), 0.0
     for i in ranked:
         if kept and mass >= top_p * total:
             break
@@ -105,7 +106,7 @@ def test_token_kept_and_token_drawn_are_those_of_the_plain_reference(
     """Few `levels` make many ties and flat tails, where looking at the best candidates alone does not suffice."""
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
     scores = torch.randint(0, levels, (vocab_size,), generator=generator) / levels * 8
-    filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+    filters: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
     seed = data.draw(st.integers(-(2**63), 2**63 - 1))
     distribution = plain_distribution(scores, **filters)
     cumulated = np.cumsum(distribution)
@@ -121,6 +122,20 @@ def test_nucleus_wider_than_the_candidates_is_found() -> None:
     scores = torch.zeros(4 * NUCLEUS_CANDIDATES)
     drawn = np.flatnonzero(draw_many(scores, 1000, top_p=0.75, seed=1))
     assert 2.9 * NUCLEUS_CANDIDATES < drawn.max() < 3 * NUCLEUS_CANDIDATES
+
+
+@pytest.mark.parametrize("vocab_size", [2049, 4096, 5000])
+def test_draws_from_a_large_vocabulary_are_the_inverse_of_the_cumulated_probabilities(vocab_size: int) -> None:
+    """Scores of very different size, most of them too small to matter and whole runs of them impossible."""
+    scores = torch.randn(vocab_size, generator=torch.Generator().manual_seed(6)) * 12
+    scores[300:1200] = float("-inf")
+    probs = torch.softmax(scores.double(), dim=0).numpy()
+    cumulated = np.cumsum(probs)
+    drawn = ids(sample(scores.expand(300, -1), [row(i, seed=8) for i in range(300)]))
+    for position, token_id in enumerate(drawn):
+        assert probs[token_id] > 0
+        u = uniform(8, position)
+        assert cumulated[token_id] - probs[token_id] - 1e-6 <= u <= cumulated[token_id] + 1e-6
 
 
 def test_tie_at_the_edge_goes_to_the_lower_token_ids_in_any_batch() -> None:
