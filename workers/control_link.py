@@ -19,6 +19,7 @@ from slipstream.router.codec import Decoder, Encoder, WireError, decoder, encode
 from slipstream.workers import group_messages as messages
 from slipstream.workers.group_messages import GroupMessage
 from slipstream.workers.group_transfers import RankOutcome
+from slipstream.workers.keep_alive import keep_alive
 
 MAX_FRAME_BYTES = 64 << 20
 
@@ -55,6 +56,7 @@ class ControlLink:
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        keep_alive(connection)
         self._socket = connection
         self._reader = connection.makefile("rb")
         self._sending = threading.Lock()

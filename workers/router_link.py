@@ -10,6 +10,7 @@ from slipstream.router.messages import Hello, Ping, Pong, Rejected, RouterMessag
 from slipstream.router.wire import FrameProtocol, Message, WireError
 from slipstream.workers.engine_loop import EngineEvent, LinkLost
 from slipstream.workers.inbox import Inbox, InboxFull
+from slipstream.workers.keep_alive import keep_alive
 from slipstream.workers.report import WorkerFailed
 
 RETRY_FIRST_S = 0.05
@@ -94,7 +95,8 @@ class RouterLink:
         answer = self._answer = self._loop.create_future()
         self._over.clear()
         protocol = FrameProtocol(self._received, self._lost)
-        await self._loop.create_connection(lambda: protocol, self._host, self._port)
+        transport, _ = await self._loop.create_connection(lambda: protocol, self._host, self._port)
+        keep_alive(transport.get_extra_info("socket"))
         self._protocol = protocol
         protocol.send(hello)
         try:

@@ -13,11 +13,14 @@ import time
 
 import uvloop
 
+from slipstream.kv_transfer.staging import StagingError
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
+from slipstream.kv_transfer.transport import TransportError
 from slipstream.router.messages import PROTOCOL_VERSION, Hello
 from slipstream.workers.config import WorkerConfig
 from slipstream.workers.decode import DecodeRole
 from slipstream.workers.engine.build import build_engine
+from slipstream.workers.engine.errors import EngineConfigError
 from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.engine_loop import EngineEvent, EngineLoop, GroupBroken, Stop, TransferEnded
 from slipstream.workers.group import (
@@ -29,6 +32,7 @@ from slipstream.workers.group import (
 )
 from slipstream.workers.group_transfers import GroupTransfers, RankOutcome
 from slipstream.workers.inbox import Inbox
+from slipstream.workers.models.config import ModelError
 from slipstream.workers.models.tensor_parallel import TensorParallel
 from slipstream.workers.prefill import PrefillRole
 from slipstream.workers.rank_parts import RankParts, rank_parts
@@ -38,6 +42,8 @@ from slipstream.workers.router_link import RouterLink
 from slipstream.workers.stats_book import StatsBook
 from slipstream.workers.ticket_office import TicketOffice
 
+# What is wrong with the settings, the model or the machine, each in a sentence.
+SETUP_ERRORS = (ModelError, EngineConfigError, StagingError, TransportError)
 INBOX_LIMIT = 65_536
 AFTER_START: tuple[WorkerState, ...] = ("ready", "draining", "stopped", "failed")
 BROKEN_TIMEOUT_S = 0.5
@@ -104,8 +110,8 @@ class Worker:
         that is still loading ends at once."""
         self._inbox.put_always(Stop(drain, self._config.drain_s))
         with self._lock:
-            loop, is_loading = self._loop, self._report.state in ("new", "gathering", "loading", "warming_up")
-        if is_loading and loop is not None:
+            loop = self._loop
+        if loop is not None and self._is_loading:
             loop.call_soon_threadsafe(self._finish, None)
 
     def redirect(self, host: str, port: int) -> None:
@@ -119,6 +125,10 @@ class Worker:
     def report(self) -> WorkerReport:
         """Never blocks; cheap enough to poll."""
         return self._report
+
+    @property
+    def _is_loading(self) -> bool:
+        return self._report.state in ("new", "gathering", "loading", "warming_up")
 
     # ---- on the loop
 
@@ -135,7 +145,7 @@ class Worker:
             await self._end
         finally:
             self._inbox.put_always(Stop(drain=False, within_s=0.0))
-            await asyncio.wait([engine_done], timeout=END_TIMEOUT_S)
+            await asyncio.wait([engine_done], timeout=0 if self._is_loading else END_TIMEOUT_S)
             await link.close()
             with self._lock:
                 self._loop = self._link = None
@@ -162,6 +172,8 @@ class Worker:
             # A collective that fails because a rank died knows nothing of ranks; its control link says which.
             by_rank = self._config.tp > 1 and self._broken.wait(BROKEN_TIMEOUT_S)
             error = WorkerFailed(self._broken_reason) if by_rank else failure
+        except SETUP_ERRORS as failure:
+            error = WorkerFailed(str(failure))
         except Exception as failure:
             log.exception("%s could not start", self._config.name)
             error = WorkerFailed(f"{type(failure).__name__}: {failure}")
