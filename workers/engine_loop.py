@@ -102,6 +102,8 @@ class EngineLoop:
                 for event in self.inbox.take(self.next_turn_s()):
                     self._accept(event)
                 if self.engine.has_work:
+                    if self._out:
+                        self._flush()  # a reservation should not wait for the step to be told
                     self._out += self.role.sampled(self.engine.step())
                 self._watch_the_clock()
                 self._flush()

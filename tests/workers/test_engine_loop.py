@@ -171,6 +171,19 @@ def test_a_step_is_one_batch_with_all_its_tokens_and_the_credits_after_it() -> N
         assert max(len(step.chunks) for step in steps) == 3
 
 
+def test_an_answer_does_not_wait_for_the_step_that_follows() -> None:
+    gated = GatedExecutor(FakeExecutor(16, 4, 100))
+    with running(gated) as it:
+        it.port.wait(Credits)
+        it.inbox.put(Generate(1, make_request("a", range(4), max_tokens=2)))
+        it.inbox.put(Generate(2, make_request("too-long", range(41))))
+        (failed,) = it.port.wait(Failed)  # while the step waits at the gate
+        assert failed.request_id == "too-long"
+        assert it.port.all(StepOutput) == []
+        gated.gate.release(2)
+        assert it.port.wait(StepOutput, 2)
+
+
 def test_statistics_come_at_once_when_the_last_page_is_given_back() -> None:
     with running() as it:
         it.port.wait(Stats)
