@@ -36,18 +36,21 @@ class RankOutcome:
 
 @dataclass(frozen=True, slots=True)
 class TransferOutcome:
-    """No rank touches the pages any more. Bytes of all ranks, seconds of the slowest."""
+    """No rank touches the pages any more. Bytes of all ranks, seconds of the slowest. `is_cancelled`: it was given up
+    before anything went wrong."""
 
     transfer: TransferKey
     failure: str | None
     num_bytes: int
     seconds: float
+    is_cancelled: bool
 
 
 @dataclass(slots=True)
 class _Tally:
     ranks: set[int]  # that have not let go yet
     cancelled: bool = False
+    was_sound: bool = False  # when it was cancelled
     failure: str | None = None
     num_bytes: int = 0
     seconds: float = 0.0
@@ -95,6 +98,7 @@ class GroupTransfers:
         if tally is None or tally.cancelled:
             return
         tally.cancelled = True
+        tally.was_sound = tally.failure is None
         for rank in tally.ranks:
             self.ranks[rank].cancel(transfer)
 
@@ -125,4 +129,4 @@ class GroupTransfers:
         if tally.ranks:
             return None
         del self._tallies[outcome.transfer]
-        return TransferOutcome(outcome.transfer, tally.failure, tally.num_bytes, tally.seconds)
+        return TransferOutcome(outcome.transfer, tally.failure, tally.num_bytes, tally.seconds, tally.was_sound)

@@ -18,9 +18,10 @@ class StatsBook:
     """Says `Stats` at most every `interval_s` while they change, and at once when the last page was given back.
 
     The counters are totals since the worker started: `steps`, `computed_tokens` and `sampled_tokens`, `preemptions`,
-    `prefix_cache_queries` and `prefix_cache_hits` (tokens looked up and found), `kv_transfers`, `kv_transfers_failed`,
-    `kv_transfer_checksum_failures`, `kv_transfer_seconds` and `kv_transfer_bytes_sent` or `_received` (hand-offs of
-    the whole group that have ended). `leases_held` are the hand-offs under way now.
+    `prefix_cache_queries` and `prefix_cache_hits` (tokens looked up and found); of hand-offs that have ended on all
+    ranks `kv_transfers`, `kv_transfers_failed`, `kv_transfers_cancelled`, `kv_transfer_seconds` and
+    `kv_transfer_bytes_sent` or `_received`; `kv_transfer_checksum_failures` in messages. `leases_held` are the
+    hand-offs under way now.
     """
 
     engine: Engine
@@ -38,7 +39,10 @@ class StatsBook:
         self._totals["kv_transfer_bytes_sent" if self.role == "prefill" else "kv_transfer_bytes_received"] += (
             outcome.num_bytes
         )
-        self._totals["kv_transfers" if outcome.failure is None else "kv_transfers_failed"] += 1
+        if outcome.failure is None:
+            self._totals["kv_transfers"] += 1
+        else:
+            self._totals["kv_transfers_cancelled" if outcome.is_cancelled else "kv_transfers_failed"] += 1
         self._seconds += outcome.seconds
 
     def start_over(self) -> None:
