@@ -130,6 +130,9 @@ class AttemptFlow:
             error = GenerationError("invalid_request", message.reason)
             self._book.finish(state, now, "error", error=error, silent=worker)
             return
+        if state.phase == "placed":
+            self._book.take_back(state, now, worker, message.reason)
+            return
         # A transfer has two ends, and either may be the broken one.
         blamed = [worker, state.prefill] if state.prefill is not None and state.prefill_sent else [worker]
         detail = f"{worker.name}: {message.reason}"

@@ -93,6 +93,10 @@ class CreditLedger:
             self._outstanding.subtract(charge)
         return charge
 
+    def exhaust(self) -> None:
+        """There is nothing until the next report: the worker has refused what the last one promised."""
+        self._reported = Credits(self._reported.ack_seq, 0, 0, 0)
+
     def report(self, credits: Credits) -> None:
         """Takes the worker's count. Raises ValueError if it acknowledges what was never sent or goes back."""
         if not self._reported.ack_seq <= credits.ack_seq <= self._last_seq:

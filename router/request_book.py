@@ -131,12 +131,24 @@ class RequestBook:
 
         `blamed` workers are avoided from now on; `silent` has no part in the request any more and is told nothing.
         """
-        if state.attempt + 1 >= self._config.max_attempts:
-            message = f"attempt {state.attempt + 1} of {self._config.max_attempts} failed: {detail}"
+        state.num_failures += 1
+        if state.num_failures >= self._config.max_attempts:
+            message = f"attempt {state.num_failures} of {self._config.max_attempts} failed: {detail}"
             self.finish(state, now, "error", error=GenerationError("worker_failed", message), silent=silent)
             return
-        self._leave_workers(state, silent)
         state.failed_on.update(worker.peer for worker in blamed)
+        self._requeue(state, now, cause, detail, silent)
+
+    def take_back(self, state: RequestState, now: float, refused_by: WorkerState, reason: str) -> None:
+        """The attempt was not begun: its decode worker has grown out of the credits that it had told. It gets nothing
+        more until it has told new ones, and the request waits for those, its attempts uncounted."""
+        refused_by.ledger.exhaust()
+        self._requeue(state, now, "refused", f"{refused_by.name}: {reason}", refused_by)
+
+    def _requeue(
+        self, state: RequestState, now: float, cause: RetryCause, detail: str, silent: WorkerState | None
+    ) -> None:
+        self._leave_workers(state, silent)
         self.totals.retries[cause] += 1
         state.begin_next_attempt()
         state.enter("queued", now, detail)

@@ -12,7 +12,7 @@ from slipstream.router.messages import Role, Stats
 from slipstream.router.placement import PlacementReason
 from slipstream.router.roster import WorkerState
 
-RetryCause = Literal["worker_lost", "worker_failed", "reserve_timeout", "worker_drained", "bad_output"]
+RetryCause = Literal["worker_lost", "worker_failed", "reserve_timeout", "worker_drained", "bad_output", "refused"]
 Outcome = Literal["stop", "length", "abort"] | ErrorKind
 
 

@@ -375,6 +375,18 @@ def test_a_reservation_without_answer_is_given_up(pair):
     assert pair.kinds() == [(P, Prefill)]
 
 
+def test_a_refused_reservation_costs_no_attempt_and_is_not_asked_for_again_before_new_credits(pair):
+    pair.submit("r", num_prompt=20)
+    for attempt in range(CONFIG.max_attempts + 2):
+        assert pair.kinds() == [(D, Reserve)]
+        pair.say(D, Failed("r", attempt, "no pages", True))
+        assert pair.take() == []
+        pair.say(D, Credits(attempt + 1, 4, 100, 0))
+    assert pair.kinds() == [(D, Reserve)]
+    assert pair.dispatcher.snapshot(0.0).totals.retries["refused"] == CONFIG.max_attempts + 2
+    pair.dispatcher.check_integrity()
+
+
 def test_tokens_that_make_no_sense_end_the_attempt_and_cancel_it_at_the_worker(pair):
     pair.submit("r")
     pair.take()

@@ -144,7 +144,7 @@ def test_pages_of_a_cancelled_reservation_stay_until_every_rank_has_let_go() -> 
     assert bench.say(Cancel("r", 0)) == []
     assert [rank.cancelled for rank in bench.ranks] == [[ticket.key], [ticket.key]]
     assert bench.end(ticket.key, "cancelled", rank=0) == []
-    assert bench.busy_pages() == {"draining": 4}
+    assert bench.busy_pages() == {"draining": 3}
     assert bench.end(ticket.key, None, rank=1) == []
     assert (bench.role.num_attempts, bench.busy_pages()) == (0, {})
 
@@ -155,7 +155,7 @@ def test_a_transfer_that_fails_on_one_rank_fails_once_the_others_have_let_go() -
     assert bench.end(ticket.key, None, rank=2) == []
     assert bench.end(ticket.key, "checksum", rank=1) == []
     assert [rank.cancelled for rank in bench.ranks] == [[ticket.key], [], []]
-    assert bench.busy_pages() == {"reserved": 4}
+    assert bench.busy_pages() == {"reserved": 3}
     assert bench.end(ticket.key, "cancelled", rank=0) == [
         Failed("r", 0, "pages did not arrive: rank 1: checksum", True)
     ]
@@ -198,9 +198,9 @@ def test_a_start_that_the_engine_refuses_fails_the_attempt_for_good() -> None:
 
 def test_a_reservation_beyond_the_free_pages_fails_and_may_be_tried_again() -> None:
     bench = Bench("decode")
-    for n in range(2):
+    for n in range(3):
         bench.reserve(make_request(f"r{n}", num_prompt=18))
-    assert bench.say(Reserve(3, make_request("r2", num_prompt=18), PREFILL, 1)) == [Failed("r2", 0, "no pages", True)]
+    assert bench.say(Reserve(4, make_request("r3", num_prompt=18), PREFILL, 1)) == [Failed("r3", 0, "no pages", True)]
 
 
 def test_a_prompt_that_can_never_run_fails_for_good() -> None:

@@ -76,12 +76,12 @@ class Scheduler:
         self._is_stuck = False
 
     def reserve(self, sequence: Sequence) -> bool:
-        """Take pages for all tokens of a new sequence, and a page's worth of room to grow. False, with nothing taken,
-        if slots or pages are short."""
+        """Take pages for all tokens of a new sequence and one more, which is what the router counts for it. False,
+        with nothing taken, if slots or pages are short."""
         assert sequence.key not in self._sequences
         if self.num_free_slots < 1:
             return False
-        room = min(sequence.num_tokens + self._limits.page_tokens, self._limits.max_model_len)
+        room = min(sequence.num_tokens + 1, self._limits.max_model_len)
         spare = self._num_waiting_pages() + self._growth_room()
         if not self._take_pages(sequence, room, PageState.RESERVED, spare):
             return False
@@ -198,8 +198,9 @@ class Scheduler:
 
     @property
     def num_free_pages(self) -> int:
-        """Free and evictable pages that no queued sequence is going to need."""
-        return max(0, self._pool.num_available - self._num_waiting_pages())
+        """Free and evictable pages that no queued sequence is going to need and no running one will need soon: as
+        many can be reserved now."""
+        return max(0, self._pool.num_available - self._num_waiting_pages() - self._growth_room())
 
     @property
     def num_uncomputed_tokens(self) -> int:

@@ -115,10 +115,12 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(prompt=prompts, max_tokens=st.integers(2, 10))
     def reserve(self, prompt: list[int], max_tokens: int) -> None:
         name = self._name()
-        before = self.engine.ledger()
+        before, capacity = self.engine.ledger(), self.engine.capacity()
         reservation = self.engine.reserve(make_request(name, prompt, max_tokens=max_tokens, ignore_eos=True))
         if reservation is None:
             assert self.engine.ledger() == before
+            # What is told to be free can be had: the router counts pages for the prompt and one token more.
+            assert capacity.free_slots < 1 or capacity.free_pages < self.engine.limits.pages_for(len(prompt) + 1)
             return
         assert reservation.num_cached_tokens == reservation.first_page * self.engine.limits.page_tokens
         assert reservation.num_cached_tokens < len(prompt)
