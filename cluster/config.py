@@ -12,6 +12,8 @@ from slipstream.router.config import RouterConfig
 from slipstream.router.messages import Role
 from slipstream.workers.config import EngineConfig
 
+ROUTER_CPUS = 0.05  # reserved, not used: see PoolConfig
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
@@ -124,6 +126,11 @@ class ClusterConfig:
     def pools(self) -> Iterator[tuple[Role, PoolConfig]]:
         yield "prefill", self.prefill
         yield "decode", self.decode
+
+    @property
+    def num_cpus(self) -> float:
+        """What all processes reserve from Ray together."""
+        return ROUTER_CPUS + sum(pool.replicas * pool.tp * pool.num_cpus for _, pool in self.pools())
 
     @property
     def num_ranks(self) -> int:

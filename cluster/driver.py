@@ -19,13 +19,12 @@ from slipstream.cluster.actors import Listening
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.console import Console
 from slipstream.cluster.members import Deployment, GroupMember, RouterMember
+from slipstream.cluster.own_ray import OwnRay, RayFailed
 from slipstream.cluster.placement import CannotPlace, PoolResources, check_fits, pool_resources
 from slipstream.cluster.probe import wait_until_ready, why_not_ready
-from slipstream.cluster.ray_session import RayFailed, RaySession, existing_ray, own_ray
+from slipstream.cluster.ray_session import RaySession, connected
 from slipstream.cluster.run_state import ClusterPhase, ClusterState, MemberStatus
 from slipstream.cluster.supervisor import StartFailed, Supervisor
-
-ROUTER_CPUS = 0.05
 
 
 class Driver:
@@ -57,25 +56,17 @@ class Driver:
             log_dir=str(log_dir or ""),
         )
 
-    def run(self, address: str | None) -> int:
-        """Serves until a signal. Returns the exit code. `address` None: a Ray of our own."""
-        config = self._config
-        self._console.say(
-            f"Slipstream serves {config.model.name}: {config.prefill.replicas} x prefill (tp {config.prefill.tp}), "
-            f"{config.decode.replicas} x decode (tp {config.decode.tp})"
-        )
+    def run(self, where: OwnRay | str) -> int:
+        """Serves until a signal, on a Ray of our own or at an address. Returns the exit code."""
         self._write_state()
         self._console.pending("starting Ray")
-        min_cpus = ROUTER_CPUS + sum(pool.replicas * pool.tp * pool.num_cpus for _, pool in config.pools())
+        own = where if isinstance(where, OwnRay) else None
         try:
-            with (
-                own_ray(config.ray, min_cpus, self._state_path, self._console.say)
-                if address is None
-                else existing_ray(address)
-            ) as session:
-                self._console.step("Ray runs" if address is None else f"connected to Ray at {address}")
+            address = where.address() if isinstance(where, OwnRay) else where
+            with connected(address, is_own=own is not None) as session:
+                self._console.step("Ray runs" if own else f"connected to Ray at {address}")
                 try:
-                    return asyncio.run(self._serve(session))
+                    return asyncio.run(self._serve(session, own))
                 finally:
                     # What follows is short and bounded; a further Ctrl-C could only leave something behind.
                     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -86,9 +77,9 @@ class Driver:
                 self._console.say(f"the logs of all processes are in {self._log_dir}")
             return 1
 
-    async def _serve(self, session: RaySession) -> int:
+    async def _serve(self, session: RaySession, own: OwnRay | None) -> int:
         stop, at_once = asyncio.Event(), asyncio.Event()
-        watch = Watch(self._console, self._state, self._state_path, session)
+        watch = Watch(self._console, self._state, self._state_path, own)
         supervisor = self._supervisor(session, watch)
         self._state.members = supervisor.members
         with _signals(stop, at_once):
@@ -114,7 +105,7 @@ class Driver:
         try:
             check_fits(pools, session.resources)
         except CannotPlace as too_small:
-            if session.reaper is not None:
+            if session.is_own:
                 raise
             self._console.say(f"{too_small}; waiting for further nodes")
         deployment = Deployment(config, secrets.token_hex(16), self._log_dir, session.num_nodes)
@@ -178,11 +169,11 @@ class Driver:
 class Watch:
     """Shows at the terminal and in the state file what the supervisor tells."""
 
-    def __init__(self, console: Console, state: ClusterState, state_path: Path, session: RaySession) -> None:
+    def __init__(self, console: Console, state: ClusterState, state_path: Path, own_ray: OwnRay | None) -> None:
         self._console = console
         self._state = state
         self._state_path = state_path
-        self._session = session
+        self._own_ray = own_ray
         self.http: tuple[str, int] | None = None  # where a client on this machine reaches the router
         self.settled = False
 
@@ -198,7 +189,8 @@ class Watch:
             self._console.pending("; ".join(f"{m.name} {m.state}" for m in self._state.members if m.state != "ready"))
 
     def launched(self, member: MemberStatus) -> None:
-        self._session.watch_processes()
+        if self._own_ray is not None:
+            self._own_ray.watch_processes()
         if not self.settled:
             self._console.step(f"{member.name} has its processes")
 

@@ -29,7 +29,7 @@ from slipstream.cluster.actors import (
     ProcessHost,
     ServingRouter,
 )
-from slipstream.cluster.config import ClusterConfig
+from slipstream.cluster.config import ROUTER_CPUS, ClusterConfig
 from slipstream.cluster.placement import PoolResources
 from slipstream.router.config import RouterConfig
 from slipstream.router.messages import Role
@@ -98,7 +98,7 @@ class RouterMember:
             ServingRouter,
             self._deployment,
             self.name,
-            {"CPU": 0.05},
+            {"CPU": ROUTER_CPUS},
             # Soft: a head node that offers no CPUs still gets its router, elsewhere.
             NodeAffinitySchedulingStrategy(self._node_id, soft=True),
         )

@@ -43,7 +43,15 @@ def wait_until_gone(pid: int, started: float, patience_s: float) -> bool:
 
 def descendants() -> list[psutil.Process]:
     """All processes below this one."""
-    return psutil.Process().children(recursive=True)
+    return children(psutil.Process())
+
+
+def children(process: psutil.Process) -> list[psutil.Process]:
+    """All processes below another one, which may be gone."""
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
 
 
 def marked(cluster_id: str) -> list[psutil.Process]:

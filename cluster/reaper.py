@@ -83,7 +83,9 @@ def reap(cluster_id: str, source: IO[str]) -> None:
         elif kind == "path":
             paths.append(Path(rest))
     alive = [psutil.Process(pid) for pid, started in watched if processes.is_running(pid, started)]
-    processes.wait_or_kill([*alive, *processes.marked(cluster_id)], PATIENCE_S)
+    roots = [*alive, *processes.marked(cluster_id)]
+    family = {*roots, *(child for root in roots for child in processes.children(root))}
+    processes.wait_or_kill(family, PATIENCE_S)
     for path in paths:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)

@@ -16,18 +16,21 @@ import signal
 import socket
 import sys
 import traceback
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
 import click
 
-from slipstream.cluster import console, run_state
-from slipstream.cluster.config import ClusterConfig
+from slipstream.cluster import console, own_ray, run_state
+from slipstream.cluster.config import ClusterConfig, RayConfig
 from slipstream.cluster.config_file import ConfigError, load_config
 from slipstream.cluster.console import Console
+from slipstream.cluster.own_ray import OwnRay
 from slipstream.cluster.process_log import redirect_output
-from slipstream.cluster.ray_environment import own_ray_environment, ray_address
+
+INTERRUPTED = 130
 
 
 class PortTaken(Exception):  # noqa: N818 - reads as the sentence it carries
@@ -67,17 +70,24 @@ def _serve_claimed(
     try:
         signal.signal(signal.SIGINT, _interrupt)
         signal.signal(signal.SIGTERM, _interrupt)
-        if address is None:
-            os.environ.update(own_ray_environment())
-            log_dir = fresh_log_dir(config.name)
-            terminal = Console(take_terminal(log_dir))
-        # Not before the environment is set: Ray reads it on import.
-        from slipstream.cluster.driver import Driver
+        with ExitStack() as stack:
+            where: str | OwnRay
+            if address is not None:
+                where = address
+            else:
+                os.environ.update(own_ray.environment())
+                log_dir = fresh_log_dir(config.name)
+                terminal = Console(take_terminal(log_dir))
+                where = stack.enter_context(OwnRay(config, log_dir / "ray.log", state_path, terminal.say))
+            terminal.say(describe(config))
+            # Not before: Ray reads its environment on import, and its processes start while the driver imports.
+            from slipstream.cluster.driver import Driver
 
-        return Driver(config, config_path, state_path, log_dir, terminal, timings=timings).run(address)
+            driver = Driver(config, config_path, state_path, log_dir, terminal, timings=timings)
+            return driver.run(where)
     except (Interrupted, SystemExit):  # SystemExit: while Ray starts, SIGTERM is its own
         terminal.say("interrupted before it was up; everything has been stopped")
-        return 130
+        return INTERRUPTED
     except Exception as error:  # the one place where what nobody foresaw becomes a sentence
         traceback.print_exc()
         where = f"; the traceback is in {log_dir / 'driver.log'}" if log_dir else ""
@@ -89,6 +99,17 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # once is enough; what follows is the way out
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise Interrupted
+
+
+def ray_address(config: RayConfig) -> str | None:
+    """The existing Ray to use; None: one of our own."""
+    address = config.address or os.environ.get("RAY_ADDRESS") or None
+    return None if address == "local" else address
+
+
+def describe(config: ClusterConfig) -> str:
+    pools = ", ".join(f"{pool.replicas} x {role} (tp {pool.tp})" for role, pool in config.pools())
+    return f"Slipstream serves {config.model.name}: {pools}"
 
 
 def override(config: ClusterConfig, name: str | None, port: int | None) -> ClusterConfig:
@@ -147,7 +168,11 @@ def take_terminal(log_dir: Path) -> TextIO:
 @click.option("--timings", is_flag=True, help="Show where the time of the start went.")
 def serve_command(config: Path, name: str | None, port: int | None, timings: bool) -> None:
     """Serve CONFIG until Ctrl-C, on a Ray of its own or on the one that RAY_ADDRESS or the configuration names."""
-    sys.exit(serve(config, name=name, port=port, timings=timings))
+    code = serve(config, name=name, port=port, timings=timings)
+    if code == INTERRUPTED:
+        # All is cleaned up; but a Ray that was interrupted while it connected may crash in its own exit handlers.
+        os._exit(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,129 @@
+"""A Ray of a cluster's own on this machine: `ray start`, in a session of its own, and nothing of it left afterwards.
+
+Not `ray.init`, although that starts a Ray as well: it takes a fixed port for one of its agents, waits for seconds if
+another Ray has it, and its processes would be in the terminal's process group and get the signals that are meant for
+the driver. This module imports no Ray, so that Ray can start while the driver imports it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from slipstream.cluster import processes
+from slipstream.cluster.config import ClusterConfig
+from slipstream.cluster.reaper import Reaper
+
+START_TIMEOUT_S = 120.0
+END_PATIENCE_S = 0.5
+
+
+class RayFailed(Exception):  # noqa: N818 - reads as the sentence it carries
+    """Ray did not start, or is not where the configuration says."""
+
+
+def environment() -> dict[str, str]:
+    """What the driver and all processes of its Ray must have in theirs. Ray reads part of it when it is imported."""
+    return {
+        # Nothing leaves the machine, and no question is asked at the terminal.
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Whoever can reach a Ray port can run code as this user: ask for a token that only our processes have.
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        # Ray's coming behaviour, taken now, because otherwise it warns of it (FutureWarning).
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        # We watch our processes ourselves; without the exporters Ray's agents cost less.
+        "RAY_enable_metrics_collection": "0",
+        processes.MARK: secrets.token_hex(16),
+    }
+
+
+class OwnRay:
+    """Started by `with`, in the background; `address` waits for it.
+
+    `environment()` must be in `os.environ`. `log_path` gets what Ray says; `state_path` is a file that goes, too, if
+    this process is killed. Should Ray die under the cluster, `say` tells the person at the terminal and this process
+    ends: nothing can be supervised then, and every call into Ray blocks for a minute, in the main thread.
+    """
+
+    def __init__(self, config: ClusterConfig, log_path: Path, state_path: Path, say: Callable[[str], None]) -> None:
+        self._log_path = log_path
+        self._say = say
+        self._is_expected_to_end = threading.Event()
+        # Short, because the paths of Unix sockets below it may have 107 bytes at most, and Ray adds 65 of them.
+        self._folder = Path(tempfile.mkdtemp(prefix="slipstream-", dir="/tmp"))
+        self.reaper = Reaper(os.environ[processes.MARK])
+        self.reaper.remove(self._folder)
+        self.reaper.remove(state_path)
+        with log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                _command(config, self._folder),
+                env={key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> OwnRay:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_expected_to_end.set()
+        left = [process for process in processes.descendants() if process.pid != self.reaper.pid]
+        # By force: it has nothing worth saving, and its way to end in order takes seconds. Its core processes die with
+        # it (it has asked the kernel for that), the others are ours to end.
+        self._process.kill()
+        self._process.wait()
+        processes.wait_or_kill(left, END_PATIENCE_S)
+        self.reaper.close()  # removes the folder
+
+    def address(self) -> str:
+        """Blocks until Ray is up. Raises RayFailed."""
+        written = self._folder / "ray_current_cluster"  # the last thing that `ray start` does
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while not written.exists():
+            if self._process.poll() is not None:
+                raise RayFailed(f"Ray did not start: {self._last_words()}")
+            if time.monotonic() > deadline_s:
+                raise RayFailed(f"Ray did not start within {START_TIMEOUT_S:g} s")
+            time.sleep(0.02)
+        self.watch_processes()
+        threading.Thread(target=self._watch, name="watch Ray", daemon=True).start()
+        return written.read_text().strip()
+
+    def watch_processes(self) -> None:
+        """Called when processes have been added: what would have to go if this one were killed."""
+        self.reaper.watch(processes.descendants())
+
+    def _watch(self) -> None:
+        self._process.wait()  # it ends when one of Ray's core processes does
+        if not self._is_expected_to_end.is_set():
+            self._say("slipstream: Ray has ended under the cluster (killed?); everything is being stopped")
+            os._exit(1)
+
+    def _last_words(self) -> str:
+        lines = self._log_path.read_text(errors="replace").split("\n")
+        return next((" ".join(line.split()) for line in reversed(lines) if line.strip()), "it said nothing")[:300]
+
+
+def _command(config: ClusterConfig, folder: Path) -> list[str]:
+    num_cpus = config.ray.num_cpus or max(os.cpu_count() or 1, int(config.num_cpus) + 1)
+    command = [
+        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
+        *("--port=0", "--dashboard-agent-listen-port=0", "--node-ip-address=127.0.0.1"),
+        *("--include-dashboard=false", "--include-log-monitor=false", "--no-monitor", "--disable-usage-stats"),
+        *(f"--num-cpus={num_cpus}", f"--object-store-memory={config.ray.object_store_mib << 20}"),
+        f"--temp-dir={folder}",
+    ]
+    return command if config.ray.num_gpus is None else [*command, f"--num-gpus={config.ray.num_gpus}"]
