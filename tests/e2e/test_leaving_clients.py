@@ -2,46 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-from urllib.parse import urlsplit
 
 import openai
 import pytest
 
 from tests.e2e.observation import Scrape, moved, status_of, wait_for_phase, wait_until_at_rest, wait_until_clear
+from tests.e2e.raw_client import connected, post, read_until
 from tests.e2e.serving_cluster import ServingCluster
 from tests.e2e.streams import GREEDY, MODEL, client_of, complete, prompt_of
 
 VERY_LONG = 3500
 GOOD = prompt_of(60, variant=77)
-
-
-def post(serving: ServingCluster, **fields: Any) -> bytes:
-    """A request as it goes over the wire."""
-    body = json.dumps({"model": MODEL, "stream": True, **GREEDY, **fields}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-    return head.encode() + b"\r\n\r\n" + body
-
-
-@contextmanager
-def connected(serving: ServingCluster) -> Iterator[socket.socket]:
-    """A raw connection to the front."""
-    at = urlsplit(serving.base_url)
-    with socket.create_connection((at.hostname, at.port), timeout=60) as connection:
-        yield connection
-
-
-def read_until(connection: socket.socket, mark: bytes, times: int = 1) -> bytes:
-    received = b""
-    while received.count(mark) < times:
-        data = connection.recv(65536)
-        assert data, f"closed after {received!r}"
-        received += data
-    return received
 
 
 def wait_for_aborts(serving: ServingCluster, before: Scrape, count: int) -> None:
@@ -64,7 +36,7 @@ def check_all_given_back(serving: ServingCluster, before: Scrape, num_aborts: in
 def test_leaving_before_the_first_token_stops_the_prefill(either_cluster: ServingCluster, moment: str) -> None:
     before = Scrape.of(either_cluster)
     with connected(either_cluster) as connection:
-        connection.sendall(post(either_cluster, prompt=prompt_of(VERY_LONG), max_tokens=50, cache_salt=moment))
+        connection.sendall(post(prompt=prompt_of(VERY_LONG), max_tokens=50, cache_salt=moment))
         if moment == "in prefill":
             wait_for_phase(either_cluster, "prefill")
     check_all_given_back(either_cluster, before, 1)
@@ -77,7 +49,7 @@ def test_leaving_before_the_first_token_stops_the_prefill(either_cluster: Servin
 def test_leaving_in_mid_stream_ends_the_decoding(either_cluster: ServingCluster) -> None:
     before = Scrape.of(either_cluster)
     with connected(either_cluster) as connection:
-        connection.sendall(post(either_cluster, prompt=prompt_of(200, variant=5), max_tokens=3000))
+        connection.sendall(post(prompt=prompt_of(200, variant=5), max_tokens=3000))
         read_until(connection, b"data: ", times=10)
     check_all_given_back(either_cluster, before, 1)
     after = Scrape.of(either_cluster)
@@ -89,7 +61,7 @@ def test_leaving_with_the_first_token_in_hand_ends_the_hand_off(cluster: Serving
     before = Scrape.of(cluster)
     for attempt in range(3):
         with connected(cluster) as connection:
-            connection.sendall(post(cluster, prompt=prompt_of(1500, variant=6 + attempt), max_tokens=500))
+            connection.sendall(post(prompt=prompt_of(1500, variant=6 + attempt), max_tokens=500))
             read_until(connection, b"data: ")
     check_all_given_back(cluster, before, 3)
 
@@ -98,7 +70,7 @@ def test_leaving_with_several_choices_ends_all_of_them(cluster: ServingCluster) 
     before = Scrape.of(cluster)
     with connected(cluster) as connection:
         prompts = [prompt_of(100, variant=10), prompt_of(20, variant=11)]
-        connection.sendall(post(cluster, prompt=prompts, n=4, max_tokens=1500, temperature=1))
+        connection.sendall(post(prompt=prompts, n=4, max_tokens=1500, temperature=1))
         read_until(connection, b"data: ", times=20)
     check_all_given_back(cluster, before, 8)
 
@@ -106,7 +78,7 @@ def test_leaving_with_several_choices_ends_all_of_them(cluster: ServingCluster) 
 def test_leaving_while_waiting_for_a_whole_answer_ends_it(cluster: ServingCluster) -> None:
     before = Scrape.of(cluster)
     with connected(cluster) as connection:
-        connection.sendall(post(cluster, prompt=prompt_of(50, variant=12), max_tokens=3000, stream=False))
+        connection.sendall(post(prompt=prompt_of(50, variant=12), max_tokens=3000, stream=False))
         wait_for_phase(cluster, "decode")
     check_all_given_back(cluster, before, 1)
 
@@ -117,7 +89,7 @@ def test_leaving_the_queue_takes_nothing_of_the_workers(cluster: ServingCluster)
     with connected(cluster) as first, connected(cluster) as second, connected(cluster) as third:
         for connection in (first, second, third):
             prompt = prompt_of(VERY_LONG, variant=20 + connection.fileno())
-            connection.sendall(post(cluster, prompt=prompt, max_tokens=500, cache_salt="queue"))
+            connection.sendall(post(prompt=prompt, max_tokens=500, cache_salt="queue"))
         wait_for_phase(cluster, "queued")
         assert status_of(cluster)["num_waiting"] >= 1
     check_all_given_back(cluster, before, 3)
@@ -126,7 +98,7 @@ def test_leaving_the_queue_takes_nothing_of_the_workers(cluster: ServingCluster)
 def test_closing_only_the_sending_side_counts_as_leaving(cluster: ServingCluster) -> None:
     before = Scrape.of(cluster)
     with connected(cluster) as connection:
-        connection.sendall(post(cluster, prompt=GOOD, max_tokens=3000))
+        connection.sendall(post(prompt=GOOD, max_tokens=3000))
         read_until(connection, b"data: ", times=3)
         connection.shutdown(socket.SHUT_WR)
         check_all_given_back(cluster, before, 1)

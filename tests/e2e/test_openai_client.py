@@ -228,7 +228,9 @@ def test_sampling_extras_have_their_effect(client: openai.OpenAI) -> None:
             temperature=0,
             logit_bias={"300": 100},
             frequency_penalty=penalty,
-        ).choices[0].text
+        )
+        .choices[0]
+        .text
         for penalty in (0.0, 2.0)
     ]
     assert texts[0] == texts[0][: len(texts[0]) // 70] * 70  # the same token each time

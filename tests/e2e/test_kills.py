@@ -1,0 +1,133 @@
+"""`kill -9` of any process in mid-stream: clients notice a pause, the cluster heals, nothing is left reserved."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import openai
+import pytest
+
+from tests.e2e.observation import Scrape, moved, unrest, wait_for_phase, wait_until_at_rest, wait_until_clear
+from tests.e2e.serving_cluster import ServingCluster
+from tests.e2e.streams import BackgroundStream, client_of, complete, prompt_of, streaming
+
+# Prompt tokens and output tokens of requests that decode when the kill comes, and of those that are in prefill then.
+DECODING = ((20, 300), (25, 300), (120, 250), (150, 250))
+IN_PREFILL = ((2500, 20), (2400, 20))
+GOOD = prompt_of(60, variant=78)
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def pieces_of(client: openai.OpenAI, salt: str, sizes: tuple[tuple[int, int], ...]) -> list[BackgroundStream]:
+    return [
+        BackgroundStream(client, prompt_of(num_prompt_tokens, variant=30 + number), num_output_tokens, salt)
+        for number, (num_prompt_tokens, num_output_tokens) in enumerate(sizes)
+    ]
+
+
+def undisturbed(client: openai.OpenAI, sizes: tuple[tuple[int, int], ...]) -> list[str]:
+    streams = pieces_of(client, "undisturbed", sizes)
+    with streaming(streams):
+        texts = [stream.join() for stream in streams]
+    check_ended_well(streams)
+    return texts
+
+
+def check_ended_well(streams: list[BackgroundStream]) -> None:
+    """No error event, and exactly one finish."""
+    assert [stream.error for stream in streams] == [None] * len(streams)
+    assert [stream.finishes for stream in streams] == [["length"]] * len(streams)
+
+
+def check_survival(serving: ServingCluster, member: str, pid: int) -> None:
+    """Kills a process while streams decode and others are in remote prefill."""
+    before, old = Scrape.of(serving), serving.member(member)
+    with client_of(serving) as client:
+        expected = undisturbed(client, DECODING + IN_PREFILL)
+        decoding = pieces_of(client, f"{member} {pid}", DECODING)
+        late = pieces_of(client, f"{member} {pid}", DECODING + IN_PREFILL)[len(DECODING) :]
+        with streaming(decoding):
+            for stream in decoding:
+                stream.wait_for_pieces(5)
+            with streaming(late):
+                wait_for_phase(serving, "prefill")
+                kill(pid)
+                texts = [stream.join() for stream in (*decoding, *late)]
+        check_ended_well([*decoding, *late])
+        assert texts == expected
+        serving.wait_until_restarted(member, old.pids)
+        wait_until_at_rest(serving)
+        assert complete(client, GOOD, 4)
+    assert serving.member(member).restarts == old.restarts + 1
+    assert moved(before, Scrape.of(serving), "slipstream:retries_total") > 0
+
+
+@pytest.mark.parametrize("member", ["prefill-0", "decode-0"])
+def test_streams_survive_a_killed_worker(cluster: ServingCluster, member: str) -> None:
+    wait_until_at_rest(cluster)
+    check_survival(cluster, member, cluster.member(member).pids[0])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_streams_survive_a_killed_rank_of_a_tensor_parallel_group(tp2_cluster: ServingCluster, rank: int) -> None:
+    wait_until_at_rest(tp2_cluster)
+    pids = tp2_cluster.member("prefill-0").pids
+    assert len(pids) == 2
+    check_survival(tp2_cluster, "prefill-0", pids[rank])
+
+
+def test_streams_survive_the_death_of_all_workers_at_once(cluster: ServingCluster) -> None:
+    wait_until_at_rest(cluster)
+    with client_of(cluster) as client:
+        expected = undisturbed(client, DECODING)
+        streams = pieces_of(client, "all", DECODING)
+        with streaming(streams):
+            for stream in streams:
+                stream.wait_for_pieces(5)
+            for member in ("prefill-0", "decode-0"):
+                kill(cluster.member(member).pids[0])
+            texts = [stream.join() for stream in streams]
+    check_ended_well(streams)
+    assert texts == expected
+    wait_until_at_rest(cluster)
+
+
+def test_after_a_killed_router_workers_and_clients_find_the_next_at_the_same_port(cluster: ServingCluster) -> None:
+    wait_until_at_rest(cluster)
+    url, router = cluster.base_url, cluster.member("router")
+    workers = {name: cluster.member(name).pids for name in ("prefill-0", "decode-0")}
+    with client_of(cluster) as client:
+        text = complete(client, GOOD, 12)
+        streams = pieces_of(client, "router", DECODING)
+        with streaming(streams):
+            for stream in streams:
+                stream.wait_for_pieces(5)
+            kill(router.pids[0])
+            for stream in streams:
+                stream.join()
+        for stream in streams:
+            assert isinstance(stream.error, openai.APIConnectionError), stream.error
+            assert stream.finishes == []
+        cluster.wait_until_restarted("router", router.pids)
+        wait_until_at_rest(cluster)
+        assert cluster.base_url == url
+        assert {name: cluster.member(name).pids for name in workers} == workers  # they lived on
+        assert complete(client, GOOD, 12) == text
+
+
+def test_the_cluster_says_that_it_is_not_ready_while_it_has_no_decode_worker(cluster: ServingCluster) -> None:
+    wait_until_at_rest(cluster)
+    kill(cluster.member("decode-0").pids[0])
+
+    def still_ready() -> list[str]:
+        return ["ready"] if cluster.get("/health/ready")[0] == 200 else []
+
+    wait_until_clear(cluster, still_ready, 30, pause_s=0.02)
+    assert cluster.get("/health/live")[0] == 200
+    assert any("not ready" in what for what in unrest(cluster))
+    wait_until_at_rest(cluster)
+    assert cluster.get("/health/ready")[0] == 200
