@@ -24,7 +24,6 @@ NUM_PAGES = 64
 TRANSFER_BYTES = GEOMETRY.num_layers * NUM_PAGES * GEOMETRY.page_bytes
 
 transfer_ids = count()
-names = count()
 
 Start = Callable[..., TransferProcess]
 
@@ -199,8 +198,7 @@ def test_cancel_while_messages_are_flowing(source: TransferProcess, destination:
 def test_a_sender_killed_in_mid_transfer_is_noticed_at_once(
     start: Start, source: TransferProcess, destination: TransferProcess, flowing: bool
 ) -> None:
-    name = f"doomed-prefill-{next(names)}"
-    victim = start(name)
+    victim = start("doomed-prefill")
     if flowing:
         ticket = new_ticket(destination, num_pages=500)
         destination.call("expect", ticket, some_pages(1, 500), victim.peer, 1)
@@ -215,12 +213,11 @@ def test_a_sender_killed_in_mid_transfer_is_noticed_at_once(
     failed = destination.next_event()
     assert isinstance(failed, ReceiveFailed)
     assert failed.key == ticket.key
-    assert name in failed.reason
     assert time.monotonic() - began < 5.0
     assert_transfers(source, destination)
     if flowing:
         return
-    reborn = start(name, epoch=2)
+    reborn = start("doomed-prefill", epoch=2)
     assert_transfers(reborn, destination)
 
 
@@ -257,14 +254,15 @@ def test_a_receiver_killed_in_mid_transfer_is_noticed_at_once(
 
 
 def test_the_lease_on_pages_from_a_stopped_sender_expires(start: Start, source: TransferProcess) -> None:
-    destination = start("impatient-decode", config=TransferConfig(slab_pages=8, staging_mib=8, lease_s=0.5))
+    destination = start("impatient-decode", config=TransferConfig(slab_pages=8, staging_mib=8, lease_s=3.0))
     victim = start("stopped-prefill")
     ticket = new_ticket(destination, num_pages=500)
     destination.call("expect", ticket, some_pages(1, 500), victim.peer, 1)
     victim.call("send", ticket, some_pages(2, 500), 499)
     assert destination.call("wait_for_bytes_received", 1, 20.0)
     victim.signal(signal.SIGSTOP)
-    assert destination.next_event() == ReceiveFailed(ticket.key, "no progress for 0.5 s")
+    assert_transfers(source, destination)  # another source is not held up meanwhile
+    assert destination.next_event() == ReceiveFailed(ticket.key, "no progress for 3 s")
     assert_transfers(source, destination)
     victim.signal(signal.SIGCONT)
     assert isinstance(victim.next_event(), SendFailed)

@@ -144,7 +144,7 @@ class TransferProcess:
         self.peer = peer
         self.rank = rank
         self.geometry = geometry
-        self._process = context.Process(target=_serve, args=(theirs, peer, rank, tp, geometry, config))
+        self._process = context.Process(target=_serve, args=(theirs, peer, rank, tp, geometry, config), daemon=True)
         self._process.start()
         theirs.close()
         self._is_ready = False

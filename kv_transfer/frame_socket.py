@@ -1,0 +1,106 @@
+"""Non-blocking TCP connections that carry frames: a 16-bit length, then so many bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+
+from slipstream.kv_transfer.ticket import TransferAddress
+
+_LENGTH = struct.Struct("<H")
+_READ_BYTES = 64 << 10
+_BACKLOG = 128
+
+
+class FrameSocket:
+    """One connection. The kernel's keep-alive notices within about 20 s that the other *machine* is gone."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        self._connection = connection
+        self._incoming = bytearray()
+        self._outgoing = bytearray()
+
+    @classmethod
+    def connect(cls, address: TransferAddress) -> FrameSocket:
+        """Returns before the connection is made; failure shows when it is read. Raises OSError for a bad address."""
+        if not 0 < address.port < 1 << 16:
+            raise OSError(f"{address.port} is no port")
+        family, kind, protocol, _, target = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                connection.connect(target)
+            return cls(connection)
+        except OSError:
+            connection.close()
+            raise
+
+    @property
+    def wants_to_write(self) -> bool:
+        return bool(self._outgoing)
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def send(self, frame: bytes) -> None:
+        """Queue a frame of less than 64 KiB; `flush` writes it when the connection takes it."""
+        self._outgoing += _LENGTH.pack(len(frame)) + frame
+
+    def flush(self) -> None:
+        """Raises OSError if the connection is broken or was refused."""
+        if self._outgoing:
+            with contextlib.suppress(BlockingIOError):
+                del self._outgoing[: self._connection.send(self._outgoing)]
+
+    def receive(self) -> list[bytes] | None:
+        """The frames that are complete, or None at the end of the stream. Raises OSError like `flush`."""
+        try:
+            read = self._connection.recv(_READ_BYTES)
+        except BlockingIOError:
+            return []
+        if not read:
+            return None
+        self._incoming += read
+        frames = []
+        while len(self._incoming) >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._incoming)
+            if len(self._incoming) < _LENGTH.size + size:
+                break
+            frames.append(bytes(self._incoming[_LENGTH.size : _LENGTH.size + size]))
+            del self._incoming[: _LENGTH.size + size]
+        return frames
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class FrameListener:
+    """Accepts connections on a free port of `host`. Raises OSError if the host is none of this machine's."""
+
+    def __init__(self, host: str) -> None:
+        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+        self._listener = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+        self._listener.setblocking(False)
+        self.address = TransferAddress(host, int(self._listener.getsockname()[1]))
+
+    def fileno(self) -> int:
+        return self._listener.fileno()
+
+    def accept(self) -> FrameSocket | None:
+        """The next connection that waits, if any."""
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return None
+        return FrameSocket(connection)
+
+    def close(self) -> None:
+        self._listener.close()
