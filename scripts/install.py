@@ -75,6 +75,9 @@ def pip_install(*arguments: str | Path) -> None:
 def reason(error: subprocess.CalledProcessError) -> str:
     """The line of pip's output that says why."""
     lines = [line.strip() for line in error.output.splitlines() if line.strip()]
+    # Where the index cannot be reached, pip's last word is that it has found nothing there.
+    if any("Retrying (Retry(total=0" in line for line in lines):
+        return "cannot be reached"
     errors = [line for line in lines if line.upper().startswith("ERROR")]
     return (errors or lines or ["no output"])[-1]
 
@@ -106,7 +109,7 @@ def pinned(name: str) -> str:
     match = re.search(rf"^{name}==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     if match is None:
         raise SetupFailed(f"constraints.txt pins no {name}")
-    return match[1]
+    return str(match[1])
 
 
 def installed(code: str) -> str:
@@ -122,22 +125,23 @@ def install_torch(gpu: bool) -> None:
         return
     if gpu or sys.platform != "linux":
         say(f"installing PyTorch {version}")
-        attempts: list[list[str | Path]] = [[f"torch=={version}", "-c", ROOT / "constraints.txt"]]
+        attempts: dict[str, list[str | Path]] = {
+            "pip's own indexes": [f"torch=={version}", "-c", ROOT / "constraints.txt"]
+        }
     else:
         # The wheel of that name on PyPI is the CUDA build, with gigabytes of libraries that nobody here can use.
         # --no-deps: what torch needs comes with the other dependencies, from the ordinary indexes.
         say(f"installing PyTorch {version} for the CPU (no NVIDIA GPU found)")
-        cpu = ["--no-deps", f"torch=={version}+cpu"]
-        attempts = [[*cpu], [*cpu, "--index-url", CPU_WHEELS]]
+        cpu: list[str | Path] = ["--no-deps", f"torch=={version}+cpu"]
+        attempts = {"pip's own indexes": cpu, CPU_WHEELS: [*cpu, "--index-url", CPU_WHEELS]}
     failures = []
-    for arguments in attempts:
+    for source, arguments in attempts.items():
         try:
             pip_install(*arguments)
             return
         except subprocess.CalledProcessError as error:
-            failures.append(reason(error))
-    where = f" (neither from pip's own indexes nor from {CPU_WHEELS})" if len(attempts) > 1 else ""
-    raise SetupFailed(f"PyTorch {version} could not be installed{where}: {failures[-1]}")
+            failures.append(f"{source}: {reason(error)}")
+    raise SetupFailed(f"PyTorch {version} could not be installed; from {'; from '.join(failures)}")
 
 
 def dependencies(dev: bool, gpu: bool) -> list[str]:
