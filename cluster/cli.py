@@ -6,8 +6,6 @@ import json
 import math
 import signal
 import sys
-import time
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from slipstream.cluster import console, processes, run_state
 from slipstream.cluster.config_file import ConfigError, load_config
 from slipstream.cluster.run_state import ClusterState
 from slipstream.cluster.serve import serve_command
+from slipstream.cluster.status import describe, router_status
 
 DOWN_PATIENCE_S = 20.0
 
@@ -55,11 +54,11 @@ def status_command(name: str | None, as_json: bool) -> None:
     """Show the clusters whose drivers run on this machine, or the one called NAME."""
     states = [state for state in run_state.read_all(run_state.run_folder()) if name in (None, state.name)]
     if as_json:
-        click.echo(json.dumps([asdict(state) for state in states], indent=1))
+        click.echo(json.dumps([{**asdict(state), "router": router_status(state.url)} for state in states], indent=1))
     elif not states:
         click.echo(f"no cluster named {name} runs here" if name else "no cluster runs here")
     for number, state in enumerate(states if not as_json else ()):
-        click.echo("\n" * bool(number) + "\n".join(_describe(state)))
+        click.echo("\n" * bool(number) + "\n".join(describe(state, router_status(state.url))))
     sys.exit(1 if name is not None and not states else 0)
 
 
@@ -99,28 +98,6 @@ def _stop(state: ClusterState, now: bool) -> int:
         return 1
     click.echo(f"{state.name} is down")
     return 0
-
-
-def _describe(state: ClusterState) -> Iterable[str]:
-    yield f"{state.name}: {state.phase}, {state.model} at {state.url or '(not listening yet)'}, driver pid {state.pid}"
-    rows = [("NAME", "ROLE", "STATE", "FOR", "RESTARTS", "PIDS", "")]
-    for member in state.members:
-        age = _duration(time.time() - member.since)
-        pids = " ".join(map(str, member.pids)) or "-"
-        rows.append((member.name, member.role, member.state, age, str(member.restarts), pids, member.detail))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-    if state.log_dir:
-        yield f"  logs: {state.log_dir}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{max(seconds, 0):.0f} s"
-    if seconds < 6000:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.0f} h"
 
 
 if __name__ == "__main__":

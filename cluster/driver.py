@@ -93,7 +93,8 @@ class Driver:
                     f"draining: running requests may finish, within {self._config.drain_timeout_s:g} s "
                     "(Ctrl-C again stops at once)"
                 )
-                await _unless(at_once, supervisor.drain(self._config.drain_timeout_s))
+                if not await _unless(at_once, supervisor.drain(self._config.drain_timeout_s)):
+                    self._console.say("stopping at once")
                 return 0
             finally:
                 self._phase("stopping")

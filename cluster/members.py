@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -126,7 +127,7 @@ class RouterMember:
         return addresses, Endpoint(reachable, addresses.workers.port)
 
     async def death(self) -> str:
-        return await _death([self._run])
+        return await first_death([self._run])
 
     async def drain(self, deadline_s: float) -> None:
         await self._actor.drain.remote(deadline_s)
@@ -191,7 +192,7 @@ class GroupMember:
         return report
 
     async def death(self) -> str:
-        return await _death(self._runs)
+        return await first_death(self._runs)
 
     async def stop(self) -> None:
         if self._runs:
@@ -236,7 +237,7 @@ def _start(
     ).remote(name, deployment.log_path(name))
 
 
-async def _death(runs: list[Any]) -> str:
+async def first_death(runs: Sequence[Awaitable[object]]) -> str:
     """Waits until the first of some pending `run` calls ends, and says why."""
     waiting = [asyncio.ensure_future(_end_of(run)) for run in runs]
     try:
@@ -252,7 +253,7 @@ async def _result(reference: Any) -> Any:
     return await reference
 
 
-async def _end_of(run: Any) -> str:
+async def _end_of(run: Awaitable[object]) -> str:
     try:
         await run
     except RayError as error:
@@ -270,7 +271,7 @@ def reason_of(error: RayError) -> str:
         return text if ours else f"{type(cause).__name__}: {text}"
     text = " ".join(str(error).split())
     if isinstance(error, RayActorError):
-        if "memory" in text and "OOM" in text and "due to the node running low on memory" in text:
+        if "OUT_OF_MEMORY" in text or "running low on memory" in text:
             return "process was killed because the machine ran out of memory"
         if "connection error" in text or "worker process has died" in text:
             return "process is gone (killed, or crashed in native code)"

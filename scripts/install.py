@@ -74,7 +74,7 @@ def pip_install(*arguments: str | Path) -> None:
 
 def reason(error: subprocess.CalledProcessError) -> str:
     """The line of pip's output that says why."""
-    lines = [line.strip() for line in error.output.splitlines() if line.strip()]
+    lines = [line.strip() for line in str(error.output).splitlines() if line.strip()]
     # Where the index cannot be reached, pip's last word is that it has found nothing there.
     if any("Retrying (Retry(total=0" in line for line in lines):
         return "cannot be reached"

@@ -13,6 +13,7 @@ import pytest
 
 from slipstream.cluster import processes, run_state
 from slipstream.cluster.run_state import ClusterState, MemberStatus
+from slipstream.cluster.status import describe, duration
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LOCAL = ROOT / "configs" / "local.yaml"
@@ -126,7 +127,7 @@ def announce(slipstream: CommandLine, name: str, pid: int) -> None:
     assert started is not None
     slipstream.states.mkdir(parents=True, exist_ok=True)
     members = [MemberStatus("decode-0", "decode", "ready", "steady", [pid], 2)]
-    state = ClusterState(name, pid, started, "/c.yaml", "m", "ready", "http://h:1", "/logs", members)
+    state = ClusterState(name, pid, started, "/c.yaml", "m", "ready", "http://127.0.0.1:9", "/logs", members)
     run_state.write(slipstream.states / f"{name}.json", state)
 
 
@@ -134,12 +135,27 @@ def test_status_shows_the_members_of_every_cluster(slipstream: CommandLine) -> N
     for name in ("one", "two"):
         announce(slipstream, name, os.getpid())
     lines = slipstream("status").stdout.splitlines()
-    assert f"one: ready, m at http://h:1, driver pid {os.getpid()}" in lines
-    assert f"two: ready, m at http://h:1, driver pid {os.getpid()}" in lines
+    assert "one: ready, m at http://127.0.0.1:9" in lines
+    assert "two: ready, m at http://127.0.0.1:9" in lines
     row = next(line.split() for line in lines if line.strip().startswith("decode-0"))
-    assert row[:3] == ["decode-0", "decode", "ready"]
-    assert row[-3:] == ["2", str(os.getpid()), "steady"]
+    assert row[:2] == ["decode-0", "ready"]
+    assert row[-5:] == ["2", "-", "-", str(os.getpid()), "steady"]
     assert "two:" not in slipstream("status", "one").stdout
+
+
+def test_status_joins_what_the_router_says_about_load() -> None:
+    members = [MemberStatus("router", "router"), MemberStatus("decode-0", "decode", pids=[7])]
+    state = ClusterState("one", 1, 1.0, "/c.yaml", "m", "ready", "http://h:1", members=members)
+    worker = {"peer": {"name": "decode-0", "epoch": 1}, "num_requests": 3, "free_pages": 20, "num_pages": 64}
+    lines = list(describe(state, {"num_running": 3, "num_waiting": 5, "workers": [worker]}))
+    assert lines[0] == "one: ready, m at http://h:1, 3 running, 5 waiting"
+    assert lines[1].split() == ["NAME", "STATE", "FOR", "RESTARTS", "REQUESTS", "FREE", "PAGES", "PIDS"]
+    assert lines[3].split()[-3:] == ["3", "20/64", "7"]
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(-1, "0 s"), (99, "99 s"), (100, "2 min"), (7200, "2 h")])
+def test_durations_are_short(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
 
 
 def test_down_asks_which_one_when_there_are_several(slipstream: CommandLine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shutil
@@ -45,6 +46,30 @@ def test_ctrl_c_lets_a_running_stream_finish_and_leaves_nothing(make_cluster: Ma
     assert serving.left_behind(0.0) == []
     assert serving.state is None
     assert "Traceback" not in serving.output
+
+
+def test_a_second_ctrl_c_does_not_wait_for_running_streams(make_cluster: MakeCluster) -> None:
+    serving = make_cluster()
+    serving.start()
+    cut_off: list[Exception] = []
+
+    def stream() -> None:
+        try:
+            complete(serving, 3000)
+        except (OSError, http.client.HTTPException) as error:
+            cut_off.append(error)
+
+    client = threading.Thread(target=stream)
+    client.start()
+    serving.wait_for(lambda: b"vllm:num_requests_running 0" not in serving.get("/metrics")[1], 30)
+    serving.interrupt()
+    serving.wait_for(lambda: "draining" in serving.output, 10)
+    serving.interrupt()
+    assert serving.wait(15) == 0
+    client.join(30)
+    assert cut_off
+    assert "stopping at once" in serving.output
+    assert serving.left_behind(0.0) == []
 
 
 @pytest.mark.parametrize("name", ["router", "prefill-0", "decode-0"])

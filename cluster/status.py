@@ -1,0 +1,55 @@
+"""What `slipstream status` shows: the driver's state file, joined with what the router says about load."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+from slipstream.cluster.run_state import ClusterState
+
+TIMEOUT_S = 2.0
+
+
+def router_status(url: str) -> dict[str, Any] | None:
+    """The router's own view (`/cluster/status`), None if it does not answer."""
+    if not url:
+        return None
+    try:
+        with urllib.request.urlopen(f"{url}/cluster/status", timeout=TIMEOUT_S) as answer:
+            status = json.load(answer)
+    except (OSError, ValueError):  # URLError is an OSError
+        return None
+    return status if isinstance(status, dict) else None
+
+
+def describe(state: ClusterState, router: dict[str, Any] | None) -> Iterator[str]:
+    """The lines for one cluster."""
+    load = f", {router['num_running']} running, {router['num_waiting']} waiting" if router else ""
+    yield f"{state.name}: {state.phase}, {state.model} at {state.url or '(not listening yet)'}{load}"
+    loads = {worker["peer"]["name"]: worker for worker in router["workers"]} if router else {}
+    rows = [("NAME", "STATE", "FOR", "RESTARTS", "REQUESTS", "FREE PAGES", "PIDS", "")]
+    for member in state.members:
+        worker = loads.get(member.name)
+        requests = str(worker["num_requests"]) if worker else "-"
+        pages = f"{worker['free_pages']}/{worker['num_pages']}" if worker else "-"
+        pids = " ".join(map(str, member.pids)) or "-"
+        age = duration(time.time() - member.since)
+        rows.append((member.name, member.state, age, str(member.restarts), requests, pages, pids, member.detail))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield f"  driver: pid {state.pid}, {state.config}"
+    if state.log_dir:
+        yield f"  logs: {state.log_dir}"
+
+
+def duration(seconds: float) -> str:
+    """For people: two digits and a unit."""
+    if seconds < 100:
+        return f"{max(seconds, 0):.0f} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h"
