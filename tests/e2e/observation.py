@@ -79,9 +79,7 @@ def unrest(serving: ServingCluster) -> list[str]:
     found += [f"{status[key]} {key}" for key in ("num_waiting", "num_running") if status[key]]
     state = serving.state
     assert state is not None
-    found += [
-        f"{member.name} is {member.state}" for member in state.members if member.state not in ("ready", "listening")
-    ]
+    found += [f"{member.name} is {member.state}" for member in state.members if member.state != "ready"]
     wanted = Counter(member.role for member in state.members if member.role != "router")
     found += [f"no {role} worker" for role in wanted - Counter(worker["role"] for worker in status["workers"])]
     for worker in status["workers"]:

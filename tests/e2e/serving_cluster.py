@@ -31,12 +31,20 @@ class ServingCluster:
     """A cluster on a free port that is started by `with` and gone afterwards, whatever happened.
 
     `settings` is what the YAML file will say; `model` and `router.http.port` (0) are filled in where they are missing.
-    Pids and states come from the state file that the driver writes.
+    Pids and states come from the state file that the driver writes. Clusters of one `home` (by default the folder)
+    know of each other, as those of one user do.
     """
 
-    def __init__(self, folder: Path, settings: dict[str, Any] | None = None, *, model_dir: Path = DEMO_MODEL) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: dict[str, Any] | None = None,
+        *,
+        model_dir: Path = DEMO_MODEL,
+        home: Path | None = None,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
+        self.home = home or folder
         self.name = "e2e"
         settings = json.loads(json.dumps(settings or {}))
         settings.setdefault("name", self.name)
@@ -47,10 +55,10 @@ class ServingCluster:
         self.config_path.write_text(yaml.safe_dump(settings))
         self.environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "XDG_"))},
-            "XDG_RUNTIME_DIR": str(folder / "run"),
-            "XDG_CACHE_HOME": str(folder / "cache"),
+            "XDG_RUNTIME_DIR": str(self.home / "run"),
+            "XDG_CACHE_HOME": str(self.home / "cache"),
         }
-        (folder / "run").mkdir(exist_ok=True)
+        (self.home / "run").mkdir(parents=True, exist_ok=True)
         self._output = folder / "output.txt"
         self._process: subprocess.Popen[bytes] | None = None
         self._seen: set[psutil.Process] = set()
@@ -159,12 +167,12 @@ class ServingCluster:
     @property
     def logs(self) -> str:
         """All that its processes have written."""
-        files = sorted((self.folder / "cache" / "slipstream" / "logs").rglob("*.log"))
+        files = sorted((self.home / "cache" / "slipstream" / "logs" / self.name).glob("*.log"))
         return "\n".join(f"==> {file.name}\n{file.read_text(errors='replace')}" for file in files)
 
     @property
     def state(self) -> ClusterState | None:
-        return run_state.read(self.folder / "run" / "slipstream" / f"{self.name}.json")
+        return run_state.read(self.home / "run" / "slipstream" / f"{self.name}.json")
 
     @property
     def base_url(self) -> str:
