@@ -42,6 +42,7 @@ from slipstream.kv_transfer.ticket import TransferAddress
 from slipstream.kv_transfer.transport import Arrival, Buffer, Done, Link, TransportError, TransportEvents
 
 SPIN_S = 50e-6
+LOOK_S = 200e-6  # sockets, and requests that complete in a call that said it did nothing, can wait so long
 MIN_STALL_S, MAX_STALL_S = 50e-6, 5e-3
 MAX_SLEEP_S = 1.0  # UCX's event fd is not promised to fire for everything; ucxx's own threads wake as often
 END_PROGRESS_CALLS = 1000  # what it takes at most for a closed endpoint's requests to come back
@@ -85,7 +86,12 @@ class UcxTransport:
     """Listens on `host`, which is also what peers are told to connect to. `tls` is UCX_TLS. Raises TransportError."""
 
     def __init__(self, host: str, tls: str) -> None:
-        options = {"TLS": tls, "POSIX_ERROR_HANDLING": "y", "WARN_UNUSED_ENV_VARS": "n"}
+        options = {
+            "TLS": tls,
+            "POSIX_ERROR_HANDLING": "y",
+            "POSIX_FIFO_SIZE": "256",  # 2 MiB: lets one end run on while the other is not scheduled
+            "WARN_UNUSED_ENV_VARS": "n",
+        }
         features = (libucxx.Feature.TAG, libucxx.Feature.WAKEUP)
         try:
             self._context = libucxx.UCXContext(options, feature_flags=features)
@@ -102,6 +108,7 @@ class UcxTransport:
         self._links: dict[int, UcxLink] = {}  # by the socket's file descriptor
         self._fresh = False  # something was posted since `progress` last looked: no event may follow
         self._spin_until = 0.0
+        self._next_look = 0.0
         self._stall_s = MIN_STALL_S
         self._any_tag = libucxx.UCXXTag(0), libucxx.UCXXTagMask(0)
 
@@ -201,18 +208,23 @@ class UcxTransport:
     # ---- the loop
 
     def progress(self) -> bool:
-        self._fresh = False
-        busy = self._serve_sockets()
+        now = time.perf_counter()
+        is_look = self._fresh or now >= self._next_look
+        busy = False
+        if is_look:
+            self._fresh = False
+            self._next_look = now + LOOK_S
+            busy = self._serve_sockets()
         for link in list(self._links.values()):
+            moved = False
             while link.is_alive and link.worker.progress_once():
-                busy = True
-            # Looked at every time: a request may complete in a call that says it did nothing.
-            if link.is_alive and link.complete():
-                busy = True
-            if link.is_alive and self._probe(link):
-                busy = True
+                moved = True
+            if moved or is_look:
+                busy |= moved
+                busy |= link.is_alive and link.complete()
+                busy |= link.is_alive and self._probe(link)
         if busy:
-            self._spin_until = time.perf_counter() + SPIN_S
+            self._spin_until = now + SPIN_S
             self._stall_s = MIN_STALL_S
         return busy
 
@@ -278,6 +290,7 @@ class UcxTransport:
             os.sched_yield()
         elif all(link.worker.arm() for link in self._links.values()):
             self._poller.poll(min(timeout_s, MAX_SLEEP_S), 1)
+            self._next_look = 0.0
         else:
             # Something is queued behind a full shared-memory FIFO. UCX has no event for its emptying and refuses to
             # sleep, so look again soon, and less often if the peer does not run at all.
