@@ -14,7 +14,7 @@ class Reference:
     """Greedy continuation in float32."""
 
     def __init__(self, model_dir: Path) -> None:
-        self._model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+        self._model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
         self._tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
         self._special_ids = sorted(self._tokenizer.get_added_tokens_decoder())
 

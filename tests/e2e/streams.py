@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import openai
+from openai.types import Completion
 
 from tests.e2e.serving_cluster import ServingCluster
 
@@ -31,7 +32,7 @@ def prompt_of(num_tokens: int, variant: int = 0) -> list[int]:
 
 def complete(client: openai.OpenAI, prompt: str | list[int], max_tokens: int, salt: str = "", **fields: Any) -> str:
     """The text of a greedy completion. A new salt finds no prefix cached."""
-    answer = client.completions.create(
+    answer: Completion = client.completions.create(
         prompt=prompt,
         max_tokens=max_tokens,
         extra_body={"cache_salt": salt},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import openai
 import pytest
@@ -13,7 +14,7 @@ from tests.e2e.serving_cluster import ServingCluster
 from tests.e2e.streams import GREEDY, MODEL, complete, prompt_of
 
 SHORT, LONG = prompt_of(20, variant=1), prompt_of(150, variant=2)
-MESSAGES = [{"role": "user", "content": "Write a function that reads a file and returns its lines."}]
+MESSAGES: list[Any] = [{"role": "user", "content": "Write a function that reads a file and returns its lines."}]
 
 
 @pytest.mark.parametrize("prompt", [SHORT, LONG], ids=["local", "remote"])
@@ -34,7 +35,7 @@ def test_a_streamed_completion_says_the_same_as_a_whole_one_and_as_transformers(
 
 
 def test_a_streamed_chat_says_the_same_as_a_whole_one(either_client: openai.OpenAI) -> None:
-    fields = {"model": MODEL, "messages": MESSAGES, "max_tokens": 40, "temperature": 0}
+    fields: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "max_tokens": 40, "temperature": 0}
     whole = either_client.chat.completions.create(**fields)
     with either_client.chat.completions.create(stream=True, **fields) as stream:
         choices = [choice for chunk in stream for choice in chunk.choices]
@@ -59,7 +60,13 @@ def test_text_prompts_are_tokenised_as_the_tokenizer_does(client: openai.OpenAI,
 def test_a_stop_string_ends_the_text_before_it(either_client: openai.OpenAI, prompt: list[int]) -> None:
     text = complete(either_client, prompt, 40)
     stop = text[len(text) // 2 : len(text) // 2 + 4]
-    fields = {"model": MODEL, "prompt": prompt, "max_tokens": 40, "stop": ["never said \x00", stop], **GREEDY}
+    fields: dict[str, Any] = {
+        "model": MODEL,
+        "prompt": prompt,
+        "max_tokens": 40,
+        "stop": ["never said \x00", stop],
+        **GREEDY,
+    }
     whole = either_client.completions.create(**fields)
     assert whole.choices[0].text == text[: text.index(stop)]
     assert whole.choices[0].finish_reason == "stop"
@@ -114,7 +121,7 @@ def test_logprobs_of_completions_belong_to_the_text(either_client: openai.OpenAI
 
 
 def test_logprobs_of_chats_are_the_same_streamed_and_whole(either_client: openai.OpenAI) -> None:
-    fields = {
+    fields: dict[str, Any] = {
         "model": MODEL,
         "messages": MESSAGES,
         "max_tokens": 6,
@@ -145,7 +152,7 @@ def test_logprobs_of_chats_are_the_same_streamed_and_whole(either_client: openai
 
 
 def test_n_choices_differ_and_come_again_with_the_same_seed(either_client: openai.OpenAI) -> None:
-    fields = {"model": MODEL, "prompt": LONG, "max_tokens": 16, "n": 3, "seed": 5, "temperature": 1.2}
+    fields: dict[str, Any] = {"model": MODEL, "prompt": LONG, "max_tokens": 16, "n": 3, "seed": 5, "temperature": 1.2}
     whole = either_client.completions.create(**fields)
     texts = {choice.index: choice.text for choice in whole.choices}
     assert sorted(texts) == [0, 1, 2]
@@ -204,7 +211,7 @@ def test_without_max_tokens_a_completion_has_16_and_a_chat_goes_on_to_its_end(cl
     completion = client.completions.create(model=MODEL, prompt=SHORT, extra_body={"ignore_eos": True}, **GREEDY)
     assert completion.usage is not None
     assert completion.usage.completion_tokens == 16
-    chat = client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0)  # type: ignore[arg-type]
+    chat = client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0)
     assert chat.usage is not None
     if chat.choices[0].finish_reason == "length":
         assert chat.usage.total_tokens == 4096
@@ -238,7 +245,13 @@ def test_sampling_extras_have_their_effect(client: openai.OpenAI) -> None:
 
 
 def test_a_stop_token_id_ends_the_text_and_min_tokens_puts_it_off(client: openai.OpenAI) -> None:
-    biased = {"model": MODEL, "prompt": SHORT, "max_tokens": 6, "temperature": 0, "logit_bias": {"300": 100}}
+    biased: dict[str, Any] = {
+        "model": MODEL,
+        "prompt": SHORT,
+        "max_tokens": 6,
+        "temperature": 0,
+        "logit_bias": {"300": 100},
+    }
     stopped = client.completions.create(extra_body={"stop_token_ids": [300]}, **biased)
     assert stopped.choices[0].finish_reason == "stop"
     assert stopped.choices[0].text == ""
@@ -261,7 +274,7 @@ def test_errors_are_those_of_the_openai_client(either_client: openai.OpenAI) -> 
     with pytest.raises(openai.BadRequestError) as unsupported:
         either_client.chat.completions.create(
             model=MODEL,
-            messages=MESSAGES,  # type: ignore[arg-type]
+            messages=MESSAGES,
             response_format={"type": "json_object"},
         )
     assert unsupported.value.param is not None

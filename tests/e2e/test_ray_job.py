@@ -91,8 +91,9 @@ def wait_for_dashboard(head: subprocess.Popen[bytes], port: int, folder: Path) -
                 return
         except urllib.error.HTTPError as error:
             with error:
-                assert error.code == 401  # it is there, and asks for Ray's token
-                return
+                if error.code == 401:  # it is there, and asks for Ray's token
+                    return
+                raise
         except OSError:
             time.sleep(0.2)
     words = (folder / "head.txt").read_text(errors="replace")
