@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import subprocess
 import sys
 import tempfile
@@ -117,11 +118,19 @@ class OwnRay:
         return next((" ".join(line.split()) for line in reversed(lines) if line.strip()), "it said nothing")[:300]
 
 
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def _command(config: ClusterConfig, folder: Path) -> list[str]:
     num_cpus = config.ray.num_cpus or max(os.cpu_count() or 1, int(config.num_cpus) + 1)
     command = [
         *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
-        *("--port=0", "--dashboard-agent-listen-port=0", "--node-ip-address=127.0.0.1"),
+        *("--port=0", "--dashboard-port=0", "--dashboard-agent-listen-port=0", "--node-ip-address=127.0.0.1"),
+        # It cannot be left out, and has a fixed port if it is not given another one.
+        f"--ray-client-server-port={_free_port()}",
         *("--include-dashboard=false", "--include-log-monitor=false", "--no-monitor", "--disable-usage-stats"),
         *(f"--num-cpus={num_cpus}", f"--object-store-memory={config.ray.object_store_mib << 20}"),
         f"--temp-dir={folder}",
