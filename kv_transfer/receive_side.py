@@ -133,18 +133,18 @@ class ReceiveSide:
 
     def peer_lost(self, peer: PeerId, reason: str) -> None:
         """Fails what the peer has yet to send, whether or not it ever connected."""
-        for link, hello in list(self._links.items()):
-            if hello is not None and hello.source == peer:
-                self._drop(link, reason)
         for receiving in list(self._receivings.values()):
             if receiving.source == peer:
                 self.fail(receiving.key, reason)
+        for link, hello in list(self._links.items()):
+            if hello is not None and hello.source == peer:
+                self._drop(link, reason)
 
     def end_all(self, reason: str) -> None:
-        for link in list(self._links):
-            self._drop(link, reason)
         for key in list(self._receivings):
             self.fail(key, reason)
+        for link in list(self._links):
+            self._drop(link, reason)
         for source in self._sources.values():
             while source.waiting:
                 self._scrap(source.waiting.popleft()[2])
