@@ -194,7 +194,7 @@ class GroupExecutor:
     others: Sequence[RemoteRank]
     transfers: GroupTransfers
 
-    def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> list[SampledToken]:
+    def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> Sequence[SampledToken | None]:
         for send in plan.sends:
             self.transfers.sending(send.ticket.key)
         for rank in self.others:

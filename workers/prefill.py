@@ -99,6 +99,9 @@ class PrefillRole:
         return [Failed(*key, f"pages could not be sent: {outcome.failure}", True)]
 
     def sampled(self, outputs: Sequence[SequenceOutput]) -> Sequence[WorkerMessage]:
+        for output in outputs:
+            if output.finish_reason == "error":  # the router knows by that that no Cancel is needed
+                self._close((output.request_id, output.attempt))
         return [StepOutput(tuple(chunk_of(output) for output in outputs))] if outputs else []
 
     def expire(self, now_s: float) -> Sequence[WorkerMessage]:

@@ -47,12 +47,12 @@ class Role(Protocol):
 
 
 def chunk_of(output: SequenceOutput) -> TokenChunk:
-    logprob = output.token.logprob
+    logprob = None if output.token is None else output.token.logprob
     return TokenChunk(
         output.request_id,
         output.attempt,
         output.index,
-        (output.token.token_id,),
+        () if output.token is None else (output.token.token_id,),
         () if logprob is None else (logprob,),
         output.finish_reason,
         output.stop_token_id,

@@ -74,7 +74,7 @@ class KeptPort:
 
 
 class BrokenExecutor:
-    def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> list[SampledToken]:
+    def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> Sequence[SampledToken | None]:
         raise RuntimeError("the device fell off the bus")
 
 
@@ -85,7 +85,7 @@ class GatedExecutor:
         self.gate = threading.Semaphore(0)
         self._executor = executor
 
-    def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> list[SampledToken]:
+    def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> Sequence[SampledToken | None]:
         assert self.gate.acquire(timeout=TIMEOUT_S)
         return self._executor.execute(plan, sampling)
 

@@ -22,6 +22,7 @@ from slipstream.router.messages import (
     SamplingParams,
     Start,
     StepOutput,
+    TokenChunk,
     WorkerMessage,
     pack_ids,
 )
@@ -71,6 +72,7 @@ class Bench:
         self.ranks = [RecordingRank() for _ in range(num_ranks)]
         self.transfers = GroupTransfers(self.ranks)
         executor = FakeExecutor(limits.num_pages, limits.page_tokens, limits.vocab_size)
+        self.executor = executor
         self.engine = Engine(limits, GroupExecutor(executor, (), self.transfers))
         office = TicketOffice(DECODE, (TransferAddress("h", 1),), 2, 1, 1, 1)
         self.role: Role = (
@@ -254,6 +256,27 @@ def test_a_prefill_whose_pages_cannot_be_sent_fails() -> None:
 
 
 # ---- both
+
+
+def test_a_prefill_without_a_token_says_so_and_gives_its_pages_back_by_itself() -> None:
+    bench = Bench("prefill")
+    bench.executor.broken_after = 9
+    ticket = make_ticket()
+    assert bench.say(Prefill(1, make_request(), ticket)) == []
+    (step,) = bench.run()
+    assert step == StepOutput((TokenChunk("r", 0, 0, (), (), "error"),))
+    assert bench.ranks[0].cancelled == [ticket.key]
+    assert bench.busy_pages() == {"draining": 3}
+    assert bench.end(ticket.key, "cancelled") == []
+    assert (bench.role.num_attempts, bench.busy_pages()) == (0, {})
+
+
+def test_a_generation_without_a_token_says_so_and_is_over() -> None:
+    bench = Bench("decode")
+    bench.executor.broken_after = 9
+    assert bench.say(Generate(1, make_request())) == []
+    assert bench.run() == [StepOutput((TokenChunk("r", 0, 0, (), (), "error"),))]
+    assert (bench.role.num_attempts, bench.busy_pages()) == (0, {})
 
 
 def test_a_draining_role_refuses_what_is_new_and_finishes_what_it_has() -> None:

@@ -114,9 +114,9 @@ def warm_up(limits: EngineLimits, executor: Executor) -> None:
         engine.add(EngineRequest(name, 0, prompt, b"", params))
     num_finished = 0
     while engine.has_work:
-        num_finished += sum(output.finish_reason is not None for output in engine.step())
+        num_finished += sum(output.finish_reason == "length" for output in engine.step())
     if num_finished != 2:
-        raise RuntimeError(f"warm-up: {num_finished} of 2 requests came to an end")
+        raise RuntimeError(f"warm-up: {num_finished} of 2 requests came to a good end: are the model's scores numbers?")
 
 
 def _dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:

@@ -274,7 +274,7 @@ class Engine:
                 progress.append(SendProgress(ticket.transfer_id, peer.epoch, peer.name, num_complete))
         return StepPlan(self._num_steps, tuple(slices), tuple(sends), tuple(progress)), rows
 
-    def _postprocess(self, chunks: list[ScheduledChunk], tokens: Sequence[SampledToken]) -> list[SequenceOutput]:
+    def _postprocess(self, chunks: list[ScheduledChunk], tokens: Sequence[SampledToken | None]) -> list[SequenceOutput]:
         outputs = []
         sampled = iter(tokens)
         for chunk in chunks:
@@ -282,34 +282,36 @@ class Engine:
             self._scheduler.computed(chunk)
             self._num_computed_tokens += chunk.num_tokens
             if chunk.samples:
-                outputs.append(self._accept(sequence, next(sampled)))
+                token = next(sampled)
+                outputs.append(self._fail(sequence) if token is None else self._accept(sequence, token))
         self._num_steps += 1
-        self._num_sampled_tokens += len(outputs)
         return outputs
 
     def _accept(self, sequence: EngineSequence, token: SampledToken) -> SequenceOutput:
         """Append a sampled token, and end or hold its sequence where it is the last."""
         sequence.append(token.token_id)
+        self._num_sampled_tokens += 1
         is_stop = token.token_id in sequence.stop_ids and sequence.num_output > sequence.params.min_tokens
         reason: FinishReason | None = None
         if is_stop:
             reason = "stop"
         elif sequence.num_output >= sequence.params.max_tokens or sequence.num_tokens >= self.limits.max_model_len:
             reason = "length"
+        if reason is not None or sequence.ticket is not None:
+            self._end(sequence)
+        return _output(sequence, token, reason, token.token_id if is_stop else None)
+
+    def _fail(self, sequence: EngineSequence) -> SequenceOutput:
+        """No token could be picked. Whatever is wrong may be in the KV, which others must not take over."""
+        self._scheduler.forget(sequence)
+        self._end(sequence)
+        return _output(sequence, None, "error", None)
+
+    def _end(self, sequence: EngineSequence) -> None:
         if sequence.ticket is not None:
             self._scheduler.hold(sequence)
-        elif reason is not None:
+        else:
             self._scheduler.finish(sequence)
-        assert sequence.num_cached is not None
-        return SequenceOutput(
-            sequence.key[0],
-            sequence.key[1],
-            sequence.num_output - 1,
-            token,
-            reason,
-            token.token_id if is_stop else None,
-            sequence.num_cached,
-        )
 
     def _sequence(self, request: EngineRequest, ticket: HandoffTicket | None = None) -> EngineSequence:
         """A new sequence from a request. Raises RequestError for what could never run."""
@@ -353,6 +355,14 @@ class Engine:
 
 def _key(request: EngineRequest) -> Key:
     return request.request_id, request.attempt
+
+
+def _output(
+    sequence: EngineSequence, token: SampledToken | None, reason: FinishReason | None, stop_token_id: int | None
+) -> SequenceOutput:
+    assert sequence.num_cached is not None
+    index = sequence.num_output if token is None else sequence.num_output - 1
+    return SequenceOutput(*sequence.key, index, token, reason, stop_token_id, sequence.num_cached)
 
 
 def _token_ids(field: str, packed: bytes, vocab_size: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

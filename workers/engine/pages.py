@@ -78,6 +78,14 @@ class PagePool:
             if self._cache.insert(pages[at], chain, tokens, at):
                 self._ledger.set_cached(pages[at], True)
 
+    def forget(self, pages: Iterable[int]) -> None:
+        """Nobody shall find these pages, which somebody owns, in the prefix cache any more."""
+        for page in pages:
+            assert self._ledger.is_owned(page)
+            if self._ledger.is_cached(page):
+                self._cache.forget(page)
+                self._ledger.set_cached(page, False)
+
     def clear_cache(self) -> int:
         """Forget all cached pages that nobody owns; returns how many."""
         pages = self._cache.evict_all_idle()

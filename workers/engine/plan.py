@@ -92,12 +92,13 @@ class SampledToken:
 @dataclass(frozen=True, slots=True)
 class SequenceOutput:
     """What the engine tells its worker after a step about one sequence. `stop_token_id`: the token that ended the
-    sequence, an end-of-sequence token or one of the request's; it is `token` itself and no part of the text."""
+    sequence, an end-of-sequence token or one of the request's; it is `token` itself and no part of the text. Where the
+    model's scores are no numbers there is no token, and the sequence ends with `error`."""
 
     request_id: str
     attempt: int
     index: int  # output position of `token`
-    token: SampledToken
+    token: SampledToken | None
     finish_reason: FinishReason | None
     stop_token_id: int | None
     num_cached_tokens: int

@@ -111,7 +111,7 @@ class PrefixCache:
     def evict_oldest(self) -> int:
         """Forget the idle page that was used least recently and return it. Raises KeyError if none is idle."""
         page, _ = self._idle.popitem(last=False)
-        self._forget(page)
+        self.forget(page)
         return page
 
     def evict_all_idle(self) -> list[int]:
@@ -119,10 +119,11 @@ class PrefixCache:
         pages = list(self._idle)
         self._idle.clear()
         for page in pages:
-            self._forget(page)
+            self.forget(page)
         return pages
 
-    def _forget(self, page: int) -> None:
+    def forget(self, page: int) -> None:
+        """A page that is not idle is known no more."""
         del self._page_of[self._entries.pop(page).digest]
 
     def check_integrity(self, idle_pages: Sequence[int]) -> None:

@@ -47,8 +47,8 @@ class ModelRunner:
         self._page_tokens = kv.shape[4]
         self._sampler = Sampler(model.config.vocab_size, kv.device)
 
-    def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> list[SampledToken]:
-        """One token for each slice that samples, in order; none on ranks other than 0."""
+    def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> list[SampledToken | None]:
+        """One token (or None, see `Sampler`) for each slice that samples, in order; none on ranks other than 0."""
         sink = self.sink
         layer_done: Callable[[int], None] | None = None
         if sink is not None and plan.sends:

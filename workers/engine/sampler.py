@@ -11,6 +11,9 @@ again in between; a tie at the edge goes to the lower token id.
 
 The draw of a row is an inverse CDF in order of token ids at one uniform number, which is a hash of (seed, position):
 it depends on nothing else, so a sequence goes on identically in another batch, on another worker, after preemption.
+
+A row has no token where the highest score is not a finite number, as it came or after the changes: a nan or an overflow
+in the model, or no token that is allowed. Drawing from such a row would be inventing.
 """
 
 from __future__ import annotations
@@ -78,19 +81,25 @@ class Sampler:
         self._layout = self._lay_out(())
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
-        """One token a row. `logits` is [rows, vocab] in float32 and is overwritten."""
+    def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken | None]:
+        """One token a row, None where the scores leave none to pick. `logits` is [rows, vocab] in float32 and is
+        overwritten."""
         layout = self._layout_of(rows)
+        is_sound = logits.amax(dim=-1).isfinite()  # nan is above every number
         raw = self._raw_logprobs(logits, layout)
         self._penalise(logits, rows)
         if layout.bias is not None:
             row, token_ids, values = layout.bias
             logits.index_put_((row, token_ids), values, accumulate=True)
         self._mask(logits, rows)
-        tokens = self._choose(logits, rows, layout)
-        if raw is None:
-            return [SampledToken(token_id, None) for token_id in tokens.tolist()]
-        return self._with_logprobs(tokens, raw, layout)
+        highest = logits.amax(dim=-1, keepdim=True)
+        is_sound &= highest[:, 0].isfinite()
+        tokens = self._choose(logits, highest, rows, layout)
+        logprobs = [None] * len(rows) if raw is None else self._reported(tokens, raw, layout)
+        return [
+            SampledToken(token_id, logprob) if sound else None
+            for token_id, logprob, sound in zip(tokens.tolist(), logprobs, is_sound.tolist(), strict=True)
+        ]
 
     # ---- what the parameters say
 
@@ -174,8 +183,8 @@ class Sampler:
 
     # ---- choice
 
-    def _choose(self, logits: Tensor, rows: Sequence[SamplingRow], layout: _Layout) -> Tensor:
-        """Token ids [rows]."""
+    def _choose(self, logits: Tensor, highest: Tensor, rows: Sequence[SamplingRow], layout: _Layout) -> Tensor:
+        """Token ids [rows]. `highest` [rows, 1] are the highest of `logits`, which are overwritten."""
         if layout.uncut is None and layout.cut is None:
             return logits.argmax(dim=-1)
         if layout.has_greedy:
@@ -184,11 +193,11 @@ class Sampler:
             tokens = torch.empty(len(rows), dtype=torch.int64, device=self._device)
         if layout.uncut is not None:
             draws = layout.uncut
-            weights = _relative_logits(logits, draws).exp_()
+            weights = _relative_logits(logits, highest, draws).exp_()
             tokens[draws.rows] = _draw(weights, self._uniforms(rows, draws))[:, 0]
         if layout.cut is not None:
             draws = layout.cut
-            x = _relative_logits(logits, draws)
+            x = _relative_logits(logits, highest, draws)
             uniforms = self._uniforms(rows, draws)
             tokens[draws.rows] = _draw_cut(x, draws.top_k, draws.top_p, uniforms, draws.num_candidates)
         return tokens
@@ -205,27 +214,30 @@ class Sampler:
             return None
         return torch.log_softmax(logits.index_select(0, layout.logprob_rows), dim=-1)
 
-    def _with_logprobs(self, tokens: Tensor, raw: Tensor, layout: _Layout) -> list[SampledToken]:
+    def _reported(self, tokens: Tensor, raw: Tensor, layout: _Layout) -> list[TokenLogprob | None]:
+        """What each row reports of its token `tokens` [rows]."""
         assert layout.logprob_rows is not None
         chosen = raw.gather(1, tokens[layout.logprob_rows][:, None])[:, 0].tolist()
         top, top_ids = raw.topk(layout.num_top, dim=-1)
         reported = iter(zip(chosen, top.tolist(), top_ids.tolist(), strict=True))
-        sampled = []
-        for token_id, params in zip(tokens.tolist(), layout.params, strict=True):
-            logprob = None
-            if params.logprobs is not None:
+        logprobs: list[TokenLogprob | None] = []
+        for params in layout.params:
+            if params.logprobs is None:
+                logprobs.append(None)
+            else:
                 own, row_top, row_ids = next(reported)
                 pairs = zip(row_ids[: params.logprobs], row_top[: params.logprobs], strict=True)
-                logprob = TokenLogprob(own, tuple(pairs))
-            sampled.append(SampledToken(token_id, logprob))
-        return sampled
+                logprobs.append(TokenLogprob(own, tuple(pairs)))
+        return logprobs
 
 
-def _relative_logits(logits: Tensor, draws: _Draws) -> Tensor:
+def _relative_logits(logits: Tensor, highest: Tensor, draws: _Draws) -> Tensor:
     """[n, vocab], scaled by temperature and moved so that each row's highest is 0; below min_p it is -inf. Relative to
     the highest, min_p is a plain threshold."""
-    x = logits if len(draws.row_list) == logits.shape[0] else logits.index_select(0, draws.rows)
-    x -= x.amax(dim=-1, keepdim=True)
+    x = logits
+    if len(draws.row_list) < logits.shape[0]:
+        x, highest = logits.index_select(0, draws.rows), highest.index_select(0, draws.rows)
+    x -= highest
     x /= draws.temperature
     if draws.log_min_p is not None:
         x.masked_fill_(x < draws.log_min_p, float("-inf"))

@@ -162,6 +162,10 @@ class Scheduler:
         chunk.sequence.num_computed += chunk.num_tokens
         self._remember(chunk.sequence)
 
+    def forget(self, sequence: Sequence) -> None:
+        """The KV of a running sequence is not to be trusted: it leaves the prefix cache."""
+        self._pool.forget(sequence.pages)
+
     def finish(self, sequence: Sequence) -> None:
         """A running sequence is done: its full pages become prefix cache."""
         self._detach(sequence)

@@ -64,8 +64,9 @@ class Generated:
     def take(self, output: SequenceOutput) -> None:
         assert self.finish_reason is None, f"{output} after the end"
         assert output.index == self.first_index + len(self.token_ids), f"{output} out of order"
-        self.token_ids.append(output.token.token_id)
-        self.logprobs.append(output.token.logprob)
+        if output.token is not None:
+            self.token_ids.append(output.token.token_id)
+            self.logprobs.append(output.token.logprob)
         self.num_cached_tokens = output.num_cached_tokens
         self.finish_reason = output.finish_reason
         self.stop_token_id = output.stop_token_id

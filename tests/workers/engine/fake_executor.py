@@ -21,14 +21,19 @@ class FakeExecutor:
         self.kv = np.full((num_pages, page_tokens, 2), -1, np.int32)
         self.plans: list[StepPlan] = []
         self.pinned: Counter[int] = Counter()  # pages that a transfer may touch: a step must not write them
+        self.broken_after: int | None = None  # sequences that end with this token get no other
         self._vocab_size = vocab_size
 
-    def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> list[SampledToken]:
+    def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> list[SampledToken | None]:
         self.plans.append(plan)
         self._write(plan)
         slots = [s.slot for s in plan.slices]
         assert len(set(slots)) == len(slots), f"a slot is used twice: {slots}"
-        sampled = [SampledToken(self._next(s.page_ids, s.end), None) for s in plan.slices if s.samples]
+        sampled = [
+            None if s.token_ids[-1] == self.broken_after else SampledToken(self._next(s.page_ids, s.end), None)
+            for s in plan.slices
+            if s.samples
+        ]
         assert len(sampled) == len(sampling)
         return sampled
 

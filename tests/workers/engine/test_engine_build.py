@@ -90,7 +90,7 @@ def test_smallest_engines_warm_up(overrides: dict[str, Any]) -> None:
 
 def test_executor_without_tokens_does_not_pass_as_ready() -> None:
     class Broken:
-        def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> list[SampledToken]:
+        def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> Sequence[SampledToken | None]:
             raise RuntimeError("no device")
 
     with pytest.raises(RuntimeError, match="no device"):

@@ -251,6 +251,30 @@ def test_prefill_whose_only_token_ends_it_says_so_and_is_still_held() -> None:
     assert engine.state(("a", 0)) is SequenceState.HELD
 
 
+def test_sequence_without_a_token_ends_with_error_and_leaves_nothing_in_the_prefix_cache() -> None:
+    engine, executor = make_engine()
+    executor.broken_after = 99
+    engine.add(make_request("sound", range(8)))
+    engine.add(make_request("broken", [*range(8), *range(50, 54), 99]))
+    generated = run(engine)
+    assert generated["sound", 0].token_ids == continuation(list(range(8)), 8, 100)
+    assert (generated["broken", 0].token_ids, generated["broken", 0].finish_reason) == ([], "error")
+    assert engine.state(("broken", 0)) is None
+    executor.broken_after = None
+    engine.add(make_request("again", [*range(8), *range(50, 54), 99], max_tokens=1))
+    assert run(engine)["again", 0].num_cached_tokens == 0
+
+
+def test_prefill_without_a_token_ends_with_error_and_is_still_held() -> None:
+    engine, executor = make_engine()
+    executor.broken_after = 6
+    engine.add_prefill(make_request("a", range(7)), make_ticket(1, 0, 2))
+    assert run(engine)["a", 0].finish_reason == "error"
+    assert engine.state(("a", 0)) is SequenceState.HELD
+    engine.release(("a", 0))
+    assert engine.ledger()["free"] == 16
+
+
 def test_prefill_aborted_while_it_sends_drains_until_released() -> None:
     engine, _ = make_engine(max_step_tokens=4)
     engine.add_prefill(make_request("a", range(18)), make_ticket(1, 0, 5))

@@ -179,6 +179,7 @@ def test_prompt_computed_elsewhere_goes_on_identically(family: str, reference: C
             prefill.release(key)  # all its pages have been copied
             if output.finish_reason is None:
                 decode.land(key)
+                assert output.token is not None
                 decode.start(key, (output.token.token_id,))
             else:
                 decode.abort(key)

@@ -222,6 +222,7 @@ class EngineMachine(RuleBasedStateMachine):
             key = (output.request_id, output.attempt)
             expected = self.live[key]
             assert output.index == expected.num_output
+            assert output.token is not None
             assert output.token.token_id == next_token(expected.tokens, VOCAB_SIZE), "another token than undisturbed"
             expected.tokens.append(output.token.token_id)
             is_eos = output.token.token_id == EOS_ID and not expected.ignore_eos

@@ -26,12 +26,13 @@ def row(
     return SamplingRow(SamplingParams(max_tokens=100, **params), position, counts, masked)
 
 
-def sample(logits: torch.Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
+def sample(logits: torch.Tensor, rows: list[SamplingRow]) -> list[SampledToken | None]:
     return Sampler(logits.shape[1], CPU).sample(logits.clone(), rows)
 
 
-def ids(sampled: list[SampledToken]) -> list[int]:
-    return [token.token_id for token in sampled]
+def ids(sampled: list[SampledToken | None]) -> list[int]:
+    assert None not in sampled
+    return [token.token_id for token in sampled if token is not None]
 
 
 def draw_many(scores: torch.Tensor, num_draws: int, **params: Any) -> NDArray[np.int64]:
@@ -234,8 +235,8 @@ def test_logprobs_are_of_the_scores_as_they_came_and_only_where_wanted() -> None
     ]
     sampled = sample(logits, rows)
     expected = torch.log_softmax(logits, dim=-1)
-    assert sampled[0].token_id == 4
-    first, second, third = (token.logprob for token in sampled)
+    assert ids(sampled)[0] == 4
+    first, second, third = (token.logprob for token in sampled if token is not None)
     assert first is not None
     assert first.logprob == pytest.approx(float(expected[0, 4]))
     assert [token_id for token_id, _ in first.top] == expected[0].topk(3).indices.tolist()
@@ -255,8 +256,56 @@ def test_parameters_of_a_changed_batch_are_not_those_of_the_last() -> None:
     assert ids(sampler.sample(logits[:1].clone(), [greedy])) == [3]
 
 
-@pytest.mark.parametrize("params", [{}, {"top_k": 3}, {"top_p": 0.5}, {"temperature": 0.0}], ids=str)
-@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
-def test_scores_that_are_not_numbers_still_give_a_token(value: float, params: dict[str, Any]) -> None:
-    [token_id] = ids(sample(torch.full((1, 400), value), [row(**params)]))
-    assert 0 <= token_id < 400
+EVERY_WAY: list[dict[str, Any]] = [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.2}, {"temperature": 0.0}]
+
+
+@pytest.mark.parametrize("params", EVERY_WAY, ids=str)
+@pytest.mark.parametrize("broken", ["nan", "one nan", "one inf", "-inf"])
+def test_row_whose_scores_are_no_numbers_has_no_token_and_the_others_do(broken: str, params: dict[str, Any]) -> None:
+    logits = torch.randn(3, 400, generator=torch.Generator().manual_seed(3))
+    rows = [row(position, logprobs=2, **params) for position in range(3)]
+    first, _, third = sample(logits, rows)
+    logits[1, 7 if broken.startswith("one") else slice(None)] = float(broken.split()[-1])
+    assert sample(logits, rows) == [first, None, third]
+
+
+def test_row_of_which_every_token_is_masked_has_no_token() -> None:
+    assert sample(torch.zeros(1, 6), [row(masked=tuple(range(6)), logprobs=1)]) == [None]
+
+
+def test_masking_a_score_that_is_no_number_does_not_make_its_row_sound() -> None:
+    logits = torch.zeros(1, 6)
+    logits[0, 2] = float("inf")
+    assert sample(logits, [row(masked=(2,), logprobs=1)]) == [None]
+
+
+@given(
+    params=st.fixed_dictionaries(
+        {
+            "temperature": st.sampled_from([0.0, 1e-5, 1.0, 2.0]),
+            "top_k": st.sampled_from([0, 1, 19, 20, 2**31 - 1]),
+            "top_p": st.sampled_from([1e-300, 0.5, 1.0]),
+            "min_p": st.sampled_from([0.0, 1.0]),
+            "repetition_penalty": st.sampled_from([1e-3, 1.0, 100.0]),
+            "frequency_penalty": st.sampled_from([-2.0, 0.0, 2.0]),
+            "logit_bias": st.sampled_from([(), ((3, 100.0), (4, -100.0), (3, 100.0))]),
+            "logprobs": st.sampled_from([0, 5, 20, 40]),
+            "seed": st.sampled_from([-(2**63), -1, 0, 2**63 - 1]),
+        }
+    ),
+    masked=st.sampled_from([(), (3,), (3, 19)]),
+    num_impossible=st.integers(0, 10),
+)
+def test_parameters_at_their_limits_give_a_token_that_is_possible_and_numbers(
+    params: dict[str, Any], masked: tuple[int, ...], num_impossible: int
+) -> None:
+    logits = torch.linspace(-50, 50, 20)[None].clone()
+    logits[0, :num_impossible] = float("-inf")
+    counts = token_counts([1, 2, 19], [19, 19, 5])
+    [token] = sample(logits, [row(2**31, masked=masked, counts=counts, **params)])
+    assert token is not None
+    assert num_impossible <= token.token_id < 20
+    assert token.token_id not in masked
+    assert token.logprob is not None
+    assert math.isfinite(token.logprob.logprob)
+    assert not any(math.isnan(logprob) for _, logprob in token.logprob.top)
