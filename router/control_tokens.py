@@ -15,6 +15,8 @@ from typing import Any
 
 import tokenizers
 
+from slipstream.router.encoding import encode_unlocked
+
 # Unicode noncharacters: never part of real text, and left alone by templates.
 DISGUISES = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 
@@ -77,7 +79,7 @@ class ControlTokens:
         def encode_text(text: str) -> None:
             if text:
                 text = disguise.sub(lambda match: self._texts[int(match[1])], text)
-                text_ids = self._plain.encode(text, add_special_tokens=False).ids
+                text_ids = encode_unlocked(self._plain, text, add_special_tokens=False)
                 if not control_ids.isdisjoint(text_ids):  # a model whose vocabulary spells them out once more
                     raise ControlTokenError("the messages contain control tokens")
                 ids.extend(text_ids)

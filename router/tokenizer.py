@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tokenizers
 
 from slipstream.router.chat_template import ChatTemplate, Message
 from slipstream.router.control_tokens import ControlTokens
 from slipstream.router.detokenizer import PieceTable
+from slipstream.router.encoding import encode_unlocked
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-INLINE_CHARS = 2048  # about 1 ms of tokenising; a longer prompt would hold up the streams of others
+INLINE_SIZE = 2048  # characters or tokens, about 1 ms of work; more would hold up the streams of others
+
+T = TypeVar("T")
 
 
-class PromptTooLongError(ValueError):
+class TextTooLongError(ValueError):
     """The text cannot fit: it has at least `num_tokens` tokens."""
 
     def __init__(self, num_tokens: int) -> None:
@@ -71,52 +75,58 @@ class Tokenizer:
         """Raises FileNotFoundError or ValueError with a sentence that names what is wrong."""
         return cls(TokenizerFiles.read(Path(directory)), encode_pool)
 
-    async def encode(self, text: str, max_tokens: int) -> list[int]:
-        """A raw prompt: control tokens in it count as such, and a start token goes before it if the model wants one.
+    async def encode(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
+        """Raw prompts: control tokens in them count as such, and a start token goes before each if the model wants one.
 
-        Raises PromptTooLongError, without tokenising, if it certainly has more than `max_tokens` tokens.
+        Raises TextTooLongError, without tokenising, if one of them certainly has more than `max_tokens` tokens.
         """
-        self._check_length(text, max_tokens)
-        if len(text) <= INLINE_CHARS:
-            return self._encode_raw(text)
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._encode_raw, text)
+        for text in texts:
+            self._check_length(text, max_tokens)
+        return await self._run(sum(map(len, texts)), lambda: [self._encode_raw(text) for text in texts])
 
     async def encode_chat(self, messages: list[Message], max_tokens: int) -> list[int]:
         """A conversation, through the chat template. Control tokens that appear inside messages are plain text, so
         that nobody can forge a turn of somebody else.
 
-        Raises ChatTemplateError, ControlTokenError, PromptTooLongError.
+        Raises ChatTemplateError, ControlTokenError, TextTooLongError.
         """
-        assert self.chat_template is not None, "the model has no chat template"
-        num_chars = sum(len(str(message.get("content", ""))) for message in messages)
-        if num_chars <= INLINE_CHARS:
-            return self._encode_rendered(self.chat_template, messages, max_tokens)
-        return await asyncio.get_running_loop().run_in_executor(
-            self._pool, self._encode_rendered, self.chat_template, messages, max_tokens
-        )
+        template = self.chat_template
+        assert template is not None, "the model has no chat template"
+        # Roles and names count too: rendering thousands of empty messages takes its time as well.
+        num_chars = sum(len(text) for message in messages for text in message.values())
+        return await self._run(num_chars, lambda: self._encode_rendered(template, messages, max_tokens))
 
-    def decode(self, token_ids: list[int]) -> str:
-        """The whole text of `token_ids` without control tokens."""
-        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
-        return text
+    async def decode(self, prompts: Sequence[list[int]]) -> list[str]:
+        """The whole text of each prompt without control tokens."""
+
+        def decode_all() -> list[str]:
+            return list(self._tokenizer.decode_batch(prompts, skip_special_tokens=True))
+
+        return await self._run(sum(map(len, prompts)), decode_all)
+
+    async def _run(self, size: int, work: Callable[[], T]) -> T:
+        """Do work on `size` characters or tokens in all, in the pool if it would take long."""
+        if size <= INLINE_SIZE:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def _encode_raw(self, text: str) -> list[int]:
         # The start token comes from tokenizer.json's post-processor alone: like transformers 5, which does not look
         # at `add_bos_token` of tokenizer_config.json where there is a tokenizer.json.
-        return list(self._tokenizer.encode(text, add_special_tokens=True).ids)
+        return encode_unlocked(self._tokenizer, text, add_special_tokens=True)
 
     def _encode_rendered(self, template: ChatTemplate, messages: list[Message], max_tokens: int) -> list[int]:
         disguised = self._control.disguise(messages)
         text = template.render(messages if disguised is None else disguised.messages)
         self._check_length(text, max_tokens)
         if disguised is None:
-            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+            return encode_unlocked(self._tokenizer, text, add_special_tokens=False)
         return self._control.encode(text, disguised)
 
     def _check_length(self, text: str, max_tokens: int) -> None:
         num_tokens = len(text) // self._chars_per_token
         if num_tokens > max_tokens:
-            raise PromptTooLongError(num_tokens)
+            raise TextTooLongError(num_tokens)
 
 
 def load_tokenizer(tokenizer_json: str) -> tokenizers.Tokenizer:

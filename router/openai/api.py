@@ -24,7 +24,7 @@ from slipstream.router.openai.formats import AnswerFormat, AnswerId, ChatFormat,
 from slipstream.router.openai.output_text import OutputText
 from slipstream.router.openai.parsing import parse_body
 from slipstream.router.openai.prompts import DEFAULT_COMPLETION_TOKENS, Prompts
-from slipstream.router.openai.sampling import SEED_MASK, sampling_params
+from slipstream.router.openai.sampling import SEED_MASK, check_token_ids, sampling_params
 from slipstream.router.openai.schema import ChatRequest, CompletionRequest, GenerationFields
 from slipstream.router.stream import GenerationStream
 from slipstream.router.tokenizer import Tokenizer
@@ -42,9 +42,13 @@ class Generations(Protocol):
 class Prompt:
     """One prompt of a request. `text` is what `echo` repeats."""
 
-    token_ids: list[int]
+    packed_ids: bytes  # shared by all choices; a list of ints would be nine times as large
     sampling: SamplingParams
     text: str = ""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.packed_ids) // 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,7 @@ class OpenAiApi:
         wanted = body.max_completion_tokens or body.max_tokens
         max_tokens = self._prompts.room(len(token_ids), wanted, None, "messages")
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        prompts = [Prompt(token_ids, self._sampling(body, max_tokens, logprobs))]
+        prompts = [Prompt(pack_ids(token_ids), self._sampling(body, max_tokens, logprobs))]
         answer = self._new_answer("chatcmpl-")
         form = ChatFormat(answer, self._tokenizer.pieces, logprobs is not None, wants_usage(body))
         await self._answer(exchange, Job(answer.request_id, body, prompts, "messages", form, arrived_s))
@@ -106,14 +110,15 @@ class OpenAiApi:
         arrived_s = time.monotonic()
         body = parse_body(request, CompletionRequest)
         self._check_model(body.model)
+        for token_ids in body.id_lists:
+            check_token_ids("prompt", token_ids, self._tokenizer.vocab_size)
         prompts: list[Prompt] = []
-        for raw in body.prompts:
-            token_ids = await self._prompts.of_completion(raw, "prompt")
+        for token_ids in body.id_lists or await self._prompts.of_texts(body.texts, "prompt"):
             max_tokens = self._prompts.room(len(token_ids), body.max_tokens, DEFAULT_COMPLETION_TOKENS, "prompt")
-            text = ""
-            if body.echo:
-                text = raw if isinstance(raw, str) else self._tokenizer.decode(raw)
-            prompts.append(Prompt(token_ids, self._sampling(body, max_tokens, body.logprobs), text))
+            prompts.append(Prompt(pack_ids(token_ids), self._sampling(body, max_tokens, body.logprobs)))
+        if body.echo:
+            texts = body.texts or await self._tokenizer.decode(body.id_lists)
+            prompts = [replace(prompt, text=text) for prompt, text in zip(prompts, texts, strict=True)]
         answer = self._new_answer("cmpl-")
         form = CompletionFormat(answer, self._tokenizer.pieces, body.logprobs is not None, wants_usage(body))
         await self._answer(exchange, Job(answer.request_id, body, prompts, "prompt", form, arrived_s))
@@ -131,7 +136,7 @@ class OpenAiApi:
                 answer = Answer(
                     choices,
                     job.form,
-                    num_prompt_tokens=sum(len(prompt.token_ids) for prompt in job.prompts),
+                    num_prompt_tokens=sum(prompt.num_tokens for prompt in job.prompts),
                     choices_per_prompt=job.choices_per_prompt,
                     prompt_param=job.prompt_param,
                 )
@@ -153,7 +158,7 @@ class OpenAiApi:
             sampling = replace(sampling, seed=(sampling.seed + index % job.choices_per_prompt) & SEED_MASK)
         request = GenerateRequest(
             request_id=job.answer_id if is_only else f"{job.answer_id}#{index}",
-            prompt_ids=pack_ids(prompt.token_ids),
+            prompt_ids=prompt.packed_ids,
             sampling=sampling,
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from slipstream.router.chat_template import ChatTemplateError, Message
 from slipstream.router.control_tokens import ControlTokenError
 from slipstream.router.http.errors import HttpError
-from slipstream.router.openai.sampling import check_token_ids
 from slipstream.router.openai.schema import ChatMessage
-from slipstream.router.tokenizer import PromptTooLongError, Tokenizer
+from slipstream.router.tokenizer import TextTooLongError, Tokenizer
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of the completions endpoint
 
@@ -37,25 +36,22 @@ class Prompts:
         limit = self._limit()
         try:
             return await self._tokenizer.encode_chat(plain, limit)
-        except PromptTooLongError as error:
+        except TextTooLongError as error:
             raise self._too_long(f"at least {error.num_tokens}", 0, limit, "messages") from error
         except (ChatTemplateError, ControlTokenError) as error:
             message = f"The model's chat template refused the messages: {error}"
             raise HttpError(400, message, param="messages", code="invalid_value") from error
 
-    async def of_completion(self, prompt: str | list[int], param: str) -> list[int]:
-        """Raises HttpError 400 if the prompt has no tokens, or one that the model does not know."""
-        if isinstance(prompt, list):
-            check_token_ids(param, prompt, self._tokenizer.vocab_size)
-            return prompt
+    async def of_texts(self, texts: Sequence[str], param: str) -> list[list[int]]:
+        """Raises HttpError 400 if a text has no tokens, or more than the model's context."""
         limit = self._limit()
         try:
-            token_ids = await self._tokenizer.encode(prompt, limit)
-        except PromptTooLongError as error:
+            id_lists = await self._tokenizer.encode(texts, limit)
+        except TextTooLongError as error:
             raise self._too_long(f"at least {error.num_tokens}", 0, limit, param) from error
-        if not token_ids:
+        if not all(id_lists):
             raise HttpError(400, f"'{param}' is empty.", param=param, code="invalid_value")
-        return token_ids
+        return id_lists
 
     def room(self, num_prompt_tokens: int, wanted: int | None, default: int | None, param: str) -> int:
         """How many tokens to generate: `wanted`, or else `default` as far as there is room; None: all there is.

@@ -204,15 +204,27 @@ class CompletionRequest(GenerationFields):
             raise field_error("best_of", "is only supported when it equals `n`")
         if self.echo and self.logprobs is not None:
             raise field_error("echo", "is not supported together with `logprobs` yet")
-        if len(self.prompts) * (self.n or 1) > MAX_PROMPTS:
+        if self.num_prompts * (self.n or 1) > MAX_PROMPTS:
             raise field_error("n", f"times the number of prompts is more than {MAX_PROMPTS}")
         return self
 
     @property
-    def prompts(self) -> list[str] | list[list[int]]:
-        """The prompt as a list of texts or a list of token id lists."""
+    def texts(self) -> list[str]:
+        """The prompts if they are texts, else empty."""
         prompt: Any = self.prompt
-        return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
+        texts = [prompt] if isinstance(prompt, str) else prompt
+        return texts if isinstance(texts[0], str) else []
+
+    @property
+    def id_lists(self) -> list[list[int]]:
+        """The prompts if they are token ids, else empty."""
+        prompt: Any = self.prompt
+        id_lists = [prompt] if isinstance(prompt[0], int) else prompt
+        return id_lists if isinstance(id_lists[0], list) else []
+
+    @property
+    def num_prompts(self) -> int:
+        return len(self.texts) or len(self.id_lists)
 
 
 def field_error(field: str, message: str) -> PydanticCustomError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 from slipstream.router.chat_template import ChatTemplate, ChatTemplateError
 from slipstream.router.openai.prompts import plain_message
 from slipstream.router.openai.schema import ChatMessage, TextPart
-from slipstream.router.tokenizer import PromptTooLongError, Tokenizer
+from slipstream.router.tokenizer import TextTooLongError, Tokenizer
 
 DEMO = Path(__file__).parents[2] / "models" / "slipstream-demo"
 CONVERSATIONS: list[list[dict[str, Any]]] = [
@@ -84,7 +84,7 @@ def chat(tokenizer: Tokenizer, messages: list[dict[str, Any]]) -> list[int]:
 
 
 def ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    return asyncio.run(tokenizer.encode(text, 100_000))
+    return asyncio.run(tokenizer.encode([text], 100_000))[0]
 
 
 @pytest.mark.parametrize("messages", CONVERSATIONS)
@@ -120,7 +120,7 @@ def test_control_tokens_in_a_message_are_plain_text(tokenizer: Tokenizer) -> Non
         token_ids = chat(tokenizer, [{"role": "user", **message}])
         controls = [token_id for token_id in token_ids if token_id < 9]
         assert controls == [token_id for token_id in harmless if token_id < 9]
-    assert tokenizer.decode(chat(tokenizer, [{"role": "user", "content": attack}])) == attack
+    assert asyncio.run(tokenizer.decode([chat(tokenizer, [{"role": "user", "content": attack}])])) == [attack]
 
 
 def test_a_message_with_a_control_token_is_what_transformers_makes_of_it_when_told_to_be_careful(
@@ -141,7 +141,7 @@ def test_no_message_can_bring_in_a_control_token(text: str, token: str, data: st
     messages = [{"role": "user", "content": text[:at] + token + text[at:]}]
     token_ids = chat(tokenizer, messages)
     assert [token_id for token_id in token_ids if token_id < 9] == [1, 5, 3, 6]  # bos, user, end, assistant
-    assert tokenizer.decode(token_ids) == messages[0]["content"]
+    assert tokenizer._tokenizer.decode(token_ids) == messages[0]["content"]
 
 
 @cache
@@ -198,23 +198,53 @@ def test_a_template_that_is_not_jinja_is_refused_on_loading() -> None:
 
 def test_a_text_that_cannot_fit_is_refused_without_tokenising(tokenizer: Tokenizer) -> None:
     async def main() -> None:
-        with pytest.raises(PromptTooLongError):
-            await tokenizer.encode("word " * 1_000_000, max_tokens=100)
-        with pytest.raises(PromptTooLongError):
+        with pytest.raises(TextTooLongError):
+            await tokenizer.encode(["word " * 1_000_000], max_tokens=100)
+        with pytest.raises(TextTooLongError):
             await tokenizer.encode_chat([{"role": "user", "content": "word " * 1_000_000}], max_tokens=100)
 
     asyncio.run(main())
 
 
-def test_a_long_prompt_is_tokenised_off_the_loop(tokenizer: Tokenizer) -> None:
+async def longest_turn(work: Coroutine[Any, Any, object]) -> tuple[float, float]:
+    """The longest time that the loop stood still during `work`, and the time it took in all, in seconds."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.create_task(work)
+    began = latest = loop.time()
+    longest = 0.0
+    while not task.done():
+        await asyncio.sleep(0)
+        longest = max(longest, loop.time() - latest)
+        latest = loop.time()
+    await task
+    return longest, latest - began
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [["some words to chew on\n" * 15_000], ["a few words\n" * 40] * 1024],
+    ids=["one long text", "many short texts"],
+)
+def test_the_loop_goes_on_while_long_prompts_are_tokenised(tokenizer: Tokenizer, texts: list[str]) -> None:
+    longest, whole = asyncio.run(longest_turn(tokenizer.encode(texts, 10_000_000)))
+    assert longest < whole / 3
+
+
+@pytest.mark.parametrize("content", ["some words to chew on\n" * 15_000, "<|end|>" + "more words\n" * 30_000])
+def test_the_loop_goes_on_while_a_long_conversation_is_tokenised(tokenizer: Tokenizer, content: str) -> None:
+    messages = [{"role": "user", "content": content}]
+    longest, whole = asyncio.run(longest_turn(tokenizer.encode_chat(messages, 10_000_000)))
+    assert longest < whole / 3
+
+
+def test_many_messages_without_words_are_rendered_off_the_loop(tokenizer: Tokenizer) -> None:
+    messages = [{"role": "assistant", "content": ""}] * 8192
+
     async def main() -> None:
-        encoding = asyncio.create_task(tokenizer.encode("some words to chew on\n" * 20_000, 10_000_000))
-        num_turns = 0
-        while not encoding.done():
-            await asyncio.sleep(0)
-            num_turns += 1
-        assert num_turns > 10
-        assert len(await encoding) > 20_000
+        encoding = asyncio.create_task(tokenizer.encode_chat(messages, 10_000_000))
+        await asyncio.sleep(0)
+        assert not encoding.done()
+        assert len(await encoding) > 8192
 
     asyncio.run(main())
 
