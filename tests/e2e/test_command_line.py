@@ -66,6 +66,8 @@ def drained_by(serving: ServingCluster, stop: Callable[[], Any]) -> None:
     assert texts == expected
     assert serving.wait() == 0
     assert serving.left_behind(1.0) == []
+    assert serving.state is None
+    assert "draining" in serving.output
     assert "Traceback" not in serving.output
 
 

@@ -30,24 +30,6 @@ def complete(serving: ServingCluster, max_tokens: int = 4) -> str:
         return str(json.loads(answer.read())["choices"][0]["text"])
 
 
-def test_ctrl_c_lets_a_running_stream_finish_and_leaves_nothing(make_cluster: MakeCluster) -> None:
-    serving = make_cluster()
-    serving.start()
-    texts: list[str] = []
-    client = threading.Thread(target=lambda: texts.append(complete(serving, 400)))
-    client.start()
-    serving.wait_for(lambda: b"vllm:num_requests_running 0" not in serving.get("/metrics")[1], 30)
-    serving.interrupt()
-    code = serving.wait()
-    client.join(30)
-    assert code == 0
-    assert len(texts) == 1
-    assert "draining" in serving.output
-    assert serving.left_behind(0.0) == []
-    assert serving.state is None
-    assert "Traceback" not in serving.output
-
-
 def test_a_second_ctrl_c_does_not_wait_for_running_streams(make_cluster: MakeCluster) -> None:
     serving = make_cluster()
     serving.start()
@@ -70,30 +52,6 @@ def test_a_second_ctrl_c_does_not_wait_for_running_streams(make_cluster: MakeClu
     assert cut_off
     assert "stopping at once" in serving.output
     assert serving.left_behind(0.0) == []
-
-
-@pytest.mark.parametrize("name", ["router", "prefill-0", "decode-0"])
-def test_a_killed_process_comes_back_and_the_cluster_serves_again(cluster: ServingCluster, name: str) -> None:
-    before, url = complete(cluster), cluster.base_url
-    member = cluster.member(name)
-    os.kill(member.pids[0], signal.SIGKILL)
-    cluster.wait_until_restarted(name, member.pids)
-    cluster.wait_for(lambda: cluster.get("/health/ready")[0] == 200, 30)
-    assert cluster.base_url == url
-    assert complete(cluster) == before
-    assert cluster.member(name).restarts == member.restarts + 1
-
-
-def test_a_killed_rank_takes_its_group_with_it_and_both_come_back(make_cluster: MakeCluster) -> None:
-    serving = make_cluster({"prefill": {"tp": 2}})
-    serving.start()
-    before = complete(serving)
-    old = serving.member("prefill-0").pids
-    assert len(old) == 2
-    os.kill(old[1], signal.SIGKILL)
-    serving.wait_until_restarted("prefill-0", old)
-    assert complete(serving) == before
-    assert serving.end() == []
 
 
 def test_a_killed_driver_leaves_nothing(make_cluster: MakeCluster) -> None:
