@@ -12,12 +12,14 @@ from slipstream.router.http.reader import Request
 from slipstream.router.openai.schema import UNION_TAGS
 
 MAX_PARAM_CHARS = 256  # the name may be anything that a client made up
+MAX_COMPLAINTS = 256  # pydantic words all of them or none, and a body may have a million unknown fields
 
 Body = TypeVar("Body", bound=BaseModel)
 
 
 def parse_body(request: Request, model: type[Body]) -> Body:
-    """Raises HttpError 400 that names the first field at fault, 415 if the body is declared to be something else."""
+    """Raises HttpError 400 that names the first field at fault, or none if there are very many; 415 if the body is
+    declared to be something else."""
     content_type = request.headers.get(b"content-type", b"application/json")
     if content_type.partition(b";")[0].strip().lower() != b"application/json":
         raise HttpError(
@@ -29,6 +31,9 @@ def parse_body(request: Request, model: type[Body]) -> Body:
     try:
         return model.model_validate_json(request.body)
     except ValidationError as error:
+        if error.error_count() > MAX_COMPLAINTS:
+            message = f"The body has {error.error_count()} unknown or invalid fields."
+            raise HttpError(400, message, code="invalid_value") from None
         raise explain(error.errors(include_url=False, include_input=False)[0]) from None
 
 

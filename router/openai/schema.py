@@ -3,13 +3,25 @@
 A field that this server cannot serve yet is known by name and accepted only with a value that asks for nothing. So no
 field is ever silently ignored, except those that by their definition do not touch the answer (`user`, `metadata`,
 `safety_identifier`, `prompt_cache_key`, `service_tier` "auto" or "default", and `parallel_tool_calls`, without tools).
+
+Checking a body holds up the event loop, so what is large fails fast: a list ends the check at its first bad item, and
+sizes are looked at before what they are the sizes of.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 MAX_STOPS = 16
@@ -17,9 +29,10 @@ MAX_STOP_CHARS = 512
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
 MAX_LOGPROBS = 20
+MAX_METADATA = 16
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
-MAX_MESSAGES = 8192
+MAX_MESSAGES = 8192  # messages, and parts of messages
 INT32_MAX = 2**31 - 1
 
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
@@ -48,6 +61,27 @@ def only(*neutral: Any) -> AfterValidator:
 def as_list(value: Any) -> Any:
     """A single stop string is a list of one."""
     return [value] if isinstance(value, str) else value
+
+
+def at_most(max_length: int) -> BeforeValidator:
+    """A bound for objects that is checked first: pydantic's own looks at every entry before it counts them."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > max_length:
+            raise PydanticCustomError("too_long", "has more than {max_length} entries", {"max_length": max_length})
+        return value
+
+    return BeforeValidator(check)
+
+
+def not_too_many_parts(messages: Any) -> Any:
+    """A bound for the parts of all messages together."""
+    if isinstance(messages, list):
+        contents = [message.get("content") for message in messages if isinstance(message, dict)]
+        num_parts = sum(len(content) for content in contents if isinstance(content, list))
+        if max(num_parts, len(messages)) > MAX_MESSAGES:
+            raise PydanticCustomError("too_long", "has more than {limit} messages or parts", {"limit": MAX_MESSAGES})
+    return messages
 
 
 Unserved = Annotated[Any, only()]
@@ -80,11 +114,7 @@ class GenerationFields(Strict):
     frequency_penalty: Annotated[FiniteFloat, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[FiniteFloat, Field(gt=0, le=100)] | None = None
     logit_bias: (
-        Annotated[
-            dict[str, Annotated[FiniteFloat, Field(ge=-100, le=100)]],
-            Field(max_length=MAX_LOGIT_BIASES),
-        ]
-        | None
+        Annotated[dict[str, Annotated[FiniteFloat, Field(ge=-100, le=100)]], at_most(MAX_LOGIT_BIASES)] | None
     ) = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
@@ -97,7 +127,7 @@ class GenerationFields(Strict):
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
     cache_salt: Label | None = None
     user: Label | None = None
-    metadata: Annotated[dict[str, Label], Field(max_length=16)] | None = None
+    metadata: Annotated[dict[str, Label], at_most(MAX_METADATA)] | None = None
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> GenerationFields:
@@ -117,7 +147,8 @@ class ChatMessage(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: (
         Annotated[
-            Annotated[str, Tag("~string")] | Annotated[list[TextPart], Field(min_length=1), Tag("~parts")],
+            Annotated[str, Tag("~string")]
+            | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag("~parts")],
             Discriminator(lambda value: "~string" if isinstance(value, str) else "~parts"),
         ]
         | None
@@ -140,7 +171,7 @@ class ChatMessage(Strict):
 class ChatRequest(GenerationFields):
     """Body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True), BeforeValidator(not_too_many_parts)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -179,7 +210,7 @@ def prompt_kind(value: Any) -> str:
     return "~ids" if isinstance(first, int) else "~id_lists" if isinstance(first, list) else "~strings"
 
 
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 
 
 class CompletionRequest(GenerationFields):
@@ -187,9 +218,9 @@ class CompletionRequest(GenerationFields):
 
     prompt: Annotated[
         Annotated[str, Tag("~string")]
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS), Tag("~strings")]
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("~strings")]
         | Annotated[TokenIds, Tag("~ids")]
-        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS), Tag("~id_lists")],
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("~id_lists")],
         Discriminator(prompt_kind),
     ]
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None

@@ -8,6 +8,7 @@ import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from slipstream.router.generation import GenerateRequest
 from slipstream.router.http.errors import HttpError
@@ -375,6 +376,44 @@ def test_no_body_brings_out_a_5xx_or_breaks_the_server(
             assert (await site.post(CHAT, messages=HI))[0] == 200
 
     run(main)
+
+
+FLOODS: list[tuple[type[ChatRequest] | type[CompletionRequest], bytes]] = [
+    (CompletionRequest, b'"prompt":[1%b]' % (b',""' * 10_000)),
+    (CompletionRequest, b'"prompt":[[1%b]]' % (b',""' * 10_000)),
+    (CompletionRequest, b'"prompt":[""%b]' % (b",1" * 1000)),
+    (CompletionRequest, b'"prompt":"x","logit_bias":{%b}' % b",".join(b'"%d":""' % i for i in range(10_000))),
+    (ChatRequest, b'"messages":[0%b]' % (b",0" * 8000)),
+    (ChatRequest, b'"messages":[0%b]' % (b",0" * 10_000)),
+    (ChatRequest, b'"messages":[{"role":"user","content":[0%b]}]' % (b",0" * 8000)),
+    (ChatRequest, b'"messages":[{"role":"user","content":[0%b]}]' % (b",0" * 10_000)),
+    (ChatRequest, b'"messages":[0%b]' % (b',{"role":"user","content":[0,0]}' * 5000)),
+]
+
+
+@pytest.mark.parametrize("flood", range(len(FLOODS)))
+def test_a_flood_of_faults_is_looked_at_no_further_than_the_first(flood: int) -> None:
+    model, fields = FLOODS[flood]
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate_json(b'{"model":"m",%b}' % fields)
+    assert caught.value.error_count() <= 2  # a message may lack its role and its content
+
+
+def test_a_flood_of_unknown_fields_is_counted_but_not_listed() -> None:
+    body = {"model": MODEL, "prompt": "x"} | {f"x{i}": 0 for i in range(10_000)}
+    request = Request("POST", "/", "", {}, orjson.dumps(body), keep_alive=True, http10=False)
+    with pytest.raises(HttpError, match="10000 unknown or invalid fields") as caught:
+        parse_body(request, CompletionRequest)
+    assert caught.value.status == 400
+
+
+def test_messages_may_have_many_parts_but_not_without_end() -> None:
+    def messages(num_messages: int, num_parts: int) -> list[dict[str, Any]]:
+        return [{"role": "user", "content": [{"type": "text", "text": ""}] * num_parts}] * num_messages
+
+    assert len(ChatRequest(model=MODEL, messages=messages(128, 64)).messages) == 128
+    with pytest.raises(ValidationError, match="more than 8192 messages or parts"):
+        ChatRequest(model=MODEL, messages=messages(128, 65))
 
 
 def encode_any(value: Any) -> bytes:
