@@ -78,7 +78,8 @@ class Engine:
         self._executor = executor
         self._scheduler = Scheduler(limits)
         self._arrivals = count()
-        self._eos_ids = frozenset(limits.eos_token_ids)
+        # A model directory may name tokens that the model has not: nothing to end at, and nothing to mask.
+        self._eos_ids = frozenset(t for t in limits.eos_token_ids if t < limits.vocab_size)
         self._num_steps = 0
         self._num_computed_tokens = 0
         self._num_sampled_tokens = 0

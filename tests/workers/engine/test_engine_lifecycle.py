@@ -97,7 +97,7 @@ def test_model_length_ends_the_output() -> None:
 
 
 def test_min_tokens_masks_what_would_end_the_output() -> None:
-    engine, executor = make_engine(eos_token_ids=(3,))
+    engine, executor = make_engine(eos_token_ids=(3, VOCAB))
     seen: list[tuple[int, ...]] = []
 
     class Spy(FakeExecutor):
