@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from slipstream.workers.report import WorkerFailed, WorkerState
 from slipstream.workers.role import Role
 from slipstream.workers.stats_book import StatsBook
 from slipstream.workers.ticket_office import TicketOffice
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +110,12 @@ class EngineLoop:
                     self._out += self.role.sampled(self.engine.step())
                 self._watch_the_clock()
                 self._flush()
+        except WorkerFailed as error:
+            self._say_goodbye(str(error))
+            raise
         except Exception as error:
-            reason = str(error) if isinstance(error, WorkerFailed) else f"engine failed: {error!r}"
+            log.exception("the engine failed")
+            reason = f"engine failed: {error!r}"
             self._say_goodbye(reason)
             raise WorkerFailed(reason) from error
         self._say_goodbye("the worker stops")

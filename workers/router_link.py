@@ -25,8 +25,8 @@ class RouterLink:
     """Connects, again and again until the router answers, and carries messages between router and engine thread.
 
     `connect` and `send` are for the engine thread, everything else is for the loop's. A message for the engine goes
-    straight into the inbox; Ping is answered here, so that a long step is not taken for a dead worker. `on_rejected`
-    is called, on the loop, if the router will not have this worker.
+    straight into the inbox; Ping is answered here, so that a long step is not taken for a dead worker. `on_failed`
+    is called, on the loop, if the router will not have this worker or there can be none at its address.
     """
 
     def __init__(
@@ -35,12 +35,12 @@ class RouterLink:
         host: str,
         port: int,
         inbox: Inbox[EngineEvent],
-        on_rejected: Callable[[WorkerFailed], None],
+        on_failed: Callable[[WorkerFailed], None],
     ) -> None:
         self._loop = loop
         self._host, self._port = host, port
         self._inbox = inbox
-        self._on_rejected = on_rejected
+        self._on_failed = on_failed
         self._protocol: FrameProtocol | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._answer: asyncio.Future[bool] | None = None  # of the current connection: welcome, or lost without a word
@@ -77,15 +77,21 @@ class RouterLink:
     def _begin(self, hello: Hello) -> None:
         if not self._closing:
             self._connecting = self._loop.create_task(self._connect(hello))
+            self._connecting.add_done_callback(self._connect_ended)
+
+    def _connect_ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:  # not of the network: it would be the same next time
+            self._on_failed(WorkerFailed(f"cannot connect to {self._host}:{self._port}: {error}"))
 
     async def _connect(self, hello: Hello) -> None:
-        """Until the router has answered. Every failure is only a reason to try again."""
+        """Until the router has answered. Every failure of the network is only a reason to try again."""
         delay_s = RETRY_FIRST_S
         while True:
             try:
                 await self._greet(hello)
                 return
-            except (OSError, TimeoutError, ConnectionError) as error:
+            except OSError as error:
                 if delay_s == RETRY_FIRST_S:
                     log.info("the router at %s:%d does not answer yet: %s", self._host, self._port, error)
                 await asyncio.sleep(delay_s)
@@ -118,7 +124,7 @@ class RouterLink:
                     self._put(message)
             case Rejected(reason):
                 self._closing = True
-                self._on_rejected(WorkerFailed(f"the router rejected this worker: {reason}"))
+                self._on_failed(WorkerFailed(f"the router rejected this worker: {reason}"))
             case _ if isinstance(message, RouterMessage):
                 self._put(message)
             case _:

@@ -27,7 +27,7 @@ class LinkBench:
     link: RouterLink
     inbox: Inbox[EngineEvent]
     loop: asyncio.AbstractEventLoop
-    rejections: queue.SimpleQueue[str]
+    failures: queue.SimpleQueue[str]
     seen: list[EngineEvent] = field(default_factory=list)
 
     def take(self, count: int) -> list[EngineEvent]:
@@ -44,16 +44,16 @@ class LinkBench:
 def linked(port: int, inbox_limit: int = 100) -> Iterator[LinkBench]:
     loop = uvloop.new_event_loop()
     inbox: Inbox[EngineEvent] = Inbox(inbox_limit)
-    rejections: queue.SimpleQueue[str] = queue.SimpleQueue()
+    failures: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    def rejected(error: WorkerFailed) -> None:
-        rejections.put(str(error))
+    def failed(error: WorkerFailed) -> None:
+        failures.put(str(error))
 
-    link = RouterLink(loop, "127.0.0.1", port, inbox, rejected)
+    link = RouterLink(loop, "127.0.0.1", port, inbox, failed)
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
-        yield LinkBench(link, inbox, loop, rejections)
+        yield LinkBench(link, inbox, loop, failures)
     finally:
         asyncio.run_coroutine_threadsafe(link.close(), loop).result(TIMEOUT_S)
         loop.call_soon_threadsafe(loop.stop)
@@ -105,8 +105,15 @@ def test_messages_go_both_ways_and_pings_are_answered_without_the_engine() -> No
 def test_a_rejection_is_final() -> None:
     with ScriptedRouter(rejection="bad token") as router, linked(router.port) as bench:
         bench.link.connect(hello())
-        assert bench.rejections.get(timeout=TIMEOUT_S) == "the router rejected this worker: bad token"
+        assert bench.failures.get(timeout=TIMEOUT_S) == "the router rejected this worker: bad token"
         assert bench.inbox.take(0.2) == []
+
+
+def test_an_address_that_cannot_be_one_is_a_failure_and_not_retried_for_ever() -> None:
+    with linked(free_port()) as bench:
+        bench.loop.call_soon_threadsafe(bench.link.redirect, "no..host", 1)
+        bench.link.connect(hello())
+        assert bench.failures.get(timeout=TIMEOUT_S).startswith("cannot connect to no..host:1: ")
 
 
 def test_a_router_that_floods_the_engine_is_cut_off() -> None:
