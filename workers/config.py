@@ -45,7 +45,8 @@ class WorkerConfig:
     `router_port` say where the router's worker port listens, `token` is the secret it expects. `max_queued_tokens`
     is what a prefill group accepts beyond what it computes (uncomputed prompt tokens). `host` is the address at
     which the other ranks of a group reach rank 0. `ranks_on_host` divides the cores of the machine where
-    `engine.num_threads` is not given. `drain_s` bounds how long a drain waits for what is running.
+    `engine.num_threads` is not given. `drain_s` bounds how long a drain waits for what is running. A worker whose
+    engine is stuck in one step for `stall_s` ends with an error; a step takes at most seconds where all is well.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
@@ -62,6 +63,7 @@ class WorkerConfig:
     host: str = "127.0.0.1"
     ranks_on_host: int = 1
     drain_s: float = 60.0
+    stall_s: float = 120.0
     engine: EngineConfig = field(default_factory=EngineConfig)
     transfer: TransferConfig = field(default_factory=TransferConfig)
 
@@ -75,3 +77,5 @@ class WorkerConfig:
             raise ValueError(f"router_port must be a port number, got {self.router_port}")
         if self.drain_s < 0:
             raise ValueError(f"drain_s must not be negative, got {self.drain_s}")
+        if self.stall_s <= 0:
+            raise ValueError(f"stall_s must be positive, got {self.stall_s}")

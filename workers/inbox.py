@@ -14,12 +14,18 @@ class InboxFull(RuntimeError):  # noqa: N818 - names the condition
 
 
 class Inbox(Generic[T]):
-    """A bounded queue of many producers and one consumer, who takes all that is there with one lock."""
+    """A bounded queue of many producers and one consumer, who takes all that is there with one lock.
+
+    `turn` shows whether the consumer comes back: it is another number after each `take`, and None while `take` waits
+    (and before the first).
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._items: deque[T] = deque()
         self._changed = threading.Condition(threading.Lock())
+        self._num_taken = 0
+        self.turn: int | None = None
 
     def put(self, item: T) -> None:
         """What a peer asks for. From any thread; never blocks. Raises InboxFull."""
@@ -37,6 +43,13 @@ class Inbox(Generic[T]):
 
     def take(self, timeout_s: float | None) -> list[T]:
         """All items in order of arrival; waits for the first one up to `timeout_s` (0: not at all, None: for ever)."""
+        self._num_taken += 1
+        self.turn = None
+        items = self._take(timeout_s)
+        self.turn = self._num_taken
+        return items
+
+    def _take(self, timeout_s: float | None) -> list[T]:
         if timeout_s == 0 and not self._items:  # the busy engine's case: no lock
             return []
         with self._changed:

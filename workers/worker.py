@@ -8,8 +8,10 @@ import dataclasses
 import gc
 import logging
 import os
+import sys
 import threading
 import time
+import traceback
 
 import uvloop
 
@@ -41,6 +43,7 @@ from slipstream.workers.role import Role
 from slipstream.workers.router_link import RouterLink
 from slipstream.workers.stats_book import StatsBook
 from slipstream.workers.ticket_office import TicketOffice
+from slipstream.workers.watchdog import Watchdog
 
 # What is wrong with the settings, the model or the machine, each in a sentence.
 SETUP_ERRORS = (ModelError, EngineConfigError, StagingError, TransportError)
@@ -66,8 +69,9 @@ class Worker:
     should end then: an actor host calls `os._exit` or returns from main. Everything else may be called from any
     thread at any time.
 
-    Threads: the one that calls `run` has the asyncio loop with the router connection; the engine thread owns engine,
-    role and transfers; the transfer agent has its own; each other rank has one that reads its control link.
+    Threads: the one that calls `run` has the asyncio loop with the router connection and the watchdog; the engine
+    thread owns engine, role and transfers; the transfer agent has its own; each other rank has one that reads its
+    control link.
     """
 
     def __init__(self, config: WorkerConfig) -> None:
@@ -141,14 +145,23 @@ class Worker:
             link = self._link = RouterLink(loop, *self._router, self._inbox, self._finish)
         thread = threading.Thread(target=self._engine_main, args=(link, engine_done), name="engine", daemon=True)
         thread.start()
+        watchdog = Watchdog(loop, lambda: self._inbox.turn, self._config.stall_s, lambda: self._stuck(thread))
         try:
             await self._end
         finally:
+            watchdog.close()
             self._inbox.put_always(Stop(drain=False, within_s=0.0))
             await asyncio.wait([engine_done], timeout=0 if self._is_loading else END_TIMEOUT_S)
             await link.close()
             with self._lock:
                 self._loop = self._link = None
+
+    def _stuck(self, thread: threading.Thread) -> None:
+        """The end of a worker whose engine thread does not come back; the log shows where it is."""
+        frame = sys._current_frames().get(thread.ident or 0)
+        stack = "".join(traceback.format_stack(frame)) if frame is not None else "(it has ended)\n"
+        log.error("%s: the engine thread is stuck:\n%s", self._config.name, stack)
+        self._finish(WorkerFailed(f"the engine has been stuck in one step for {self._config.stall_s:g} s"))
 
     def _finish(self, error: WorkerFailed | None) -> None:
         """`run` ends; the first reason counts."""

@@ -51,6 +51,7 @@ def workers(tiny_model_dir: Callable[[str], Path], tmp_path_factory: pytest.Temp
             "drained": start("drained", "decode"),
             "headless": start("headless", "prefill", tp=2),
             "crippled": start("crippled", "prefill", tp=2),
+            "frozen": start("frozen", "prefill", tp=2, stall_s=2.0),
         }
         yield Workers(router, folder, model_dir, router.connection("d"), processes)
 
@@ -172,6 +173,25 @@ def test_a_group_ends_when_one_of_its_ranks_is_killed_and_its_requests_fail(work
     crippled.wait_lost()
     assert process.wait() == 1
     assert "rank 1" in process.log
+    decode.cancel(what)
+    decode.wait_all_free()
+
+
+def test_a_group_ends_when_one_of_its_ranks_hangs(workers: Workers) -> None:
+    decode, frozen = workers.decode, workers.connection("frozen")
+    process = workers.processes["frozen"]
+    what = request("stuck", prompt(100), salt="stuck")
+    reserved = decode.reserve(what, frozen)
+    (rank_pid,) = process.rank_pids()
+    os.kill(rank_pid, signal.SIGSTOP)
+    try:
+        frozen.prefill(what, reserved)
+        frozen.wait_lost()
+    finally:
+        os.kill(rank_pid, signal.SIGKILL)
+    assert process.wait() == 1
+    assert "stuck in one step for 2 s" in process.log
+    assert "all_reduce" in process.log  # where it was
     decode.cancel(what)
     decode.wait_all_free()
 
