@@ -51,7 +51,8 @@ class ReadLimits:
 class HttpConnection(asyncio.Protocol):
     """Reading never stops while a handler runs, because only a read tells that the client has left. What a client
     sends ahead is therefore bounded by `READ_AHEAD_BYTES`; past that the rest is thrown away and the connection is
-    closed after the response that is under way.
+    closed after the response that is under way. Nor does the next request begin before the client has read enough of
+    the responses before it: they would pile up here.
 
     A client that shuts down its sending side counts as gone, as in most servers: there is no way to tell it from
     one that has left.
@@ -124,11 +125,12 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._discards_input:
             return
-        if self._exchange is not None:
+        if self._exchange is not None or self._pending:
             self._bytes_ahead += len(data)
             if self._bytes_ahead > READ_AHEAD_BYTES:
                 self._discards_input = True
-                self._exchange.keep_alive = False  # what was thrown away cannot be answered
+                if self._exchange is not None:
+                    self._exchange.keep_alive = False  # what was thrown away cannot be answered
                 return
         self._pending.extend(self._reader.feed(data))
         self._advance()
@@ -152,23 +154,28 @@ class HttpConnection(asyncio.Protocol):
             self._write_timer = None
         if self._exchange is not None:
             self._exchange.resume()
+        elif self._pending:
+            self._advance()
 
     # ---- one request after the other
 
     def _advance(self) -> None:
         if self._exchange is None and self._pending:
-            first = self._pending.popleft()
-            if isinstance(first, HttpError):
-                self._refuse(first)
-                return
-            self._exchange = Exchange(first, self)
-            if self._write_timer is not None:
-                self._exchange.pause()  # the previous response is still waiting for its reader
-            self._task = self._loop.create_task(self._serve(first, self._exchange))
+            if self._write_timer is None:  # else `resume_writing` goes on once the client has read
+                self._begin(self._pending.popleft())
         elif self._exchange is None and self._reader.expects_continue:
             self._reader.expects_continue = False
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._watch()
+
+    def _begin(self, request: Request | HttpError) -> None:
+        if isinstance(request, HttpError):
+            self._refuse(request)
+            return
+        self._exchange = Exchange(request, self)
+        if self._discards_input:
+            self._exchange.keep_alive = False
+        self._task = self._loop.create_task(self._serve(request, self._exchange))
 
     async def _serve(self, request: Request, exchange: Exchange) -> None:
         """Run the handler. The one place where a failure of any kind becomes an answer."""
@@ -190,7 +197,8 @@ class HttpConnection(asyncio.Protocol):
     def _served(self, exchange: Exchange) -> None:
         self._exchange = None
         self._task = None
-        self._bytes_ahead = 0
+        if not self._pending:
+            self._bytes_ahead = 0
         if self._transport.is_closing():
             self._owner.left(self)
         elif not exchange.keep_alive or self._owner.draining:
@@ -210,6 +218,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _close(self) -> None:
         """Close once everything is sent, or after `write_timeout_s` if the client does not read."""
+        self._pending.clear()
         self._stop_read_timer()
         self._transport.close()
         if self._transport.get_write_buffer_size() and self._write_timer is None:
@@ -219,6 +228,7 @@ class HttpConnection(asyncio.Protocol):
         """Close although the client is still sending. Closing at once would reset the connection, and the client
         would lose the response: so shut down our side and throw away what comes, for a while."""
         self._discards_input = True
+        self._pending.clear()
         self._stop_read_timer()
         self._transport.write_eof()
         self._read_timer = self._loop.call_later(LINGER_S, self._close)
@@ -228,7 +238,8 @@ class HttpConnection(asyncio.Protocol):
         if self._discards_input or self._transport.is_closing():
             return
         state = self._reader.state
-        waits = state if state in ("header", "body") else "idle" if self._exchange is None else None
+        is_idle = self._exchange is None and not self._pending
+        waits = state if state in ("header", "body") else "idle" if is_idle else None
         watched = None if waits is None else (waits, self._reader.num_begun)
         if watched == self._watched:
             return

@@ -50,6 +50,7 @@ class RequestReader:
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._header_bytes = 0
+        self._kept_bytes = 0  # what the parser may keep to itself: an unfinished header or trailer has no bound there
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._ignoring_upgrade = False
@@ -58,15 +59,13 @@ class RequestReader:
         """Take what arrived. Returns what became complete, in order; the deque is the caller's."""
         if self.state == "broken":
             return deque()
-        began_in_header = self.state == "header"
+        self._kept_bytes += len(data)
         try:
             self._parse(data)
         except httptools.HttpParserError as error:
             self.refuse(self._refusal or HttpError(400, f"Malformed HTTP request: {error}", code="malformed_http"))
-        if began_in_header and self.state == "header":
-            # The parser keeps an unfinished header to itself; without this count it could grow for ever.
-            self._header_bytes += len(data)
-            if self._header_bytes > self._max_header_bytes:
+        else:
+            if self._kept_bytes > self._max_header_bytes:
                 self.refuse(self._headers_too_large())
         arrived, self._arrived = self._arrived, deque()
         return arrived
@@ -120,11 +119,13 @@ class RequestReader:
         self._body_bytes = 0
 
     def on_url(self, part: bytes) -> None:
+        self._kept_bytes = 0
         self._url += part
         if len(self._url) > self._max_header_bytes:
             raise self._fail(self._headers_too_large())
 
     def on_header(self, name: bytes, value: bytes | None) -> None:
+        self._kept_bytes = 0
         value = value or b""
         self._headers.append((name, value))
         self._header_bytes += len(name) + len(value) + 4
@@ -147,6 +148,7 @@ class RequestReader:
                 self.expects_continue = True
 
     def on_body(self, part: bytes) -> None:
+        self._kept_bytes = 0
         self.expects_continue = False
         self._body.append(part)
         self._body_bytes += len(part)
@@ -154,6 +156,7 @@ class RequestReader:
             raise self._fail(self._body_too_large())
 
     def on_message_complete(self) -> None:
+        self._kept_bytes = 0
         if self._ignoring_upgrade:
             return
         if len(self._arrived) >= MAX_PIPELINED_REQUESTS:

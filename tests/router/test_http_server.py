@@ -15,7 +15,7 @@ import uvloop
 from slipstream.router.config import HttpConfig
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange
-from slipstream.router.http.reader import Request
+from slipstream.router.http.reader import Request, RequestReader
 from slipstream.router.http.routes import Routes
 from slipstream.router.http.server import HttpServer
 
@@ -41,6 +41,7 @@ class Site:
         self.cancelled = asyncio.Event()
         self.release = asyncio.Event()
         self.num_written = 0
+        self.num_big = 0
         self.routes = Routes()
         self.routes.add("POST", "/echo", self.echo)
         self.routes.add("GET", "/hello", self.hello)
@@ -68,6 +69,7 @@ class Site:
         pass
 
     async def big(self, request: Request, exchange: Exchange) -> None:
+        self.num_big += 1
         exchange.respond(200, b"x" * 8_000_000, "text/plain")
 
     async def wait(self, request: Request, exchange: Exchange) -> None:
@@ -436,6 +438,29 @@ def test_a_header_without_end_is_cut_off_at_the_limit() -> None:
     run(main)
 
 
+def test_a_trailer_without_end_is_cut_off_at_the_limit() -> None:
+    async def main() -> None:
+        async with serving() as (_, _, port):
+            client = await Client.connect(port)
+            client.send(b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nX: ")
+            for _ in range(40):
+                client.send(b"y" * 1000)
+                await asyncio.sleep(0.001)
+            assert (await client.response())[0] == 431
+            await client.close()
+
+    run(main)
+
+
+def test_headers_within_the_limit_may_come_in_any_pieces() -> None:
+    headers = b"".join(b"X-%d: %b\r\n" % (i, b"y" * 1000) for i in range(7))
+    request = get("/hello")[:-2] + headers + b"\r\n"
+    for size in (1, 7, 1000, 5000):
+        reader = RequestReader(max_header_bytes=8 * 1024, max_body_bytes=1)
+        arrived = [found for i in range(0, len(request), size) for found in reader.feed(request[i : i + size])]
+        assert [type(found) for found in arrived] == [Request], size
+
+
 @pytest.mark.parametrize(
     ("part", "config"),
     [
@@ -556,6 +581,47 @@ def test_sending_far_ahead_closes_the_connection_after_the_running_response() ->
             answers = await client.reader.read()
             assert 1 <= answers.count(b"HTTP/1.1 200 OK") < 11
             await client.close()
+
+    run(main)
+
+
+def test_no_further_request_begins_before_the_responses_so_far_are_read() -> None:
+    async def main() -> None:
+        async with serving() as (site, _, port):
+            client = await Client.connect(port)
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            client.send(get("/big") * 12)
+            other = await Client.connect(port)
+            for _ in range(200):
+                other.send(get("/hello"))
+                assert (await other.response())[2] == b"hello"
+            assert site.num_big == 1
+            client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+            for _ in range(12):
+                assert len((await client.response())[2]) == 8_000_000
+            await client.close()
+            await other.close()
+
+    run(main)
+
+
+def test_requests_do_not_pile_up_behind_responses_that_nobody_reads() -> None:
+    async def main() -> None:
+        async with serving() as (site, _, port):
+            client = await Client.connect(port)
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            client.send(get("/big"))
+            other = await Client.connect(port)
+            while not site.num_big:
+                other.send(get("/hello"))
+                await other.response()
+            client.send(b"".join(post("/echo", b"x" * 100_000) for _ in range(30)))
+            await client.writer.drain()
+            client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+            answers = await client.reader.read()
+            assert 1 <= answers.count(b"HTTP/1.1 200 OK") < 5
+            await client.close()
+            await other.close()
 
     run(main)
 
