@@ -170,7 +170,7 @@ def test_what_is_no_http_gets_an_answer_and_is_cut_off(cluster: ServingCluster, 
 def test_clients_that_stop_in_the_middle_of_a_request_are_cut_off_while_others_are_served(
     cluster: ServingCluster, client: openai.OpenAI
 ) -> None:
-    """`header_timeout_s` is 5."""
+    """`header_timeout_s` is 4."""
     halves = (b"", b"POST /v1/compl", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Le")
     with connected(cluster) as silent, connected(cluster) as in_line, connected(cluster) as in_header:
         for connection, half in zip((silent, in_line, in_header), halves, strict=True):
@@ -211,7 +211,7 @@ def test_a_slow_reader_holds_up_nobody_and_no_page_and_gets_all_in_the_end(
 
 
 def test_a_client_that_never_reads_is_cut_off(cluster: ServingCluster, client: openai.OpenAI) -> None:
-    """`write_timeout_s` is 10."""
+    """`write_timeout_s` is 6."""
     before = num_connections(cluster)
     with connected(cluster, receive_buffer_bytes=4096) as connection:
         connection.sendall(ask_for_megabytes())
