@@ -35,6 +35,7 @@ NEXT_TOKEN_S = (
 WHOLE_S = (0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 240.0, 600.0)
 STAGE_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 TOKENS = tuple(float(step * 10**power) for power in range(6) for step in (1, 2, 5))
+MAX_PRIORITY_SHOWN = 8  # and -8: clients choose priorities, and each label would be one more time series for ever
 CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 
 
@@ -221,7 +222,9 @@ class MetricsPage(Collector):
 
     def _cluster(self, snapshot: Snapshot) -> Iterator[Metric]:
         totals = snapshot.totals
-        depth = {str(priority): count for priority, count in snapshot.queue_depth.items()}
+        depth: Counter[str] = Counter()
+        for priority, count in snapshot.queue_depth.items():
+            depth[str(min(max(priority, -MAX_PRIORITY_SHOWN), MAX_PRIORITY_SHOWN))] += count
         yield labelled_gauge("slipstream:queue_depth", "Requests in the queue by priority.", "priority", depth)
         yield labelled_gauge(
             "slipstream:requests", "Requests by where they are.", "phase", snapshot.num_requests_by_phase

@@ -97,3 +97,12 @@ def test_the_page_is_valid_and_has_the_names_that_users_graph() -> None:
     assert families["vllm:num_requests_running"].samples[0].value == 2
     assert {s.labels["priority"]: s.value for s in families["slipstream:queue_depth"].samples} == {"0": 2, "-3": 1}
     assert families["slipstream:http_connections"].samples[0].value == 7
+
+
+def test_clients_cannot_make_up_time_series_by_their_priorities() -> None:
+    depth = {0: 1} | {sign * 10**power: 1 for sign in (1, -1) for power in range(1, 10)}
+    snapshot = Snapshot(depth, 19, {"queued": 19}, (), Totals())
+    page = MetricsPage("demo", FrontMetrics(), lambda: snapshot, lambda: 0).render().decode()
+    families = {family.name: family for family in text_string_to_metric_families(page)}
+    shown = {sample.labels["priority"]: sample.value for sample in families["slipstream:queue_depth"].samples}
+    assert shown == {"-8": 9, "0": 1, "8": 9}
