@@ -59,15 +59,14 @@ class Front:
     async def __call__(self, request: Request, exchange: Exchange) -> None:
         """Serve one request. The client's X-Request-Id comes back if it is a harmless one, else a new id."""
         given = request.headers.get(b"x-request-id", b"")
-        request_id = given.decode("ascii") if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        exchange.headers = (("x-request-id", request_id),)
+        exchange.request_id = given.decode("ascii") if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         status = 500
         try:
             await self._routes(request, exchange)
             status = exchange.status
         except HttpError as error:
             status = error.status
-            exchange.fail(error)
+            raise
         except asyncio.CancelledError:
             status = CLIENT_LEFT
             raise
@@ -123,6 +122,7 @@ def explanation(record: RequestRecord) -> dict[str, Any]:
     }
     return {
         "request_id": record.request_id,
+        "names": record.names,
         "why": record.why,
         "num_prompt_tokens": record.num_prompt_tokens,
         "priority": record.priority,

@@ -9,7 +9,7 @@ from slipstream.router.messages import FinishReason, SamplingParams, pack_ids
 
 Phase = Literal["queued", "placed", "reserved", "prefill", "first_token", "transfer", "decode", "finished"]
 
-# Who is at fault, and so the HTTP status: the request (400), its size (400), load (429 or 503 with Retry-After),
+# Who is at fault, and so the HTTP status: the request (400), its size (400), load (503 with Retry-After),
 # its deadline (504), the workers after all retries (500 or an error event in the stream), the server leaving (503).
 ErrorKind = Literal[
     "invalid_request",
@@ -25,7 +25,8 @@ ErrorKind = Literal[
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """`prompt_ids` as a list or packed by `messages.pack_ids`. Lower `priority` is more urgent. `cache_salt` keeps
-    prefix caches of different values apart; `tenant` is for accounting."""
+    prefix caches of different values apart; `tenant` is for accounting. `request_id` is unique; `names` are what else
+    the client may ask for it by, and may be used again."""
 
     request_id: str
     prompt_ids: bytes | list[int]
@@ -33,6 +34,7 @@ class GenerateRequest:
     priority: int = 0
     cache_salt: str = ""
     tenant: str = ""
+    names: tuple[str, ...] = ()
 
     def packed_prompt(self) -> bytes:
         """The prompt as packed int32. Raises ValueError or OverflowError if it is not one."""

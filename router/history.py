@@ -53,6 +53,7 @@ class RequestRecord:
     events: list[RequestEvent] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
     finish: GenerationFinish | None = None
+    names: tuple[str, ...] = ()
 
     def note(self, phase: Phase, now: float, attempt: int, detail: str = "") -> None:
         self.timeline.mark(phase, now)
@@ -78,20 +79,31 @@ class RequestRecord:
 
 
 class History:
-    """Records by request id; the oldest fall out beyond `capacity`."""
+    """Records by request id; the oldest fall out beyond `capacity`. A record is also found by its names; of several
+    with the same name the latest is."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._records: OrderedDict[str, RequestRecord] = OrderedDict()
+        self._by_name: dict[str, RequestRecord] = {}
 
     def __len__(self) -> int:
         return len(self._records)
 
     def add(self, record: RequestRecord) -> None:
+        earlier = self._records.pop(record.request_id, None)
+        if earlier is not None:
+            self._drop_names(earlier)
+        elif len(self._records) == self._capacity:
+            self._drop_names(self._records.popitem(last=False)[1])
         self._records[record.request_id] = record
-        self._records.move_to_end(record.request_id)
-        while len(self._records) > self._capacity:
-            self._records.popitem(last=False)
+        self._by_name.update(dict.fromkeys(record.names, record))
 
     def get(self, request_id: str) -> RequestRecord | None:
-        return self._records.get(request_id)
+        """By request id or, if there is no such request, by name."""
+        return self._records.get(request_id) or self._by_name.get(request_id)
+
+    def _drop_names(self, record: RequestRecord) -> None:
+        for name in record.names:
+            if self._by_name.get(name) is record:
+                del self._by_name[name]

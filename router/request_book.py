@@ -79,7 +79,14 @@ class RequestBook:
             self.totals.rejections[error.error.kind] += 1
             raise
         num_prompt_tokens = len(prompt_ids) // 4
-        record = RequestRecord(request.request_id, request.tenant, request.priority, num_prompt_tokens, Timeline(now))
+        record = RequestRecord(
+            request.request_id,
+            request.tenant,
+            request.priority,
+            num_prompt_tokens,
+            Timeline(now),
+            names=request.names,
+        )
         state = RequestState(request, prompt_ids, OutputLog(request.sampling.max_tokens), record)
         self._requests[state.request_id] = state
         self.history.add(record)

@@ -96,7 +96,8 @@ class GenerationService:
         return self._dispatcher.snapshot(time.monotonic())
 
     def explain(self, request_id: str) -> RequestRecord | None:
-        """The way of one of the last requests: `record.lines()` tells it, `record.decisions` has the placements."""
+        """The way of one of the last requests, by its id or one of its names: `record.lines()` tells it,
+        `record.decisions` has the placements."""
         return self._dispatcher.record(request_id)
 
     def drain_worker(self, name: str) -> bool:

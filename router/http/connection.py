@@ -6,18 +6,15 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
 from slipstream.router.config import HttpConfig
 from slipstream.router.http.errors import HttpError
-from slipstream.router.http.exchange import Exchange
+from slipstream.router.http.exchange import Exchange, Handler
 from slipstream.router.http.reader import Request, RequestReader
 
-logger = logging.getLogger(__name__)
-
-Handler = Callable[[Request, Exchange], Awaitable[None]]
+log = logging.getLogger(__name__)
 
 WRITE_BUFFER_BYTES = 64 * 1024  # waits in this process for one slow reader before its handler is held back
 READ_AHEAD_BYTES = 256 * 1024  # a client may send so much of its next requests while one is running
@@ -189,7 +186,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.abort()
             raise
         except Exception:
-            logger.exception("%s %s failed", request.method, request.path)
+            log.exception("%s %s failed", request.method, request.path)
             exchange.fail(HttpError(500, "Internal error.", kind="server_error", code="internal_error"))
         finally:
             self._served(exchange)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
 from typing import Protocol
 
@@ -40,8 +40,8 @@ class Exchange:
         "_sink",
         "ended",
         "head_sent",
-        "headers",
         "keep_alive",
+        "request_id",
         "status",
     )
 
@@ -51,7 +51,7 @@ class Exchange:
         self._http10 = request.http10
         self._can_write: asyncio.Future[None] | None = None
         self._head = b""
-        self.headers: tuple[tuple[str, str], ...] = ()  # go with the response whatever it will be
+        self.request_id = ""  # goes with the response, whatever it will be, as X-Request-Id
         self.status = 0
         self.keep_alive = request.keep_alive and not sink.draining
         self.head_sent = False
@@ -128,7 +128,9 @@ class Exchange:
 
     def _render_head(self, status: int, content_type: str, headers: Iterable[tuple[str, str]], framing: str) -> bytes:
         self.status = status
-        extra = "".join([f"{name}: {value}\r\n" for name, value in (*self.headers, *headers)])
+        extra = "".join([f"{name}: {value}\r\n" for name, value in headers])
+        if self.request_id:
+            extra += f"x-request-id: {self.request_id}\r\n"
         connection = "connection: keep-alive\r\n" if self._http10 else ""
         if not self.keep_alive:
             connection = "connection: close\r\n"
@@ -137,3 +139,6 @@ class Exchange:
             f"HTTP/1.1 {status} {phrase}\r\ndate: {self._sink.date}\r\ncontent-type: {content_type}\r\n"
             f"{framing}{connection}{extra}\r\n"
         ).encode("latin-1")
+
+
+Handler = Callable[[Request, Exchange], Awaitable[None]]

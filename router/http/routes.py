@@ -6,10 +6,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from slipstream.router.http.errors import HttpError
-from slipstream.router.http.exchange import Exchange
+from slipstream.router.http.exchange import Exchange, Handler
 from slipstream.router.http.reader import Request
 
-Handler = Callable[[Request, Exchange], Awaitable[None]]
 ItemHandler = Callable[[Request, Exchange, str], Awaitable[None]]
 
 

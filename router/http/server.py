@@ -8,7 +8,8 @@ import time
 from email.utils import formatdate
 
 from slipstream.router.config import HttpConfig
-from slipstream.router.http.connection import Handler, HttpConnection
+from slipstream.router.http.connection import HttpConnection
+from slipstream.router.http.exchange import Handler
 
 BACKLOG = 2048
 

@@ -20,7 +20,7 @@ from slipstream.router.messages import SamplingParams, pack_ids
 from slipstream.router.metrics import FrontMetrics
 from slipstream.router.openai.answer import Answer, Choice
 from slipstream.router.openai.failures import as_http_error
-from slipstream.router.openai.formats import AnswerFormat, AnswerId, ChatFormat, CompletionFormat
+from slipstream.router.openai.formats import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat
 from slipstream.router.openai.output_text import OutputText
 from slipstream.router.openai.parsing import parse_body
 from slipstream.router.openai.prompts import DEFAULT_COMPLETION_TOKENS, Prompts
@@ -53,9 +53,11 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request that was found good. `prompt_param` is the field its prompt came in."""
+    """A request that was found good. `answer_id` is the id in the body of its answer, `exchange_id` the one in the
+    head, which the client may have chosen; `prompt_param` is the field its prompt came in."""
 
     answer_id: str
+    exchange_id: str
     body: GenerationFields
     prompts: Sequence[Prompt]
     prompt_param: str
@@ -65,6 +67,17 @@ class Job:
     @property
     def choices_per_prompt(self) -> int:
         return self.body.n or 1
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.choices_per_prompt
+
+    def ids_of(self, index: int) -> tuple[str, tuple[str, ...]]:
+        """The request id of a choice, and its names. Of several choices, the first answers for all of them."""
+        if self.num_choices == 1:
+            return self.answer_id, (self.exchange_id,)
+        of_all = (self.answer_id, self.exchange_id) if index == 0 else ()
+        return f"{self.answer_id}#{index}", (f"{self.exchange_id}#{index}", *of_all)
 
 
 class OpenAiApi:
@@ -104,7 +117,7 @@ class OpenAiApi:
         prompts = [Prompt(pack_ids(token_ids), self._sampling(body, max_tokens, logprobs))]
         answer = self._new_answer("chatcmpl-")
         form = ChatFormat(answer, self._tokenizer.pieces, logprobs is not None, wants_usage(body))
-        await self._answer(exchange, Job(answer.request_id, body, prompts, "messages", form, arrived_s))
+        await self._answer(exchange, Job(answer.id, exchange.request_id, body, prompts, "messages", form, arrived_s))
 
     async def completions(self, request: Request, exchange: Exchange) -> None:
         arrived_s = time.monotonic()
@@ -121,7 +134,7 @@ class OpenAiApi:
             prompts = [replace(prompt, text=text) for prompt, text in zip(prompts, texts, strict=True)]
         answer = self._new_answer("cmpl-")
         form = CompletionFormat(answer, self._tokenizer.pieces, body.logprobs is not None, wants_usage(body))
-        await self._answer(exchange, Job(answer.request_id, body, prompts, "prompt", form, arrived_s))
+        await self._answer(exchange, Job(answer.id, exchange.request_id, body, prompts, "prompt", form, arrived_s))
 
     async def _answer(self, exchange: Exchange, job: Job) -> None:
         """Have the job done and send what comes of it. Raises HttpError if nothing was sent yet."""
@@ -129,7 +142,7 @@ class OpenAiApi:
         self._metrics.choices.observe(job.choices_per_prompt)
         try:
             with ExitStack() as streams:  # leaving early, for whatever reason, cancels what still runs
-                for index in range(len(job.prompts) * job.choices_per_prompt):
+                for index in range(job.num_choices):
                     choice = self._submit(job, index)
                     choices.append(choice)
                     streams.enter_context(choice.stream)
@@ -152,17 +165,18 @@ class OpenAiApi:
         """Queue one choice. Raises HttpError if it is not admitted."""
         body = job.body
         prompt = job.prompts[index // job.choices_per_prompt]
-        is_only = len(job.prompts) * job.choices_per_prompt == 1
         sampling = prompt.sampling
-        if not is_only:
+        if job.num_choices > 1:
             sampling = replace(sampling, seed=(sampling.seed + index % job.choices_per_prompt) & SEED_MASK)
+        request_id, names = job.ids_of(index)
         request = GenerateRequest(
-            request_id=job.answer_id if is_only else f"{job.answer_id}#{index}",
+            request_id=request_id,
             prompt_ids=prompt.packed_ids,
             sampling=sampling,
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             tenant=body.user or "",
+            names=names,
         )
         try:
             stream = self._service.submit(request)
@@ -184,8 +198,8 @@ class OpenAiApi:
             body, max_tokens=max_tokens, logprobs=logprobs, seed=seed, vocab_size=self._tokenizer.vocab_size
         )
 
-    def _new_answer(self, prefix: str) -> AnswerId:
-        return AnswerId(f"{prefix}{self._random.getrandbits(128):032x}", int(time.time()), self._model)
+    def _new_answer(self, prefix: str) -> AnswerHead:
+        return AnswerHead(f"{prefix}{self._random.getrandbits(128):032x}", int(time.time()), self._model)
 
     def _check_model(self, name: str) -> None:
         if name != self._model:

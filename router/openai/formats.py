@@ -42,10 +42,10 @@ class WholeChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerId:
+class AnswerHead:
     """What every part of an answer repeats."""
 
-    request_id: str
+    id: str
     created_s: int
     model: str
 
@@ -62,7 +62,7 @@ class AnswerFormat(Protocol):
 class ChatFormat:
     """`chat.completion` and `chat.completion.chunk`."""
 
-    def __init__(self, answer: AnswerId, pieces: PieceTable, logprobs: bool, include_usage: bool) -> None:
+    def __init__(self, answer: AnswerHead, pieces: PieceTable, logprobs: bool, include_usage: bool) -> None:
         self._answer = answer
         self._pieces = pieces
         self._logprobs = logprobs
@@ -131,7 +131,7 @@ class ChatFormat:
 class CompletionFormat:
     """`text_completion`, the same object whole and in chunks."""
 
-    def __init__(self, answer: AnswerId, pieces: PieceTable, logprobs: bool, include_usage: bool) -> None:
+    def __init__(self, answer: AnswerHead, pieces: PieceTable, logprobs: bool, include_usage: bool) -> None:
         self._answer = answer
         self._pieces = pieces
         self._logprobs = logprobs
@@ -180,13 +180,13 @@ class CompletionFormat:
         }
 
 
-def envelope(answer: AnswerId, kind: str) -> bytes:
+def envelope(answer: AnswerHead, kind: str) -> bytes:
     """The beginning of every chunk's object, without its closing brace."""
-    fields = {"id": answer.request_id, "object": kind, "created": answer.created_s, "model": answer.model}
+    fields = {"id": answer.id, "object": kind, "created": answer.created_s, "model": answer.model}
     return orjson.dumps(fields)[:-1]
 
 
-def whole_answer(answer: AnswerId, kind: str, choices: list[dict[str, Any]], usage: TokenUsage) -> bytes:
+def whole_answer(answer: AnswerHead, kind: str, choices: list[dict[str, Any]], usage: TokenUsage) -> bytes:
     return b'%b,"choices":%b,"usage":%b}' % (
         envelope(answer, kind),
         orjson.dumps(choices),

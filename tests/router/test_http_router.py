@@ -8,9 +8,11 @@ import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 import orjson
 import pytest
+from openai import AsyncOpenAI
 
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
 from slipstream.router.config import DispatchConfig, HttpConfig, RouterConfig
@@ -276,10 +278,46 @@ def test_tokens_go_through_and_the_way_can_be_asked_for(num_prompt_tokens: int) 
             assert explained["finish"]["reason"] == "length"
             assert (explained["decisions"][0]["prefill"] is None) == (num_prompt_tokens == 5)
             assert explained["decisions"][0]["reason"] in explained["why"]
-            status, _ = await ask(addresses.http, "GET", "/v1/requests/unknown/explain")
-            assert status == 404
+            assert await way_of(addresses.http, "unknown") is None
             for worker in workers:
                 worker.leave()
+
+    run(main)
+
+
+async def way_of(endpoint: Endpoint, request_id: str) -> str | None:
+    """The id of the request that is explained under `request_id`."""
+    status, body = await ask(endpoint, "GET", f"/v1/requests/{quote(request_id)}/explain")
+    assert status in (200, 404)
+    return orjson.loads(body)["request_id"] if status == 200 else None
+
+
+def test_the_way_is_found_by_the_id_in_the_body_and_by_the_one_in_the_head() -> None:
+    async def main() -> None:
+        async with routing() as (_, addresses):
+            worker = await PlayedWorker("decode", addresses).join()
+            await until_ready(addresses.http)
+            base_url = f"http://127.0.0.1:{addresses.http.port}/v1"
+            async with AsyncOpenAI(base_url=base_url, api_key="none") as client:
+                complete = client.completions.with_raw_response.create
+                response = await complete(model=MODEL, prompt="x", max_tokens=2)
+                answer_id = response.parse().id
+                assert await way_of(addresses.http, answer_id) == answer_id
+                assert await way_of(addresses.http, response.headers["x-request-id"]) == answer_id
+
+                for _ in range(2):  # the client's own id may come again: then the latest counts
+                    own = {"X-Request-Id": "trace/1"}
+                    response = await complete(model=MODEL, prompt="x", max_tokens=2, extra_headers=own)
+                    assert await way_of(addresses.http, "trace/1") == response.parse().id
+
+                response = await complete(model=MODEL, prompt=["x", "y"], n=2, max_tokens=2)
+                answer_id, exchange_id = response.parse().id, response.headers["x-request-id"]
+                for asked in (answer_id, exchange_id):
+                    assert await way_of(addresses.http, asked) == f"{answer_id}#0"
+                    for choice in range(4):
+                        assert await way_of(addresses.http, f"{asked}#{choice}") == f"{answer_id}#{choice}"
+                    assert await way_of(addresses.http, f"{asked}#4") is None
+            worker.leave()
 
     run(main)
 

@@ -24,7 +24,7 @@ from slipstream.router.http.reader import Request
 from slipstream.router.messages import unpack_ids
 from slipstream.router.metrics import FrontMetrics
 from slipstream.router.openai.answer import Answer, Choice
-from slipstream.router.openai.formats import AnswerId, CompletionFormat
+from slipstream.router.openai.formats import AnswerHead, CompletionFormat
 from slipstream.router.openai.output_text import OutputText
 from slipstream.router.stream import GenerationStream
 from tests.router.fake_cluster import END, MODEL, FrontUnderTest, Script, events_of, front, openai_client, run
@@ -546,7 +546,7 @@ def test_a_slow_reader_gets_what_came_meanwhile_in_one_chunk() -> None:
             stream = GenerationStream(RequestRecord("r", "", 0, 1, timeline), lambda request_id: None)
             pieces = site.tokenizer.pieces
             choice = Choice(0, stream, OutputText(pieces, (), False), FrontMetrics().begin(0.0))
-            form = CompletionFormat(AnswerId("r", 0, MODEL), pieces, logprobs=False, include_usage=False)
+            form = CompletionFormat(AnswerHead("r", 0, MODEL), pieces, logprobs=False, include_usage=False)
             answer = Answer([choice], form, num_prompt_tokens=1, choices_per_prompt=1, prompt_param="prompt")
             sending = asyncio.create_task(answer.send_stream(exchange, include_usage=False))
             exchange.pause()
