@@ -147,8 +147,10 @@ class Connection:
         self.send(Reserve(self._next_seq(), request, source.hello.worker, source.hello.tp))
         return self.wait(Reserved, lambda m: (m.request_id, m.attempt) == (request.request_id, request.attempt))
 
-    def prefill(self, request: EngineRequest, reserved: Reserved) -> None:
+    def prefill(self, request: EngineRequest, reserved: Reserved) -> int:
+        """Returns the message's seq."""
         self.send(Prefill(self._next_seq(), request, reserved.ticket))
+        return self._seq
 
     def start(self, request: EngineRequest, token_ids: tuple[int, ...]) -> None:
         self.send(Start(request.request_id, request.attempt, token_ids))

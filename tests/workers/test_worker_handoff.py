@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from slipstream.router.messages import (
+    Credits,
     EngineRequest,
     Failed,
     HandedOff,
@@ -196,8 +197,10 @@ def test_a_request_that_is_cancelled_in_any_phase_gives_all_pages_back_on_both_s
     decode.wait_all_free()
     prefill.wait_all_free()
     marks = [decode.num_messages, prefill.num_messages]
-    prefill.prefill(what, decode.reserve(what, prefill))
-    if phase != "prefilling":
+    seq = prefill.prefill(what, decode.reserve(what, prefill))
+    if phase == "prefilling":
+        prefill.wait(Credits, lambda m: m.ack_seq == seq and m.free_pages < prefill.hello.num_pages)
+    else:
         (first,) = prefill.wait_chunks(what.request_id, 1)
         if phase != "first_token":
             decode.wait(HandedOff, lambda m: m.request_id == what.request_id)
