@@ -27,8 +27,9 @@ from slipstream.router.messages import (
 from slipstream.workers.engine.engine import Engine
 from slipstream.workers.engine.errors import RequestError
 from slipstream.workers.engine.plan import SequenceOutput
+from slipstream.workers.engine.sequence import AttemptKey
 from slipstream.workers.group_transfers import GroupTransfers, TransferOutcome
-from slipstream.workers.role import AttemptKey, chunk_of
+from slipstream.workers.role import chunk_of
 
 
 @dataclass(slots=True)

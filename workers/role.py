@@ -9,8 +9,6 @@ from slipstream.router.messages import RouterMessage, TokenChunk, WorkerMessage
 from slipstream.workers.engine.plan import SequenceOutput
 from slipstream.workers.group_transfers import TransferOutcome
 
-AttemptKey = tuple[str, int]  # (request_id, attempt)
-
 
 class Role(Protocol):
     """Follows every attempt to its end, on the engine thread. Every call returns what to tell the router.

@@ -25,7 +25,7 @@ from slipstream.workers.engine.plan import (
 )
 from slipstream.workers.engine.prefix_cache import HashChain, root_digest
 from slipstream.workers.engine.scheduler import ScheduledChunk, Scheduler
-from slipstream.workers.engine.sequence import Key, SequenceState
+from slipstream.workers.engine.sequence import AttemptKey, SequenceState
 from slipstream.workers.engine.sequence import Sequence as EngineSequence
 from slipstream.workers.engine.token_counts import TokenCounts
 
@@ -35,7 +35,7 @@ class Reservation:
     """A landing place. `page_ids` are the pages wanted from elsewhere: all those of the prompt from page number
     `first_page` on, the last of them perhaps in part; the pages before hold `num_cached_tokens` tokens already."""
 
-    key: Key
+    key: AttemptKey
     num_cached_tokens: int
     first_page: int
     page_ids: tuple[int, ...]
@@ -57,7 +57,6 @@ class EngineStats:
 
     num_running: int
     num_waiting: int
-    num_reserved: int
     total_steps: int
     total_computed_tokens: int
     total_sampled_tokens: int
@@ -132,7 +131,7 @@ class Engine:
         wanted = sequence.pages[first_page : self.limits.pages_for(sequence.num_tokens)]
         return Reservation(sequence.key, sequence.num_computed, first_page, tuple(wanted))
 
-    def land(self, key: Key) -> bool:
+    def land(self, key: AttemptKey) -> bool:
         """All pages that a reservation wanted are here. False if there is no such reservation (any more)."""
         sequence = self._scheduler.get(key)
         if sequence is None or sequence.state not in (SequenceState.RESERVED, SequenceState.STARTED):
@@ -140,7 +139,7 @@ class Engine:
         self._scheduler.land(sequence)
         return True
 
-    def start(self, key: Key, token_ids: tuple[int, ...]) -> bool:
+    def start(self, key: AttemptKey, token_ids: tuple[int, ...]) -> bool:
         """The first tokens of a reserved sequence are known; none of them ended it. It runs once it has also landed.
         False if there is no such reservation (any more).
 
@@ -159,7 +158,7 @@ class Engine:
         self._scheduler.start(sequence, token_ids)
         return True
 
-    def release(self, key: Key) -> bool:
+    def release(self, key: AttemptKey) -> bool:
         """Give back a reservation, or held or draining pages; full pages become prefix cache. False if the key is
         unknown. Raises RequestError if the sequence still waits or runs: that takes an `abort`."""
         sequence = self._scheduler.get(key)
@@ -170,7 +169,7 @@ class Engine:
         self._scheduler.release(sequence)
         return True
 
-    def abort(self, key: Key, keep_pages: bool = False) -> bool:
+    def abort(self, key: AttemptKey, keep_pages: bool = False) -> bool:
         """Drop a sequence in any state; unknown keys are ignored. With `keep_pages` its pages stay as they are, in
         state `draining`, until `release`. Returns whether there are pages left to release."""
         sequence = self._scheduler.get(key)
@@ -195,11 +194,11 @@ class Engine:
 
     # ---- state
 
-    def keys(self) -> list[Key]:
+    def keys(self) -> list[AttemptKey]:
         """All sequences, in whatever state."""
         return self._scheduler.keys()
 
-    def state(self, key: Key) -> SequenceState | None:
+    def state(self, key: AttemptKey) -> SequenceState | None:
         sequence = self._scheduler.get(key)
         return None if sequence is None else sequence.state
 
@@ -220,7 +219,6 @@ class Engine:
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
-            num_reserved=scheduler.num_reserved,
             total_steps=self._num_steps,
             total_computed_tokens=self._num_computed_tokens,
             total_sampled_tokens=self._num_sampled_tokens,
@@ -229,13 +227,8 @@ class Engine:
             total_prefix_hit_tokens=scheduler.counters.num_hit_tokens,
         )
 
-    def clear_prefix_cache(self) -> int:
-        """Forget all cached pages that no sequence uses; returns how many."""
-        return self._scheduler.clear_cache()
-
     def check_integrity(self) -> None:
-        """Raises AssertionError if pages, slots and sequences do not add up. Looks at everything: for tests and idle
-        moments."""
+        """Raises AssertionError if pages and sequences do not add up. Looks at everything, for tests and idle times."""
         self._scheduler.check_integrity()
 
     # ---- inside
@@ -245,10 +238,8 @@ class Engine:
         for chunk in chunks:
             sequence = chunk.sequence
             start, end = sequence.num_computed, sequence.num_computed + chunk.num_tokens
-            assert sequence.slot is not None
             slices.append(
                 SequenceSlice(
-                    sequence.slot,
                     start,
                     tuple(sequence.tokens[start:end]),
                     sequence.pages[: self.limits.pages_for(end)].tobytes(),
@@ -273,7 +264,7 @@ class Engine:
                 num_complete = len(sequence.pages) if chunk.samples else end // self.limits.page_tokens
                 peer = ticket.destination
                 progress.append(SendProgress(ticket.transfer_id, peer.epoch, peer.name, num_complete))
-        return StepPlan(self._num_steps, tuple(slices), tuple(sends), tuple(progress)), rows
+        return StepPlan(tuple(slices), tuple(sends), tuple(progress)), rows
 
     def _postprocess(self, chunks: list[ScheduledChunk], tokens: Sequence[SampledToken | None]) -> list[SequenceOutput]:
         outputs = []
@@ -354,7 +345,7 @@ class Engine:
         return HashChain(root_digest(self.limits.model_id, cache_salt), self.limits.page_tokens)
 
 
-def _key(request: EngineRequest) -> Key:
+def _key(request: EngineRequest) -> AttemptKey:
     return request.request_id, request.attempt
 
 

@@ -86,14 +86,6 @@ class PagePool:
                 self._cache.forget(page)
                 self._ledger.set_cached(page, False)
 
-    def clear_cache(self) -> int:
-        """Forget all cached pages that nobody owns; returns how many."""
-        pages = self._cache.evict_all_idle()
-        for page in pages:
-            self._ledger.set_cached(page, False)
-        self._free.extend(pages)
-        return len(pages)
-
     def _take(self, owner: PageState) -> int:
         if self._free:
             page = self._free.pop()

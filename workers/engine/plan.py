@@ -25,7 +25,6 @@ from slipstream.workers.engine.token_counts import TokenCounts
 class SequenceSlice:
     """The tokens of one sequence in this step: positions `start .. start + len(token_ids)`."""
 
-    slot: int  # stable small number of the sequence while it runs, < max_num_seqs
     start: int
     token_ids: tuple[int, ...]
     page_ids: bytes  # packed int32; the pages of positions 0 .. end, in order: ceil(end / page_tokens) of them
@@ -59,7 +58,6 @@ class SendProgress:
 class StepPlan:
     """`sends` must be made known to the transport before the first layer of the step is through."""
 
-    step: int
     slices: tuple[SequenceSlice, ...]
     sends: tuple[PageSend, ...] = ()
     progress: tuple[SendProgress, ...] = ()

@@ -114,14 +114,6 @@ class PrefixCache:
         self.forget(page)
         return page
 
-    def evict_all_idle(self) -> list[int]:
-        """Forget all idle pages."""
-        pages = list(self._idle)
-        self._idle.clear()
-        for page in pages:
-            self.forget(page)
-        return pages
-
     def forget(self, page: int) -> None:
         """A page that is not idle is known no more."""
         del self._page_of[self._entries.pop(page).digest]

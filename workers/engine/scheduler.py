@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from slipstream.workers.engine.ledger import PageState
 from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.engine.pages import PagePool
-from slipstream.workers.engine.sequence import Key, Sequence, SequenceState
+from slipstream.workers.engine.sequence import AttemptKey, Sequence, SequenceState
 
 _RESERVED_STATES = (SequenceState.RESERVED, SequenceState.LANDED, SequenceState.STARTED)
 
@@ -52,20 +52,19 @@ class Scheduler:
     def __init__(self, limits: EngineLimits) -> None:
         self._limits = limits
         self._pool = PagePool(limits.num_pages)
-        self._sequences: dict[Key, Sequence] = {}
+        self._sequences: dict[AttemptKey, Sequence] = {}
         self._waiting: list[Sequence] = []  # sorted by order
         self._running: list[Sequence] = []  # sorted by order
         self._num_reserved = 0
-        self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
         self._is_stuck = False  # the last step had nothing to do and nothing has changed since
         self.counters = SchedulerCounters()
 
     # ---- what comes in
 
-    def get(self, key: Key) -> Sequence | None:
+    def get(self, key: AttemptKey) -> Sequence | None:
         return self._sequences.get(key)
 
-    def keys(self) -> list[Key]:
+    def keys(self) -> list[AttemptKey]:
         return list(self._sequences)
 
     def add(self, sequence: Sequence) -> None:
@@ -192,10 +191,6 @@ class Scheduler:
         return len(self._waiting)
 
     @property
-    def num_reserved(self) -> int:
-        return self._num_reserved
-
-    @property
     def num_free_slots(self) -> int:
         taken = len(self._running) + len(self._waiting) + self._num_reserved
         return max(0, self._limits.max_num_seqs - taken)
@@ -214,21 +209,14 @@ class Scheduler:
     def page_counts(self) -> dict[str, int]:
         return self._pool.counts()
 
-    def clear_cache(self) -> int:
-        """Forget all cached pages that nobody owns; returns how many."""
-        return self._pool.clear_cache()
-
     def check_integrity(self) -> None:
-        """Raises AssertionError if sequences, queues, slots and pages do not add up. Looks at everything: for tests
+        """Raises AssertionError if sequences, queues and pages do not add up. Looks at everything: for tests
         and idle moments."""
         by_state = {state: [s for s in self._sequences.values() if s.state is state] for state in SequenceState}
         assert self._running == sorted(by_state[SequenceState.RUNNING], key=_order)
         assert self._waiting == sorted(by_state[SequenceState.WAITING], key=_order)
         assert self._num_reserved == sum(len(by_state[state]) for state in _RESERVED_STATES)
         assert len(self._running) + self._num_reserved <= self._limits.max_num_seqs
-        slots = [s.slot for s in self._sequences.values() if s.slot is not None]
-        assert len(slots) == len(self._running)
-        assert sorted(slots + self._free_slots) == list(range(self._limits.max_num_seqs))
         owned = []
         for sequence in self._sequences.values():
             owner = sequence.page_owner
@@ -289,7 +277,6 @@ class Scheduler:
         if not self._take_pages(sequence, sequence.num_tokens, PageState.ACTIVE, self._growth_room()):
             return False
         sequence.move(SequenceState.RUNNING)
-        sequence.slot = self._free_slots.pop()
         return True
 
     def _growth_room(self) -> int:
@@ -315,10 +302,9 @@ class Scheduler:
         return True
 
     def _run(self, sequence: Sequence) -> None:
-        """From a reserved state to running; the slot was kept free."""
+        """From a reserved state to running, in the slot that it had."""
         self._num_reserved -= 1
         self._rebook(sequence, SequenceState.RUNNING)
-        sequence.slot = self._free_slots.pop()
         insort(self._running, sequence, key=_order)
         self._is_stuck = False
 
@@ -335,9 +321,6 @@ class Scheduler:
             _remove(self._waiting, sequence)
         elif sequence.state is SequenceState.RUNNING:
             _remove(self._running, sequence)
-            assert sequence.slot is not None
-            self._free_slots.append(sequence.slot)
-            sequence.slot = None
         elif sequence.state in _RESERVED_STATES:
             self._num_reserved -= 1
         self._is_stuck = False

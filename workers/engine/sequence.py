@@ -12,7 +12,7 @@ from slipstream.workers.engine.ledger import PageState
 from slipstream.workers.engine.prefix_cache import HashChain
 from slipstream.workers.engine.token_counts import TokenCounts
 
-Key = tuple[str, int]  # request id and attempt
+AttemptKey = tuple[str, int]  # (request_id, attempt)
 
 
 class SequenceState(Enum):
@@ -72,7 +72,7 @@ class Sequence:
     output like any other, except that its KV has to be computed or received together with the prompt's.
     """
 
-    key: Key
+    key: AttemptKey
     arrival: int  # order in which sequences came; breaks ties of priority
     priority: int  # lower runs first
     params: SamplingParams
@@ -83,7 +83,6 @@ class Sequence:
     counts: TokenCounts | None  # None: no penalties
     ticket: HandoffTicket | None = None  # set: prefill only
     state: SequenceState = SequenceState.WAITING
-    slot: int | None = None
     pages: array[int] = field(default_factory=lambda: array("i"))
     num_computed: int = 0  # tokens whose KV is in the pages
     num_remembered: int = 0  # pages offered to the prefix cache

@@ -30,10 +30,6 @@ class StepBatch:
     fresh_pages: Tensor  # [n] int64: pages that this step begins and does not fill
     sample_indices: Tensor  # [n] int64: rows of the tokens whose logits are wanted, in order of the sequences
 
-    @property
-    def num_tokens(self) -> int:
-        return self.token_ids.shape[0]
-
     @staticmethod
     def build(slices: Sequence[SequenceSlice], page_tokens: int, device: torch.device | str = "cpu") -> StepBatch:
         """Lays out `slices`, at least one, each with at least one token and pages for all its positions."""

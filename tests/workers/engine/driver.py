@@ -11,7 +11,7 @@ from slipstream.router.messages import EngineRequest, FinishReason, SamplingPara
 from slipstream.workers.engine.engine import Engine
 from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.engine.plan import SequenceOutput
-from slipstream.workers.engine.sequence import Key
+from slipstream.workers.engine.sequence import AttemptKey
 
 
 def make_limits(**overrides: Any) -> EngineLimits:
@@ -72,9 +72,9 @@ class Generated:
         self.stop_token_id = output.stop_token_id
 
 
-def run(engine: Engine, *, check: bool = True) -> dict[Key, Generated]:
+def run(engine: Engine, *, check: bool = True) -> dict[AttemptKey, Generated]:
     """Steps until there is no work; checks the books after each step, and that no finish comes twice."""
-    generated: dict[Key, Generated] = {}
+    generated: dict[AttemptKey, Generated] = {}
     while engine.has_work:
         for output in engine.step():
             key = (output.request_id, output.attempt)

@@ -18,7 +18,7 @@ from slipstream.workers.engine.build import build_runner, engine_limits
 from slipstream.workers.engine.engine import Engine
 from slipstream.workers.engine.plan import PageSend, SendProgress
 from slipstream.workers.engine.runner import ModelRunner
-from slipstream.workers.engine.sequence import Key
+from slipstream.workers.engine.sequence import AttemptKey
 from tests.workers.engine.driver import Generated, make_request, make_ticket, owned, run, tokens_of
 from tests.workers.tiny_models import EOS_ID, FAMILIES, PAD_ID
 
@@ -170,7 +170,7 @@ def test_prompt_computed_elsewhere_goes_on_identically(family: str, reference: C
         assert reservation is not None
         sink.target_pages[number] = reservation.page_ids
         prefill.add_prefill(request, make_ticket(number, reservation.first_page, len(reservation.page_ids)))
-    results: dict[Key, Generated] = {}
+    results: dict[AttemptKey, Generated] = {}
     while prefill.has_work:
         for output in prefill.step():
             key = (output.request_id, output.attempt)

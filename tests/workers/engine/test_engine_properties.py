@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from slipstream.workers.engine.engine import Engine, Reservation
 from slipstream.workers.engine.plan import StepPlan
-from slipstream.workers.engine.sequence import Key, SequenceState
+from slipstream.workers.engine.sequence import AttemptKey, SequenceState
 from tests.workers.engine.driver import make_limits, make_request, make_ticket
 from tests.workers.engine.fake_executor import FakeExecutor, next_token
 
@@ -51,8 +51,8 @@ class Expected:
 class EngineMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.live: dict[Key, Expected] = {}
-        self.draining: dict[Key, Expected] = {}
+        self.live: dict[AttemptKey, Expected] = {}
+        self.draining: dict[AttemptKey, Expected] = {}
         self.num_names = 0
         self.num_accepted = 0
         self.num_ended = 0
@@ -83,7 +83,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.num_names += 1
         return f"r{self.num_names}"
 
-    def _accept(self, key: Key, expected: Expected) -> None:
+    def _accept(self, key: AttemptKey, expected: Expected) -> None:
         self.live[key] = expected
         self.num_accepted += 1
 
@@ -129,7 +129,7 @@ class EngineMachine(RuleBasedStateMachine):
         self._pin(expected, reservation.page_ids)
         self._accept((name, 0), expected)
 
-    def _some(self, data: st.DataObject, *states: SequenceState) -> Key | None:
+    def _some(self, data: st.DataObject, *states: SequenceState) -> AttemptKey | None:
         keys = [key for key in self.live if self.engine.state(key) in states]
         return data.draw(st.sampled_from(keys)) if keys else None
 
@@ -139,7 +139,7 @@ class EngineMachine(RuleBasedStateMachine):
         if key is not None:
             self._land(key)
 
-    def _land(self, key: Key) -> None:
+    def _land(self, key: AttemptKey) -> None:
         expected = self.live[key]
         assert expected.reservation is not None
         self._unpin(expected)
@@ -154,7 +154,7 @@ class EngineMachine(RuleBasedStateMachine):
         if key is not None:
             self._start(key)
 
-    def _start(self, key: Key) -> None:
+    def _start(self, key: AttemptKey) -> None:
         expected = self.live[key]
         token_id = next_token(expected.tokens, VOCAB_SIZE)
         assert self.engine.start(key, (token_id,))
@@ -177,7 +177,7 @@ class EngineMachine(RuleBasedStateMachine):
         if key is not None:
             self._release(key)
 
-    def _release(self, key: Key) -> None:
+    def _release(self, key: AttemptKey) -> None:
         expected = self.live.pop(key) if key in self.live else self.draining.pop(key)
         self._assert_unchanged(expected)
         self._unpin(expected)

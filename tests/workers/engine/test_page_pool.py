@@ -67,10 +67,12 @@ class PagePoolMachine(RuleBasedStateMachine):
         self.pool.hand_over(pages, owner, to)
         self.holders[at] = pages, to, ids, chain
 
-    @rule()
-    def clear_cache(self) -> None:
-        self.pool.clear_cache()
-        assert self.pool.counts()["cached"] == 0
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        pages, _, tokens, chain = self.holders[data.draw(st.integers(0, len(self.holders) - 1))]
+        self.pool.forget(pages)
+        assert not set(self.pool.match(chain, tokens, len(tokens) // PAGE_TOKENS)) & set(pages)
 
     @invariant()
     def books_agree(self) -> None:

@@ -42,4 +42,4 @@ class PagedRun:
         pages = self.pages.setdefault(name, [])
         while len(pages) * self.page_tokens < end:
             pages.append(self.free.pop())
-        return SequenceSlice(0, start, tuple(token_ids), np.array(pages, np.int32).tobytes(), True)
+        return SequenceSlice(start, tuple(token_ids), np.array(pages, np.int32).tobytes(), True)

@@ -10,7 +10,7 @@ from slipstream.workers.models.batch import StepBatch
 
 
 def sequence(start: int, token_ids: list[int], page_ids: list[int], samples: bool) -> SequenceSlice:
-    return SequenceSlice(0, start, tuple(token_ids), np.array(page_ids, np.int32).tobytes(), samples)
+    return SequenceSlice(start, tuple(token_ids), np.array(page_ids, np.int32).tobytes(), samples)
 
 
 def test_sequences_lie_one_after_the_other_with_their_slots() -> None:
@@ -29,7 +29,7 @@ def test_sequences_lie_one_after_the_other_with_their_slots() -> None:
     assert batch.kv_lens == (6, 9, 2)
     assert batch.page_table.tolist() == [[7, 2, 0], [5, 9, 1], [4, 0, 0]]
     assert batch.sample_indices.tolist() == [3, 5]
-    assert batch.num_tokens == 6
+    assert len(batch.token_ids) == 6
 
 
 @pytest.mark.parametrize(
