@@ -1,7 +1,7 @@
 """The heart of the router: queue, credits, placement, attempts. Sans-IO: events with a time in, actions out.
 
 Every event method returns the actions it causes, in order. Time is float seconds of any clock that never goes back.
-The rules are in docs/design.md under "Attempts and credits"; the parts:
+The rules are in docs/design.md under "Attempts" and "Credits"; the parts:
 
     request_book   all unfinished requests: queue, deadlines, the ends of attempts and requests
     roster         the connected workers, each with its `credits` ledger

@@ -23,11 +23,16 @@ from slipstream.router.generation import (
 from slipstream.router.history import History, RequestRecord, Timeline
 from slipstream.router.messages import Cancel, FinishReason, RouterMessage
 from slipstream.router.output_log import OutputLog
+from slipstream.router.pace import PlacementPace
 from slipstream.router.placement import refusal
 from slipstream.router.queue import WorkQueue
 from slipstream.router.request_state import RequestState
 from slipstream.router.roster import WorkerState
-from slipstream.router.status import PlacementPace, RetryCause, Totals
+from slipstream.router.status import RetryCause, Totals
+
+# Credits may promise too much now and then. A worker that refuses what it has just promised again and again counts
+# pages in another way than the router, and trying on would go round in a circle as fast as the network allows.
+MAX_REFUSALS = 64
 
 
 class RequestBook:
@@ -148,9 +153,15 @@ class RequestBook:
 
     def take_back(self, state: RequestState, now: float, refused_by: WorkerState, reason: str) -> None:
         """The attempt was not begun: its decode worker has grown out of the credits that it had told. It gets nothing
-        more until it has told new ones, and the request waits for those, its attempts uncounted."""
+        more until it has told new ones, and the request waits for those, its attempts uncounted up to `MAX_REFUSALS`.
+        """
         refused_by.ledger.exhaust()
-        self._requeue(state, now, "refused", f"{refused_by.name}: {reason}", refused_by)
+        detail = f"{refused_by.name}: {reason}"
+        state.num_refusals += 1
+        if state.num_refusals > MAX_REFUSALS:
+            self.fail_attempt(state, now, "refused", detail, blamed=[refused_by], silent=refused_by)
+        else:
+            self._requeue(state, now, "refused", detail, refused_by)
 
     def _requeue(
         self, state: RequestState, now: float, cause: RetryCause, detail: str, silent: WorkerState | None

@@ -37,6 +37,7 @@ class RequestState:
     prefill_sent: bool = False
     handed_off: bool = False
     num_failures: int = 0  # attempts that failed; those that a worker refused to begin are not among them
+    num_refusals: int = 0
     num_cached_tokens: int | None = None  # of the prompt, as the first token said
     num_passed: int = 0  # requests behind it that were placed while it did not fit
     failed_on: set[PeerId] = field(default_factory=set)

@@ -35,6 +35,7 @@ from slipstream.router.messages import (
     TokenChunk,
     pack_ids,
 )
+from slipstream.router.request_book import MAX_REFUSALS
 
 D, P = PeerId("d", 1), PeerId("p", 1)
 CONFIG = DispatchConfig(local_prefill_max_tokens=10, max_queued_requests=3, max_attempts=3)
@@ -384,6 +385,17 @@ def test_a_refused_reservation_costs_no_attempt_and_is_not_asked_for_again_befor
         pair.say(D, Credits(attempt + 1, 4, 100, 0))
     assert pair.kinds() == [(D, Reserve)]
     assert pair.dispatcher.snapshot(0.0).totals.retries["refused"] == CONFIG.max_attempts + 2
+    pair.dispatcher.check_integrity()
+
+
+def test_a_worker_that_never_keeps_its_promises_is_not_asked_for_ever(pair):
+    pair.submit("r", num_prompt=20)
+    for attempt in range(MAX_REFUSALS + CONFIG.max_attempts):
+        assert pair.kinds() == [(D, Reserve)], attempt
+        pair.say(D, Failed("r", attempt, "no pages", True))
+        pair.say(D, Credits(attempt + 1, 4, 100, 0))
+    [end] = pair.take()
+    assert end.finish.error == GenerationError("worker_failed", "attempt 3 of 3 failed: d: no pages")
     pair.dispatcher.check_integrity()
 
 
