@@ -167,7 +167,8 @@ class Failed:
 @dataclass(frozen=True, slots=True)
 class Stats:
     """Gauges and totals since the connection began, sent about once a second when changed and after each ledger
-    change to zero. `pages` counts pages by state (free, cached, active, reserved, sending), `counters` by name."""
+    change to zero. `pages` counts pages by state (free, cached, active, reserved, held, draining), `counters` events
+    by name."""
 
     num_running: int
     num_waiting: int

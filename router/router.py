@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from slipstream.router.front import Front
 from slipstream.router.http.server import HttpServer
 from slipstream.router.service import GenerationService
 from slipstream.router.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 ENCODE_THREADS = 2
 LAST_WORDS_S = 1.0  # for streams that are cut off to say so
@@ -89,6 +92,7 @@ class Router:
             http_port = await self._server.start()
             cleanup.push_async_callback(self._server.stop)
             singing = asyncio.create_task(self._canary.run())
+            singing.add_done_callback(log_failure)
             cleanup.push_async_callback(cancel_and_wait, singing)
             self._cleanup = cleanup.pop_all()
         return Addresses(Endpoint(self._config.http.host, http_port), Endpoint(*self._service.worker_address))
@@ -113,6 +117,12 @@ class Router:
         if self._canary.missing is not None:
             return self._canary.missing
         return None if self._service.is_ready else "no decode worker is connected"
+
+
+def log_failure(task: asyncio.Task[None]) -> None:
+    """Without this nobody would hear why the router never becomes ready."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("the first request ended with a bug", exc_info=error)
 
 
 async def cancel_and_wait(task: asyncio.Task[None]) -> None:

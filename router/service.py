@@ -19,7 +19,7 @@ from slipstream.router.history import RequestRecord
 from slipstream.router.messages import EngineRequest, Generate
 from slipstream.router.status import Snapshot
 from slipstream.router.stream import GenerationStream
-from slipstream.router.wire import WireError, decode_payload, encode_frame
+from slipstream.router.wire import FrameEncoder, WireError, decode_payload
 from slipstream.router.worker_port import WorkerPort
 
 
@@ -44,6 +44,7 @@ class GenerationService:
             router_id=uuid.uuid4().hex,
             deliver=self._deliver,
         )
+        self._encoder = FrameEncoder()
         self._streams: dict[str, GenerationStream] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -77,7 +78,7 @@ class GenerationService:
         ShuttingDownError), and then there is nothing to clean up."""
         if not self._is_admitting:
             raise ShuttingDownError
-        _check_sendable(request)
+        self._check_sendable(request)
         actions = self._dispatcher.submit(request, time.monotonic())
         record = self._dispatcher.record(request.request_id)
         assert record is not None
@@ -127,19 +128,14 @@ class GenerationService:
             if not self._streams:
                 self._idle.set()
 
+    def _check_sendable(self, request: GenerateRequest) -> None:
+        """A value that cannot travel would cost a worker its connection, with everybody on it: refuse it here.
 
-def _check_sendable(request: GenerateRequest) -> None:
-    """A value that cannot travel would cost a worker its connection, with everybody on it: refuse it here."""
-    try:
-        engine_request = EngineRequest(
-            request.request_id,
-            0,
-            request.packed_prompt(),
-            b"",
-            request.sampling,
-            request.cache_salt,
-            request.priority,
-        )
-        decode_payload(memoryview(encode_frame(Generate(0, engine_request)))[4:])
-    except (WireError, ValueError, TypeError, OverflowError) as error:
-        raise InvalidRequestError(str(error)) from error
+        The prompt is left out: bytes always travel, and one that is too long for a frame is too long for any worker.
+        """
+        sampling, salt, priority = request.sampling, request.cache_salt, request.priority
+        without_prompt = EngineRequest(request.request_id, 0, b"", b"", sampling, salt, priority)
+        try:
+            decode_payload(memoryview(self._encoder.encode(Generate(0, without_prompt)))[4:])
+        except WireError as error:
+            raise InvalidRequestError(str(error)) from error

@@ -116,7 +116,7 @@ class WorkerPort:
                         connection.send(message)
                 case Close(worker, reason):
                     log.warning("closing the connection of %s: %s", worker, reason)
-                    self._workers.pop(worker).protocol.close()
+                    self._workers.pop(worker).protocol.abort()
         self._set_timer()
 
     async def wait_for_join(self) -> None:
@@ -165,7 +165,7 @@ class WorkerPort:
         now = time.monotonic()
         older = self._peer_named(hello.worker.name)
         if older is not None:
-            self._workers.pop(older).protocol.close()
+            self._workers.pop(older).protocol.abort()  # it may be dead, and then would never take what is queued
             self.perform(self._dispatcher.worker_lost(older, now, "it connected anew"))
         connection.protocol.reader.max_frame_bytes = MAX_FRAME_BYTES
         connection.hello = hello
@@ -221,7 +221,7 @@ class WorkerPort:
         for peer, connection in self._workers.items():
             other = connection.hello
             assert other is not None
-            if other.page_tokens != hello.page_tokens:
+            if peer.name != hello.worker.name and other.page_tokens != hello.page_tokens:
                 return f"page_tokens {hello.page_tokens}, but {peer.name} has {other.page_tokens}"
             # The same process may have to say the same hello again; another one must be newer.
             is_newer = hello.worker.epoch > peer.epoch
