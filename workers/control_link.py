@@ -109,9 +109,11 @@ class ControlLink:
 def _decode(payload: bytes) -> GroupMessage:
     try:
         fields: Any = msgpack.unpackb(payload, use_list=False)
-    except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
         raise WireError(f"not MessagePack: {type(error).__name__} {error}") from error
-    if type(fields) is not tuple or not fields or fields[0] not in _decoders():
+    code = fields[0] if type(fields) is tuple and fields else None
+    decode = _decoders().get(code) if type(code) is int else None
+    if decode is None:
         raise WireError(f"no message of a group: {payload[:40]!r}")
-    message: GroupMessage = _decoders()[fields[0]](fields[1:])
+    message: GroupMessage = decode(fields[1:])
     return message

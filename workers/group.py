@@ -104,12 +104,16 @@ class MeetingPoint:
             log.warning("a stranger knocked at the control port: %s", error)
             link.close()
             return None
-        if not isinstance(join, Join) or not secrets.compare_digest(join.secret, self.address.secret):
+        if not isinstance(join, Join) or not _is_same(join.secret, self.address.secret):
             log.warning("a stranger knocked at the control port")
             link.close()
             return None
         connection.settimeout(None)
         return RemoteRank(join.rank, join.pid, link)
+
+
+def _is_same(offered: str, secret: str) -> bool:
+    return secrets.compare_digest(offered.encode(), secret.encode())  # it takes no text beyond ASCII
 
 
 class RemoteRank:

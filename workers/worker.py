@@ -279,8 +279,10 @@ class Worker:
         self._inbox.put_always(TransferEnded(rank, outcome))
 
     def _group_broken(self, reason: str) -> None:
-        """The engine thread hears of it; if it is stuck in a collective, `run` ends without it."""
-        self._broken_reason = reason
+        """The engine thread hears of it; if it is stuck in a collective, `run` ends without it. The first rank that
+        breaks is the cause; others break because of it."""
+        with self._lock:
+            self._broken_reason = self._broken_reason or reason
         self._broken.set()
         self._inbox.put_always(GroupBroken(reason))
         with self._lock:

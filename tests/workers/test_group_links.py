@@ -55,14 +55,16 @@ def linked() -> Iterator[tuple[RemoteRank, ControlLink, queue.SimpleQueue[object
 
 def test_only_who_knows_the_secret_is_admitted() -> None:
     meeting = MeetingPoint("127.0.0.1", 3)
-    ends = [dial(meeting.address, secret="guess"), dial(meeting.address, rank=2)]
+    ends = [dial(meeting.address, secret="guess"), dial(meeting.address, secret="vermutlich ä")]
+    ends.append(dial(meeting.address, rank=2))
     garbage = socket.create_connection((meeting.address.host, meeting.address.control_port), TIMEOUT_S)
     garbage.sendall(b"\x03\x00\x00\x00abc")
     ends.append(dial(meeting.address, rank=1))
     ranks = meeting.gather()
     assert [rank.rank for rank in ranks] == [1, 2]
-    with pytest.raises(LinkClosed):
-        ends[0].receive()
+    for stranger in ends[:2]:
+        with pytest.raises(LinkClosed):
+            stranger.receive()
     assert garbage.recv(1) == b""
     garbage.close()
     for end in ends:
@@ -136,9 +138,10 @@ def test_a_link_waits_for_the_hangup_of_the_other_end_without_reading() -> None:
 def test_bytes_that_are_no_message_are_an_error() -> None:
     here, there = (ControlLink(c) for c in tcp_pair())
     raw = there._socket
-    raw.sendall(b"\x02\x00\x00\x00\x91\x7f")
-    with pytest.raises(WireError, match="no message of a group"):
-        here.receive()
+    for payload in (b"\x91\x7f", b"\x91\x80", b"\x91\x91\x01", b"\x90", b"\x01"):  # [127], [{}], [[1]], [], 1
+        raw.sendall(len(payload).to_bytes(4, "little") + payload)
+        with pytest.raises(WireError, match="no message of a group"):
+            here.receive()
     raw.sendall(b"\xff\xff\xff\xff")
     with pytest.raises(WireError, match="exceeds"):
         here.receive()
