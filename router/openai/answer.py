@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from slipstream.router.generation import GenerationFinish
 from slipstream.router.http.exchange import Exchange
@@ -76,14 +76,15 @@ class Answer:
 
         async def collect(choice: Choice) -> WholeChoice:
             parts: list[str] = []
-            entries: list[TokenEntry] = []
+            rendered: list[Any] = []
 
             def keep(text: str, logprobs: list[TokenEntry]) -> None:
                 parts.append(text)
-                entries.extend(logprobs)
+                rendered.extend(map(self._form.logprob, logprobs))
 
             end = await self._run(choice, exchange, keep)
-            return WholeChoice(choice.index, "".join((*parts, end.text)), entries + end.logprobs, end.reason)
+            keep(end.text, end.logprobs)
+            return WholeChoice(choice.index, "".join(parts), rendered, end.reason)
 
         try:
             choices = await self._for_all(collect)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import orjson
 
@@ -35,9 +35,11 @@ class TokenUsage:
 
 @dataclass(frozen=True, slots=True)
 class WholeChoice:
+    """`logprobs` as `AnswerFormat.logprob` made them."""
+
     index: int
     text: str
-    logprobs: list[TokenEntry]
+    logprobs: list[Any]
     finish_reason: FinishReason
 
 
@@ -51,8 +53,10 @@ class AnswerHead:
 
 
 class AnswerFormat(Protocol):
-    """One of the two forms of the API. Chunks are whole SSE events."""
+    """One of the two forms of the API. Chunks are whole SSE events. `logprob` renders what is told of one token; for
+    whole answers it is called as tokens come, because that of a long answer at once would hold up the event loop."""
 
+    def logprob(self, entry: TokenEntry) -> Any: ...
     def text_chunk(self, index: int, text: str, logprobs: list[TokenEntry]) -> bytes: ...
     def final_chunk(self, index: int, text: str, logprobs: list[TokenEntry], reason: FinishReason) -> bytes: ...
     def usage_chunk(self, usage: TokenUsage) -> bytes: ...
@@ -71,6 +75,12 @@ class ChatFormat:
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         self._text_tail = b'},"logprobs":null,"finish_reason":null}' + self._tail
         self._begun: set[int] = set()
+
+    def logprob(self, entry: TokenEntry) -> orjson.Fragment:
+        top = [self._token_json(*pair) for pair in entry.logprob.top]
+        return orjson.Fragment(
+            orjson.dumps(self._token_json(entry.token_id, entry.logprob.logprob) | {"top_logprobs": top})
+        )
 
     def text_chunk(self, index: int, text: str, logprobs: list[TokenEntry]) -> bytes:
         if not logprobs and index in self._begun:
@@ -110,22 +120,26 @@ class ChatFormat:
         choice = {
             "index": index,
             "delta": delta,
-            "logprobs": self._logprobs_json(logprobs) if logprobs else None,
+            "logprobs": self._logprobs_json(map(self.logprob, logprobs)) if logprobs else None,
             "finish_reason": reason,
         }
         return self._head + orjson.dumps(choice) + self._tail
 
-    def _logprobs_json(self, entries: Iterable[TokenEntry]) -> dict[str, Any]:
-        content = [
-            self._token_json(entry.token_id, entry.logprob.logprob)
-            | {"top_logprobs": [self._token_json(*top) for top in entry.logprob.top]}
-            for entry in entries
-        ]
-        return {"content": content, "refusal": None}
+    def _logprobs_json(self, logprobs: Iterable[orjson.Fragment]) -> dict[str, Any]:
+        return {"content": list(logprobs), "refusal": None}
 
     def _token_json(self, token_id: int, logprob: float) -> dict[str, Any]:
         raw = self._pieces.bytes_of(token_id)
         return {"token": token_name(raw), "logprob": finite(logprob), "bytes": list(raw)}
+
+
+class CompletionLogprob(NamedTuple):
+    """What is told of one token; `top` is a JSON object."""
+
+    token: str
+    logprob: float
+    top: orjson.Fragment
+    offset: int
 
 
 class CompletionFormat:
@@ -138,6 +152,12 @@ class CompletionFormat:
         self._head = b"data: " + envelope(answer, "text_completion") + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         self._text_tail = b',"logprobs":null,"finish_reason":null}' + self._tail
+
+    def logprob(self, entry: TokenEntry) -> CompletionLogprob:
+        token, logprob = self._name(entry.token_id), finite(entry.logprob.logprob)
+        # The chosen token is always among them, as OpenAI does it.
+        top = {self._name(token_id): finite(logprob) for token_id, logprob in entry.logprob.top} | {token: logprob}
+        return CompletionLogprob(token, logprob, orjson.Fragment(orjson.dumps(top)), entry.offset)
 
     def text_chunk(self, index: int, text: str, logprobs: list[TokenEntry]) -> bytes:
         if not logprobs:
@@ -155,29 +175,25 @@ class CompletionFormat:
         return whole_answer(self._answer, "text_completion", rendered, usage)
 
     def _chunk(self, index: int, text: str, logprobs: list[TokenEntry], reason: FinishReason | None) -> bytes:
-        return self._head + orjson.dumps(self._choice(index, text, logprobs, reason, bool(logprobs))) + self._tail
+        rendered = list(map(self.logprob, logprobs))
+        return self._head + orjson.dumps(self._choice(index, text, rendered, reason, bool(logprobs))) + self._tail
 
     def _choice(
-        self, index: int, text: str, entries: list[TokenEntry], reason: FinishReason | None, shows_logprobs: bool
+        self, index: int, text: str, logprobs: list[CompletionLogprob], reason: FinishReason | None, shows: bool
     ) -> dict[str, Any]:
-        logprobs = self._logprobs_json(entries) if shows_logprobs else None
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        columns = self._logprobs_json(logprobs) if shows else None
+        return {"index": index, "text": text, "logprobs": columns, "finish_reason": reason}
 
-    def _logprobs_json(self, entries: list[TokenEntry]) -> dict[str, Any]:
-        def name(token_id: int) -> str:
-            return token_name(self._pieces.bytes_of(token_id))
-
+    def _logprobs_json(self, logprobs: list[CompletionLogprob]) -> dict[str, Any]:
         return {
-            "tokens": [name(entry.token_id) for entry in entries],
-            "token_logprobs": [finite(entry.logprob.logprob) for entry in entries],
-            # The chosen token is always among them, as OpenAI does it.
-            "top_logprobs": [
-                {name(token_id): finite(logprob) for token_id, logprob in entry.logprob.top}
-                | {name(entry.token_id): finite(entry.logprob.logprob)}
-                for entry in entries
-            ],
-            "text_offset": [entry.offset for entry in entries],
+            "tokens": [logprob.token for logprob in logprobs],
+            "token_logprobs": [logprob.logprob for logprob in logprobs],
+            "top_logprobs": [logprob.top for logprob in logprobs],
+            "text_offset": [logprob.offset for logprob in logprobs],
         }
+
+    def _name(self, token_id: int) -> str:
+        return token_name(self._pieces.bytes_of(token_id))
 
 
 def envelope(answer: AnswerHead, kind: str) -> bytes:
