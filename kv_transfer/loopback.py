@@ -21,10 +21,6 @@ class LoopbackLink:
     is_alive: bool = True
     unfinished: list[_Message] = field(default_factory=list)  # sent on this link
 
-    @property
-    def alive(self) -> bool:
-        return self.is_alive
-
 
 @dataclass(slots=True, eq=False)
 class _Message:

@@ -67,10 +67,6 @@ class GroupLink:
     number: int
     is_alive: bool = True
 
-    @property
-    def alive(self) -> bool:
-        return self.is_alive
-
 
 @dataclass(slots=True)
 class _Outgoing:

@@ -70,7 +70,7 @@ def encode_record(record: Record) -> bytes:
         case Abort(transfer_id, reason):
             fields = ["abort", transfer_id, reason[:MAX_REASON_CHARS]]
     encoded: bytes = msgpack.packb(fields)
-    assert len(encoded) <= RECORD_BYTES - 2
+    assert len(encoded) <= RECORD_BYTES
     return encoded
 
 

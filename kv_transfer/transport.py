@@ -19,7 +19,7 @@ received into scrap memory; if the peer has stalled, `disconnect` ends everythin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -35,7 +35,7 @@ Done = Callable[[str | None], None]
 """Called once when an operation no longer touches its buffer: None when it succeeded, else why it did not."""
 
 RECORD_BYTES = 512
-"""Records are padded to this size on the wire, so that one fixed receive per link takes any of them."""
+"""The longest record."""
 
 
 class TransportError(Exception):
@@ -51,11 +51,8 @@ class Arrival:
     handle: Any
 
 
-class Link(Protocol):
-    """A connection to one peer's transport."""
-
-    @property
-    def alive(self) -> bool: ...
+class Link(Hashable, Protocol):
+    """A connection to one peer's transport: a handle that only its own transport looks into."""
 
 
 class TransportEvents(Protocol):

@@ -1,7 +1,7 @@
 """The UCX transport: one TCP connection and one UCX worker for each link.
 
-    TCP       addresses of the two UCX workers, then records. Its end is the end of the link: the kernel reports
-              the death of a process at once, whatever state that process left UCX in.
+    TCP       a greeting each way, with the address of the end's UCX worker, then records. Its end is the end of the
+              link: the kernel reports the death of a process at once, whatever state that process left UCX in.
     UCX       tagged messages, over shared memory on one host and TCP or RDMA between hosts.
 
 What was learnt about UCX and holds this file's shape:
@@ -19,6 +19,10 @@ What was learnt about UCX and holds this file's shape:
   which there are never more than there are staging buffers. Dropping a request object cancels it, so they are kept.
 - A message probed with `remove` is ours and waits for as long as we like; for rendezvous messages its bytes are
   still at the sender.
+- UCX aborts the process when it is given an address that it did not make. A worker is made, and the address looked
+  at, for a caller that has begun with our greeting, and for nobody else: port scanners call everywhere.
+- A worker that is made with less than 16 MiB left in /dev/shm crashes (UCX takes ordinary memory instead, and then
+  misses its handle). So it is looked at before, and a link that is too late for shared memory goes without.
 - `UCXEndpoint.close()` does not force and would wait for a stalled peer, and on an endpoint that has failed it returns
   a request around a null pointer that crashes when freed. `close_blocking` forces and is safe in both cases.
 
@@ -27,6 +31,7 @@ A link costs about 4 MiB of /dev/shm, ten file descriptors and 12 ms to set up.
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import time
@@ -41,6 +46,13 @@ from slipstream.kv_transfer.frame_socket import FrameListener, FrameSocket
 from slipstream.kv_transfer.ticket import TransferAddress
 from slipstream.kv_transfer.transport import Arrival, Buffer, Done, Link, TransportError, TransportEvents
 
+logger = logging.getLogger(__name__)
+
+GREETING = b"slipstream kv 1 "  # then the address of a UCX worker
+MAX_CALLERS = 64  # that have connected and not said a greeting yet
+SHM_DIR = "/dev/shm"
+MIN_SHM_BYTES = 32 << 20  # UCX's 16 MiB, and what other processes may take while a worker is made
+SHM_TRANSPORTS = {"posix", "mm", "sm", "shm"}
 SPIN_S = 50e-6
 LOOK_S = 200e-6  # sockets, and requests that complete in a call that said it did nothing, can wait so long
 MIN_STALL_S, MAX_STALL_S = 50e-6, 5e-3
@@ -59,14 +71,10 @@ class _Operation:
 class UcxLink:
     socket: FrameSocket
     worker: Any
-    endpoint: Any = None  # as soon as the peer's first frame has told its worker's address
+    endpoint: Any = None  # as soon as the peer's greeting has told its worker's address
     is_alive: bool = True
     operations: list[_Operation] = field(default_factory=list)
     untaken: set[Any] = field(default_factory=set)  # probed messages that nobody has received yet
-
-    @property
-    def alive(self) -> bool:
-        return self.is_alive
 
     def complete(self) -> bool:
         """Take note of the operations that are done."""
@@ -86,18 +94,11 @@ class UcxTransport:
     """Listens on `host`, which is also what peers are told to connect to. `tls` is UCX_TLS. Raises TransportError."""
 
     def __init__(self, host: str, tls: str) -> None:
-        options = {
-            "TLS": tls,
-            "POSIX_ERROR_HANDLING": "y",
-            "POSIX_FIFO_SIZE": "256",  # 2 MiB: lets one end run on while the other is not scheduled
-            "WARN_UNUSED_ENV_VARS": "n",
-        }
-        features = (libucxx.Feature.TAG, libucxx.Feature.WAKEUP)
+        self._tls = tls
+        self._context = _open_context(tls)
+        self._context_without_shm: Any = None  # made when it is needed
         try:
-            self._context = libucxx.UCXContext(options, feature_flags=features)
             self._listener = FrameListener(host)
-        except (libucxx.UCXError, RuntimeError) as error:
-            raise TransportError(f"UCX with TLS={tls!r} does not start: {error}") from error
         except OSError as error:
             raise TransportError(f"cannot listen on {host}: {error}") from error
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -105,7 +106,8 @@ class UcxTransport:
         self._poller.register(self._wake_fd, select.EPOLLIN)
         self._poller.register(self._listener.fileno(), select.EPOLLIN)
         self._events: TransportEvents | None = None
-        self._links: dict[int, UcxLink] = {}  # by the socket's file descriptor
+        self._callers: dict[int, FrameSocket] = {}  # have connected; these and the links by their file descriptors
+        self._links: dict[int, UcxLink] = {}
         self._fresh = False  # something was posted since `progress` last looked: no event may follow
         self._spin_until = 0.0
         self._next_look = 0.0
@@ -127,9 +129,17 @@ class UcxTransport:
 
     def connect(self, address: TransferAddress) -> Link:
         try:
-            return self._adopt(FrameSocket.connect(address))
+            socket = FrameSocket.connect(address)
         except OSError as error:
             raise TransportError(f"cannot connect to {address.host}:{address.port}: {error}") from error
+        try:
+            link = self._open_link(socket)
+        except TransportError:
+            socket.close()
+            raise
+        self._poller.register(socket.fileno(), select.EPOLLIN)
+        self._watch(link)
+        return link
 
     def disconnect(self, link: Link) -> None:
         assert isinstance(link, UcxLink)
@@ -163,16 +173,32 @@ class UcxTransport:
             link.socket.send(record)
             self._watch(link)
 
-    def _adopt(self, socket: FrameSocket) -> UcxLink:
-        worker = libucxx.UCXWorker(self._context)
-        worker.init_blocking_progress_mode()
+    def _open_link(self, socket: FrameSocket) -> UcxLink:
+        """Raises TransportError if there is no memory or there are no file descriptors for one."""
+        context = self._context_for_link()
+        try:
+            worker = libucxx.UCXWorker(context)
+            worker.init_blocking_progress_mode()
+        except (libucxx.UCXError, RuntimeError) as error:
+            raise TransportError(f"UCX cannot make a worker: {error}") from error
         link = UcxLink(socket, worker)
-        socket.send(bytes(worker.address))
+        socket.send(GREETING + bytes(worker.address))
         self._links[socket.fileno()] = link
-        self._poller.register(socket.fileno(), select.EPOLLIN)
         self._poller.register(worker.epoll_file_descriptor, select.EPOLLIN)
-        self._watch(link)
         return link
+
+    def _context_for_link(self) -> Any:
+        without_shm = _without_shm(self._tls)
+        free_bytes = _free_bytes(SHM_DIR)
+        if without_shm == self._tls or free_bytes >= MIN_SHM_BYTES:
+            return self._context
+        shortage = f"{free_bytes >> 20} MiB are left in {SHM_DIR}, {MIN_SHM_BYTES >> 20} are needed"
+        if without_shm in ("", "self"):
+            raise TransportError(f"{shortage}, and TLS={self._tls!r} names no other way to a peer")
+        logger.warning("%s: a link goes without shared memory, which is slower", shortage)
+        if self._context_without_shm is None:
+            self._context_without_shm = _open_context(without_shm)
+        return self._context_without_shm
 
     def _watch(self, link: UcxLink) -> None:
         events = select.EPOLLIN | (select.EPOLLOUT if link.socket.wants_to_write else 0)
@@ -246,16 +272,53 @@ class UcxTransport:
                 os.eventfd_read(fd)
             elif fd == self._listener.fileno():
                 while (accepted := self._listener.accept()) is not None:
-                    self._events.on_link(self._adopt(accepted))
+                    self._await_greeting(accepted)
                 busy = True
             elif (link := self._links.get(fd)) is not None:
-                self._serve_socket(link)
+                self._serve_link(link)
+                busy = True
+            elif (caller := self._callers.get(fd)) is not None:
+                self._serve_caller(caller)
                 busy = True
             # else a worker's event: it is progressed anyway
         return busy
 
-    def _serve_socket(self, link: UcxLink) -> None:
+    def _await_greeting(self, caller: FrameSocket) -> None:
+        if len(self._callers) >= MAX_CALLERS:
+            self._dismiss(next(iter(self._callers.values())))
+        self._callers[caller.fileno()] = caller
+        self._poller.register(caller.fileno(), select.EPOLLIN)
+
+    def _serve_caller(self, caller: FrameSocket) -> None:
         assert self._events is not None
+        try:
+            frames = caller.receive()
+        except OSError:
+            frames = None
+        if frames == []:
+            return
+        if frames is None or not frames[0].startswith(GREETING):
+            self._dismiss(caller)
+            return
+        try:
+            link = self._open_link(caller)
+        except TransportError as error:
+            logger.warning("a peer that connects is turned away: %s", error)
+            self._dismiss(caller)
+            return
+        del self._callers[caller.fileno()]
+        self._events.on_link(link)
+        self._take_frames(link, frames)
+        if link.is_alive:
+            self._watch(link)
+
+    def _dismiss(self, caller: FrameSocket) -> None:
+        fd = caller.fileno()
+        del self._callers[fd]
+        self._poller.unregister(fd)
+        caller.close()
+
+    def _serve_link(self, link: UcxLink) -> None:
         try:
             link.socket.flush()
             frames = link.socket.receive()
@@ -266,17 +329,26 @@ class UcxTransport:
             self._lose(link, "the connection was closed")
             return
         self._watch(link)
+        self._take_frames(link, frames)
+
+    def _take_frames(self, link: UcxLink, frames: list[bytes]) -> None:
+        assert self._events is not None
         for frame in frames:
             if not link.is_alive:
                 return
             if link.endpoint is not None:
                 self._events.on_record(link, frame)
-                continue
-            try:
-                address = libucxx.UCXAddress.create_from_buffer(frame)
-                link.endpoint = libucxx.UCXEndpoint.create_from_worker_address(link.worker, address, True)
-            except (libucxx.UCXError, RuntimeError) as error:
-                self._lose(link, f"UCX cannot reach it: {error}")
+            elif frame.startswith(GREETING):
+                self._reach(link, frame.removeprefix(GREETING))
+            else:
+                self._lose(link, "it is no transfer agent of this version")
+
+    def _reach(self, link: UcxLink, worker_address: bytes) -> None:
+        try:
+            address = libucxx.UCXAddress.create_from_buffer(worker_address)
+            link.endpoint = libucxx.UCXEndpoint.create_from_worker_address(link.worker, address, True)
+        except (libucxx.UCXError, RuntimeError) as error:
+            self._lose(link, f"UCX cannot reach it: {error}")
 
     def _lose(self, link: UcxLink, reason: str) -> None:
         assert self._events is not None
@@ -303,10 +375,45 @@ class UcxTransport:
     def close(self) -> None:
         for link in list(self._links.values()):
             self.disconnect(link)
+        for caller in list(self._callers.values()):
+            self._dismiss(caller)
         self._listener.close()
         self._poller.close()
         os.close(self._wake_fd)
-        del self._context
+        del self._context, self._context_without_shm
+
+
+def _open_context(tls: str) -> Any:
+    """Raises TransportError."""
+    options = {
+        "TLS": tls,
+        "POSIX_ERROR_HANDLING": "y",
+        "POSIX_FIFO_SIZE": "256",  # lets one end run on while the other is not scheduled
+        "WARN_UNUSED_ENV_VARS": "n",
+    }
+    features = (libucxx.Feature.TAG, libucxx.Feature.WAKEUP)
+    try:
+        return libucxx.UCXContext(options, feature_flags=features)
+    except (libucxx.UCXError, RuntimeError) as error:
+        raise TransportError(f"UCX with TLS={tls!r} does not start: {error}") from error
+
+
+def _without_shm(tls: str) -> str:
+    """UCX_TLS for all that `tls` names but shared memory in /dev/shm; `tls` itself if that is not in it."""
+    names = tls.removeprefix("^").split(",")
+    if tls.startswith("^"):
+        return f"{tls},posix" if SHM_TRANSPORTS.isdisjoint(names) else tls
+    if "all" in names:
+        return "^posix"
+    return ",".join(name for name in names if name not in SHM_TRANSPORTS)
+
+
+def _free_bytes(folder: str) -> int:
+    try:
+        found = os.statvfs(folder)
+    except FileNotFoundError:
+        return 0
+    return found.f_bavail * found.f_frsize
 
 
 def _forget(error: str | None) -> None:
