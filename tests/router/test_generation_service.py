@@ -252,6 +252,16 @@ def test_a_worker_that_does_not_fit_is_told_why_and_sent_away(changes, reason):
     serve(scenario)
 
 
+def test_a_worker_may_come_back_with_other_pages_than_its_earlier_connection_had():
+    async def scenario(service):
+        earlier = await WorkerEnd.join(service, hello("first", epoch=1))
+        await WorkerEnd.join(service, hello("first", epoch=2, page_tokens=32))
+        await earlier.lost
+        assert [worker.peer for worker in service.snapshot().workers] == [PeerId("first", 2)]
+
+    serve(scenario)
+
+
 @pytest.mark.parametrize("first_message", [Credits(0, 1, 1, 1), Ping(1)])
 def test_a_stranger_that_does_not_say_hello_first_is_closed(first_message):
     async def scenario(service):
