@@ -78,7 +78,7 @@ class Worker:
         self._config = config
         self._inbox: Inbox[EngineEvent] = Inbox(INBOX_LIMIT)
         self._meeting: MeetingPoint | None = None
-        self._lock = threading.Lock()  # over what follows
+        self._lock = threading.Lock()  # over what follows; as long as it is held, `_loop` is open or None
         self._report = WorkerReport(config.name, 0, os.getpid(), "new", 0, "")
         self._state_since_s = time.monotonic()
         self._is_starting = True
@@ -114,17 +114,15 @@ class Worker:
         that is still loading ends at once."""
         self._inbox.put_always(Stop(drain, self._config.drain_s))
         with self._lock:
-            loop = self._loop
-        if loop is not None and self._is_loading:
-            loop.call_soon_threadsafe(self._finish, None)
+            if self._loop is not None and self._is_loading:
+                self._loop.call_soon_threadsafe(self._finish, None)
 
     def redirect(self, host: str, port: int) -> None:
         """The router listens elsewhere from now on; used at the next (re)connection."""
         with self._lock:
             self._router = (host, port)
-            loop, link = self._loop, self._link
-        if loop is not None and link is not None:
-            loop.call_soon_threadsafe(link.redirect, host, port)
+            if self._loop is not None and self._link is not None:
+                self._loop.call_soon_threadsafe(self._link.redirect, host, port)
 
     def report(self) -> WorkerReport:
         """Never blocks; cheap enough to poll."""
@@ -286,9 +284,8 @@ class Worker:
         self._broken.set()
         self._inbox.put_always(GroupBroken(reason))
         with self._lock:
-            loop = self._loop
-        if loop is not None:
-            loop.call_soon_threadsafe(loop.call_later, END_TIMEOUT_S, self._finish, WorkerFailed(reason))
+            if (loop := self._loop) is not None:
+                loop.call_soon_threadsafe(loop.call_later, END_TIMEOUT_S, self._finish, WorkerFailed(reason))
 
     def _show(self, state: WorkerState, progress: str) -> None:
         now_s = time.monotonic()
