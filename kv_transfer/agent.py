@@ -173,11 +173,10 @@ class TransferAgent:
     def close(self) -> None:
         """Fail what is left, end all links and the thread. May be called more than once, not from `on_event`."""
         with self._lock:
-            self._is_closed = True
-        self._is_stopping = True
-        if self._thread.is_alive():
-            self._transport.wake()
-            self._thread.join()
+            if not self._is_closed:
+                self._is_closed = self._is_stopping = True
+                self._transport.wake()
+        self._thread.join()
 
     # ---- what the transport tells; the thread
 
@@ -215,8 +214,6 @@ class TransferAgent:
         except Exception as error:
             # The one broad handler: whatever went wrong, every transfer still ends.
             logger.exception("the transfer agent has failed")
-            with self._lock:
-                self._is_closed = True
             self._wind_up(f"the transfer agent has failed: {error}")
 
     def _turn(self) -> bool:
@@ -247,16 +244,23 @@ class TransferAgent:
         return min(self._sender.next_deadline(), self._receiver.next_deadline())
 
     def _wind_up(self, reason: str) -> None:
-        self._run_commands()
-        self._sender.end_all(reason)
-        self._receiver.end_all(reason)
-        deadline = time.monotonic() + CLOSE_S
-        while (self._transport.num_in_flight or self._held) and time.monotonic() < deadline:
-            if not self._turn():
-                self._transport.wait(TICK_S)
-        self._transport.close()
-        while self._receiver.pump():
-            pass
+        with self._lock:  # nobody is about to wake a transport that is closed
+            self._is_closed = True
+        try:
+            self._run_commands()
+            self._sender.end_all(reason)
+            self._receiver.end_all(reason)
+            deadline = time.monotonic() + CLOSE_S
+            while (self._transport.num_in_flight or self._held) and time.monotonic() < deadline:
+                if not self._turn():
+                    self._transport.wait(TICK_S)
+            self._transport.close()
+            while self._receiver.pump():
+                pass
+        finally:
+            # What a failure has cut off in the middle never comes to an end of its own.
+            self._sender.abandon(reason)
+            self._receiver.abandon(reason)
 
     @property
     def _held(self) -> int:

@@ -154,6 +154,11 @@ class ReceiveSide:
         self._unclaimed.clear()
         self._num_unclaimed = 0
 
+    def abandon(self, reason: str) -> None:
+        """The last call: whatever counts as in flight, this thread touches no page any more."""
+        for receiving in list(self._receivings.values()):
+            self._apply(receiving, [Finish(reason, 0, 0.0)])
+
     # ---- what the transport tells
 
     def on_link(self, link: Link) -> None:

@@ -136,6 +136,11 @@ class SendSide:
         for outbound in list(self._outbounds.values()):
             self._drop(outbound, reason)
 
+    def abandon(self, reason: str) -> None:
+        """The last call: whatever counts as in flight, this thread touches no page any more."""
+        for sending in list(self._sendings.values()):
+            self._apply(sending, [Finish(reason, 0, 0.0)])
+
     # ---- what the transport tells
 
     def on_record(self, link: Link, record: Record) -> None:

@@ -10,14 +10,16 @@ from queue import Empty, SimpleQueue
 import numpy as np
 import pytest
 
+from slipstream.kv_transfer import agent
 from slipstream.kv_transfer.agent import AgentClosedError, TransferAgent
 from slipstream.kv_transfer.config import TransferConfig
 from slipstream.kv_transfer.events import Received, ReceiveFailed, SendFailed, Sent, TransferEvent
 from slipstream.kv_transfer.loopback import LoopbackNetwork
 from slipstream.kv_transfer.plan import MessageTag, TicketError
-from slipstream.kv_transfer.pool import HostPagePool
+from slipstream.kv_transfer.pool import HostPagePool, PageIds
 from slipstream.kv_transfer.staging import StagingError
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
+from slipstream.kv_transfer.transport import Buffer
 from tests.kv_transfer.tickets import DECODE, PREFILL, make_ticket, pool_bytes
 
 HEADS = 8
@@ -26,11 +28,19 @@ HEADS = 8
 class Rank:
     """An agent with its pool and the events it has told."""
 
-    def __init__(self, network: LoopbackNetwork, peer: PeerId, rank: int, tp: int, config: TransferConfig) -> None:
+    def __init__(
+        self,
+        network: LoopbackNetwork,
+        peer: PeerId,
+        rank: int,
+        tp: int,
+        config: TransferConfig,
+        pool_type: type[HostPagePool] = HostPagePool,
+    ) -> None:
         self.array = pool_bytes(zlib.crc32(peer.name.encode()) + rank, num_heads=HEADS // tp)
         self.events: SimpleQueue[TransferEvent] = SimpleQueue()
         self.agent = TransferAgent(
-            HostPagePool(self.array),
+            pool_type(self.array),
             rank=rank,
             tp=tp,
             peer=peer,
@@ -253,6 +263,38 @@ def test_a_sender_that_goes_away_fails_the_reservation(pair: Pair) -> None:
     event = pair.destinations[0].next_event()
     assert isinstance(event, ReceiveFailed)
     assert event.reason.startswith("prefill-0 is lost")
+
+
+class BrokenPool(HostPagePool):
+    """Like device memory after a fault."""
+
+    def gather(self, layer: int, page_ids: PageIds, heads: range, out: Buffer) -> None:
+        raise RuntimeError("the device is gone")
+
+    def scatter(self, layer: int, page_ids: PageIds, heads: range, src: Buffer) -> None:
+        raise RuntimeError("the device is gone")
+
+
+@pytest.mark.parametrize("broken", ["source", "destination"])
+def test_an_agent_whose_pool_breaks_ends_its_transfers(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "CLOSE_S", 0.1)
+    pair = Pair()
+    ranks, peer = (pair.sources, PREFILL) if broken == "source" else (pair.destinations, DECODE)
+    ranks[0].agent.close()
+    config = TransferConfig(slab_pages=4, staging_mib=1)
+    rank = ranks[0] = Rank(pair.network, peer, 0, 1, config, BrokenPool)
+    ticket, unrelated = pair.ticket(1, num_pages=10), pair.ticket(2, num_pages=10)
+    for number, one in enumerate((unrelated, ticket)):
+        pair.expect(one, some_pages(2))
+        pair.send(one, some_pages(1), 64 * number)
+    ended = [rank.next_event() for _ in range(2)]
+    assert {event.key for event in ended} == {ticket.key, unrelated.key}
+    kind = SendFailed if broken == "source" else ReceiveFailed
+    assert all(isinstance(event, kind) and "the device is gone" in event.reason for event in ended)
+    with pytest.raises(AgentClosedError):
+        rank.agent.send(pair.ticket(3, num_pages=10), some_pages(1))
+    rank.assert_quiet()
+    pair.close()
 
 
 def test_nobody_at_the_address_fails_the_send(pair: Pair) -> None:
