@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -19,6 +19,8 @@ from typing import Literal
 from pydantic import TypeAdapter, ValidationError
 
 from slipstream.cluster import processes
+
+logger = logging.getLogger(__name__)
 
 ClusterPhase = Literal["starting", "ready", "draining", "stopping"]
 
@@ -95,11 +97,16 @@ def claim(name: str, folder: Path) -> Iterator[Path]:
 
 
 def write(path: Path, state: ClusterState) -> None:
-    """Readers see the old file or the new one, never half of it."""
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        json.dump(asdict(state), file, indent=1)
-    os.replace(temporary, path)
+    """Readers see the old file or the new one, never half of it. On a disk that is full the old one stays, and the
+    log says so: nobody's stream has to end for that."""
+    temporary = path.with_name(f".{path.name}.new")  # the driver is the only one who writes
+    try:
+        temporary.write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        logger.warning("%s cannot be written: %s", path, error.strerror or error)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def read(path: Path) -> ClusterState | None:

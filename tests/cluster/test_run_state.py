@@ -27,6 +27,16 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
+def test_a_state_that_cannot_be_written_leaves_the_old_one_and_a_line_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "a.json"
+    path.mkdir()  # cannot be replaced by a file, not even by root
+    run_state.write(path, own_state())
+    assert f"{path} cannot be written: Is a directory" in caplog.text
+    assert list(tmp_path.iterdir()) == [path]
+
+
 @pytest.mark.parametrize("contents", [b"", b"{", b"[]", b'{"name": "a"}', b'{"name": 1, "pid": "x"}', b"\xff"])
 def test_a_file_that_is_none_of_ours_is_no_cluster_and_stays(tmp_path: Path, contents: bytes) -> None:
     (tmp_path / "a.json").write_bytes(contents)
