@@ -54,8 +54,10 @@ def _rank_gpus(config: ClusterConfig, role: Role, pool: PoolConfig, num_gpus: fl
         return 0.0
     if num_gpus == 0:
         raise CannotPlace(f"{role}.engine.device is cuda and Ray has no GPU")
-    # A fair share, rounded down to hundredths (Ray counts to 1/10000): two workers on one GPU get half of it each.
-    share = min(1.0, math.floor(100 * num_gpus / config.num_ranks) / 100)
+    # A fair share: two workers on one GPU get half of it each. So many ranks must fit on each GPU, because a rank
+    # cannot have the rest of one and a piece of another: three on two GPUs get halves as well, not two thirds.
+    ranks_on_gpu = math.ceil(config.num_ranks / num_gpus)
+    share = math.floor(100 / ranks_on_gpu) / 100  # in hundredths; Ray counts to 1/10000
     if share < 1 and pool.tp > 1:
         raise CannotPlace(
             f"{role}.tp is {pool.tp}, whose ranks share no GPU, "

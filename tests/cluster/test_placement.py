@@ -33,6 +33,13 @@ def test_workers_share_the_gpus_there_are(num_gpus: int, share: float) -> None:
     assert [pool.rank["GPU"] for pool in pool_resources(BASE, num_gpus)] == [share, share]
 
 
+@pytest.mark.parametrize(("num_gpus", "replicas", "share"), [(2, 2, 0.5), (8, 8, 0.5), (2, 4, 0.33), (3, 2, 1.0)])
+def test_every_share_fits_on_one_gpu_whole(num_gpus: int, replicas: int, share: float) -> None:
+    pools = pool_resources(config(PoolConfig(), PoolConfig(replicas=replicas)), num_gpus)
+    assert {pool.rank["GPU"] for pool in pools} == {share}
+    assert num_gpus * int(1 / share) >= 1 + replicas
+
+
 def test_three_workers_on_one_gpu_do_not_ask_for_more_than_it() -> None:
     pools = pool_resources(config(PoolConfig(), PoolConfig(replicas=2)), num_gpus=1)
     assert sum(pool.total["GPU"] for pool in pools) <= 1
