@@ -103,13 +103,15 @@ class Driver:
     def _supervisor(self, session: RaySession, watch: Watch) -> Supervisor:
         config = self._config
         pools = pool_resources(config, session.resources.get("GPU", 0.0))
+        spans_nodes = session.num_nodes > 1
         try:
             check_fits(pools, session.resources)
         except CannotPlace as too_small:
             if session.is_own:
                 raise
             self._console.say(f"{too_small}; waiting for further nodes")
-        deployment = Deployment(config, secrets.token_hex(16), self._log_dir, session.num_nodes)
+            spans_nodes = True
+        deployment = Deployment(config, secrets.token_hex(16), self._log_dir, spans_nodes)
         groups = [group for pool in pools for group in _groups(deployment, pool)]
         return Supervisor(config, RouterMember(deployment, session.node_id), groups, watch)
 

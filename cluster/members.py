@@ -45,20 +45,21 @@ STOP_PATIENCE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What all members share. `log_dir` None: output stays with Ray. `num_nodes` of the Ray cluster: loopback
-    addresses will do on one, and are replaced by the nodes' own on several."""
+    """What all members share. `log_dir` None: output stays with Ray. Where the cluster `spans_nodes`, loopback
+    addresses will not do and are replaced by the nodes' own."""
 
     config: ClusterConfig
     worker_token: str
     log_dir: Path | None
-    num_nodes: int
+    spans_nodes: bool
 
     def log_path(self, name: str) -> str | None:
         return str(self.log_dir / f"{name}.log") if self.log_dir else None
 
     def host(self, configured: str, node_ip: str) -> str:
-        loopback = configured == "localhost" or configured.startswith("127.")
-        return node_ip if loopback and self.num_nodes > 1 else configured
+        """Where a process on a node listens."""
+        is_loopback = configured in ("localhost", "::1") or configured.startswith("127.")
+        return node_ip if is_loopback and self.spans_nodes else configured
 
 
 class Member(Protocol):
@@ -123,8 +124,7 @@ class RouterMember:
             run.cancel()
         http = dataclasses.replace(self._config.http, port=addresses.http.port)
         self._config = dataclasses.replace(self._config, http=http, worker_port=addresses.workers.port)
-        reachable = self._place.node_ip if worker_host == "0.0.0.0" else worker_host
-        return addresses, Endpoint(reachable, addresses.workers.port)
+        return addresses, Endpoint(_reachable(worker_host, self._place.node_ip), addresses.workers.port)
 
     async def death(self) -> str:
         return await first_death([self._run])
@@ -205,7 +205,7 @@ class GroupMember:
 
     def _worker_config(self, router: Endpoint, ranks_on_host: int) -> WorkerConfig:
         config, node_ip = self._deployment.config, self.places[0].node_ip
-        transfer = config.kv_transfer
+        transfer_host = _reachable(self._deployment.host(config.kv_transfer.host, node_ip), node_ip)
         return WorkerConfig(
             name=self.name,
             role=self.role,
@@ -220,8 +220,13 @@ class GroupMember:
             ranks_on_host=ranks_on_host,
             drain_s=config.drain_timeout_s,
             engine=self._settings.engine,
-            transfer=dataclasses.replace(transfer, host=self._deployment.host(transfer.host, node_ip)),
+            transfer=dataclasses.replace(config.kv_transfer, host=transfer_host),
         )
+
+
+def _reachable(listening: str, node_ip: str) -> str:
+    """The address to tell others for what listens there."""
+    return node_ip if listening in ("0.0.0.0", "::") else listening
 
 
 def _start(

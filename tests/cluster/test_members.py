@@ -56,17 +56,19 @@ def test_of_ranks_that_die_together_the_one_with_a_reason_speaks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_nodes", "configured", "host"),
+    ("spans_nodes", "configured", "host"),
     [
-        (1, "127.0.0.1", "127.0.0.1"),
-        (2, "127.0.0.1", "10.0.0.7"),
-        (2, "localhost", "10.0.0.7"),
-        (2, "0.0.0.0", "0.0.0.0"),
-        (2, "192.168.1.1", "192.168.1.1"),
+        (False, "127.0.0.1", "127.0.0.1"),
+        (False, "0.0.0.0", "0.0.0.0"),
+        (True, "127.0.0.1", "10.0.0.7"),
+        (True, "::1", "10.0.0.7"),
+        (True, "localhost", "10.0.0.7"),
+        (True, "0.0.0.0", "0.0.0.0"),
+        (True, "192.168.1.1", "192.168.1.1"),
     ],
 )
 def test_loopback_gives_way_to_the_address_of_the_node_when_there_are_others(
-    num_nodes: int, configured: str, host: str
+    spans_nodes: bool, configured: str, host: str
 ) -> None:
-    deployment = Deployment(ClusterConfig(model=ModelConfig("/m")), "secret", None, num_nodes)
+    deployment = Deployment(ClusterConfig(model=ModelConfig("/m")), "secret", None, spans_nodes)
     assert deployment.host(configured, "10.0.0.7") == host
