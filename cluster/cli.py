@@ -86,7 +86,7 @@ def _stop(state: ClusterState, now: bool) -> int:
         click.echo(f"stopping {state.name} (pid {state.pid})")
         driver.send_signal(signal.SIGTERM)  # psutil compares start times first
         if now:
-            driver.send_signal(signal.SIGTERM)
+            driver.send_signal(signal.SIGINT)  # the same to it; another SIGTERM would be lost while one is pending
     except psutil.NoSuchProcess:
         pass
     except psutil.AccessDenied:

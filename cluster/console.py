@@ -54,7 +54,7 @@ class Console:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except (BrokenPipeError, OSError):
+        except OSError:
             return  # nobody reads any more (`slipstream serve | head`): serve on
 
 
