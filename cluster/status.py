@@ -18,11 +18,16 @@ def router_status(url: str) -> dict[str, Any] | None:
     if not url:
         return None
     try:
-        with urllib.request.urlopen(f"{url}/cluster/status", timeout=TIMEOUT_S) as answer:
+        with _opener().open(f"{url}/cluster/status", timeout=TIMEOUT_S) as answer:
             status = json.load(answer)
     except (OSError, ValueError):  # URLError is an OSError
         return None
     return status if isinstance(status, dict) else None
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    """Goes straight there: a proxy that the environment names knows no address of this machine."""
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def describe(state: ClusterState, router: dict[str, Any] | None) -> Iterator[str]:

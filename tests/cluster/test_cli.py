@@ -7,13 +7,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
 from slipstream.cluster import processes, run_state
 from slipstream.cluster.run_state import ClusterState, MemberStatus
-from slipstream.cluster.status import describe, duration
+from slipstream.cluster.status import describe, duration, router_status
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LOCAL = ROOT / "configs" / "local.yaml"
@@ -52,6 +54,31 @@ def slipstream(tmp_path: Path) -> CommandLine:
 def sentences(done: subprocess.CompletedProcess[str]) -> list[str]:
     assert "Traceback" not in done.stderr
     return done.stderr.splitlines()
+
+
+class StatusHandler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"num_running": 3}' if self.path == "/cluster/status" else b"[]")
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        return
+
+
+def test_a_proxy_does_not_come_between_status_and_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(key, "http://127.0.0.1:1")
+    for key in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(key, raising=False)
+    with HTTPServer(("127.0.0.1", 0), StatusHandler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            assert router_status(f"http://127.0.0.1:{server.server_port}") == {"num_running": 3}
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_check_accepts_what_is_right(slipstream: CommandLine) -> None:

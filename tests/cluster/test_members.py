@@ -1,4 +1,4 @@
-"""How the death of a process is put into one sentence."""
+"""How the death of a process is put into one sentence, and at which addresses processes are told to listen."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import asyncio
 
 import pytest
 from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup
 
+from slipstream.cluster.actors import Endpoint, Place
 from slipstream.cluster.config import ClusterConfig, ModelConfig
-from slipstream.cluster.members import Deployment, first_death, reason_of
+from slipstream.cluster.members import Deployment, GroupMember, first_death, reason_of
+from slipstream.cluster.placement import pool_resources
+from slipstream.kv_transfer.config import TransferConfig
 from slipstream.workers.report import WorkerFailed
 
 
@@ -72,3 +76,21 @@ def test_loopback_gives_way_to_the_address_of_the_node_when_there_are_others(
 ) -> None:
     deployment = Deployment(ClusterConfig(model=ModelConfig("/m")), "secret", None, spans_nodes)
     assert deployment.host(configured, "10.0.0.7") == host
+
+
+@pytest.mark.parametrize(
+    ("spans_nodes", "configured", "told"),
+    [
+        (False, "127.0.0.1", "127.0.0.1"),
+        (True, "127.0.0.1", "10.0.0.7"),
+        (False, "0.0.0.0", "10.0.0.7"),
+        (True, "::", "10.0.0.7"),
+        (True, "192.168.1.1", "192.168.1.1"),
+    ],
+)
+def test_peers_are_told_an_address_for_pages_that_they_can_reach(spans_nodes: bool, configured: str, told: str) -> None:
+    config = ClusterConfig(model=ModelConfig("/m"), kv_transfer=TransferConfig(host=configured))
+    prefill, _ = pool_resources(config, num_gpus=0)
+    member = GroupMember(Deployment(config, "secret", None, spans_nodes), prefill, 0, PlacementGroup.empty())
+    member.places = [Place(1, "node", "10.0.0.7")]
+    assert member._worker_config(Endpoint("10.0.0.1", 1234), 1).transfer.host == told
