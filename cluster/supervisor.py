@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from ray.exceptions import RayError
 
@@ -18,6 +18,7 @@ from slipstream.cluster.restart_policy import GiveUp, RestartPolicy
 from slipstream.cluster.run_state import MemberStatus
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Member)
 
 FOLLOW_STARTING_S = 0.1
 FOLLOW_SERVING_S = 1.0
@@ -41,10 +42,10 @@ class Observer(Protocol):
 
 
 @dataclass(slots=True)
-class Kept:
+class Kept(Generic[M]):
     """A member and what is known of it."""
 
-    member: Member
+    member: M
     policy: RestartPolicy
     status: MemberStatus
     ready: asyncio.Event = field(default_factory=asyncio.Event)
@@ -63,29 +64,30 @@ class Supervisor:
     ) -> None:
         self._config = config
         self._observer = observer
-        self._groups = groups
         self._router = self._kept(router)
-        self._kept_groups = [self._kept(group) for group in groups]
+        self._groups = [self._kept(group) for group in groups]
         self._worker_port: asyncio.Future[Endpoint] = asyncio.get_running_loop().create_future()
         self._all_launched = asyncio.Event()
         self._keepers: list[asyncio.Task[None]] = []
-        self._router_member = router
 
-    def _kept(self, member: Member) -> Kept:
+    def _kept(self, member: M) -> Kept[M]:
         return Kept(
             member, RestartPolicy(self._config.restart), MemberStatus(member.name, member.role, since=time.time())
         )
 
+    def _all(self) -> tuple[Kept[RouterMember] | Kept[GroupMember], ...]:
+        return (self._router, *self._groups)
+
     @property
     def members(self) -> list[MemberStatus]:
-        return [kept.status for kept in (self._router, *self._kept_groups)]
+        return [kept.status for kept in self._all()]
 
     async def start(self) -> None:
         """Returns when every member serves. Raises StartFailed if one dies before."""
         self._keepers.append(self._keep(self._router, self._live_as_router))
-        for kept, group in zip(self._kept_groups, self._groups, strict=True):
-            self._keepers.append(self._keep(kept, partial(self._live_as_group, kept, group)))
-        ready = [kept.ready.wait() for kept in (self._router, *self._kept_groups)]
+        for kept in self._groups:
+            self._keepers.append(self._keep(kept, partial(self._live_as_group, kept)))
+        ready = [kept.ready.wait() for kept in self._all()]
         await self.unless_failed(asyncio.gather(*ready))
 
     async def unless_failed(self, work: Awaitable[T]) -> T:
@@ -102,7 +104,7 @@ class Supervisor:
 
     def settle(self) -> None:
         """The deployment has shown that it works: from now on what dies is started again, always."""
-        for kept in (self._router, *self._kept_groups):
+        for kept in self._all():
             kept.policy.cluster_ready()
 
     async def drain(self, deadline_s: float) -> None:
@@ -111,7 +113,7 @@ class Supervisor:
             return
         try:
             async with asyncio.timeout(deadline_s + 1.0):
-                await self._router_member.drain(deadline_s)
+                await self._router.member.drain(deadline_s)
         except (TimeoutError, RayError):
             return
 
@@ -121,16 +123,16 @@ class Supervisor:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
         # The router last: a worker that loses it would go looking for it instead of ending.
-        await asyncio.gather(*(kept.member.stop() for kept in self._kept_groups if kept.ready.is_set()))
+        await asyncio.gather(*(kept.member.stop() for kept in self._groups if kept.ready.is_set()))
         if self._router.ready.is_set():
-            await self._router_member.stop()
-        for kept in (self._router, *self._kept_groups):
+            await self._router.member.stop()
+        for kept in self._all():
             kept.member.kill()
 
-    def _keep(self, kept: Kept, live: Callable[[], Coroutine[Any, Any, str]]) -> asyncio.Task[None]:
+    def _keep(self, kept: Kept[M], live: Callable[[], Coroutine[Any, Any, str]]) -> asyncio.Task[None]:
         return asyncio.create_task(self._keep_alive(kept, live), name=f"keep {kept.status.name}")
 
-    async def _keep_alive(self, kept: Kept, live: Callable[[], Coroutine[Any, Any, str]]) -> None:
+    async def _keep_alive(self, kept: Kept[M], live: Callable[[], Coroutine[Any, Any, str]]) -> None:
         """`live` goes through one incarnation of the member and returns the reason for its end."""
         while True:
             try:
@@ -149,23 +151,24 @@ class Supervisor:
             await asyncio.sleep(verdict.at_s - now_s)
 
     async def _live_as_router(self) -> str:
-        kept, member = self._router, self._router_member
+        kept = self._router
         await self._launch(kept)
-        addresses, port = await member.serve()
+        addresses, port = await kept.member.serve()
         self._tell_groups(port)
         self._observer.listening(addresses)
         self._serves(kept, "listening")
-        return await member.death()
+        return await kept.member.death()
 
-    async def _live_as_group(self, kept: Kept, group: GroupMember) -> str:
+    async def _live_as_group(self, kept: Kept[GroupMember]) -> str:
+        group = kept.member
         await self._launch(kept)
-        if all(other.places for other in self._groups):
+        if all(other.member.places for other in self._groups):
             self._all_launched.set()
         # At the start, so that all know how many they are on a host and take no more than their share of its cores.
         await self._all_launched.wait()
         await group.serve(await asyncio.shield(self._worker_port), self._num_ranks_beside(group))
         death = asyncio.ensure_future(group.death())
-        follow = asyncio.ensure_future(self._follow(kept, group))
+        follow = asyncio.ensure_future(self._follow(kept))
         try:
             await asyncio.wait([death, follow], return_when=asyncio.FIRST_COMPLETED)
             return await death
@@ -173,17 +176,17 @@ class Supervisor:
             death.cancel()
             follow.cancel()
 
-    async def _launch(self, kept: Kept) -> None:
+    async def _launch(self, kept: Kept[M]) -> None:
         self._note(kept, "starting", "starting its processes")
         await kept.member.launch()
         kept.status.pids = kept.member.pids
         self._observer.launched(kept.status)
 
-    async def _follow(self, kept: Kept, group: GroupMember) -> None:
+    async def _follow(self, kept: Kept[GroupMember]) -> None:
         """Asks a group how it is; that it died is told by its pending `run` calls."""
         while True:
             try:
-                report = await group.report()
+                report = await kept.member.report()
             except RayError:
                 return
             kept.status.startup_s = list(report.startup_s)
@@ -193,13 +196,13 @@ class Supervisor:
                 self._note(kept, report.state, report.progress)
             await asyncio.sleep(FOLLOW_SERVING_S if kept.ready.is_set() else FOLLOW_STARTING_S)
 
-    def _serves(self, kept: Kept, detail: str) -> None:
+    def _serves(self, kept: Kept[M], detail: str) -> None:
         kept.policy.up(time.monotonic())
         if kept.status.state != "ready":
             kept.ready.set()
             self._note(kept, "ready", detail)
 
-    def _note(self, kept: Kept, state: str, detail: str) -> None:
+    def _note(self, kept: Kept[M], state: str, detail: str) -> None:
         status = kept.status
         if status.state != state:
             status.state, status.since = state, time.time()
@@ -211,11 +214,11 @@ class Supervisor:
         if self._worker_port.done():
             if self._worker_port.result() == port:
                 return
-            for group in self._groups:  # another node, or a port that somebody else has taken meanwhile
-                group.redirect(port)
+            for kept in self._groups:  # another node, or a port that somebody else has taken meanwhile
+                kept.member.redirect(port)
             self._worker_port = asyncio.get_running_loop().create_future()
         self._worker_port.set_result(port)
 
     def _num_ranks_beside(self, group: GroupMember) -> int:
         node_id = group.places[0].node_id
-        return sum(place.node_id == node_id for other in self._groups for place in other.places)
+        return sum(place.node_id == node_id for other in self._groups for place in other.member.places)
