@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.model_dir import check_model_dir
+from slipstream.workers.models.config import ModelConfig, ModelError
 
 Key = tuple[str, ...]
 
@@ -43,11 +44,25 @@ def load_config(path: Path) -> ClusterConfig:
     except (TypeError, ValueError) as error:  # a value that JSON does not know: a date, a set, binary
         raise ConfigError([f"{path}: {error}"]) from None
     model_dir = Path(os.path.normpath(path.resolve().parent / os.path.expanduser(config.model.path)))
-    problem = check_model_dir(model_dir)
+    problem = check_model_dir(model_dir) or _check_model(model_dir, config)
     if problem:
         raise ConfigError([f"{_place(path, lines, ('model', 'path'))}: {problem}"])
     name = config.model.name or model_dir.name
     return dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(model_dir), name=name))
+
+
+def _check_model(model_dir: Path, config: ClusterConfig) -> str | None:
+    """What is wrong with the model's own configuration, or with the split of it that the pools ask for."""
+    try:
+        model = ModelConfig.read(model_dir)
+    except ModelError as error:
+        return str(error)
+    for role, pool in config.pools():
+        for what in ("num_heads", "num_kv_heads", "intermediate_size"):
+            count = getattr(model, what)
+            if count % pool.tp:
+                return f"{role}.tp = {pool.tp} does not divide the model's {what} = {count}"
+    return None
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[Key, int]]:

@@ -7,8 +7,10 @@ the driver. This module imports no Ray, so that Ray can start while the driver i
 
 from __future__ import annotations
 
+import ctypes
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from slipstream.cluster import processes
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.reaper import Reaper
 
+PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 START_TIMEOUT_S = 120.0
 END_PATIENCE_S = 0.5
 
@@ -43,6 +46,8 @@ def environment() -> dict[str, str]:
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         # We watch our processes ourselves; without the exporters Ray's agents cost less.
         "RAY_enable_metrics_collection": "0",
+        # Ray runs its workers at nice 15, behind everything else on the machine: no place for a token path.
+        "RAY_worker_niceness": "0",
         processes.MARK: secrets.token_hex(16),
     }
 
@@ -72,6 +77,7 @@ class OwnRay:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=_die_with_parent,
             )
 
     def __enter__(self) -> OwnRay:
@@ -116,6 +122,12 @@ class OwnRay:
     def _last_words(self) -> str:
         lines = self._log_path.read_text(errors="replace").split("\n")
         return next((" ".join(line.split()) for line in reversed(lines) if line.strip()), "it said nothing")[:300]
+
+
+def _die_with_parent() -> None:
+    """Runs in the child before `ray start`: asks the kernel to end it with this process, should the reaper, whose work
+    that is, have died as well."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _free_port() -> int:

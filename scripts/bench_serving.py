@@ -128,9 +128,12 @@ async def run_round(url: str, model: str, vocab_size: int, cell: Cell, num_reque
                 samples.append(await complete(session, url, body))
 
         begin = time.perf_counter()
-        async with asyncio.TaskGroup() as group:
-            for _ in range(cell.concurrency):
-                group.create_task(client())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(cell.concurrency):
+                    group.create_task(client())
+        except ExceptionGroup as failures:
+            raise BenchError(str(failures.exceptions[0])) from failures.exceptions[0]
     return Round(tuple(samples), time.perf_counter() - begin)
 
 
@@ -164,8 +167,8 @@ def cluster(config: Path, local_prefill_max_tokens: int) -> Iterator[str]:
         try:
             for line in server.stdout:
                 output.append(line)
-                if found := re.search(r"http://[\w.:\[\]-]+:\d+", line):
-                    yield found.group()
+                if found := re.match(r"Ready at (http://\S+)", line):
+                    yield found.group(1)
                     return
             raise BenchError(f"the cluster did not start:\n{''.join(output)}")
         finally:

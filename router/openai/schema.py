@@ -250,6 +250,8 @@ class CompletionRequest(GenerationFields):
     def id_lists(self) -> list[list[int]]:
         """The prompts if they are token ids, else empty."""
         prompt: Any = self.prompt
+        if isinstance(prompt, str):
+            return []
         id_lists = [prompt] if isinstance(prompt[0], int) else prompt
         return id_lists if isinstance(id_lists[0], list) else []
 

@@ -13,12 +13,23 @@ from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.config_file import ConfigError, load_config
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+MODEL_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 1,
+    "num_key_value_heads": 2,
+    "vocab_size": 32,
+    "max_position_embeddings": 64,
+}
 
 
 def write_model(path: Path) -> Path:
     """A directory that looks like a model from outside."""
     path.mkdir(parents=True)
-    (path / "config.json").write_text('{"max_position_embeddings": 64}')
+    (path / "config.json").write_text(json.dumps(MODEL_CONFIG))
     (path / "tokenizer.json").write_text("{}")
     header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
     (path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
@@ -173,6 +184,12 @@ def test_the_configurations_that_come_along_are_valid(path: Path) -> None:
         ("config.json", None, "no config.json in "),
         ("config.json", b"{", "config.json is not valid JSON: "),
         ("config.json", b"[]", "config.json must hold a JSON object"),
+        (
+            "config.json",
+            json.dumps(MODEL_CONFIG | {"architectures": ["Gemma2ForCausalLM"]}).encode(),
+            "Gemma2ForCausalLM",
+        ),
+        ("config.json", json.dumps(MODEL_CONFIG | {"num_attention_heads": 5}).encode(), "num_key_value_heads"),
         ("tokenizer.json", None, "no tokenizer.json in "),
         ("model.safetensors", None, "no *.safetensors in "),
         ("model.safetensors", b"", "model.safetensors is truncated or no safetensors file (0 bytes)"),
@@ -190,6 +207,11 @@ def test_a_broken_model_directory_is_named(folder: Path, name: str, contents: by
     (only,) = problems(folder, MODEL)
     assert only.startswith("c.yaml:1: model.path: ")
     assert expected in only
+
+
+def test_a_tensor_parallel_degree_that_does_not_divide_the_model_is_named(folder: Path) -> None:
+    (only,) = problems(folder, f"{MODEL}\nprefill: {{tp: 3}}")
+    assert "prefill.tp = 3 does not divide the model's num_heads = 4" in only
 
 
 def test_a_weight_file_that_ends_too_soon_is_named_with_both_sizes(folder: Path) -> None:

@@ -107,16 +107,16 @@ def test_a_stream_ends_with_usage_and_done_if_asked() -> None:
 def test_completions_take_text_texts_ids_and_lists_of_ids() -> None:
     async def main() -> None:
         async with front("abc") as site, openai_client(site) as client:
-            for prompt in ("one two", ["one two", "three"], [5, 6, 7], [[5, 6, 7], [8]]):
+            for prompt in ("one two", "", [""], ["one two", "three"], [5, 6, 7], [[5, 6, 7], [8]]):
                 site.service.requests.clear()
                 answer = await client.completions.create(model=MODEL, prompt=prompt, max_tokens=5)
-                is_many = isinstance(prompt[0], list) or (isinstance(prompt, list) and isinstance(prompt[0], str))
+                is_many = isinstance(prompt, list) and not isinstance(prompt[0], int)
                 assert [choice.index for choice in answer.choices] == list(range(len(prompt) if is_many else 1))
                 assert all(choice.text == "abc" for choice in answer.choices)
                 sent = [unpack_ids(request.prompt_ids) for request in site.service.requests]
                 if prompt == [5, 6, 7]:
                     assert sent == [[5, 6, 7]]
-                elif isinstance(prompt[0], list):
+                elif prompt == [[5, 6, 7], [8]]:
                     assert sent == prompt
                 else:
                     assert all(ids[0] == 1 for ids in sent)  # the model wants a start token before raw text
