@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """TTFT, ITL and throughput of local and remote prefill, side by side on this machine.
 
 Starts two clusters from one config that differ in a single key, `router.dispatch.local_prefill_max_tokens`: in
@@ -6,9 +5,9 @@ Starts two clusters from one config that differ in a single key, `router.dispatc
 decode worker computes everything itself. Rounds are interleaved (local, remote, local, remote, ...) so that a noisy
 neighbour hits both alike; the table shows medians over the rounds.
 
-    scripts/bench_serving.py                                  both modes, a grid of ISL and concurrency
-    scripts/bench_serving.py --isl 512 --osl 64 --concurrency 1,8 --rounds 5
-    scripts/bench_serving.py --url http://127.0.0.1:8000      one running server, any endpoint that takes token ids
+    python scripts/bench_serving.py                                  both modes, a grid of ISL and concurrency
+    python scripts/bench_serving.py --isl 512 --osl 64 --concurrency 1,8 --rounds 5
+    python scripts/bench_serving.py --url http://127.0.0.1:8000      one running server, any endpoint that takes token ids
 
 Prompts are random token ids, new ones for each request, so that no prefix cache helps; `ignore_eos` fixes the output
 length. Closed loop: each of `concurrency` clients sends its next request when the last one has ended.
