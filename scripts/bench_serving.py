@@ -7,7 +7,7 @@ neighbour hits both alike; the table shows medians over the rounds.
 
     python scripts/bench_serving.py                                  both modes, a grid of ISL and concurrency
     python scripts/bench_serving.py --isl 512 --osl 64 --concurrency 1,8 --rounds 5
-    python scripts/bench_serving.py --url http://127.0.0.1:8000      one running server, any endpoint that takes token ids
+    python scripts/bench_serving.py --url http://127.0.0.1:8000      one running server, any that takes token ids
 
 Prompts are random token ids, new ones for each request, so that no prefix cache helps; `ignore_eos` fixes the output
 length. Closed loop: each of `concurrency` clients sends its next request when the last one has ended.
