@@ -63,6 +63,19 @@ def test_a_killed_driver_leaves_nothing(make_cluster: MakeCluster) -> None:
     assert serving.left_behind(15.0) == []
 
 
+def test_a_driver_killed_together_with_its_reaper_takes_ray_and_workers_along(make_cluster: MakeCluster) -> None:
+    serving = make_cluster()
+    serving.start()
+    processes = serving.processes()
+    (reaper,) = (process for process in processes if "slipstream.cluster.reaper" in process.cmdline())
+    reaper.kill()
+    os.kill(serving.pid, signal.SIGKILL)
+    serving.wait()
+    left = serving.left_behind(15.0)
+    # Ray's agents, which only the reaper ends at once, notice by themselves after about a minute.
+    assert [line for line in left if "Agent" not in line] == []
+
+
 def test_a_cluster_whose_ray_dies_ends_at_once_and_leaves_nothing(make_cluster: MakeCluster) -> None:
     serving = make_cluster()
     serving.start()
