@@ -144,6 +144,7 @@ class Driver:
             "model": self._config.model.name,
             "messages": [{"role": "user", "content": "Write a function that reads a file."}],
             "max_tokens": 100,
+            "temperature": 0.7,
             "stream": True,
         }
         self._console.say()
