@@ -151,7 +151,9 @@ def dependencies(dev: bool, gpu: bool) -> list[str]:
     wanted: list[str] = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
     cuda = installed("import torch; print((torch.version.cuda or '').split('.')[0])") if gpu else ""
     wanted += extras[f"cu{cuda}" if f"cu{cuda}" in extras else "cpu"]
-    return wanted + (extras["dev"] if dev else [])
+    if dev:
+        wanted += extras["dev"] + ([] if gpu else extras["triton"])
+    return wanted
 
 
 def install(dev: bool) -> None:
