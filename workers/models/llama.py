@@ -13,15 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from slipstream.kernels.kv_pages import kv_rows, write_kv
-from slipstream.kernels.linear import linear
-from slipstream.kernels.paged_attention import AttentionPlan, paged_attention, plan_attention
-from slipstream.kernels.rms_norm import rms_norm
-from slipstream.kernels.rotary import rotary_angles, rotary_embedding
-from slipstream.kernels.silu_mul import silu_mul
+from slipstream.kernels.ops import AttentionShape, AttentionStep, Ops, TorchOps
 from slipstream.workers.models.batch import StepBatch
 from slipstream.workers.models.config import ModelConfig
 from slipstream.workers.models.rope import rotary_frequencies
@@ -30,14 +24,11 @@ from slipstream.workers.models.tensor_parallel import TensorParallel
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """`weight` is [out, in], packed (see `kernels.linear`). Where the results of ranks are summed, only rank 0 has a
+    """`weight` is [out, in], packed (see `Ops.pack_weight`). Where the results of ranks are summed, only rank 0 has a
     bias that is not zero."""
 
     weight: Tensor
     bias: Tensor | None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,29 +54,30 @@ class LlamaWeights:
     lm_head: Tensor  # [vocab share, hidden], packed; the embedding's numbers where they are tied
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """What all layers of a step share."""
-
-    cos: Tensor
-    signed_sin: Tensor
-    kv_rows: Tensor
-    plans: dict[int | None, AttentionPlan]  # by window
-
-
 class Llama:
-    """A model on one rank. All ranks of its group call the same methods with the same batch."""
+    """A model on one rank. All ranks of its group call the same methods with the same batch.
 
-    def __init__(self, config: ModelConfig, weights: LlamaWeights, tp: TensorParallel) -> None:
+    `ops` is what it computes with; the weights must have been packed by the same kind.
+    """
+
+    def __init__(self, config: ModelConfig, weights: LlamaWeights, tp: TensorParallel, ops: Ops | None = None) -> None:
         self.config = config
         self.weights = weights
         self.tp = tp
+        self.ops: Ops = TorchOps() if ops is None else ops
         self.dtype = weights.embedding.dtype
         self.device = weights.embedding.device
-        self._num_heads = config.num_heads // tp.size
-        self._num_kv_heads = config.num_kv_heads // tp.size
-        inv_freq, self._rotary_scale = rotary_frequencies(config)
-        self._inv_freq = inv_freq.to(self.device)
+        inv_freq, rotary_scale = rotary_frequencies(config)
+        self.attention = AttentionShape(
+            num_heads=config.num_heads // tp.size,
+            num_kv_heads=config.num_kv_heads // tp.size,
+            head_dim=config.head_dim,
+            inv_freq=inv_freq.to(self.device),
+            rotary_scale=rotary_scale,
+            norm_eps=config.rms_norm_eps,
+            windows=frozenset(config.layer_windows),
+            dtype=self.dtype,
+        )
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor:
@@ -94,12 +86,26 @@ class Llama:
         `kv` is the rank's pool (see `kv_shape`) in the model's dtype; the step's keys and values are written into it.
         `layer_done(layer)` is called as soon as that layer's are there.
         """
-        step = self._prepare(batch, kv)
-        x = self._embed(batch.token_ids)
+        return self.run(batch.token_ids, self.ops.begin_step(batch, self.attention, kv), kv, layer_done)
+
+    @torch.inference_mode()
+    def run(
+        self, token_ids: Tensor, step: AttentionStep, kv: Tensor, layer_done: Callable[[int], None] | None = None
+    ) -> Tensor:
+        """`forward` of a step that has begun: `token_ids` is [tokens]."""
+        x = self._embed(token_ids)
+        delta: Tensor | None = None  # what the last block has to add to x
         for index, layer in enumerate(self.weights.layers):
-            x += self._attention(index, layer, x, kv[index], step, layer_done)
-            x += self._feed_forward(layer, x)
-        return x
+            normed = self._norm(x, layer.attention_norm, delta)
+            q = step.write(self._project(normed, layer.qkv), layer.qk_norm, kv[index])
+            if layer_done is not None:
+                layer_done(index)
+            attended = step.attend(q, kv[index], self.config.layer_windows[index])
+            delta = self.tp.all_reduce(self._project(attended.flatten(1), layer.output))
+            normed = self._norm(x, layer.mlp_norm, delta)
+            inner = self.ops.silu_mul(self._project(normed, layer.gate_up))
+            delta = self.tp.all_reduce(self._project(inner, layer.down))
+        return x if delta is None else x.add_(delta)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor | None:
@@ -107,59 +113,21 @@ class Llama:
 
         A collective call; the whole vocabulary comes together on rank 0, the other ranks get None.
         """
-        x = rms_norm(hidden, self.weights.final_norm, self.config.rms_norm_eps)
-        gathered = self.tp.gather_columns(linear(x, self.weights.lm_head))
+        x = self._norm(hidden, self.weights.final_norm)
+        gathered = self.tp.gather_columns(self.ops.linear(x, self.weights.lm_head))
         return None if gathered is None else gathered[:, : self.config.vocab_size].float()
 
-    def _prepare(self, batch: StepBatch, kv: Tensor) -> _Step:
-        page_tokens = kv.shape[4]
-        # What an earlier owner left behind the last token is masked, but a nan would get through any mask.
-        kv.index_fill_(1, batch.fresh_pages, 0)
-        cos, signed_sin = rotary_angles(batch.positions, self._inv_freq, self._rotary_scale, self.dtype)
-        plans = {
-            window: plan_attention(
-                batch.query_lens,
-                batch.kv_lens,
-                batch.page_table,
-                num_kv_heads=self._num_kv_heads,
-                page_tokens=page_tokens,
-                window=window,
-                dtype=self.dtype,
-                device=self.device,
-            )
-            for window in set(self.config.layer_windows)
-        }
-        return _Step(cos, signed_sin, kv_rows(batch.slots, self._num_kv_heads, page_tokens), plans)
-
     def _embed(self, token_ids: Tensor) -> Tensor:
+        if self.tp.size == 1:
+            return self.ops.embedding(token_ids, self.weights.embedding)
         share = self.weights.embedding.shape[0]
         local = token_ids - self.tp.rank * share
         elsewhere = (local < 0) | (local >= share)
-        rows = F.embedding(local.clamp(0, share - 1), self.weights.embedding)
+        rows = self.ops.embedding(local.clamp(0, share - 1), self.weights.embedding)
         return self.tp.all_reduce(rows.masked_fill_(elsewhere[:, None], 0))
 
-    def _attention(
-        self,
-        index: int,
-        layer: LayerWeights,
-        x: Tensor,
-        kv_layer: Tensor,
-        step: _Step,
-        layer_done: Callable[[int], None] | None,
-    ) -> Tensor:
-        eps, heads, head_dim = self.config.rms_norm_eps, self._num_heads, self.config.head_dim
-        qkv = layer.qkv(rms_norm(x, layer.attention_norm, eps)).view(x.shape[0], -1, head_dim)
-        qk, values = qkv.tensor_split((heads + self._num_kv_heads,), dim=1)
-        if layer.qk_norm is not None:
-            qk = rms_norm(qk, layer.qk_norm, eps)
-        qk = rotary_embedding(qk, step.cos, step.signed_sin)
-        write_kv(kv_layer, qk[:, heads:], values, step.kv_rows)
-        if layer_done is not None:
-            layer_done(index)
-        plan = step.plans[self.config.layer_windows[index]]
-        attended = paged_attention(qk[:, :heads], kv_layer, plan, head_dim**-0.5)
-        return self.tp.all_reduce(layer.output(attended.flatten(1)))
+    def _norm(self, x: Tensor, weight: Tensor, add: Tensor | None = None) -> Tensor:
+        return self.ops.rms_norm(x, weight, self.config.rms_norm_eps, add)
 
-    def _feed_forward(self, layer: LayerWeights, x: Tensor) -> Tensor:
-        gate_up = layer.gate_up(rms_norm(x, layer.mlp_norm, self.config.rms_norm_eps))
-        return self.tp.all_reduce(layer.down(silu_mul(gate_up)))
+    def _project(self, x: Tensor, linear: Linear) -> Tensor:
+        return self.ops.linear(x, linear.weight, linear.bias)
