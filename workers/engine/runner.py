@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,13 +18,37 @@ from slipstream.workers.models.config import ModelConfig
 
 
 class Model(Protocol):
-    """What the runner needs of a model; `workers.models.llama` has the one there is."""
+    """What the runner needs of a model (`workers.models.llama`, `workers.models.native`)."""
 
     config: ModelConfig
 
-    def forward(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor: ...
+    def forward(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor:
+        """The last hidden states of a step, [tokens, hidden_size]; its keys and values are written into `kv`, and
+        `layer_done` is called as soon as a layer's are there."""
 
-    def logits(self, hidden: Tensor) -> Tensor | None: ...
+    def logits(self, hidden: Tensor) -> Tensor | None:
+        """[n, vocab_size] in float32 for rows of what `forward` returned; None on ranks other than 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyTokens:
+    """The best token of each row that samples; `is_sound` is false where the highest score is not a finite number.
+    Both may be views of memory that the next step writes over."""
+
+    token_ids: NDArray[np.int32]  # [n]
+    is_sound: NDArray[np.bool_]  # [n]
+
+
+@runtime_checkable
+class GreedyModel(Model, Protocol):
+    """A model that computes a step and picks the tokens in one go. It is asked where every row of a step is plainly
+    greedy: nothing of the scores is wanted but where the highest is."""
+
+    def greedy(
+        self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None
+    ) -> GreedyTokens | None:
+        """Like `forward`, then `logits` of `batch.arrays.sample_rows` (at least one) and their highest, the lowest
+        token id of equals. None on ranks other than 0."""
 
 
 class PageSink(Protocol):

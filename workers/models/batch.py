@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,51 +13,65 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from slipstream.workers.engine.plan import SequenceSlice
+from slipstream.workers.engine.step_arrays import StepArrays
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepBatch:
-    """The tokens of all sequences of a step, one sequence after the other (see `engine.plan`).
+    """A step for a model: the host's `arrays`, and what a torch model needs of them on `device`, made when first
+    asked for."""
 
-    A slot is where a token's keys and values live: page id * page_tokens + offset in the page.
-    """
-
-    token_ids: Tensor  # [tokens] int64
-    positions: Tensor  # [tokens] int64
-    slots: Tensor  # [tokens] int64
-    query_lens: tuple[int, ...]  # [seqs] tokens of this step
-    kv_lens: tuple[int, ...]  # [seqs] tokens up to and including this step
-    page_table: Tensor  # [seqs, max_pages] int64, on the host: attention is planned there
-    fresh_pages: Tensor  # [n] int64: pages that this step begins and does not fill
-    sample_indices: Tensor  # [n] int64: rows of the tokens whose logits are wanted, in order of the sequences
+    arrays: StepArrays
+    page_tokens: int
+    device: torch.device | str = "cpu"
 
     @staticmethod
     def build(slices: Sequence[SequenceSlice], page_tokens: int, device: torch.device | str = "cpu") -> StepBatch:
-        """Lays out `slices`, at least one, each with at least one token and pages for all its positions."""
-        query_lens = np.array([len(s.token_ids) for s in slices])
-        kv_lens = np.array([s.end for s in slices])
-        samples = np.array([s.samples for s in slices])
-        ends = np.cumsum(query_lens)
-        token_ids = np.fromiter(chain.from_iterable(s.token_ids for s in slices), np.int64, int(ends[-1]))
-        seqs = np.repeat(np.arange(len(slices)), query_lens)
-        positions = np.arange(ends[-1]) + (kv_lens - ends)[seqs]
-        last_pages = (kv_lens - 1) // page_tokens
-        columns = np.arange(last_pages.max() + 1)
-        page_table = np.zeros((len(slices), columns.size), dtype=np.int64)
-        page_table[columns <= last_pages[:, None]] = np.frombuffer(b"".join(s.page_ids for s in slices), np.int32)
-        slots = page_table[seqs, positions // page_tokens] * page_tokens + positions % page_tokens
-        begun = (last_pages * page_tokens >= kv_lens - query_lens) & (kv_lens % page_tokens != 0)
+        return StepBatch(StepArrays.build(slices, page_tokens), page_tokens, device)
 
-        def on_device(values: NDArray[np.int64]) -> Tensor:
-            return torch.from_numpy(values).to(device)
+    @cached_property
+    def token_ids(self) -> Tensor:
+        """[tokens] int64"""
+        return self._on_device(self.arrays.token_ids)
 
-        return StepBatch(
-            token_ids=on_device(token_ids),
-            positions=on_device(positions),
-            slots=on_device(slots),
-            query_lens=tuple(query_lens.tolist()),
-            kv_lens=tuple(kv_lens.tolist()),
-            page_table=torch.from_numpy(page_table),
-            fresh_pages=on_device(page_table[begun, last_pages[begun]]),
-            sample_indices=on_device(ends[samples] - 1),
-        )
+    @cached_property
+    def positions(self) -> Tensor:
+        """[tokens] int64"""
+        return self._on_device(self.arrays.positions)
+
+    @cached_property
+    def slots(self) -> Tensor:
+        """[tokens] int64"""
+        return self._on_device(self.arrays.slots)
+
+    @cached_property
+    def query_lens(self) -> tuple[int, ...]:
+        """[seqs] tokens of this step"""
+        return tuple(np.diff(self.arrays.query_starts).tolist())
+
+    @cached_property
+    def kv_lens(self) -> tuple[int, ...]:
+        """[seqs] tokens up to and including this step"""
+        return tuple(self.arrays.kv_lens.tolist())
+
+    @cached_property
+    def page_table(self) -> Tensor:
+        """[seqs, max_pages] int64, on the host: attention is planned there"""
+        return torch.from_numpy(self.arrays.page_table.astype(np.int64))
+
+    @cached_property
+    def fresh_pages(self) -> Tensor:
+        """[n] int64: pages that this step begins and does not fill"""
+        kv_lens = self.arrays.kv_lens
+        last_pages = (kv_lens - 1) // self.page_tokens
+        starts = kv_lens - np.diff(self.arrays.query_starts)
+        begun = (last_pages * self.page_tokens >= starts) & (kv_lens % self.page_tokens != 0)
+        return self._on_device(self.arrays.page_table[begun, last_pages[begun]])
+
+    @cached_property
+    def sample_indices(self) -> Tensor:
+        """[n] int64: rows of the tokens whose logits are wanted, in order of the sequences"""
+        return self._on_device(self.arrays.sample_rows)
+
+    def _on_device(self, values: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(values.astype(np.int64)).to(self.device)

@@ -1,0 +1,60 @@
+"""The numbers of one step as flat int32 arrays on the host: what every model, on whatever device, is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.workers.engine.plan import SequenceSlice
+
+Int32s = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class StepArrays:
+    """The tokens of all sequences of a step, one sequence after the other (see `engine.plan`).
+
+    All arrays are int32 and C-contiguous, except that rows of `page_table` may lie further apart than they are long.
+    They may be views of memory that the next step writes over: valid until the step has been computed.
+
+    A slot is where a token's keys and values live: page id * page_tokens + offset in the page.
+    """
+
+    token_ids: Int32s  # [tokens]
+    positions: Int32s  # [tokens]
+    slots: Int32s  # [tokens]
+    query_starts: Int32s  # [seqs + 1]: the tokens of sequence i are query_starts[i] .. query_starts[i + 1]
+    kv_lens: Int32s  # [seqs]: tokens up to and including this step
+    page_table: Int32s  # [seqs, pages of the longest]; 0 behind a sequence's last page
+    sample_rows: Int32s  # [n]: tokens whose scores are wanted, in order of the sequences
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_seqs(self) -> int:
+        return len(self.kv_lens)
+
+    @staticmethod
+    def build(slices: Sequence[SequenceSlice], page_tokens: int) -> StepArrays:
+        """Lays out `slices`, at least one, each with at least one token and pages for all its positions."""
+        query_lens = np.array([len(s.token_ids) for s in slices], np.int32)
+        kv_lens = np.array([s.end for s in slices], np.int32)
+        query_starts = np.zeros(len(slices) + 1, np.int32)
+        np.cumsum(query_lens, out=query_starts[1:])
+        num_tokens = int(query_starts[-1])
+        token_ids = np.fromiter(chain.from_iterable(s.token_ids for s in slices), np.int32, num_tokens)
+        seqs = np.repeat(np.arange(len(slices)), query_lens)
+        positions = np.arange(num_tokens, dtype=np.int32) + (kv_lens - query_starts[1:])[seqs]
+        num_pages = (kv_lens - 1) // page_tokens + 1
+        columns = np.arange(num_pages.max())
+        page_table = np.zeros((len(slices), columns.size), np.int32)
+        page_table[columns < num_pages[:, None]] = np.frombuffer(b"".join(s.page_ids for s in slices), np.int32)
+        slots = page_table[seqs, positions // page_tokens] * page_tokens + positions % page_tokens
+        samples = np.array([s.samples for s in slices])
+        return StepArrays(token_ids, positions, slots, query_starts, kv_lens, page_table, query_starts[1:][samples] - 1)
