@@ -1,0 +1,34 @@
+"""What `scripts/gpu_check` measures: one case a kernel and shape, with the bytes and FLOPs that its floor follows from.
+
+A kernel's file lists its cases:
+
+    def benchmark_cases() -> tuple[Case, ...]     what is measured and has a target
+    def tune_cases() -> tuple[Case, ...]          the same work under other configurations, for `--tune`; optional
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One measurement of one kernel.
+
+    `setup(device)` makes random inputs and returns what is timed: a call that only enqueues work on the current stream,
+    without a host sync, so that it can be captured in a CUDA graph. Where the inputs fit in the L2 cache (60 MB on an
+    H200), each call takes the next of several sets of them.
+    """
+
+    name: str  # "decode_attention bf16 64 x 4k"
+    setup: Callable[[torch.device], Callable[[], object]]
+    num_bytes: int = 0  # each input read once, each output written once
+    num_flops: int = 0  # multiplications and additions of the matrix products
+    target: float | None = None  # at least this share of the ceiling reached
+
+    def floor_s(self, bytes_per_s: float, flops_per_s: float) -> float:
+        """The time that no kernel can beat under ceilings measured in the same run."""
+        return max(self.num_bytes / bytes_per_s, self.num_flops / flops_per_s)
