@@ -22,6 +22,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 BUILD = ROOT / "build"
 LOG = BUILD / "setup.log"
+NATIVE = ROOT / "kernels" / "cpu"
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 NETWORK_TROUBLE = re.compile(
     r"timed? ?out|connection (reset|refused|aborted|broken)|temporary failure|name resolution|incompleteread"
@@ -167,10 +168,15 @@ def install(dev: bool) -> None:
     except subprocess.CalledProcessError as error:
         raise SetupFailed(f"the dependencies could not be installed: {reason(error)}") from error
     try:
+        # What an earlier version has built must not pass for this one's, should the compiler be gone.
+        for library in NATIVE.glob("*.so"):
+            library.unlink()
         # setuptools is there already: no second download into an isolated build environment.
         pip_install("--no-deps", "--no-build-isolation", "-e", ROOT)
     except subprocess.CalledProcessError as error:
         raise SetupFailed(f"Slipstream itself could not be installed: {reason(error)}") from error
+    if not any(NATIVE.glob("*.so")):
+        say("no native CPU kernels (they take g++ on 64-bit x86 Linux): the slower torch forms will serve")
 
 
 def main() -> int:

@@ -12,7 +12,11 @@ from slipstream.router.messages import Role
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """`num_pages` wins over `kv_cache_mib`. `max_step_tokens` is the chunk budget of a step: prompts longer than
-    what decoding leaves of it are computed in several steps. `page_tokens` = 16 is vLLM's default block size."""
+    what decoding leaves of it are computed in several steps. `page_tokens` = 16 is vLLM's default block size.
+
+    `cpu_kernels: off` computes with torch where native kernels would serve. `weight_cache_dir` is where the native
+    kernels keep weights in the form they read, for all workers of a host to share: `auto` is `slipstream` in the
+    user's cache directory, null keeps them in each worker's own memory."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -26,6 +30,8 @@ class EngineConfig:
     max_step_tokens: int = 512
     prefix_caching: bool = True
     num_threads: int | None = None
+    cpu_kernels: Literal["auto", "off"] = "auto"
+    weight_cache_dir: str | None = "auto"
 
     def __post_init__(self) -> None:
         for key in ("page_tokens", "kv_cache_mib", "max_num_seqs", "max_step_tokens"):
@@ -35,6 +41,8 @@ class EngineConfig:
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ValueError(f"{key} must be at least 1 or null, got {value}")
+        if self.weight_cache_dir == "":
+            raise ValueError("weight_cache_dir must be a directory, auto or null, got ''")
 
 
 @dataclass(frozen=True, slots=True)

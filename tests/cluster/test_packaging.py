@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import subprocess
 import sys
@@ -12,16 +13,21 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LAYERS = ("cluster", "workers", "router", "kv_transfer", "kernels")
+CAN_COMPILE = sys.platform == "linux" and platform.machine() == "x86_64" and shutil.which("g++") is not None
+VARIANTS = ("avx512", "avx2") if CAN_COMPILE else ()
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, so that nothing is left in the checkout."""
+    """Built from a copy, so that nothing is left in the checkout. Of the native library one source is enough here: the
+    whole takes half a minute to compile, and `scripts/setup` has done that."""
     source = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "README.md", "setup.py"):
         shutil.copy(ROOT / name, source)
     for name in ("slipstream", *LAYERS):
-        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        ignored = shutil.ignore_patterns("__pycache__", "*.cpp", "*.so")
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
+    shutil.copy(ROOT / "kernels" / "cpu" / "team.cpp", source / "kernels" / "cpu")
     target = tmp_path_factory.mktemp("wheel")
     pip(source, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(target), ".")
     (built,) = target.glob("slipstream-*.whl")
@@ -37,8 +43,9 @@ def pip(folder: Path, *arguments: str) -> None:
 def test_a_wheel_holds_every_module_under_slipstream_and_nothing_beside_it(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    expected = {f"slipstream/{path.relative_to(ROOT)}" for layer in LAYERS for path in (ROOT / layer).rglob("*.py")}
-    assert names == {"slipstream/__init__.py", *expected}
+    modules = {f"slipstream/{path.relative_to(ROOT)}" for layer in LAYERS for path in (ROOT / layer).rglob("*.py")}
+    libraries = {f"slipstream/kernels/cpu/_{variant}.so" for variant in VARIANTS}
+    assert names == {"slipstream/__init__.py", *modules, *libraries}
 
 
 def test_an_installed_wheel_is_importable_without_the_checkout(wheel: Path, tmp_path: Path) -> None:

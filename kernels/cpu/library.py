@@ -1,0 +1,79 @@
+"""The native CPU library: which build of it fits this processor, and its functions with their types.
+
+`setup.py` compiles the sources beside this file twice, for AVX-512 (with bf16 products) and for AVX2.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import platform
+import sys
+from ctypes import POINTER, c_int32, c_int64
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+FOLDER = Path(__file__).resolve().parent
+# Best first: the processor flags that each build needs, as Linux names them.
+NEEDED_FLAGS = {
+    "avx512": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "fma", "f16c"}),
+    "avx2": frozenset({"avx2", "fma", "f16c"}),
+}
+
+
+@functools.cache
+def native_library() -> ctypes.CDLL | None:
+    """The best build for this processor, or None, after one warning, where there is none."""
+    reasons = []
+    for variant in NEEDED_FLAGS:
+        if not fits(variant):
+            continue
+        try:
+            return open_library(variant)
+        except OSError as error:
+            reasons.append(str(error))
+    why = "; ".join(reasons) or "the processor has neither AVX-512 with bf16 nor AVX2"
+    logger.warning(
+        "no native CPU kernels (%s): the much slower torch forms are used; scripts/setup builds them with g++", why
+    )
+    return None
+
+
+def fits(variant: str) -> bool:
+    """Whether this machine can run the build `variant` (a key of NEEDED_FLAGS)."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return False
+    return NEEDED_FLAGS[variant] <= _processor_flags()
+
+
+def open_library(variant: str) -> ctypes.CDLL:
+    """Loads the build `variant`. Raises OSError if it is not there or is of an older version than this file."""
+    path = FOLDER / f"_{variant}.so"
+    library = ctypes.CDLL(str(path))
+    try:
+        _declare(library)
+    except AttributeError as error:
+        raise OSError(f"{path} is not of this version: {error}") from error
+    return library
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    library.slipstream_set_num_threads.argtypes = [c_int32]
+    library.slipstream_set_num_threads.restype = None
+    library.slipstream_num_threads.argtypes = []
+    library.slipstream_num_threads.restype = c_int32
+    library.slipstream_set_spin_ns.argtypes = [c_int64]
+    library.slipstream_set_spin_ns.restype = None
+    library.slipstream_set_helper_cpus.argtypes = [POINTER(c_int32), c_int32]
+    library.slipstream_set_helper_cpus.restype = None
+
+
+@functools.cache
+def _processor_flags() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.split(":", 1)[1] for line in lines if line.startswith("flags")), "").split())

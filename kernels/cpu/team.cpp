@@ -1,0 +1,277 @@
+#include "team.hpp"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <climits>
+#include <new>
+
+#include "export.hpp"
+
+namespace slipstream {
+namespace {
+
+constexpr int64_t kDefaultSpinNs = 20'000;
+constexpr int kPausesPerLook = 8;
+constexpr int kTileBits = 24;
+constexpr uint64_t kTileMask = (uint64_t{1} << kTileBits) - 1;
+
+int64_t now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
+}
+
+void pause() { __builtin_ia32_pause(); }
+
+class Team {
+ public:
+  void run(Work& work);
+  void help(int thread);
+  void after_fork();
+
+  std::atomic<int> num_threads{1};
+  std::atomic<int64_t> spin_ns{kDefaultSpinNs};
+  std::atomic<int> num_cpus{0};
+  std::atomic<int> cpus_version{0};
+  std::atomic<int32_t> cpus[kMaxThreads] = {};
+
+ private:
+  struct Look {
+    uint64_t epoch;
+    bool claimed;
+    int tile, phase;
+    Work* work;
+  };
+
+  void start_helpers();
+  Look claim();
+  void finish_tile(Work* work, int phase, int thread);
+  void advance(Work* work, int phase, int thread);
+  void publish(Work* work, int phase, int num_tiles);
+  void wait_beyond(uint64_t epoch, bool is_idle);
+  void bind(int thread, int* version) const;
+
+  // epoch << kTileBits | next tile. The epoch grows with every phase of every work and is never seen twice, so a claim
+  // made by compare-and-swap holds only if `work_`, `phase_` and `num_tiles_`, read before it, belonged to that epoch.
+  alignas(64) std::atomic<uint64_t> state_{0};
+  std::atomic<Work*> work_{nullptr};
+  std::atomic<int> phase_{0};
+  std::atomic<int> num_tiles_{0};
+  alignas(64) std::atomic<int> num_done_{0};
+  alignas(64) std::atomic<uint32_t> signal_{0};  // what sleepers sleep on; changes with every epoch
+  std::atomic<int> num_sleepers_{0};
+  alignas(64) pthread_mutex_t turn_ = PTHREAD_MUTEX_INITIALIZER;
+  int num_helpers_ = 0;
+};
+
+// Never destroyed: helpers sleep on it until the process is gone.
+Team& team() {
+  static Team* const the_team = [] {
+    alignas(Team) static unsigned char place[sizeof(Team)];
+    auto* made = new (place) Team();
+    pthread_atfork(nullptr, nullptr, [] { team().after_fork(); });
+    return made;
+  }();
+  return *the_team;
+}
+
+void* helper_main(void* thread) {
+  team().help(static_cast<int>(reinterpret_cast<intptr_t>(thread)));
+  return nullptr;
+}
+
+void Team::run(Work& work) {
+  pthread_mutex_lock(&turn_);
+  start_helpers();
+  advance(&work, -1, 0);
+  for (;;) {
+    const Look look = claim();
+    if (look.claimed) {
+      look.work->run_tile(look.phase, look.tile, 0);
+      finish_tile(look.work, look.phase, 0);
+    } else if (look.work == nullptr) {
+      break;
+    } else {
+      wait_beyond(look.epoch, false);
+    }
+  }
+  pthread_mutex_unlock(&turn_);
+}
+
+void Team::help(int thread) {
+  int version = 0;
+  for (;;) {
+    bind(thread, &version);
+    const bool takes_part = thread < num_threads.load(std::memory_order_relaxed);
+    Look look = {};
+    if (takes_part) {
+      look = claim();
+      if (look.claimed) {
+        look.work->run_tile(look.phase, look.tile, thread);
+        finish_tile(look.work, look.phase, thread);
+        continue;
+      }
+    } else {
+      look.epoch = state_.load(std::memory_order_acquire) >> kTileBits;
+    }
+    wait_beyond(look.epoch, !takes_part);
+  }
+}
+
+Team::Look Team::claim() {
+  uint64_t state = state_.load(std::memory_order_acquire);
+  for (;;) {
+    Look look = {state >> kTileBits, false, static_cast<int>(state & kTileMask), 0, nullptr};
+    if (look.tile == kTileMask) {  // the next epoch is being written
+      pause();
+      state = state_.load(std::memory_order_acquire);
+      continue;
+    }
+    look.work = work_.load(std::memory_order_acquire);
+    look.phase = phase_.load(std::memory_order_acquire);
+    const int num_tiles = num_tiles_.load(std::memory_order_acquire);
+    if (look.work == nullptr || look.tile >= num_tiles) {
+      // What was read may belong to the next epoch already; an unchanged state says that it does not.
+      const uint64_t again = state_.load(std::memory_order_acquire);
+      if (again == state) return look;
+      state = again;
+    } else if (state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
+      look.claimed = true;
+      return look;
+    }
+  }
+}
+
+void Team::finish_tile(Work* work, int phase, int thread) {
+  // While this tile is not counted the phase cannot end, so num_tiles_ is still that of the phase.
+  const int num_tiles = num_tiles_.load(std::memory_order_relaxed);
+  if (num_done_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_tiles) advance(work, phase, thread);
+}
+
+// Goes on behind `phase`. Phases of a single tile are not worth telling anybody.
+void Team::advance(Work* work, int phase, int thread) {
+  for (;;) {
+    const int num_tiles = work->begin_phase(++phase, thread);
+    if (num_tiles == kWorkEnds) return publish(nullptr, 0, 0);
+    if (num_tiles > 1) return publish(work, phase, num_tiles);
+    if (num_tiles == 1) work->run_tile(phase, 0, thread);
+  }
+}
+
+void Team::publish(Work* work, int phase, int num_tiles) {
+  const uint64_t epoch = state_.load(std::memory_order_relaxed) >> kTileBits;
+  // Until the next epoch is complete nobody may claim, not even who has read its number of tiles with the old state.
+  state_.store(epoch << kTileBits | kTileMask, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  num_done_.store(0, std::memory_order_relaxed);
+  work_.store(work, std::memory_order_relaxed);
+  phase_.store(phase, std::memory_order_relaxed);
+  num_tiles_.store(num_tiles, std::memory_order_relaxed);
+  state_.store((epoch + 1) << kTileBits, std::memory_order_release);
+  signal_.fetch_add(1, std::memory_order_seq_cst);
+  if (num_sleepers_.load(std::memory_order_seq_cst) > 0) {
+    syscall(SYS_futex, &signal_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+  }
+}
+
+void Team::wait_beyond(uint64_t epoch, bool is_idle) {
+  const int64_t patience_ns = is_idle ? 0 : spin_ns.load(std::memory_order_relaxed);
+  if (patience_ns > 0) {
+    const int64_t deadline = now_ns() + patience_ns;
+    do {
+      for (int i = 0; i < kPausesPerLook; ++i) {
+        if (state_.load(std::memory_order_acquire) >> kTileBits != epoch) return;
+        pause();
+      }
+    } while (now_ns() < deadline);
+  }
+  num_sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  const uint32_t signal = signal_.load(std::memory_order_seq_cst);
+  if (state_.load(std::memory_order_seq_cst) >> kTileBits == epoch) {
+    syscall(SYS_futex, &signal_, FUTEX_WAIT_PRIVATE, signal, nullptr, nullptr, 0);
+  }
+  num_sleepers_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void Team::start_helpers() {
+  while (num_helpers_ + 1 < num_threads.load(std::memory_order_relaxed)) {
+    pthread_t helper;
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    // Signals are for the threads that know what to do with them.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const intptr_t thread = num_helpers_ + 1;
+    const int failed = pthread_create(&helper, &attributes, helper_main, reinterpret_cast<void*>(thread));
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    pthread_attr_destroy(&attributes);
+    if (failed) return;  // fewer threads do the same work
+    ++num_helpers_;
+  }
+}
+
+void Team::bind(int thread, int* version) const {
+  const int wanted = cpus_version.load(std::memory_order_acquire);
+  if (*version == wanted) return;
+  *version = wanted;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  const int count = num_cpus.load(std::memory_order_relaxed);
+  if (count > 0) {
+    CPU_SET(cpus[thread % count].load(std::memory_order_relaxed), &set);
+  } else if (sched_getaffinity(getpid(), sizeof set, &set) != 0) {
+    return;
+  }
+  sched_setaffinity(0, sizeof set, &set);  // a refusal leaves the thread where it was
+}
+
+void Team::after_fork() {
+  // The helpers have stayed behind, possibly in the middle of something.
+  num_helpers_ = 0;
+  num_sleepers_ = 0;
+  num_done_ = 0;
+  num_tiles_ = 0;
+  work_ = nullptr;
+  state_ = ((state_ >> kTileBits) + 1) << kTileBits;
+  turn_ = PTHREAD_MUTEX_INITIALIZER;
+}
+
+}  // namespace
+
+void run_together(Work& work) { team().run(work); }
+
+int num_threads() { return team().num_threads.load(std::memory_order_relaxed); }
+
+void set_num_threads(int num_threads) { team().num_threads = std::clamp(num_threads, 1, kMaxThreads); }
+
+void set_spin_ns(int64_t spin_ns) { team().spin_ns = spin_ns; }
+
+void set_helper_cpus(const int32_t* cpus, int num_cpus) {
+  Team& t = team();
+  const int count = std::min(num_cpus, kMaxThreads);
+  for (int i = 0; i < count; ++i) t.cpus[i] = cpus[i];
+  t.num_cpus = count;
+  t.cpus_version.fetch_add(1, std::memory_order_release);
+}
+
+}  // namespace slipstream
+
+SLIPSTREAM_API void slipstream_set_num_threads(int32_t num_threads) { slipstream::set_num_threads(num_threads); }
+
+SLIPSTREAM_API int32_t slipstream_num_threads() { return slipstream::num_threads(); }
+
+SLIPSTREAM_API void slipstream_set_spin_ns(int64_t spin_ns) { slipstream::set_spin_ns(spin_ns); }
+
+SLIPSTREAM_API void slipstream_set_helper_cpus(const int32_t* cpus, int32_t num_cpus) {
+  slipstream::set_helper_cpus(cpus, num_cpus);
+}

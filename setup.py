@@ -1,0 +1,68 @@
+"""The native CPU kernels: one set of sources, compiled once for AVX-512 and once for AVX2.
+
+Everything else about the package is in pyproject.toml. The libraries have a plain C interface and are loaded with
+ctypes (`slipstream.kernels.cpu.library`), so that they fit any Python. They are optional: where they cannot be built,
+the torch forms of the kernels serve.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+SOURCES = Path("kernels/cpu")
+PACKAGE = "slipstream.kernels.cpu"
+VARIANTS = {
+    "_avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma", "-mf16c"],
+    "_avx2": ["-mavx2", "-mfma", "-mf16c"],
+}
+# No contraction: a formula that is compiled in two places must round the same way in both.
+FLAGS = ["-std=c++17", "-O3", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-fno-exceptions"]
+FLAGS += ["-fno-rtti", "-Wall", "-Wextra"]
+
+
+class BuildLibraries(build_ext):
+    """Compiles file by file on all cores, and names the libraries without Python's version."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.parallel = self.parallel or len(os.sched_getaffinity(0))
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return os.path.join(*fullname.split(".")) + ".so"
+
+
+class LibraryWheel(bdist_wheel):
+    """One wheel for all versions of Python on a platform."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        _, _, platform_tag = super().get_tag()
+        return "py3", "none", platform_tag
+
+
+def extensions() -> list[Extension]:
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return []
+    sources = sorted(str(path) for path in SOURCES.glob("*.cpp"))
+    headers = sorted(str(path) for path in SOURCES.glob("*.hpp"))
+    return [
+        Extension(
+            f"{PACKAGE}.{name}",
+            sources,
+            depends=headers,
+            extra_compile_args=[*FLAGS, *flags],
+            extra_link_args=["-static-libstdc++", "-static-libgcc", "-pthread", "-Wl,-s"],
+            language="c++",
+            optional=True,
+        )
+        for name, flags in VARIANTS.items()
+    ]
+
+
+setup(ext_modules=extensions(), cmdclass={"build_ext": BuildLibraries, "bdist_wheel": LibraryWheel})
