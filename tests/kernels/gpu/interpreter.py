@@ -1,0 +1,62 @@
+"""Triton's interpreter where it does not compute what a GPU does.
+
+Triton 3.6 interprets kernels in numpy, which has no bfloat16 and no fp8. It truncates to bfloat16 instead of rounding,
+loses the carry when it rounds to fp8, and multiplies the bit patterns of bfloat16 matrices as integers. Bounds of loops
+that come from memory fail under numpy 2.4, which converts arrays of one element to a number only on `item()`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton.language as tl
+from numpy.typing import NDArray
+from triton.runtime import interpreter
+
+TORCH_TYPES = {
+    tl.float8e4nv: torch.float8_e4m3fn,
+    tl.float8e5: torch.float8_e5m2,
+    tl.bfloat16: torch.bfloat16,
+    tl.float16: torch.float16,
+    tl.float32: torch.float32,
+    tl.float64: torch.float64,
+}
+BIT_PATTERNS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+def repair(patch: pytest.MonkeyPatch) -> None:
+    patch_tensor = interpreter._patch_lang_tensor
+    dot = interpreter.InterpreterBuilder.create_dot
+
+    def patch_tensor_index(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    def dot_of_bfloat16(builder: Any, a: Any, b: Any, *args: Any) -> Any:
+        return dot(builder, _widened(a), _widened(b), *args)
+
+    patch.setattr(interpreter, "_convert_float", convert_float)
+    patch.setattr(interpreter, "_patch_lang_tensor", patch_tensor_index)
+    patch.setattr(interpreter.InterpreterBuilder, "create_dot", dot_of_bfloat16)
+
+
+def convert_float(numbers: NDArray[Any], from_type: Any, to_type: Any, rounding_mode: Any) -> NDArray[Any]:
+    """Bit patterns of `to_type`, rounded to the nearest even, as the callers in the interpreter want them."""
+    source, target = TORCH_TYPES[from_type], TORCH_TYPES[to_type]
+    bits = torch.from_numpy(np.ascontiguousarray(numbers).view(np.uint8).copy())
+    if target is torch.float8_e4m3fn:  # saturates, as the instruction does
+        converted = bits.view(source).float().clamp(-448, 448).to(target)
+    else:
+        converted = bits.view(source).to(target)
+    patterns = converted.view(torch.uint8).numpy().view(BIT_PATTERNS[target.itemsize])
+    return patterns.reshape(numbers.shape)
+
+
+def _widened(handle: Any) -> Any:
+    if handle.dtype.scalar is not tl.bfloat16:
+        return handle
+    numbers = convert_float(handle.data, tl.bfloat16, tl.float32, None).view(np.float32)
+    return interpreter.TensorHandle(numbers, tl.float32)
