@@ -21,6 +21,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from slipstream.kernels.quantized_kv import gather_quantized_kv, is_quantized
+
 QUERY_BLOCK = 128  # smaller wastes less of the causal triangle, larger makes fewer calls: best of 64 .. 512 on CPU
 GROUP_SLACK_PAGES = 4  # decode sequences this much shorter than half of the longest still share its group
 
@@ -101,7 +103,8 @@ def plan_attention(
 
 
 def paged_attention(q: Tensor, kv_layer: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
-    """Attends `q` [tokens, heads, head_dim] to the pages of one layer [pages, kv_heads, 2, page_tokens, head_dim].
+    """Attends `q` [tokens, heads, head_dim] to the pages of one layer [pages, kv_heads, 2, page_tokens, head_dim], or
+    [pages, kv_heads, head_bytes] where they are quantised (see `quantized_kv`).
 
     The keys and values of the step's own tokens must be in their pages already. Heads share keys in runs of
     heads / kv_heads. Returns [tokens, heads, head_dim].
@@ -118,8 +121,8 @@ def paged_attention(q: Tensor, kv_layer: Tensor, plan: AttentionPlan, scale: flo
 
 def _attend_group(q: Tensor, kv_layer: Tensor, group: DecodeGroup, scale: float) -> Tensor:
     """[seqs, heads, head_dim] in and out, as two batched products over (sequence, kv head)."""
-    num_kv_heads, head_dim = kv_layer.shape[1], kv_layer.shape[4]
-    keys, values = _gather(kv_layer, group.page_rows).view(2, group.num_seqs * num_kv_heads, -1, head_dim)
+    num_kv_heads, head_dim = kv_layer.shape[1], q.shape[2]
+    keys, values = _gather(kv_layer, group.page_rows, q).view(2, group.num_seqs * num_kv_heads, -1, head_dim)
     queries = q.reshape(group.num_seqs * num_kv_heads, -1, head_dim)  # [seqs * kv_heads, heads a kv head, head_dim]
     scores = torch.baddbmm(group.bias, queries, keys.transpose(1, 2), alpha=scale)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
@@ -127,8 +130,8 @@ def _attend_group(q: Tensor, kv_layer: Tensor, group: DecodeGroup, scale: float)
 
 
 def _attend_chunk(q: Tensor, out: Tensor, kv_layer: Tensor, chunk: PrefillChunk, scale: float) -> None:
-    num_kv_heads, head_dim = kv_layer.shape[1], kv_layer.shape[4]
-    keys, values = _gather(kv_layer, chunk.page_rows).view(2, 1, num_kv_heads, -1, head_dim)
+    num_kv_heads, head_dim = kv_layer.shape[1], q.shape[2]
+    keys, values = _gather(kv_layer, chunk.page_rows, q).view(2, 1, num_kv_heads, -1, head_dim)
     for block in chunk.blocks:
         rows = slice(chunk.first + block.first, chunk.first + block.last)
         attended = F.scaled_dot_product_attention(
@@ -142,8 +145,11 @@ def _attend_chunk(q: Tensor, out: Tensor, kv_layer: Tensor, chunk: PrefillChunk,
         out[rows] = attended[0].transpose(0, 1)
 
 
-def _gather(kv_layer: Tensor, page_rows: Tensor) -> Tensor:
+def _gather(kv_layer: Tensor, page_rows: Tensor, q: Tensor) -> Tensor:
     """Copies runs of page_tokens * head_dim numbers: long enough that this goes at the speed of memory."""
+    if is_quantized(kv_layer):
+        key_rows = page_rows[: len(page_rows) // 2]  # values lie right behind, in the same run of bytes
+        return gather_quantized_kv(kv_layer, key_rows // 2, q.shape[2], q.dtype).contiguous()
     return kv_layer.view(-1, kv_layer.shape[3] * kv_layer.shape[4]).index_select(0, page_rows)
 
 
