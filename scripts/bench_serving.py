@@ -8,6 +8,8 @@ neighbour hits both alike; the table shows medians over the rounds.
     python scripts/bench_serving.py                                  both modes, a grid of ISL and concurrency
     python scripts/bench_serving.py --isl 512 --osl 64 --concurrency 1,8 --rounds 5
     python scripts/bench_serving.py --url http://127.0.0.1:8000      one running server, any that takes token ids
+    python scripts/bench_serving.py --url slipstream=http://127.0.0.1:8000 --url vllm=http://127.0.0.1:8001
+                                                                     several, compared in the same way
 
 Prompts are random token ids, new ones for each request, so that no prefix cache helps; `ignore_eos` fixes the output
 length. Closed loop: each of `concurrency` clients sends its next request when the last one has ended.
@@ -203,7 +205,7 @@ def row(mode: str, cell: Cell, rounds: list[Round]) -> tuple[str, ...]:
     )
 
 
-HEADER = ("ISL", "OSL", "clients", "prefill", "TTFT p50 ms", "p99", "ITL p50 ms", "p99", "out tok/s", "req/s")
+HEADER = ("ISL", "OSL", "clients", "server", "TTFT p50 ms", "p99", "ITL p50 ms", "p99", "out tok/s", "req/s")
 
 
 def markdown(rows: list[tuple[str, ...]]) -> str:
@@ -219,10 +221,18 @@ def integers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
+def server(text: str) -> tuple[str, str]:
+    """Name and URL from `NAME=URL` or a URL alone."""
+    name, _, url = text.rpartition("=")
+    return name or url, url.rstrip("/")
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "local.yaml")
-    parser.add_argument("--url", help="measure this running server only, and start nothing")
+    parser.add_argument(
+        "--url", type=server, action="append", help="[NAME=]URL: measure this running server, and start nothing"
+    )
     parser.add_argument("--isl", type=integers, default=[128, 512, 1024], help="prompt lengths, tokens")
     parser.add_argument("--osl", type=int, default=64, help="output length, tokens")
     parser.add_argument("--concurrency", type=integers, default=[1, 8], help="closed-loop clients")
@@ -255,7 +265,7 @@ def main() -> None:
     args = parse_arguments()
     with ExitStack() as stack:
         if args.url:
-            urls = {"as served": args.url.rstrip("/")}
+            urls = dict(args.url)
         else:
             modes = {"local": ALWAYS_LOCAL, "remote": NEVER_LOCAL}
             urls = {mode: stack.enter_context(cluster(args.config, limit)) for mode, limit in modes.items()}
