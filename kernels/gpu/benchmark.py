@@ -10,8 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import cycle
 
 import torch
+
+# Four times the L2 of an H200: what is read again was thrown out in between.
+ROTATED_BYTES = 240 << 20
+MAX_SETS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +37,17 @@ class Case:
     def floor_s(self, bytes_per_s: float, flops_per_s: float) -> float:
         """The time that no kernel can beat under ceilings measured in the same run."""
         return max(self.num_bytes / bytes_per_s, self.num_flops / flops_per_s)
+
+
+def rotated(
+    make: Callable[[torch.device], Callable[[], object]], set_bytes: int
+) -> Callable[[torch.device], Callable[[], object]]:
+    """A `setup` over as many sets of inputs, of `set_bytes` each, as the L2 cannot hold: `make(device)` makes one set
+    and returns the call on it, and each call takes the next."""
+    num_sets = max(1, min(MAX_SETS, -(-ROTATED_BYTES // set_bytes)))
+
+    def setup(device: torch.device) -> Callable[[], object]:
+        calls = cycle([make(device) for _ in range(num_sets)])
+        return lambda: next(calls)()
+
+    return setup
