@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from slipstream.workers.models.config import ModelError, read_json
+from slipstream.workers.models.rank_share import Part
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-READABLE_DTYPES = ("F64", "F32", "BF16", "F16")
-WHOLE = slice(None)
+READABLE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +28,29 @@ class Checkpoint:
     files: dict[str, Any]  # safe_open handle by file name
     file_of: dict[str, str]  # file name by tensor name
 
-    def copy_into(
-        self, out: Tensor, name: str, shape: Sequence[int], *, rows: slice = WHOLE, columns: slice = WHOLE
-    ) -> None:
-        """Fills `out` with rows and columns of tensor `name`, cast to its dtype. Raises ModelError if the tensor is
-        missing, is not of floating point or has not the given `shape`."""
+    def copy_into(self, out: Tensor, part: Part) -> None:
+        """Fills `out` with a part of a tensor, cast to its dtype. Raises ModelError if the tensor is missing, is not of
+        floating point or has not the shape that the part asks for."""
+        out.copy_(self.mapped(part))
+
+    def mapped(self, part: Part) -> Tensor:
+        """The part as it is stored: a view of the file, which nothing has read yet. Raises ModelError as `copy_into`
+        does."""
+        name = part.name
         if name not in self.file_of:
             raise ModelError(f"{self.model_dir}: tensor {name} is missing")
         path = self.model_dir / self.file_of[name]
         try:
-            stored = self.files[self.file_of[name]].get_slice(name)
-            if stored.get_shape() != list(shape):
-                raise ModelError(
-                    f"{path}: tensor {name} has shape {stored.get_shape()}, config.json asks for {list(shape)}"
-                )
-            if stored.get_dtype() not in READABLE_DTYPES:
-                raise ModelError(f"{path}: tensor {name} has unsupported dtype {stored.get_dtype()}")
-            out.copy_(stored[rows] if len(shape) == 1 else stored[rows, columns])
+            stored: Tensor = self.files[self.file_of[name]].get_tensor(name)
         except SafetensorError as error:
             raise ModelError(f"{path}: tensor {name} cannot be read: {error}") from error
+        if stored.shape != part.stored_shape:
+            raise ModelError(
+                f"{path}: tensor {name} has shape {list(stored.shape)}, config.json asks for {list(part.stored_shape)}"
+            )
+        if stored.dtype not in READABLE_DTYPES:
+            raise ModelError(f"{path}: tensor {name} has unsupported dtype {str(stored.dtype).removeprefix('torch.')}")
+        return stored[part.rows] if part.columns is None else stored[part.rows, part.columns]
 
 
 @contextmanager

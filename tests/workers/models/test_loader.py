@@ -133,5 +133,5 @@ def test_misshaped_tensor(model_dir: Path) -> None:
 def test_tensor_of_whole_numbers(model_dir: Path) -> None:
     name = "model.norm.weight"
     rewrite(model_dir, lambda tensors: tensors.update({name: torch.zeros(64, dtype=torch.int8)}))
-    with pytest.raises(ModelError, match=rf"tensor {name} has unsupported dtype I8"):
+    with pytest.raises(ModelError, match=rf"tensor {name} has unsupported dtype int8"):
         load_model(model_dir)
