@@ -20,6 +20,7 @@
 namespace slipstream {
 
 constexpr int kPanelOutputs = 64;
+constexpr int kMostGroupInputs = 256;
 constexpr int kPackFormat = 1;  // changes with every change of the packed form
 
 enum class Scalar : int32_t { f32 = 0, bf16 = 1, f16 = 2 };
@@ -37,8 +38,8 @@ struct WeightShape {
   bool paired;
   int32_t outputs;  // of a paired weight: gate and up together
   int32_t inputs;
-  int32_t group;    // consecutive inputs that share a scale (32, 64, 128 or more, a multiple of 32); 0: all of them.
-                    // f32 and bf16: 0.
+  int32_t group;    // consecutive inputs that share a scale: even and at most kMostGroupInputs; 0: all of them. f32
+                    // and bf16: 0
 };
 
 // `data` is aligned to 64 bytes; it may lie in a mapped file.
@@ -93,6 +94,7 @@ struct LinearCall {
   Epilogue epilogue;
   void* y;            // [rows, outputs]
   int64_t y_stride;
+  int32_t tiles_ahead = 2;  // how far from a tile its thread's next one is likely to be: the number of threads
 };
 
 // Of one thread, aligned to 64 bytes.

@@ -1,0 +1,202 @@
+// Products cut into tiles: some rows times some panels.
+
+#include "linear.hpp"
+
+#include "linear_expand.hpp"
+#include "linear_kernels.hpp"
+#include "linear_layout.hpp"
+#include "linear_store.hpp"
+
+namespace slipstream {
+
+using namespace linear;
+
+namespace {
+
+// A tile's rows stay in the second-level cache beside a panel and the one that is being fetched.
+constexpr int kMostRows = 132;
+constexpr int kLeastRows = 48;
+constexpr int64_t kRowsBytes = 256 * 1024;
+// Longer panels are multiplied in blocks of this size, for the same reason.
+constexpr int kBlockWordSteps = 1024;
+// Codes are expanded into a block that fits the first-level cache.
+constexpr int kExpandedInputs = 256;
+
+// A tile should take a few microseconds, as far as that leaves tiles enough for all.
+constexpr double kTileNs = 3000;
+constexpr double kBytesPerNs = 20;
+constexpr double kFlopsPerNs = 400;
+constexpr int kFewTiles = 8;
+
+struct Tiling {
+  int row_blocks;
+  int panels;
+  int panels_per_tile;
+
+  int tiles_per_row_block() const { return ceil_div(panels, panels_per_tile); }
+};
+
+// Even shares: the first `total % parts` parts have one more.
+struct Share {
+  int begin;
+  int count;
+};
+
+Share share_of(int total, int parts, int part) {
+  const int size = total / parts, more = total % parts;
+  return {part * size + (part < more ? part : more), size + (part < more ? 1 : 0)};
+}
+
+Tiling tiling_of(const LinearCall& call) {
+  const WeightShape& shape = call.weight->shape;
+  const int64_t row_bytes = int64_t{shape.inputs} * (call.type == Scalar::f32 ? 4 : 2);
+  int64_t rows = kRowsBytes / row_bytes / kMaxRows * kMaxRows;
+  rows = rows > kMostRows ? kMostRows : rows < kLeastRows ? kLeastRows : rows;
+  Tiling tiling{};
+  tiling.row_blocks = static_cast<int>((call.rows + rows - 1) / rows);
+  tiling.panels = num_panels(shape);
+  const double rows_of_tile = tiling.row_blocks ? static_cast<double>(call.rows) / tiling.row_blocks : 0;
+  const double flops_ns = 2.0 * kPanelOutputs * shape.inputs * rows_of_tile / kFlopsPerNs;
+  const double bytes_ns = static_cast<double>(panel_bytes(shape)) / kBytesPerNs;
+  const double panel_ns = flops_ns > bytes_ns ? flops_ns : bytes_ns;
+  const int wanted = static_cast<int>(kTileNs / panel_ns) + 1;
+  const int most = tiling.panels / kFewTiles > 1 ? tiling.panels / kFewTiles : 1;
+  tiling.panels_per_tile = wanted < most ? wanted : most;
+  return tiling;
+}
+
+// Where a thread keeps what it needs in between.
+template <class T>
+struct Workspace {
+  explicit Workspace(std::byte* scratch)
+      : words(reinterpret_cast<T*>(scratch)),
+        sums(reinterpret_cast<float*>(scratch + kExpandedInputs * kPanelOutputs * sizeof(T))) {
+    static_assert(kExpandedInputs * kPanelOutputs * sizeof(T) + kMostRows * kPanelOutputs * sizeof(float) <=
+                  kLinearScratchBytes);
+  }
+
+  T* words;     // [kExpandedInputs, 64]
+  float* sums;  // [rows of the tile, 64]
+};
+
+template <class T>
+class Tile {
+ public:
+  Tile(const LinearCall& call, Share rows, std::byte* scratch)
+      : call_(call), shape_(call.weight->shape), rows_(rows), space_(scratch), row_groups_(ceil_div(rows.count, kMaxRows)) {}
+
+  // `next` is where this thread is likely to go on.
+  void run_panel(int panel, const std::byte* next) const {
+    const std::byte* data = call_.weight->data + panel * panel_bytes(shape_);
+    if (has_codes(shape_.kind)) {
+      run_codes(panel, data, next);
+    } else {
+      run_words(panel, data, next);
+    }
+  }
+
+ private:
+  void run_words(int panel, const std::byte* data, const std::byte* next) const {
+    constexpr int kBlockInputs = kBlockWordSteps * Steps<T>::kInputs;
+    for (int begin = 0; begin < shape_.inputs; begin += kBlockInputs) {
+      const bool last = shape_.inputs - begin <= kBlockInputs;
+      const int inputs = last ? shape_.inputs - begin : kBlockInputs;
+      const Block block{data, inputs, nullptr, 0, 0, begin == 0};
+      const int64_t bytes = int64_t{ceil_div(inputs, Steps<T>::kInputs)} * kStepBytes;
+      data += bytes;
+      multiply(panel, begin, block, last, last ? next : data, bytes, nullptr);
+    }
+  }
+
+  void run_codes(int panel, const std::byte* data, const std::byte* next) const {
+    const bool grouped = shape_.group != 0;
+    const int block_inputs = grouped ? kExpandedInputs / shape_.group * shape_.group : kExpandedInputs;
+    const int64_t header = group_header_bytes(shape_.kind);
+    const auto* scales = grouped ? nullptr : reinterpret_cast<const float*>(data);
+    for (int begin = 0; begin < shape_.inputs; begin += block_inputs) {
+      const bool last = shape_.inputs - begin <= block_inputs;
+      const int inputs = last ? shape_.inputs - begin : block_inputs;
+      const std::byte* from = data + (grouped ? begin / shape_.group * group_bytes(shape_) : 0);
+      expand_block(from, grouped ? 0 : code_bytes(shape_.kind, begin), inputs);
+      const Block block{reinterpret_cast<const std::byte*>(space_.words), inputs, grouped ? from : nullptr,
+                        group_bytes(shape_), shape_.group, begin == 0};
+      const int64_t bytes = code_bytes(shape_.kind, inputs) + (grouped ? ceil_div(inputs, shape_.group) * header : 0);
+      multiply(panel, begin, block, last, last ? next : from + bytes, bytes, scales);
+    }
+  }
+
+  // `from` is a group's begin; with one group for all, the block's codes are `offset` bytes into it.
+  void expand_block(const std::byte* from, int64_t offset, int inputs) const {
+    const int group = shape_.group != 0 ? shape_.group : inputs;
+    T* words = space_.words;
+    for (int left = inputs; left > 0; left -= group) {
+      const std::byte* codes = from + group_header_bytes(shape_.kind) + offset;
+      const int pairs = ceil_div(left < group ? left : group, 2);
+      expand(shape_.kind, codes, from + kScaleBytes, pairs, words);
+      words += pairs * 2 * kPanelOutputs;
+      from += group_bytes(shape_);
+    }
+  }
+
+  // All rows times the block, which begins at input `begin`; after the last block of a panel, its outputs are finished.
+  // Meanwhile, `ahead_bytes` from `ahead` on are fetched.
+  void multiply(int panel, int begin, const Block& block, bool last, const std::byte* ahead, int64_t ahead_bytes,
+                const float* scales) const {
+    const T* x = static_cast<const T*>(call_.x) + begin;
+    const int steps = ceil_div(block.inputs, Steps<T>::kInputs);
+    const int64_t lines = ahead_bytes / kLineBytes, all_steps = int64_t{steps} * row_groups_;
+    const int lines_ahead = lines <= all_steps ? 1 : lines <= 2 * all_steps ? 2 : 4;
+    int64_t lines_left = lines;
+    for (int group = 0; group < row_groups_; ++group) {
+      const Share rows = share_of(rows_.count, row_groups_, group);
+      const int first_row = rows_.begin + rows.begin;
+      const bool kept = !(last && block.first);
+      float* sums = space_.sums + (kept ? rows.begin * kPanelOutputs : 0);
+      const int wanted = lines_left > 0 ? lines_ahead : 0;
+      multiply_block_for<T>(rows.count, wanted)(x + first_row * call_.x_stride, call_.x_stride, block, ahead, sums);
+      ahead += int64_t{wanted} * steps * kLineBytes;
+      lines_left -= int64_t{wanted} * steps;
+      if (!last) continue;
+      for (int row = 0; row < rows.count; ++row) {
+        finish_row<T>(call_, panel, first_row + row, sums + row * kPanelOutputs, scales);
+      }
+    }
+  }
+
+  const LinearCall& call_;
+  const WeightShape& shape_;
+  Share rows_;
+  Workspace<T> space_;
+  int row_groups_;
+};
+
+template <class T>
+void run_typed(const LinearCall& call, int tile, std::byte* scratch) {
+  const Tiling tiling = tiling_of(call);
+  const int per_row_block = tiling.tiles_per_row_block();
+  const Tile<T> rows(call, share_of(call.rows, tiling.row_blocks, tile / per_row_block), scratch);
+  const Share panels = share_of(tiling.panels, per_row_block, tile % per_row_block);
+  const int64_t bytes = panel_bytes(call.weight->shape);
+  for (int panel = panels.begin; panel < panels.begin + panels.count; ++panel) {
+    const bool last = panel + 1 == panels.begin + panels.count;
+    const int next = last ? panels.begin + panels.count * call.tiles_ahead : panel + 1;
+    rows.run_panel(panel, call.weight->data + next * bytes);
+  }
+}
+
+}  // namespace
+
+int num_tiles(const LinearCall& call) {
+  const Tiling tiling = tiling_of(call);
+  return tiling.row_blocks * tiling.tiles_per_row_block();
+}
+
+void run_tile(const LinearCall& call, int tile, std::byte* scratch) {
+  if (call.type == Scalar::f32) {
+    run_typed<float>(call, tile, scratch);
+  } else {
+    run_typed<Bf16>(call, tile, scratch);
+  }
+}
+
+}  // namespace slipstream
