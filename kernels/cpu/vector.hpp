@@ -1,45 +1,52 @@
 // The vector vocabulary of the CPU kernels, for AVX-512 (with bf16 dot products) and for AVX2 with FMA.
 //
-// F32 holds LANES floats. Pairs holds LANES 32-bit words of two neighbouring bf16 numbers each, the first in the low
+// F32 holds kLanes floats. Pairs holds kLanes 32-bit words of two neighbouring bf16 numbers each, the first in the low
 // half. All operations are exact or correctly rounded, but for exp; none depends on anything but its arguments.
 #pragma once
 
+// GCC's own header initialises "undefined" vectors with themselves (GCC bug 105593).
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
+#pragma GCC diagnostic pop
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 
-namespace slipstream::cpu {
+namespace slipstream {
 
 // A bfloat16 number as it lies in memory.
 struct Bf16 {
-    std::uint16_t bits;
+  uint16_t bits;
 };
 
 inline float to_float(float x) { return x; }
 
 inline float to_float(Bf16 x) {
-    const std::uint32_t bits = std::uint32_t{x.bits} << 16;
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
+  const uint32_t bits = uint32_t{x.bits} << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
 }
 
 // Rounds to nearest even; a nan stays a (quiet) nan.
 inline Bf16 to_bf16(float x) {
-    std::uint32_t bits;
-    std::memcpy(&bits, &x, sizeof bits);
-    if (x != x) return {static_cast<std::uint16_t>((bits >> 16) | 0x40)};
-    return {static_cast<std::uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  if (x != x) return {static_cast<uint16_t>((bits >> 16) | 0x40)};
+  return {static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
 }
+
+namespace simd {
 
 inline void store_scalar(float* to, float x) { *to = x; }
 inline void store_scalar(Bf16* to, float x) { *to = to_bf16(x); }
 
 #if defined(__AVX512F__)
 
-constexpr int LANES = 16;
+constexpr int kLanes = 16;
 using F32 = __m512;
 using I32 = __m512i;
 using Pairs = __m512i;
@@ -48,33 +55,33 @@ inline F32 zero() { return _mm512_setzero_ps(); }
 inline F32 broadcast(float x) { return _mm512_set1_ps(x); }
 inline F32 load(const float* from) { return _mm512_loadu_ps(from); }
 inline F32 load(const Bf16* from) {
-    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 inline __mmask16 first_lanes(int count) { return static_cast<__mmask16>((1u << count) - 1); }
-// The first `count` (0 to LANES) numbers, zeros behind them; memory behind them is not touched.
+// The first `count` (0 to kLanes) numbers, zeros behind them; memory behind them is not touched.
 inline F32 load_some(const float* from, int count) { return _mm512_maskz_loadu_ps(first_lanes(count), from); }
 inline F32 load_some(const Bf16* from, int count) {
-    const __m256i half = _mm256_maskz_loadu_epi16(first_lanes(count), from);
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+  const __m256i half = _mm256_maskz_loadu_epi16(first_lanes(count), from);
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 inline __m256i round_to_bf16(F32 x) {
 #if defined(__AVX512BF16__)
-    return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
+  return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
 #else
-    const I32 bits = _mm512_castps_si512(x);
-    const I32 odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const I32 rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-    const I32 quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
-    const I32 kept = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), quiet);
-    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(kept, 16));
+  const I32 bits = _mm512_castps_si512(x);
+  const I32 odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const I32 rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const I32 quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+  const I32 kept = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), quiet);
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(kept, 16));
 #endif
 }
 inline void store(float* to, F32 x) { _mm512_storeu_ps(to, x); }
 inline void store(Bf16* to, F32 x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), round_to_bf16(x)); }
 inline void store_some(float* to, F32 x, int count) { _mm512_mask_storeu_ps(to, first_lanes(count), x); }
 inline void store_some(Bf16* to, F32 x, int count) {
-    _mm256_mask_storeu_epi16(to, first_lanes(count), round_to_bf16(x));
+  _mm256_mask_storeu_epi16(to, first_lanes(count), round_to_bf16(x));
 }
 
 inline F32 add(F32 a, F32 b) { return _mm512_add_ps(a, b); }
@@ -88,6 +95,14 @@ inline F32 max(F32 a, F32 b) { return _mm512_max_ps(a, b); }                  //
 inline F32 min(F32 a, F32 b) { return _mm512_min_ps(a, b); }                  // b where either is nan
 inline F32 absolute(F32 x) { return _mm512_abs_ps(x); }
 inline F32 round(F32 x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+// x in lanes first .. last (last excluded, both may lie outside), `otherwise` in the others.
+inline F32 keep_lanes(F32 x, int first, int last, F32 otherwise) {
+  const I32 lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __mmask16 from = _mm512_cmpge_epi32_mask(lane, _mm512_set1_epi32(first));
+  return _mm512_mask_mov_ps(otherwise, _mm512_mask_cmplt_epi32_mask(from, lane, _mm512_set1_epi32(last)), x);
+}
+inline bool any_greater(F32 a, F32 b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0; }
+inline float first_lane(F32 x) { return _mm512_cvtss_f32(x); }
 inline float reduce_add(F32 x) { return _mm512_reduce_add_ps(x); }
 inline float reduce_max(F32 x) { return _mm512_reduce_max_ps(x); }
 // x * 2^n for a whole number n; underflows to zero.
@@ -95,24 +110,24 @@ inline F32 scale_by_power(F32 x, F32 n) { return _mm512_scalef_ps(x, n); }
 
 inline Pairs load_pairs(const void* from) { return _mm512_loadu_si512(from); }
 inline Pairs broadcast_pair(const void* from) {
-    std::int32_t word;
-    std::memcpy(&word, from, sizeof word);
-    return _mm512_set1_epi32(word);
+  int32_t word;
+  std::memcpy(&word, from, sizeof word);
+  return _mm512_set1_epi32(word);
 }
 // acc + the products of both halves of each word.
 inline F32 dot_pairs(F32 acc, Pairs a, Pairs b) {
 #if defined(__AVX512BF16__)
-    return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+  return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
 #else
-    const I32 high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
-    acc = fma(_mm512_castsi512_ps(_mm512_slli_epi32(a, 16)), _mm512_castsi512_ps(_mm512_slli_epi32(b, 16)), acc);
-    return fma(_mm512_castsi512_ps(_mm512_and_si512(a, high)), _mm512_castsi512_ps(_mm512_and_si512(b, high)), acc);
+  const I32 high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  acc = fma(_mm512_castsi512_ps(_mm512_slli_epi32(a, 16)), _mm512_castsi512_ps(_mm512_slli_epi32(b, 16)), acc);
+  return fma(_mm512_castsi512_ps(_mm512_and_si512(a, high)), _mm512_castsi512_ps(_mm512_and_si512(b, high)), acc);
 #endif
 }
 
 #elif defined(__AVX2__) && defined(__FMA__)
 
-constexpr int LANES = 8;
+constexpr int kLanes = 8;
 using F32 = __m256;
 using I32 = __m256i;
 using Pairs = __m256i;
@@ -121,35 +136,35 @@ inline F32 zero() { return _mm256_setzero_ps(); }
 inline F32 broadcast(float x) { return _mm256_set1_ps(x); }
 inline F32 load(const float* from) { return _mm256_loadu_ps(from); }
 inline F32 load(const Bf16* from) {
-    const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+  const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
 }
 inline __m256i first_lanes(int count) {
-    return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
-// The first `count` (0 to LANES) numbers, zeros behind them; memory behind them is not touched.
+// The first `count` (0 to kLanes) numbers, zeros behind them; memory behind them is not touched.
 inline F32 load_some(const float* from, int count) { return _mm256_maskload_ps(from, first_lanes(count)); }
 inline F32 load_some(const Bf16* from, int count) {
-    Bf16 some[LANES] = {};
-    std::memcpy(some, from, sizeof(Bf16) * static_cast<std::size_t>(count));
-    return load(some);
+  Bf16 some[kLanes] = {};
+  std::memcpy(some, from, sizeof(Bf16) * static_cast<size_t>(count));
+  return load(some);
 }
 inline __m128i round_to_bf16(F32 x) {
-    const I32 bits = _mm256_castps_si256(x);
-    const I32 odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    const I32 rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-    const I32 quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
-    const I32 is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
-    const I32 words = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, is_nan), 16);
-    return _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  const I32 bits = _mm256_castps_si256(x);
+  const I32 odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const I32 rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  const I32 quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+  const I32 is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  const I32 words = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, is_nan), 16);
+  return _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
 }
 inline void store(float* to, F32 x) { _mm256_storeu_ps(to, x); }
 inline void store(Bf16* to, F32 x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(to), round_to_bf16(x)); }
 inline void store_some(float* to, F32 x, int count) { _mm256_maskstore_ps(to, first_lanes(count), x); }
 inline void store_some(Bf16* to, F32 x, int count) {
-    Bf16 some[LANES];
-    store(some, x);
-    std::memcpy(to, some, sizeof(Bf16) * static_cast<std::size_t>(count));
+  Bf16 some[kLanes];
+  store(some, x);
+  std::memcpy(to, some, sizeof(Bf16) * static_cast<size_t>(count));
 }
 
 inline F32 add(F32 a, F32 b) { return _mm256_add_ps(a, b); }
@@ -163,38 +178,47 @@ inline F32 max(F32 a, F32 b) { return _mm256_max_ps(a, b); }                  //
 inline F32 min(F32 a, F32 b) { return _mm256_min_ps(a, b); }                  // b where either is nan
 inline F32 absolute(F32 x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 inline F32 round(F32 x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+// x in lanes first .. last (last excluded, both may lie outside), `otherwise` in the others.
+inline F32 keep_lanes(F32 x, int first, int last, F32 otherwise) {
+  const I32 lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const I32 before = _mm256_cmpgt_epi32(_mm256_set1_epi32(first), lane);
+  const I32 kept = _mm256_andnot_si256(before, _mm256_cmpgt_epi32(_mm256_set1_epi32(last), lane));
+  return _mm256_blendv_ps(otherwise, x, _mm256_castsi256_ps(kept));
+}
+inline bool any_greater(F32 a, F32 b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)) != 0; }
+inline float first_lane(F32 x) { return _mm256_cvtss_f32(x); }
 inline float reduce_add(F32 x) {
-    __m128 sum = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-    sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
-    return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
+  __m128 sum = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+  return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
 }
 inline float reduce_max(F32 x) {
-    __m128 most = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-    most = _mm_max_ps(most, _mm_movehl_ps(most, most));
-    return _mm_cvtss_f32(_mm_max_ss(most, _mm_movehdup_ps(most)));
+  __m128 most = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  most = _mm_max_ps(most, _mm_movehl_ps(most, most));
+  return _mm_cvtss_f32(_mm_max_ss(most, _mm_movehdup_ps(most)));
 }
 // x * 2^n for a whole number n of at least -252; underflows to zero.
 inline F32 scale_by_power(F32 x, F32 n) {
-    // In two steps: 2^n itself may be out of range.
-    const I32 whole = _mm256_cvtps_epi32(n);
-    const I32 half = _mm256_srai_epi32(whole, 1);
-    const I32 bias = _mm256_set1_epi32(127);
-    const I32 first = _mm256_slli_epi32(_mm256_add_epi32(half, bias), 23);
-    const I32 second = _mm256_slli_epi32(_mm256_add_epi32(_mm256_sub_epi32(whole, half), bias), 23);
-    return mul(mul(x, _mm256_castsi256_ps(first)), _mm256_castsi256_ps(second));
+  // In two steps: 2^n itself may be out of range.
+  const I32 whole = _mm256_cvtps_epi32(n);
+  const I32 half = _mm256_srai_epi32(whole, 1);
+  const I32 bias = _mm256_set1_epi32(127);
+  const I32 first = _mm256_slli_epi32(_mm256_add_epi32(half, bias), 23);
+  const I32 second = _mm256_slli_epi32(_mm256_add_epi32(_mm256_sub_epi32(whole, half), bias), 23);
+  return mul(mul(x, _mm256_castsi256_ps(first)), _mm256_castsi256_ps(second));
 }
 
 inline Pairs load_pairs(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
 inline Pairs broadcast_pair(const void* from) {
-    std::int32_t word;
-    std::memcpy(&word, from, sizeof word);
-    return _mm256_set1_epi32(word);
+  int32_t word;
+  std::memcpy(&word, from, sizeof word);
+  return _mm256_set1_epi32(word);
 }
 // acc + the products of both halves of each word: first the low halves, then the high ones.
 inline F32 dot_pairs(F32 acc, Pairs a, Pairs b) {
-    const I32 high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
-    acc = fma(_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16)), acc);
-    return fma(_mm256_castsi256_ps(_mm256_and_si256(a, high)), _mm256_castsi256_ps(_mm256_and_si256(b, high)), acc);
+  const I32 high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  acc = fma(_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16)), acc);
+  return fma(_mm256_castsi256_ps(_mm256_and_si256(a, high)), _mm256_castsi256_ps(_mm256_and_si256(b, high)), acc);
 }
 
 #else
@@ -203,18 +227,18 @@ inline F32 dot_pairs(F32 acc, Pairs a, Pairs b) {
 
 // 2^x to about 2 units in the last place; 0 below -126 and for -inf, nan for nan. x up to 127.
 inline F32 exp2(F32 x) {
-    x = max(broadcast(-180.0f), x);  // in this order, a nan stays
-    const F32 whole = round(x);
-    const F32 part = sub(x, whole);
-    // Minimax polynomial of 2^part on [-1/2, 1/2].
-    F32 y = broadcast(1.54653e-4f);
-    y = fma(y, part, broadcast(1.339936e-3f));
-    y = fma(y, part, broadcast(9.6181e-3f));
-    y = fma(y, part, broadcast(5.5503324e-2f));
-    y = fma(y, part, broadcast(2.4022651e-1f));
-    y = fma(y, part, broadcast(6.9314718e-1f));
-    y = fma(y, part, broadcast(1.0f));
-    return scale_by_power(y, whole);
+  x = max(broadcast(-180.0f), x);  // in this order, a nan stays
+  const F32 whole = round(x);
+  const F32 part = sub(x, whole);
+  // Minimax polynomial of 2^part on [-1/2, 1/2].
+  F32 y = broadcast(1.54653e-4f);
+  y = fma(y, part, broadcast(1.339936e-3f));
+  y = fma(y, part, broadcast(9.6181e-3f));
+  y = fma(y, part, broadcast(5.5503324e-2f));
+  y = fma(y, part, broadcast(2.4022651e-1f));
+  y = fma(y, part, broadcast(6.9314718e-1f));
+  y = fma(y, part, broadcast(1.0f));
+  return scale_by_power(y, whole);
 }
 
 // e^x; like exp2, and the argument costs it another few units where it is large.
@@ -222,8 +246,9 @@ inline F32 exp(F32 x) { return exp2(mul(x, broadcast(1.44269504f))); }
 
 // x / (1 + e^-x)
 inline F32 silu(F32 x) {
-    const F32 negative = min(broadcast(88.0f), sub(zero(), x));
-    return div(x, add(broadcast(1.0f), exp(negative)));
+  const F32 negative = min(broadcast(88.0f), sub(zero(), x));
+  return div(x, add(broadcast(1.0f), exp(negative)));
 }
 
-}  // namespace slipstream::cpu
+}  // namespace simd
+}  // namespace slipstream

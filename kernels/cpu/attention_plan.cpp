@@ -1,0 +1,113 @@
+// Cutting a step's attention into tiles.
+
+#include <algorithm>
+#include <numeric>
+
+#include "attention.hpp"
+#include "attention_tile.hpp"
+
+namespace slipstream {
+namespace {
+
+constexpr int64_t kRowsOfReading = 16;  // reading a key and its value costs as much as this many rows' arithmetic
+constexpr int64_t kSmallTile = 256 * kRowsOfReading;  // tiles are not made smaller for the sake of more of them
+constexpr int kManyTiles = 16;                        // enough for all threads, however they share the machine
+
+int divide_up(int a, int b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+AttentionPlan::AttentionPlan(const AttentionShape& shape) : shape_(shape) {}
+
+void AttentionPlan::build(const AttentionBatch& batch) {
+  batch_ = batch;
+  tiles_.clear();
+  splits_.clear();
+  costs_.clear();
+  const int kv_heads = shape_.kv.num_kv_heads;
+  kv_heads_a_tile_ = std::clamp(batch.num_seqs * kv_heads / kManyTiles, 1, kv_heads);
+  for (int seq = 0; seq < batch.num_seqs; ++seq) add_sequence(seq);
+
+  for (const AttentionTile& tile : tiles_) costs_.push_back(cost(tile));
+  order_.resize(tiles_.size());
+  std::iota(order_.begin(), order_.end(), 0u);
+  std::sort(order_.begin(), order_.end(), [this](uint32_t a, uint32_t b) {
+    return costs_[a] != costs_[b] ? costs_[a] > costs_[b] : a < b;
+  });
+
+  if (pending_.size() < splits_.size()) pending_ = std::vector<std::atomic<int32_t>>(splits_.size() * 2);
+  int64_t num_partials = 0;
+  for (size_t i = 0; i < splits_.size(); ++i) {
+    pending_[i].store(splits_[i].num_segments, std::memory_order_relaxed);
+    num_partials += splits_[i].num_segments;
+  }
+  const size_t partials = static_cast<size_t>(num_partials) * gathered_floats(shape_, max_split_rows(shape_));
+  if (partials_.size() < partials) partials_.resize(partials);
+}
+
+float* AttentionPlan::partial(const AttentionSplit& split, int segment) const {
+  const int64_t number = split.first_partial + segment - split.first_segment;
+  return const_cast<float*>(partials_.data()) + static_cast<size_t>(number) * gathered_floats(shape_, max_split_rows(shape_));
+}
+
+bool AttentionPlan::ends_split(const AttentionTile& tile) const {
+  std::atomic<int32_t>& pending = pending_[static_cast<size_t>(tile.split)];
+  if (pending.fetch_sub(1, std::memory_order_acq_rel) != 1) return false;
+  pending.store(split(tile).num_segments, std::memory_order_relaxed);  // for the next layer
+  return true;
+}
+
+void AttentionPlan::add_sequence(int seq) {
+  const int first_row = batch_.query_starts[seq];
+  const int queries = batch_.query_starts[seq + 1] - first_row;
+  const int start = batch_.kv_lens[seq] - queries;
+  const int num_blocks = divide_up(queries, queries_a_tile(shape_));
+  for (int block = 0, query = 0; block < num_blocks; ++block) {
+    const int count = (queries - query) / (num_blocks - block);
+    AttentionTile tile{};
+    tile.seq = seq;
+    tile.num_kv_heads = 1;
+    tile.first_query = first_row + query;
+    tile.num_queries = count;
+    tile.first_position = start + query;
+    tile.split = AttentionTile::kNotSplit;
+    tile.first_segment = first_key(tile, shape_.window) / kSegmentKeys;
+    tile.num_segments = divide_up(tile.first_position + count, kSegmentKeys) - tile.first_segment;
+    const bool is_split = tile.num_segments > 1 && count * group_size(shape_) <= max_split_rows(shape_);
+    // Tiles of few keys come together, as long as there are tiles enough.
+    const int heads = is_split || cost(tile) > kSmallTile ? 1 : kv_heads_a_tile_;
+    for (int head = 0; head < shape_.kv.num_kv_heads; head += heads) {
+      tile.first_kv_head = head;
+      tile.num_kv_heads = std::min(heads, shape_.kv.num_kv_heads - head);
+      if (is_split) {
+        add_split(tile);
+      } else {
+        tiles_.push_back(tile);
+      }
+    }
+    query += count;
+  }
+}
+
+void AttentionPlan::add_split(const AttentionTile& tile) {
+  const AttentionSplit* before = splits_.empty() ? nullptr : &splits_.back();
+  const int64_t first_partial = before == nullptr ? 0 : before->first_partial + before->num_segments;
+  AttentionTile part = tile;
+  part.split = static_cast<int32_t>(splits_.size());
+  part.num_segments = 1;
+  splits_.push_back({tile.first_segment, tile.num_segments, first_partial});
+  for (int i = 0; i < tile.num_segments; ++i) {
+    part.first_segment = tile.first_segment + i;
+    tiles_.push_back(part);
+  }
+}
+
+int64_t AttentionPlan::cost(const AttentionTile& tile) const {
+  const int64_t rows = tile.num_queries * group_size(shape_);
+  const int first = std::max(first_key(tile, shape_.window), tile.first_segment * kSegmentKeys);
+  const int last = std::min(tile.first_position + tile.num_queries,
+                            (tile.first_segment + tile.num_segments) * kSegmentKeys);
+  return (rows + kRowsOfReading) * std::max(last - first, 0) * tile.num_kv_heads;
+}
+
+}  // namespace slipstream

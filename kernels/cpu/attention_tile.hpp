@@ -1,0 +1,46 @@
+// Sizes and positions that the plan and the tiles agree on.
+#pragma once
+
+#include <algorithm>
+
+#include "attention.hpp"
+
+namespace slipstream {
+
+// Contexts are cut here, and results put together in order, always: by several tiles or within one.
+constexpr int kSegmentKeys = 1024;
+constexpr int kTileRows = 96;      // of a tile with several queries: reading keys and values is little beside them
+
+inline int group_size(const AttentionShape& shape) { return shape.num_heads / shape.kv.num_kv_heads; }
+
+inline int queries_a_tile(const AttentionShape& shape) { return std::max(1, kTileRows / group_size(shape)); }
+
+// Tiles with more rows leave their segments together: partial results take memory.
+inline int max_split_rows(const AttentionShape& shape) { return std::max(16, group_size(shape)); }
+
+// The first key that any query of a tile sees.
+inline int first_key(const AttentionTile& tile, int window) {
+  return window == 0 ? 0 : std::max(tile.first_position - window + 1, 0);
+}
+
+// Rows of values are rounded up to whole vectors.
+inline int value_width(int head_dim) { return (head_dim + simd::kLanes - 1) / simd::kLanes * simd::kLanes; }
+
+// What the rows of a tile have gathered over some segments: sums of values weighted by 2^(score - most), and the sums
+// of these weights.
+struct Gathered {
+  float* values;  // [rows, value_width]
+  float* most;    // [rows]
+  float* total;   // [rows]
+};
+
+inline size_t gathered_floats(const AttentionShape& shape, int rows) {
+  return static_cast<size_t>(rows) * static_cast<size_t>(value_width(shape.kv.head_dim) + 2);
+}
+
+inline Gathered gathered_at(float* memory, const AttentionShape& shape, int rows) {
+  float* most = memory + static_cast<size_t>(rows) * static_cast<size_t>(value_width(shape.kv.head_dim));
+  return {memory, most, most + rows};
+}
+
+}  // namespace slipstream
