@@ -1,8 +1,9 @@
 """Triton's interpreter where it does not compute what a GPU does.
 
 Triton 3.6 interprets kernels in numpy, which has no bfloat16 and no fp8. It truncates to bfloat16 instead of rounding,
-loses the carry when it rounds to fp8, and multiplies the bit patterns of bfloat16 matrices as integers. Bounds of loops
-that come from memory fail under numpy 2.4, which converts arrays of one element to a number only on `item()`.
+loses the carry when it rounds to fp8, takes integers for the bit patterns of bfloat16, and multiplies bfloat16 matrices
+as integers. Bounds of loops that come from memory fail under numpy 2.4, which converts arrays of one element to a
+number only on `item()`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ BIT_PATTERNS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 def repair(patch: pytest.MonkeyPatch) -> None:
     patch_tensor = interpreter._patch_lang_tensor
     dot = interpreter.InterpreterBuilder.create_dot
+    cast = interpreter.InterpreterBuilder.cast_impl
 
     def patch_tensor_index(tensor: Any, scope: Any) -> None:
         patch_tensor(tensor, scope)
@@ -38,7 +40,13 @@ def repair(patch: pytest.MonkeyPatch) -> None:
     def dot_of_bfloat16(builder: Any, a: Any, b: Any, *args: Any) -> Any:
         return dot(builder, _widened(a), _widened(b), *args)
 
+    def cast_integers(builder: Any, source: Any, to_type: Any) -> Any:
+        if to_type.scalar is tl.bfloat16 and source.dtype.scalar.is_int():
+            source = interpreter.TensorHandle(source.data.astype(np.float32), tl.float32)
+        return cast(builder, source, to_type)
+
     patch.setattr(interpreter, "_convert_float", convert_float)
+    patch.setattr(interpreter.InterpreterBuilder, "cast_impl", cast_integers)
     patch.setattr(interpreter, "_patch_lang_tensor", patch_tensor_index)
     patch.setattr(interpreter.InterpreterBuilder, "create_dot", dot_of_bfloat16)
 

@@ -1,0 +1,53 @@
+"""Launches of attention and KV writes in shapes of production, on the meta device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from slipstream.kernels.gpu.decode_attention import decode_attention
+from slipstream.kernels.quantized_kv import LARGEST_CODE, head_bytes
+
+META = torch.device("meta")
+
+
+def kv_layer(dtype: torch.dtype, kv_heads: int, page_tokens: int, head_dim: int) -> Tensor:
+    if dtype in LARGEST_CODE:
+        return torch.empty(1000, kv_heads, head_bytes(page_tokens, head_dim), dtype=dtype, device=META)
+    return torch.empty(1000, kv_heads, 2, page_tokens, head_dim, dtype=dtype, device=META)
+
+
+def decode(
+    seqs: int = 64,
+    heads: int = 32,
+    kv_heads: int = 8,
+    head_dim: int = 128,
+    page_tokens: int = 16,
+    dtype: torch.dtype = torch.bfloat16,
+    kv_dtype: torch.dtype | None = None,
+    window: int | None = None,
+) -> None:
+    q = torch.empty(seqs, heads, head_dim, dtype=dtype, device=META)
+    page_table = torch.empty(seqs, 8192, dtype=torch.int32, device=META)
+    kv_lens = torch.empty(seqs, dtype=torch.int32, device=META)
+    layer = kv_layer(kv_dtype or dtype, kv_heads, page_tokens, head_dim)
+    decode_attention(q, layer, page_table, kv_lens, head_dim**-0.5, window)
+
+
+def launches() -> dict[str, Callable[[], object]]:
+    fp8 = torch.float8_e4m3fn
+    return {
+        "decode bf16": partial(decode),
+        "decode fp8": partial(decode, kv_dtype=fp8),
+        "decode int8": partial(decode, kv_dtype=torch.int8),
+        "decode 1 sequence": partial(decode, seqs=1),
+        "decode 256 window": partial(decode, seqs=256, window=4096),
+        "decode 1B": partial(decode, head_dim=64),
+        "decode head_dim 256": partial(decode, heads=16, head_dim=256),
+        "decode head_dim 96": partial(decode, kv_heads=32, head_dim=96, page_tokens=64),
+        "decode fp32": partial(decode, dtype=torch.float32, head_dim=32),
+        "decode 24 heads fp8": partial(decode, heads=24, kv_dtype=fp8, page_tokens=32),
+    }
