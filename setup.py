@@ -1,8 +1,8 @@
-"""The native CPU kernels: one set of sources, compiled once for AVX-512 and once for AVX2.
+"""The native parts, the CPU kernels and the copying of KV pages: each compiled once for AVX-512 and once for AVX2.
 
 Everything else about the package is in pyproject.toml. The libraries have a plain C interface and are loaded with
-ctypes (`slipstream.kernels.cpu.library`), so that they fit any Python. They are optional: where they cannot be built,
-the torch forms of the kernels serve.
+ctypes (`slipstream.kernels.cpu.library`, `slipstream.kv_transfer.row_copy`), so that they fit any Python. They are
+optional: where they cannot be built, torch and numpy serve.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-SOURCES = Path("kernels/cpu")
-PACKAGE = "slipstream.kernels.cpu"
+FOLDERS = (Path("kernels/cpu"), Path("kv_transfer/native"))
 VARIANTS = {
     "_avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma", "-mf16c"],
     "_avx2": ["-mavx2", "-mfma", "-mf16c"],
@@ -49,20 +48,19 @@ class LibraryWheel(bdist_wheel):
 def extensions() -> list[Extension]:
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return []
-    sources = sorted(str(path) for path in SOURCES.glob("*.cpp"))
-    headers = sorted(str(path) for path in SOURCES.glob("*.hpp"))
-    return [
-        Extension(
-            f"{PACKAGE}.{name}",
-            sources,
-            depends=headers,
-            extra_compile_args=[*FLAGS, *flags],
-            extra_link_args=["-static-libstdc++", "-static-libgcc", "-pthread", "-Wl,-s"],
-            language="c++",
-            optional=True,
-        )
-        for name, flags in VARIANTS.items()
-    ]
+    return [extension(folder, variant) for folder in FOLDERS for variant in VARIANTS]
+
+
+def extension(folder: Path, variant: str) -> Extension:
+    return Extension(
+        ".".join(("slipstream", *folder.parts, variant)),
+        sorted(str(path) for path in folder.glob("*.cpp")),
+        depends=sorted(str(path) for path in folder.glob("*.hpp")),
+        extra_compile_args=[*FLAGS, *VARIANTS[variant]],
+        extra_link_args=["-static-libstdc++", "-static-libgcc", "-pthread", "-Wl,-s"],
+        language="c++",
+        optional=True,
+    )
 
 
 setup(ext_modules=extensions(), cmdclass={"build_ext": BuildLibraries, "bdist_wheel": LibraryWheel})
