@@ -57,7 +57,7 @@ def extension(folder: Path, variant: str) -> Extension:
         sorted(str(path) for path in folder.glob("*.cpp")),
         depends=sorted(str(path) for path in folder.glob("*.hpp")),
         extra_compile_args=[*FLAGS, *VARIANTS[variant]],
-        extra_link_args=["-static-libstdc++", "-static-libgcc", "-pthread", "-Wl,-s"],
+        extra_link_args=["-static-libstdc++", "-static-libgcc", "-pthread", "-Wl,-s,-z,defs"],
         language="c++",
         optional=True,
     )

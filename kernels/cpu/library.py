@@ -10,8 +10,9 @@ import functools
 import logging
 import platform
 import sys
-from ctypes import POINTER, c_int32, c_int64
 from pathlib import Path
+
+from slipstream.kernels.cpu.interface import declare
 
 logger = logging.getLogger(__name__)
 
@@ -49,25 +50,15 @@ def fits(variant: str) -> bool:
 
 
 def open_library(variant: str) -> ctypes.CDLL:
-    """Loads the build `variant`. Raises OSError if it is not there or is of an older version than this file."""
+    """Loads the build `variant`; its functions are those of `interface.declare`. Raises OSError if it is not there or
+    is of an older version than this file."""
     path = FOLDER / f"_{variant}.so"
     library = ctypes.CDLL(str(path))
     try:
-        _declare(library)
+        declare(library)
     except AttributeError as error:
         raise OSError(f"{path} is not of this version: {error}") from error
     return library
-
-
-def _declare(library: ctypes.CDLL) -> None:
-    library.slipstream_set_num_threads.argtypes = [c_int32]
-    library.slipstream_set_num_threads.restype = None
-    library.slipstream_num_threads.argtypes = []
-    library.slipstream_num_threads.restype = c_int32
-    library.slipstream_set_spin_ns.argtypes = [c_int64]
-    library.slipstream_set_spin_ns.restype = None
-    library.slipstream_set_helper_cpus.argtypes = [POINTER(c_int32), c_int32]
-    library.slipstream_set_helper_cpus.restype = None
 
 
 @functools.cache

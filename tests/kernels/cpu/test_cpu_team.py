@@ -1,0 +1,98 @@
+"""Threads that compute together: every tile once, phases in order, however many threads there are."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from slipstream.kernels.cpu.library import native_library
+
+NUM_PHASES, NUM_TILES = 400, 23
+NUM_TILES_OF = np.arange(NUM_PHASES) % (NUM_TILES + 1)
+EXPECTED = (np.arange(NUM_TILES) < NUM_TILES_OF[:, None]).astype(np.int32)
+
+
+@pytest.fixture
+def library() -> Iterator[ctypes.CDLL]:
+    found = native_library()
+    if found is None:
+        pytest.skip("no native kernels here")
+    before = found.slipstream_num_threads()
+    yield found
+    found.slipstream_set_num_threads(before)
+
+
+def count(library: ctypes.CDLL) -> set[int]:
+    """Runs phases of 0, 1, 2 ... tiles and checks them. Returns the numbers of the threads that had a tile."""
+    counts, threads = (np.zeros((NUM_PHASES, NUM_TILES), np.int32) for _ in range(2))
+    pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (counts, threads)]
+    assert library.slipstream_team_count(NUM_PHASES, NUM_TILES, *pointers) == 0
+    np.testing.assert_array_equal(counts, EXPECTED)
+    return set(threads[EXPECTED > 0].tolist())
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3, 7, 64, 2, 1])
+def test_every_tile_runs_once_and_phases_in_order(library: ctypes.CDLL, num_threads: int) -> None:
+    library.slipstream_set_num_threads(num_threads)
+    used = set.union(*(count(library) for _ in range(5)))
+    assert used <= set(range(num_threads))
+    assert 0 in used
+
+
+@pytest.mark.parametrize("spin_ns", [0, 1_000_000])
+def test_sleeping_at_once_and_spinning_long_lose_no_wake_up(library: ctypes.CDLL, spin_ns: int) -> None:
+    library.slipstream_set_num_threads(4)
+    library.slipstream_set_spin_ns(spin_ns)
+    try:
+        for _ in range(10):
+            count(library)
+    finally:
+        library.slipstream_set_spin_ns(20_000)
+
+
+def test_callers_on_several_threads_take_turns(library: ctypes.CDLL) -> None:
+    library.slipstream_set_num_threads(2)
+    failures: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            for _ in range(5):
+                count(library)
+        except AssertionError as error:
+            failures.append(error)
+
+    callers = [threading.Thread(target=call) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert not failures
+
+
+PROGRAM = """
+import os, sys
+from tests.kernels.cpu.test_cpu_team import count
+from slipstream.kernels.cpu.library import native_library
+library = native_library()
+library.slipstream_set_num_threads(3)
+count(library)
+child = os.fork()
+count(library)  # in both: the child has no helpers but those it starts
+if child:
+    _, status = os.waitpid(child, 0)
+    sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_work_goes_on_in_a_forked_child_and_both_end(library: ctypes.CDLL) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM], cwd=os.getcwd(), timeout=60, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

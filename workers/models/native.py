@@ -1,0 +1,248 @@
+"""The Llama family on CPU in native code: the model that `workers.models.llama` is in torch, a step in one call."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from slipstream.kernels.cpu.interface import (
+    OPS,
+    KvFormat,
+    LayerWeights,
+    LinearWeights,
+    ModelShape,
+    ModelWeights,
+    Step,
+)
+from slipstream.workers.engine.runner import GreedyTokens
+from slipstream.workers.models.batch import StepBatch
+from slipstream.workers.models.config import ModelConfig
+from slipstream.workers.models.packed_weights import SCALARS, LinearSlot, PackedWeights, load_packed
+from slipstream.workers.models.rank_share import RankShare
+from slipstream.workers.models.rope import rotary_frequencies
+from slipstream.workers.models.tensor_parallel import TensorParallel
+
+NATIVE_DTYPES = (torch.float32, torch.bfloat16)
+STAGES_OF_LAYER = 3  # keys and values, attention, feed-forward; see kernels/cpu/model.hpp
+
+
+def load_native(
+    model_dir: Path | str,
+    library: ctypes.CDLL,
+    *,
+    dtype: torch.dtype,
+    page_tokens: int,
+    tp: TensorParallel | None = None,
+    cache_dir: Path | None = None,
+) -> NativeLlama:
+    """Loads a local directory in Hugging Face layout. `dtype` is one of NATIVE_DTYPES; packed weights are kept in and
+    mapped from `cache_dir`, or are private without one. Raises ModelError."""
+    config = ModelConfig.read(model_dir)
+    tp = TensorParallel() if tp is None else tp
+    share = RankShare.of(config, tp)
+    weights = load_packed(Path(model_dir), share, dtype, library, cache_dir)
+    return NativeLlama(config, share, weights, library, dtype=dtype, page_tokens=page_tokens, tp=tp)
+
+
+class NativeLlama:
+    """A model on one rank. All ranks of its group call the same methods with the same batch.
+
+    What methods return are views of memory that the next step writes over.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        share: RankShare,
+        weights: PackedWeights,
+        library: ctypes.CDLL,
+        *,
+        dtype: torch.dtype,
+        page_tokens: int,
+        tp: TensorParallel,
+    ) -> None:
+        self.config = config
+        self.tp = tp
+        self.dtype = dtype
+        self._page_tokens = page_tokens
+        self._library = library
+        self._weights = weights  # the native model points into them
+        inv_freq, rotary_scale = rotary_frequencies(config)
+        shape = ModelShape(
+            SCALARS[dtype],
+            config.num_layers,
+            config.hidden_size,
+            config.intermediate_size // tp.size,
+            config.num_heads // tp.size,
+            config.num_kv_heads // tp.size,
+            config.head_dim,
+            page_tokens,
+            KvFormat.MODEL,
+            share.embedding.rows.start,
+            share.vocab_share,
+            share.embedding.num_rows,
+            tp.size > 1,
+            config.rms_norm_eps,
+            config.head_dim**-0.5,
+            rotary_scale,
+        )
+        self._vocab_share = share.vocab_share
+        self._end_of_layers = 1 + STAGES_OF_LAYER * config.num_layers
+        self._handle = library.slipstream_model_create(shape, _model_weights(weights, config, inv_freq))
+        weakref.finalize(self, library.slipstream_model_destroy, self._handle)
+        self._step = Step()
+        self._x = torch.empty(0, config.hidden_size)
+        self._partial = torch.empty(0, config.hidden_size)
+        self._logits = torch.empty(0, share.vocab_share)
+        self._best_ids = np.empty(0, np.int32)
+        self._is_sound = np.empty(0, np.bool_)
+
+    def forward(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor:
+        """The last hidden states of a step, [tokens, hidden_size] in float32, before the final norm.
+
+        `kv` is the rank's pool (see `kv_shape`) in the model's dtype; the step's keys and values are written into it.
+        `layer_done(layer)` is called as soon as that layer's are there.
+        """
+        self._take(batch, kv)
+        self._run_layers(layer_done, self._end_of_layers)
+        return self._x[: batch.arrays.num_tokens]
+
+    def logits(self, hidden: Tensor) -> Tensor | None:
+        """Scores of every token, [n, vocab_size] in float32, for rows [n, hidden_size] of what `forward` returned.
+
+        A collective call; the whole vocabulary comes together on rank 0, the other ranks get None.
+        """
+        hidden = hidden.contiguous()
+        rows = np.arange(len(hidden), dtype=np.int32)
+        self._make_room_for_samples(len(hidden))
+        step = self._step
+        step.num_samples, step.sample_rows, step.x = len(hidden), _address(rows), hidden.data_ptr()
+        self._run(self._end_of_layers, self._end_of_layers + 1)
+        gathered = self.tp.gather_columns(self._logits[: len(hidden)])
+        return None if gathered is None else gathered[:, : self.config.vocab_size]
+
+    def greedy(
+        self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None
+    ) -> GreedyTokens | None:
+        """`forward`, then the highest of `logits` for the rows that sample. None on ranks other than 0."""
+        if self.tp.size > 1:
+            logits = self.logits(self.forward(batch, kv, layer_done)[batch.sample_indices])
+            if logits is None:
+                return None
+            highest, token_ids = logits.max(dim=-1)
+            return GreedyTokens(token_ids.int().numpy(), highest.isfinite().numpy())
+        self._take(batch, kv)
+        self._run_layers(layer_done, self._end_of_layers + 2)
+        num_samples = len(batch.arrays.sample_rows)
+        return GreedyTokens(self._best_ids[:num_samples], self._is_sound[:num_samples])
+
+    def time_ops(self, is_on: bool) -> None:
+        """Begins anew, or ends, to count the time of each kind of op (see `op_times`)."""
+        self._library.slipstream_model_time(self._handle, is_on)
+
+    def op_times(self) -> dict[str, tuple[float, int]]:
+        """Seconds and calls by kind of op since `time_ops(True)`."""
+        ns, calls = (ctypes.c_int64 * len(OPS))(), (ctypes.c_int64 * len(OPS))()
+        self._library.slipstream_model_times(self._handle, ns, calls)
+        return {op: (ns[i] / 1e9, calls[i]) for i, op in enumerate(OPS)}
+
+    def _take(self, batch: StepBatch, kv: Tensor) -> None:
+        """Points the step at its arrays and at room for what comes out."""
+        arrays, step = batch.arrays, self._step
+        if kv.dtype != self.dtype or kv.shape[4] != self._page_tokens or not kv.is_contiguous():
+            raise ValueError(
+                f"kv: must be contiguous pages of {self._page_tokens} tokens in {self.dtype}, "
+                f"got {list(kv.shape)} in {kv.dtype}"
+            )
+        if len(self._x) < arrays.num_tokens:
+            self._x = torch.empty(arrays.num_tokens, self.config.hidden_size)
+            self._partial = torch.empty_like(self._x) if self.tp.size > 1 else self._partial
+        self._make_room_for_samples(len(arrays.sample_rows))
+        step.num_tokens, step.num_seqs, step.num_samples = arrays.num_tokens, arrays.num_seqs, len(arrays.sample_rows)
+        step.token_ids = _address(arrays.token_ids)
+        step.positions = _address(arrays.positions)
+        step.slots = _address(arrays.slots)
+        step.query_starts = _address(arrays.query_starts)
+        step.kv_lens = _address(arrays.kv_lens)
+        step.page_table = _address(arrays.page_table)
+        step.page_table_stride = arrays.page_table.strides[0] // 4
+        step.sample_rows = _address(arrays.sample_rows)
+        step.kv, step.num_pages = kv.data_ptr(), kv.shape[1]
+        step.x, step.partial = self._x.data_ptr(), self._partial.data_ptr()
+
+    def _make_room_for_samples(self, num_samples: int) -> None:
+        if len(self._logits) < num_samples:
+            self._logits = torch.empty(num_samples, self._vocab_share)
+            self._best_ids = np.empty(num_samples, np.int32)
+            self._is_sound = np.empty(num_samples, np.bool_)
+            step = self._step
+            step.logits = self._logits.data_ptr()
+            step.best_ids, step.is_sound = _address(self._best_ids), _address(self._is_sound)
+
+    def _run_layers(self, layer_done: Callable[[int], None] | None, end: int) -> None:
+        """Runs a step up to stage `end`, in pieces where somebody else acts in between."""
+        done = 0
+        if self.tp.size > 1:
+            done = self._run(0, 1)
+            self.tp.all_reduce(self._x[: self._step.num_tokens])
+        for layer in range(self.config.num_layers):
+            first = 1 + STAGES_OF_LAYER * layer
+            if layer_done is not None:
+                done = self._run(done, first + 1)
+                layer_done(layer)
+            if self.tp.size > 1:
+                self._run(done, first + 2)
+                self._add_up()
+                done = self._run(first + 2, first + 3)
+                self._add_up()
+        if done < end:
+            self._run(done, end)
+
+    def _add_up(self) -> None:
+        x, partial = (tensor[: self._step.num_tokens] for tensor in (self._x, self._partial))
+        x += self.tp.all_reduce(partial)
+
+    def _run(self, first: int, end: int) -> int:
+        self._library.slipstream_model_run(self._handle, self._step, first, end)
+        return end
+
+
+def _model_weights(weights: PackedWeights, config: ModelConfig, inv_freq: Tensor) -> ModelWeights:
+    """The native model copies all of it but the packed weights themselves."""
+
+    def linear(slot: LinearSlot) -> LinearWeights:
+        return LinearWeights(weights.packed(slot), weights.address(slot.bias))
+
+    layers = (LayerWeights * config.num_layers)()
+    for index, slots in enumerate(weights.layout.layers):
+        layers[index] = LayerWeights(
+            weights.address(slots.attention_norm),
+            linear(slots.qkv),
+            weights.address(slots.qk_norm),
+            linear(slots.output),
+            weights.address(slots.mlp_norm),
+            linear(slots.gate_up),
+            linear(slots.down),
+            config.layer_windows[index] or 0,
+        )
+    layout = weights.layout
+    return ModelWeights(
+        weights.address(layout.embedding),
+        layers,
+        weights.address(layout.final_norm),
+        linear(layout.lm_head),
+        inv_freq.data_ptr(),
+    )
+
+
+def _address(array: NDArray[Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
