@@ -3,11 +3,13 @@
 Triton 3.6 interprets kernels in numpy, which has no bfloat16 and no fp8. It truncates to bfloat16 instead of rounding,
 loses the carry when it rounds to fp8, takes integers for the bit patterns of bfloat16, and multiplies bfloat16 matrices
 as integers. Bounds of loops that come from memory fail under numpy 2.4, which converts arrays of one element to a
-number only on `item()`.
+number only on `item()`. And it patches all of the language again for each call of a function inside a kernel, which
+takes longer than the function.
 """
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -45,6 +47,17 @@ def repair(patch: pytest.MonkeyPatch) -> None:
             source = interpreter.TensorHandle(source.data.astype(np.float32), tl.float32)
         return cast(builder, source, to_type)
 
+    builtins: dict[Any, list[tuple[str, Any]]] = {}
+
+    def patch_builtins_once(package: Any, builder: Any, scope: Any) -> None:
+        if package not in builtins:
+            builtins[package] = inspect.getmembers(package, tl.core.is_builtin)
+        for name, member in builtins[package]:
+            if getattr(package, name) is not member:
+                return  # patched by the kernel that calls this function
+            interpreter._patch_attr(package, name, member, builder, scope)
+
+    patch.setattr(interpreter, "_patch_builtin", patch_builtins_once)
     patch.setattr(interpreter, "_convert_float", convert_float)
     patch.setattr(interpreter.InterpreterBuilder, "cast_impl", cast_integers)
     patch.setattr(interpreter, "_patch_lang_tensor", patch_tensor_index)
