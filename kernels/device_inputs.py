@@ -18,7 +18,7 @@ class DeviceInputs:
     positions: Tensor  # [tokens]
     slots: Tensor  # [tokens]: page id * page_tokens + offset in the page; negative: keys and values are not stored
     query_starts: Tensor  # [seqs + 1]
-    kv_lens: Tensor  # [seqs] tokens up to and including this step, at least 1
+    kv_lens: Tensor  # [seqs] tokens up to and including this step; 0: a padding row, whose attention is zeros
     page_table: Tensor  # [seqs, max_pages]; columns behind a sequence's last page are never looked at
     num_decodes: int
     max_query_len: int

@@ -3,12 +3,11 @@
 `TorchOps` is plain torch and runs anywhere; `kernels/gpu/ops.py` has the same in Triton. A step in their words:
 
     step = ops.begin_step(batch, attention, kv)                 once a step, for all layers
-    for layer:  x += ..., norm              ops.rms_norm(x, weight, eps, add)
-                qkv                         ops.linear
-                q; keys, values -> pages    step.write(qkv, qk_norm, kv[layer])
-                attention                   step.attend(q, kv[layer], window)
-                output                      ops.linear
-                x += ..., norm, gate_up, down       ops.silu_mul in between
+    for layer:  qkv = ops.norm_linear(x)
+                q = step.write(qkv, qk_norm, kv[layer])         keys and values into their pages
+                ops.linear(step.attend(q, kv[layer]), add_to=x)
+                ops.linear(ops.norm_gated(x), add_to=x)         feed-forward
+    logits = ops.norm_linear(x)
 """
 
 from __future__ import annotations
@@ -23,9 +22,13 @@ from torch import Tensor
 from slipstream.kernels.kv_pages import kv_rows, write_kv
 from slipstream.kernels.linear import linear, pack_weight
 from slipstream.kernels.paged_attention import AttentionPlan, paged_attention, plan_attention
+from slipstream.kernels.quantized_kv import is_quantized, page_tokens_of, write_quantized_kv
+from slipstream.kernels.quantized_weight import QuantizedWeight, quantized_linear
 from slipstream.kernels.rms_norm import rms_norm
 from slipstream.kernels.rotary import rotary_angles, rotary_embedding
 from slipstream.kernels.silu_mul import silu_mul
+
+Weight = Tensor | QuantizedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,8 @@ class StepInputs(Protocol):
 
 
 class AttentionStep(Protocol):
-    """One step's attention. `kv_layer` is one layer of the pool, [pages, kv_heads, 2, page_tokens, head_dim]."""
+    """One step's attention. `kv_layer` is one layer of the pool, [pages, kv_heads, 2, page_tokens, head_dim], or
+    [pages, kv_heads, head_bytes] where it is quantised (see `quantized_kv`)."""
 
     def write(self, qkv: Tensor, qk_norm: Tensor | None, kv_layer: Tensor) -> Tensor:
         """Norms (`qk_norm` is [heads + kv_heads, head_dim]) and rotates queries and keys, and stores keys and values
@@ -78,51 +82,61 @@ class AttentionStep(Protocol):
 
 
 class Ops(Protocol):
-    """`x` is [tokens, dim] in the model's dtype wherever nothing else is said."""
+    """`x` is [tokens, in] in the model's dtype; a weight is [out, in], from `pack_weight` or quantised, a bias
+    [out]. Norms are `rms_norm` with `norm_weight` [in].
+    """
 
     def pack_weight(self, weight: Tensor) -> Tensor:
-        """`weight` [out, in] in the form that `linear` is fastest with."""
-
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """`x @ weight.T + bias`, with a weight from `pack_weight`."""
+        """`weight` in the form that products are fastest with."""
 
     def embedding(self, token_ids: Tensor, table: Tensor) -> Tensor:
-        """Rows `token_ids` of `table` [vocab, dim]."""
+        """Rows `token_ids` [tokens] of `table` [vocab, dim], a new tensor."""
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, add: Tensor | None = None) -> Tensor:
-        """`x += add` first, in place, where there is something to add; then the norm of `x`."""
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, add_to: Tensor | None = None) -> Tensor:
+        """`x @ weight.T + bias`, [tokens, out]. With `add_to` [tokens, out] it is added to that, in place."""
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """`silu(gate) * up`, [tokens, dim] of [tokens, 2 * dim]."""
+    def norm_linear(
+        self, x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, bias: Tensor | None = None
+    ) -> Tensor:
+        """`linear` of the norm of `x`."""
+
+    def norm_gated(
+        self, x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, bias: Tensor | None = None
+    ) -> Tensor:
+        """`norm_linear`, its first half of outputs the gate of the second: `silu(gate) * up`, [tokens, out / 2]."""
 
     def begin_step(self, inputs: StepInputs, attention: AttentionShape, kv: Tensor) -> AttentionStep:
-        """`kv` is the whole pool, [layers, pages, kv_heads, 2, page_tokens, head_dim]."""
+        """`kv` is the whole pool, [layers, ...] as in `AttentionStep`."""
 
 
 class TorchOps:
-    """`Ops` in plain torch, and on CPU with oneDNN's packed products."""
+    """`Ops` in plain torch, and on CPU with oneDNN's packed products. Products with quantised weights are references,
+    not fast."""
 
     def pack_weight(self, weight: Tensor) -> Tensor:
         return pack_weight(weight)
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return linear(x, weight, bias)
-
     def embedding(self, token_ids: Tensor, table: Tensor) -> Tensor:
         return F.embedding(token_ids, table)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, add: Tensor | None = None) -> Tensor:
-        if add is not None:
-            x += add
-        return rms_norm(x, weight, eps)
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, add_to: Tensor | None = None) -> Tensor:
+        product = linear(x, weight, bias) if isinstance(weight, Tensor) else quantized_linear(x, weight, bias)
+        return product if add_to is None else add_to.add_(product)
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        return silu_mul(gate_up)
+    def norm_linear(
+        self, x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, bias: Tensor | None = None
+    ) -> Tensor:
+        return self.linear(rms_norm(x, norm_weight, eps), weight, bias)
+
+    def norm_gated(
+        self, x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, bias: Tensor | None = None
+    ) -> Tensor:
+        return silu_mul(self.norm_linear(x, norm_weight, eps, weight, bias))
 
     def begin_step(self, inputs: StepInputs, attention: AttentionShape, kv: Tensor) -> AttentionStep:
         # What an earlier owner left behind the last token is masked, but a nan would get through any mask.
-        kv.index_fill_(1, inputs.fresh_pages, 0)
-        shape, page_tokens = attention, kv.shape[4]
+        (kv.view(torch.uint8) if is_quantized(kv) else kv).index_fill_(1, inputs.fresh_pages, 0)
+        shape, page_tokens = attention, page_tokens_of(kv, attention.head_dim)
         cos, signed_sin = rotary_angles(inputs.positions, shape.inv_freq, shape.rotary_scale, shape.dtype)
         plans = {
             window: plan_attention(
@@ -137,7 +151,8 @@ class TorchOps:
             )
             for window in shape.windows
         }
-        return TorchStep(shape, cos, signed_sin, kv_rows(inputs.slots, shape.num_kv_heads, page_tokens), plans)
+        rows = kv_rows(inputs.slots, shape.num_kv_heads, page_tokens)
+        return TorchStep(shape, cos, signed_sin, inputs.slots, rows, plans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +162,7 @@ class TorchStep:
     shape: AttentionShape
     cos: Tensor
     signed_sin: Tensor
+    slots: Tensor
     kv_rows: Tensor
     plans: dict[int | None, AttentionPlan]  # by window
 
@@ -157,7 +173,10 @@ class TorchStep:
         if qk_norm is not None:
             qk = rms_norm(qk, qk_norm, self.shape.norm_eps)
         qk = rotary_embedding(qk, self.cos, self.signed_sin)
-        write_kv(kv_layer, qk[:, heads:], values, self.kv_rows)
+        if is_quantized(kv_layer):
+            write_quantized_kv(kv_layer, qk[:, heads:], values, self.slots)
+        else:
+            write_kv(kv_layer, qk[:, heads:], values, self.kv_rows)
         return qk[:, :heads]
 
     def attend(self, q: Tensor, kv_layer: Tensor, window: int | None) -> Tensor:

@@ -107,7 +107,7 @@ class DecodeInputs:
         self._changes = Upload(device, torch.int64)
         self._query_starts = torch.arange(max_seqs + 1, dtype=torch.int32, device=device)
         self._device = device
-        self._rows[2], self._rows[3] = PAD_SLOT, 1
+        self._rows[2] = PAD_SLOT
 
     @property
     def max_pages(self) -> int:
@@ -126,7 +126,7 @@ class DecodeInputs:
     def load(self, arrays: StepArrays, num_rows: int) -> None:
         """Queues the copy of a step in which every sequence has one token, padded to `num_rows`.
 
-        A padding row computes token 0 at position 0 of page 0 as it is found there, and stores nothing.
+        A padding row is token 0 of a sequence without keys: it attends to nothing and stores nothing.
         """
         num_seqs, width = arrays.num_seqs, self._rows.shape[1]
         host = self._upload.begin(self._rows.numel()).reshape(4, width)
@@ -134,7 +134,7 @@ class DecodeInputs:
             row[:num_seqs] = field
         host[:2, num_seqs:num_rows] = 0
         host[2, num_seqs:num_rows] = PAD_SLOT
-        host[3, num_seqs:num_rows] = 1
+        host[3, num_seqs:num_rows] = 0
         self._upload.copy_to(self._rows)
         self._load_pages(arrays.page_table)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slipstream.kernels.ops import AttentionShape, AttentionStep, Ops, TorchOps
+from slipstream.kernels.ops import AttentionShape, AttentionStep, Ops, TorchOps, Weight
 from slipstream.workers.models.batch import StepBatch
 from slipstream.workers.models.config import ModelConfig
 from slipstream.workers.models.rope import rotary_frequencies
@@ -24,10 +24,10 @@ from slipstream.workers.models.tensor_parallel import TensorParallel
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """`weight` is [out, in], packed (see `Ops.pack_weight`). Where the results of ranks are summed, only rank 0 has a
-    bias that is not zero."""
+    """`weight` is [out, in], packed (see `Ops.pack_weight`) or quantised. Where the results of ranks are summed,
+    only rank 0 has a bias that is not zero."""
 
-    weight: Tensor
+    weight: Weight
     bias: Tensor | None
 
 
@@ -51,7 +51,7 @@ class LlamaWeights:
     embedding: Tensor  # [vocab share, hidden]
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [hidden]
-    lm_head: Tensor  # [vocab share, hidden], packed; the embedding's numbers where they are tied
+    lm_head: Weight  # [vocab share, hidden], packed; the embedding's numbers where they are tied
 
 
 class Llama:
@@ -93,19 +93,17 @@ class Llama:
         self, token_ids: Tensor, step: AttentionStep, kv: Tensor, layer_done: Callable[[int], None] | None = None
     ) -> Tensor:
         """`forward` of a step that has begun: `token_ids` is [tokens]."""
-        x = self._embed(token_ids)
-        delta: Tensor | None = None  # what the last block has to add to x
+        x, eps = self._embed(token_ids), self.config.rms_norm_eps
         for index, layer in enumerate(self.weights.layers):
-            normed = self._norm(x, layer.attention_norm, delta)
-            q = step.write(self._project(normed, layer.qkv), layer.qk_norm, kv[index])
+            qkv = self.ops.norm_linear(x, layer.attention_norm, eps, layer.qkv.weight, layer.qkv.bias)
+            q = step.write(qkv, layer.qk_norm, kv[index])
             if layer_done is not None:
                 layer_done(index)
             attended = step.attend(q, kv[index], self.config.layer_windows[index])
-            delta = self.tp.all_reduce(self._project(attended.flatten(1), layer.output))
-            normed = self._norm(x, layer.mlp_norm, delta)
-            inner = self.ops.silu_mul(self._project(normed, layer.gate_up))
-            delta = self.tp.all_reduce(self._project(inner, layer.down))
-        return x if delta is None else x.add_(delta)
+            self._add(x, attended.flatten(1), layer.output)
+            inner = self.ops.norm_gated(x, layer.mlp_norm, eps, layer.gate_up.weight, layer.gate_up.bias)
+            self._add(x, inner, layer.down)
+        return x
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor | None:
@@ -113,8 +111,9 @@ class Llama:
 
         A collective call; the whole vocabulary comes together on rank 0, the other ranks get None.
         """
-        x = self._norm(hidden, self.weights.final_norm)
-        gathered = self.tp.gather_columns(self.ops.linear(x, self.weights.lm_head))
+        weights = self.weights
+        local = self.ops.norm_linear(hidden, weights.final_norm, self.config.rms_norm_eps, weights.lm_head)
+        gathered = self.tp.gather_columns(local)
         return None if gathered is None else gathered[:, : self.config.vocab_size].float()
 
     def _embed(self, token_ids: Tensor) -> Tensor:
@@ -126,8 +125,9 @@ class Llama:
         rows = self.ops.embedding(local.clamp(0, share - 1), self.weights.embedding)
         return self.tp.all_reduce(rows.masked_fill_(elsewhere[:, None], 0))
 
-    def _norm(self, x: Tensor, weight: Tensor, add: Tensor | None = None) -> Tensor:
-        return self.ops.rms_norm(x, weight, self.config.rms_norm_eps, add)
-
-    def _project(self, x: Tensor, linear: Linear) -> Tensor:
-        return self.ops.linear(x, linear.weight, linear.bias)
+    def _add(self, x: Tensor, inner: Tensor, linear: Linear) -> None:
+        """Adds a projection, summed over ranks, to the residual stream `x`."""
+        if self.tp.size == 1:
+            self.ops.linear(inner, linear.weight, linear.bias, add_to=x)
+        else:
+            x += self.tp.all_reduce(self.ops.linear(inner, linear.weight, linear.bias))

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.workers.engine.gpu_inputs import ALIGNED_INTS, PAD_SLOT, DecodeInputs, StepUpload
-from slipstream.workers.engine.plan import SequenceSlice
-from slipstream.workers.engine.step_arrays import StepArrays
+from slipstream.workers.engine.step_arrays import SequenceSlice, StepArrays
 
 CPU = torch.device("cpu")
 PAGE_TOKENS, MAX_SEQS, MAX_PAGES = 4, 5, 6
@@ -70,7 +69,7 @@ def test_static_memory_holds_exactly_the_step_that_was_loaded_last(batches: list
         assert memory.token_ids(num_rows).tolist() == [*arrays.token_ids, *[0] * padding]
         assert inputs.positions.tolist() == [*arrays.positions, *[0] * padding]
         assert inputs.slots.tolist() == [*arrays.slots, *[PAD_SLOT] * padding]
-        assert inputs.kv_lens.tolist() == [*arrays.kv_lens, *[1] * padding]
+        assert inputs.kv_lens.tolist() == [*arrays.kv_lens, *[0] * padding]
         assert inputs.query_starts.tolist() == list(range(num_rows + 1))
         assert (inputs.num_decodes, inputs.max_query_len, inputs.max_kv_len) == (num_rows, 1, 24)
         for row, kv_len in enumerate(arrays.kv_lens):
