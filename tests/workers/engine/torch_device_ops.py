@@ -57,7 +57,7 @@ class TorchDeviceOps(TorchOps):
     def begin_device_step(self, inputs: DeviceInputs, attention: AttentionShape, kv: Tensor) -> AttentionStep:
         self.begun.append((len(inputs.positions), inputs.num_decodes, inputs.max_query_len, inputs.max_kv_len))
         query_lens = tuple(inputs.query_starts.diff().tolist())
-        kv_lens = tuple(inputs.kv_lens.tolist())
+        kv_lens = tuple(inputs.kv_lens.clamp(min=1).tolist())  # padding attends to whatever is there
         assert query_lens[: inputs.num_decodes] == (1,) * inputs.num_decodes
         assert max(query_lens) <= inputs.max_query_len
         assert max(kv_lens) <= inputs.max_kv_len
