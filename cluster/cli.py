@@ -1,4 +1,4 @@
-"""The command `slipstream`: serve, status, down, check."""
+"""The command `slipstream`: serve, status, down, check, mock-worker."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from slipstream.cluster.config_file import ConfigError, load_config
 from slipstream.cluster.run_state import ClusterState
 from slipstream.cluster.serve import serve_command
 from slipstream.cluster.status import describe, router_status
+from slipstream.workers.mock.main import mock_worker_command
 
 DOWN_PATIENCE_S = 20.0
 
@@ -27,6 +28,7 @@ def main() -> None:
 
 
 main.add_command(serve_command)
+main.add_command(mock_worker_command)
 
 
 @main.command("check")

@@ -1,0 +1,88 @@
+"""A router as a plain program, for machines without Ray, for tests and for measurements:
+
+    python -m slipstream.router.main --config router.yaml
+
+The file (YAML or JSON) has the fields of `RouterProgram`. When it listens it prints one line of JSON that says where,
+`{"http": "http://127.0.0.1:8000", "workers": "127.0.0.1:40123"}`. SIGTERM and SIGINT drain, a second one ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import click
+import uvloop
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from slipstream.router.config import RouterConfig
+from slipstream.router.router import Router
+
+
+@dataclass(frozen=True, slots=True)
+class RouterProgram:
+    """`model` is the name that clients ask for, `model_dir` holds its tokenizer, `token` is the secret that workers
+    show."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+    model: str
+    model_dir: Path
+    token: str
+    has_prefill_pool: bool = False
+    drain_s: float = 30.0
+    router: RouterConfig = field(default_factory=RouterConfig)
+
+
+@click.command()
+@click.option("--config", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True)
+def main(path: Path) -> None:
+    """Runs a router until it is drained."""
+    try:
+        program = TypeAdapter(RouterProgram).validate_python(yaml.safe_load(path.read_text()))
+    except (ValidationError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"{path}: {error}") from error
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    try:
+        uvloop.run(serve(program))
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+async def serve(program: RouterProgram) -> None:
+    """From the first socket to the end of a drain. Raises OSError if an address cannot be had, FileNotFoundError or
+    ValueError if the model directory has no usable tokenizer."""
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        if ended.is_set():
+            os._exit(1)
+        ended.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end)
+    router = Router(
+        program.router, program.model, program.model_dir, program.token, has_prefill_pool=program.has_prefill_pool
+    )
+    addresses = await router.start()
+    http, workers = addresses.http, addresses.workers
+    print(
+        json.dumps({"http": f"http://{http.host}:{http.port}", "workers": f"{workers.host}:{workers.port}"}), flush=True
+    )
+    await ended.wait()
+    await router.drain(program.drain_s)
+    await router.stop()
+
+
+if __name__ == "__main__":
+    main()

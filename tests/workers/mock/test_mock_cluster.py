@@ -1,0 +1,87 @@
+"""A real router process and real mock workers, over real connections."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tokenizers import Tokenizer
+
+from slipstream.router.messages import pack_ids
+from slipstream.workers.mock.engine import expected_token
+
+MODEL_DIR = Path(__file__).parents[3] / "models" / "slipstream-demo"
+TIMEOUT_S = 60.0
+
+
+def start(*command: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
+    )
+
+
+def end(process: subprocess.Popen[str]) -> int:
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=TIMEOUT_S)
+    return process.returncode
+
+
+@pytest.fixture
+def router(tmp_path: Path) -> Iterator[dict[str, str]]:
+    program: dict[str, Any] = {
+        "model": "m",
+        "model_dir": str(MODEL_DIR),
+        "token": "secret",
+        "has_prefill_pool": True,
+        "router": {"http": {"port": 0}, "dispatch": {"local_prefill_max_tokens": 32}},
+    }
+    path = tmp_path / "router.json"
+    path.write_text(json.dumps(program))
+    process = start("slipstream.router.main", "--config", str(path))
+    assert process.stdout is not None
+    yield json.loads(process.stdout.readline())
+    assert end(process) == 0
+
+
+def test_short_and_long_prompts_get_their_expected_tokens_and_a_drain_ends_well(router: dict[str, str]) -> None:
+    workers = start(
+        "slipstream.workers.mock.main",
+        *("--router", router["workers"], "--model", "m", "--set", "vocab_size=300"),
+        SLIPSTREAM_WORKER_TOKEN="secret",
+    )
+    tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
+    try:
+        with httpx.Client(base_url=router["http"], timeout=TIMEOUT_S) as client:
+            while client.get("/health/ready").status_code != 200:
+                assert workers.poll() is None
+            for isl in (8, 200):
+                prompt = [20 + i % 100 for i in range(isl)]
+                body = {"model": "m", "prompt": prompt, "max_tokens": 6}
+                answer = client.post("/v1/completions", json=body)
+                assert answer.status_code == 200, answer.text
+                expected = [expected_token(pack_ids(prompt), i, 300) for i in range(6)]
+                assert answer.json()["choices"][0]["text"] == tokenizer.decode(expected)
+    finally:
+        assert end(workers) == 0
+
+
+def test_a_wrong_secret_is_told(router: dict[str, str]) -> None:
+    arguments = ["--router", router["workers"], "--model", "m", "--role", "decode"]
+    process = subprocess.run(
+        [sys.executable, "-m", "slipstream.workers.mock.main", *arguments],
+        env={**os.environ, "SLIPSTREAM_WORKER_TOKEN": "wrong"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert process.returncode == 1
+    assert "rejected" in process.stderr

@@ -1,0 +1,396 @@
+"""A worker's conduct without a model: credits, reservations, steps that take the time a profile says.
+
+    Generate ---------------------> queued --steps--> decoding --> finished             (decode worker)
+    Reserve --> reserved --Start--> arriving --transfer time--> decoding --> finished   (decode worker)
+    Prefill ---------------------> queued --steps--> sending --transfer time--> gone    (prefill worker)
+
+No sockets and no clock: messages and times in, messages out, so the same object runs behind a connection and under
+virtual time. Tokens are a function of the prompt and the position alone: a client can tell whether an answer that
+moved between workers is the one it would have got undisturbed (`expected_token`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from xxhash import xxh3_64_intdigest
+
+from slipstream.kv_transfer.ticket import HandoffTicket
+from slipstream.router.messages import (
+    Cancel,
+    Credits,
+    EngineRequest,
+    Failed,
+    FinishReason,
+    Generate,
+    HandedOff,
+    PeerLost,
+    Prefill,
+    Reserve,
+    Reserved,
+    Role,
+    RouterMessage,
+    Start,
+    Stats,
+    StepOutput,
+    TokenChunk,
+    WorkerMessage,
+)
+from slipstream.workers.mock.profile import FIRST_TOKEN_ID, MockProfile
+from slipstream.workers.ticket_office import TicketOffice
+
+_ID_BYTES = 4
+_SPREAD = 0x9E37_79B9_7F4A_7C15  # 2**64 / golden ratio: neighbouring positions get unrelated tokens
+
+
+def expected_token(prompt_ids: bytes, position: int, vocab_size: int) -> int:
+    """The token at `position` of the output of a prompt (packed int32)."""
+    return _token(xxh3_64_intdigest(prompt_ids), position, vocab_size - FIRST_TOKEN_ID)
+
+
+def _token(seed: int, position: int, num_choices: int) -> int:
+    return FIRST_TOKEN_ID + (((seed + position * _SPREAD) & 0xFFFF_FFFF_FFFF_FFFF) >> 24) % num_choices
+
+
+class _State(Enum):
+    RESERVED = "reserved"  # pages are taken, the first token is not known yet
+    QUEUED = "queued"  # its prompt is to be computed here
+    ARRIVING = "arriving"  # pages are on their way in, or, on a prefill worker, out
+    DECODING = "decoding"
+
+
+@dataclass(slots=True, eq=False)
+class _Attempt:
+    request: EngineRequest
+    state: _State
+    seed: int
+    num_prompt: int
+    num_output: int
+    num_uncomputed: int
+    max_output: int
+    num_pages: int
+    ticket: HandoffTicket | None = None
+    due_s: float | None = None  # of the timer that counts; older ones do not
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prompt + self.num_output
+
+
+AttemptKey = tuple[str, int]
+
+
+@dataclass(slots=True)
+class MockEngine:
+    """One incarnation of a worker: a lost connection ends it, the next begins with a new one."""
+
+    profile: MockProfile
+    role: Role
+    tickets: TicketOffice
+    _attempts: dict[AttemptKey, _Attempt] = field(default_factory=dict)
+    _queue: deque[_Attempt] = field(default_factory=deque)
+    _decoding: dict[AttemptKey, _Attempt] = field(default_factory=dict)
+    _timers: list[tuple[float, int, _Attempt]] = field(default_factory=list)  # arrivals and leases
+    _num_timers: int = 0
+    _used_pages: int = 0
+    _queued_tokens: int = 0
+    _context_tokens: int = 0  # of decoding sequences
+    _step_ends_s: float | None = None
+    _step_chunks: list[tuple[_Attempt, int]] = field(default_factory=list)  # prompt tokens in the current step
+    _step_decoding: list[_Attempt] = field(default_factory=list)
+    _last_seq: int = 0
+    _told: Credits | None = None
+    _refusal: str | None = None
+    _num_steps: int = 0
+    _num_sampled_tokens: int = 0
+
+    # ---- what comes in
+
+    def handle(self, message: RouterMessage, now_s: float) -> Sequence[WorkerMessage]:
+        """Answers at once; what takes time comes from `advance`."""
+        match message:
+            case Generate(seq, request):
+                self._last_seq = seq
+                return self._generate(request, now_s)
+            case Reserve(seq=seq, request=request):
+                self._last_seq = seq
+                return self._reserve(request, now_s)
+            case Prefill(seq, request, ticket):
+                self._last_seq = seq
+                return self._prefill(request, ticket, now_s)
+            case Start(request_id, attempt, token_ids):
+                self._start((request_id, attempt), len(token_ids), now_s)
+            case Cancel(request_id, attempt):
+                self._drop((request_id, attempt))
+            case PeerLost(peer):
+                return self._peer_lost(peer.name, peer.epoch)
+        return []
+
+    def refuse(self, reason: str) -> None:
+        """Takes nothing new from now on."""
+        self._refusal = reason
+
+    # ---- time
+
+    def next_deadline_s(self) -> float | None:
+        """When `advance` has something to do; a time that is past means now."""
+        timer_s = self._timers[0][0] if self._timers else None
+        if self._step_ends_s is None or timer_s is None:
+            return timer_s if self._step_ends_s is None else self._step_ends_s
+        return min(timer_s, self._step_ends_s)
+
+    def advance(self, now_s: float) -> Sequence[WorkerMessage]:
+        """Everything that is due, at most one step of it."""
+        out: list[WorkerMessage] = []
+        while self._timers and self._timers[0][0] <= now_s:
+            due_s, _, attempt = heapq.heappop(self._timers)
+            if due_s == attempt.due_s and self._is_here(attempt):
+                out += self._timer_due(attempt)
+        if self._step_ends_s is not None and self._step_ends_s <= now_s:
+            ended_s, self._step_ends_s = self._step_ends_s, None
+            chunks = self._end_step(now_s)
+            if chunks:
+                out.append(StepOutput(tuple(chunks)))
+            self._begin_step(ended_s)
+        else:
+            self._begin_step(now_s)
+        return out
+
+    # ---- what can be told
+
+    @property
+    def num_attempts(self) -> int:
+        return len(self._attempts)
+
+    def credits(self) -> Credits | None:
+        """What is free, if that is news."""
+        profile = self.profile
+        free = Credits(
+            self._last_seq,
+            0 if self._refusal else max(0, profile.max_slots - len(self._attempts)),
+            0 if self._refusal else max(0, profile.num_pages - self._used_pages),
+            0 if self._refusal else max(0, profile.max_queued_tokens - self._queued_tokens),
+        )
+        if free == self._told:
+            return None
+        self._told = free
+        return free
+
+    def stats(self) -> Stats:
+        pages = (("free", self.profile.num_pages - self._used_pages), ("active", self._used_pages))
+        counters = (("steps", float(self._num_steps)), ("sampled_tokens", float(self._num_sampled_tokens)))
+        num_running = len(self._decoding)
+        return Stats(num_running, len(self._attempts) - num_running, pages, counters)
+
+    # ---- attempts
+
+    def _generate(self, request: EngineRequest, now_s: float) -> Sequence[WorkerMessage]:
+        key = (request.request_id, request.attempt)
+        if self.role == "prefill":
+            return [Failed(*key, "this is a prefill worker", True)]
+        attempt = self._attempts.get(key)
+        if attempt is not None and attempt.state is _State.RESERVED:
+            self._enqueue(attempt, now_s)
+            return []
+        return self._admit(request, _State.QUEUED, now_s)[1]
+
+    def _reserve(self, request: EngineRequest, now_s: float) -> Sequence[WorkerMessage]:
+        key = (request.request_id, request.attempt)
+        if self.role == "prefill":
+            return [Failed(*key, "this is a prefill worker", True)]
+        attempt, out = self._admit(request, _State.RESERVED, now_s)
+        if attempt is None:
+            return out
+        ticket = self.tickets.issue(0, attempt.num_pages)
+        attempt.ticket = ticket
+        self._set_timer(now_s + self.profile.start_lease_s, attempt)
+        return [Reserved(*key, 0, ticket)]
+
+    def _prefill(self, request: EngineRequest, ticket: HandoffTicket, now_s: float) -> Sequence[WorkerMessage]:
+        key = (request.request_id, request.attempt)
+        if self.role == "decode":
+            return [Failed(*key, "this is a decode worker", True)]
+        attempt, out = self._admit(request, _State.QUEUED, now_s)
+        if attempt is not None:
+            attempt.ticket = ticket
+        return out
+
+    def _admit(
+        self, request: EngineRequest, state: _State, now_s: float
+    ) -> tuple[_Attempt | None, Sequence[WorkerMessage]]:
+        key = (request.request_id, request.attempt)
+        if self._refusal is not None:
+            return None, [Failed(*key, self._refusal, True)]
+        if key in self._attempts:
+            return None, [Failed(*key, "this attempt is already here", True)]
+        num_prompt = len(request.prompt_ids) // _ID_BYTES
+        num_output = len(request.output_ids) // _ID_BYTES
+        num_tokens = num_prompt + num_output
+        max_output = min(request.sampling.max_tokens, self.profile.max_model_len - num_prompt)
+        if num_prompt == 0 or num_output >= max_output:
+            return None, [Failed(*key, f"{num_tokens} tokens leave nothing to generate", False)]
+        num_pages = self.profile.pages_for(num_tokens)
+        if num_pages > self.profile.num_pages - self._used_pages:
+            return None, [Failed(*key, "no pages", True)]
+        self._used_pages += num_pages
+        attempt = _Attempt(
+            request=request,
+            state=state,
+            seed=xxh3_64_intdigest(request.prompt_ids),
+            num_prompt=num_prompt,
+            num_output=num_output,
+            num_uncomputed=0,
+            max_output=max_output,
+            num_pages=num_pages,
+        )
+        self._attempts[key] = attempt
+        if state is _State.QUEUED:
+            self._enqueue(attempt, now_s)
+        return attempt, []
+
+    def _enqueue(self, attempt: _Attempt, now_s: float) -> None:
+        attempt.state = _State.QUEUED
+        attempt.due_s = None
+        attempt.num_uncomputed = attempt.num_tokens
+        self._queued_tokens += attempt.num_uncomputed
+        self._queue.append(attempt)
+        self._begin_step(now_s)
+
+    def _start(self, key: AttemptKey, num_first: int, now_s: float) -> None:
+        attempt = self._attempts.get(key)
+        if attempt is None or attempt.state is not _State.RESERVED:
+            return
+        attempt.state = _State.ARRIVING
+        attempt.num_output += num_first
+        self._set_timer(now_s + self._transfer_s(attempt), attempt)
+
+    def _drop(self, key: AttemptKey) -> None:
+        attempt = self._attempts.pop(key, None)
+        if attempt is None:
+            return
+        self._used_pages -= attempt.num_pages
+        if attempt.state is _State.QUEUED:
+            self._queued_tokens -= attempt.num_uncomputed
+            if attempt in self._queue:
+                self._queue.remove(attempt)
+        elif attempt.state is _State.DECODING:
+            del self._decoding[key]
+            self._context_tokens -= attempt.num_tokens
+
+    def _peer_lost(self, name: str, epoch: int) -> Sequence[WorkerMessage]:
+        """A prefill worker that was sending to a decode worker that is gone lets go."""
+        out: list[WorkerMessage] = []
+        for key, attempt in list(self._attempts.items()):
+            ticket = attempt.ticket
+            if self.role == "prefill" and ticket is not None:
+                peer = ticket.destination
+                if (peer.name, peer.epoch) == (name, epoch):
+                    self._drop(key)
+                    out.append(Failed(*key, f"pages could not be sent: {name} is gone", True))
+        return out
+
+    # ---- steps
+
+    def _begin_step(self, now_s: float) -> None:
+        if self._step_ends_s is not None or not (self._queue or self._decoding):
+            return
+        profile = self.profile
+        self._step_decoding = list(self._decoding.values())
+        budget = profile.max_step_tokens - len(self._step_decoding)
+        num_prompt_tokens = 0
+        for attempt in self._queue:
+            if budget <= 0:
+                break
+            take = min(budget, attempt.num_uncomputed)
+            self._step_chunks.append((attempt, take))
+            budget -= take
+            num_prompt_tokens += take
+        self._step_ends_s = (
+            now_s
+            + profile.step_s
+            + profile.decode_token_s * len(self._step_decoding)
+            + profile.prefill_token_s * num_prompt_tokens
+            + profile.context_token_s * self._context_tokens
+        )
+
+    def _end_step(self, now_s: float) -> list[TokenChunk]:
+        self._num_steps += 1
+        chunks = []
+        for attempt in self._step_decoding:
+            if attempt.state is _State.DECODING and self._is_here(attempt):
+                self._context_tokens += 1
+                chunks.append(self._sample(attempt))
+        for attempt, num_tokens in self._step_chunks:
+            if not self._is_here(attempt):
+                continue
+            attempt.num_uncomputed -= num_tokens
+            self._queued_tokens -= num_tokens
+            if attempt.num_uncomputed == 0:
+                self._queue.popleft()
+                chunks.append(self._computed(attempt, now_s))
+        self._step_decoding, self._step_chunks = [], []
+        return chunks
+
+    def _computed(self, attempt: _Attempt, now_s: float) -> TokenChunk:
+        """The whole prompt is: its first token, and on with it."""
+        if self.role == "prefill":
+            attempt.state = _State.ARRIVING
+            self._set_timer(now_s + self._transfer_s(attempt), attempt)
+            return self._next_chunk(attempt)
+        self._decode(attempt)
+        self._context_tokens += 1
+        return self._sample(attempt)
+
+    def _decode(self, attempt: _Attempt) -> None:
+        attempt.state = _State.DECODING
+        self._decoding[attempt.request.request_id, attempt.request.attempt] = attempt
+        self._context_tokens += attempt.num_tokens
+
+    def _sample(self, attempt: _Attempt) -> TokenChunk:
+        if attempt.num_tokens % self.profile.page_tokens == 0:
+            attempt.num_pages += 1
+            self._used_pages += 1
+        chunk = self._next_chunk(attempt)
+        if chunk.finish_reason is not None:
+            self._drop((chunk.request_id, chunk.attempt))
+        return chunk
+
+    def _next_chunk(self, attempt: _Attempt) -> TokenChunk:
+        request, index = attempt.request, attempt.num_output
+        token_id = _token(attempt.seed, index, self.profile.vocab_size - FIRST_TOKEN_ID)
+        attempt.num_output += 1
+        self._num_sampled_tokens += 1
+        reason: FinishReason | None = "length" if attempt.num_output >= attempt.max_output else None
+        return TokenChunk(request.request_id, request.attempt, index, (token_id,), (), reason)
+
+    # ---- timers
+
+    def _transfer_s(self, attempt: _Attempt) -> float:
+        return self.profile.transfer_s + self.profile.transfer_page_s * attempt.num_pages
+
+    def _set_timer(self, due_s: float, attempt: _Attempt) -> None:
+        self._num_timers += 1
+        attempt.due_s = due_s
+        heapq.heappush(self._timers, (due_s, self._num_timers, attempt))
+
+    def _timer_due(self, attempt: _Attempt) -> Sequence[WorkerMessage]:
+        key = (attempt.request.request_id, attempt.request.attempt)
+        attempt.due_s = None
+        if attempt.state is _State.RESERVED:
+            self._drop(key)
+            return [Failed(*key, "no first token came within the lease", True)]
+        if self.role == "prefill":
+            self._drop(key)
+            return []
+        ticket = attempt.ticket
+        assert ticket is not None
+        num_bytes = ticket.num_pages * ticket.num_layers * ticket.num_kv_heads * ticket.head_bytes
+        self._decode(attempt)
+        return [HandedOff(*key, num_bytes, self._transfer_s(attempt))]
+
+    def _is_here(self, attempt: _Attempt) -> bool:
+        return self._attempts.get((attempt.request.request_id, attempt.request.attempt)) is attempt

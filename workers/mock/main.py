@@ -1,0 +1,80 @@
+"""The command `slipstream mock-worker`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from pathlib import Path
+
+import click
+import uvloop
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from slipstream.router.messages import Role
+from slipstream.workers.mock.profile import MockProfile
+from slipstream.workers.mock.program import MockConfig, run_mock_workers
+from slipstream.workers.report import WorkerFailed
+
+TOKEN_VARIABLE = "SLIPSTREAM_WORKER_TOKEN"
+ROLES: dict[str, tuple[Role, ...]] = {"prefill": ("prefill",), "decode": ("decode",), "both": ("prefill", "decode")}
+
+
+@click.command("mock-worker")
+@click.option("--router", required=True, metavar="HOST:PORT", help="Where the router listens for workers.")
+@click.option("--role", type=click.Choice(list(ROLES)), default="both", show_default=True)
+@click.option("--model", required=True, help="The model name that the router serves.")
+@click.option("--name", default="mock", show_default=True, help="Prefix of the workers' names.")
+@click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="Workers of each role.")
+@click.option("--profile", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="YAML file.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Overrides a value of the profile.")
+def mock_worker_command(
+    router: str, role: str, model: str, name: str, count: int, path: Path | None, settings: tuple[str, ...]
+) -> None:
+    """Workers without a model: they take the time a profile says and answer with made-up tokens.
+
+    They speak the real protocol over real connections, so that a router can be measured and tested without engines.
+    The workers' secret is read from SLIPSTREAM_WORKER_TOKEN. Profile keys: page_tokens, num_pages, max_slots,
+    max_model_len, max_queued_tokens, max_step_tokens, vocab_size; times in seconds: step_s, decode_token_s,
+    prefill_token_s, context_token_s, transfer_s, transfer_page_s, start_lease_s.
+    """
+    host, _, port = router.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise click.UsageError(f"--router: expected HOST:PORT, got {router!r}")
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if not token:
+        raise click.UsageError(f"the secret of the workers is expected in {TOKEN_VARIABLE}, which is empty")
+    profile = _profile(path, settings)
+    configs = [
+        MockConfig(f"{name}-{one}-{number}", one, model, host, int(port), token, profile)
+        for one in ROLES[role]
+        for number in range(count)
+    ]
+    try:
+        uvloop.run(run_mock_workers(configs))
+    except* WorkerFailed as failures:
+        print(f"error: {failures.exceptions[0]}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _profile(path: Path | None, settings: tuple[str, ...]) -> MockProfile:
+    values: dict[str, object] = {}
+    try:
+        if path is not None:
+            values.update(yaml.safe_load(path.read_text()) or {})
+        for setting in settings:
+            key, separator, value = setting.partition("=")
+            if not separator:
+                raise click.UsageError(f"--set: expected KEY=VALUE, got {setting!r}")
+            values[key] = yaml.safe_load(value)
+        known = {field.name for field in dataclasses.fields(MockProfile)}
+        for key in values.keys() - known:
+            raise click.UsageError(f"{key} is no key of a profile; there are {', '.join(sorted(known))}")
+        return TypeAdapter(MockProfile).validate_python(values)
+    except (ValidationError, yaml.YAMLError, UnicodeDecodeError, ValueError, TypeError) as error:
+        raise click.UsageError(f"{path or '--set'}: {error}") from error
+
+
+if __name__ == "__main__":
+    mock_worker_command()

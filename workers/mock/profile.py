@@ -1,0 +1,46 @@
+"""What a mock worker pretends to be: how large, and how fast."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True)
+class MockProfile:
+    """Sizes in pages and tokens, times in seconds; the defaults are a large worker that takes no time at all.
+
+    A step takes `step_s + decode_token_s * decoding sequences + prefill_token_s * prompt tokens + context_token_s *
+    tokens that decoding sequences attend to`. Pages take `transfer_s + transfer_page_s * pages` to arrive.
+    """
+
+    page_tokens: int = 16
+    num_pages: int = 65_536
+    max_slots: int = 256
+    max_model_len: int = 32_768
+    max_queued_tokens: int = 65_536
+    max_step_tokens: int = 2_048
+    vocab_size: int = 1_024
+    step_s: float = 0.0
+    decode_token_s: float = 0.0
+    prefill_token_s: float = 0.0
+    context_token_s: float = 0.0
+    transfer_s: float = 0.0
+    transfer_page_s: float = 0.0
+    start_lease_s: float = 30.0  # how long a reservation waits for its first token
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name.endswith("_s"):
+                if not 0 <= value < float("inf"):
+                    raise ValueError(f"{field.name} must be a time in seconds, got {value}")
+            elif value < 1:
+                raise ValueError(f"{field.name} must be at least 1, got {value}")
+        if self.vocab_size <= FIRST_TOKEN_ID:
+            raise ValueError(f"vocab_size must be over {FIRST_TOKEN_ID}, got {self.vocab_size}")
+
+    def pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_tokens)
+
+
+FIRST_TOKEN_ID = 16  # below are the special tokens of most vocabularies

@@ -1,0 +1,226 @@
+"""A mock worker as a process: the real wire protocol over a real connection, without a model and without torch.
+
+connect -> Hello -> Welcome -> serve ... -> connection lost -> again, as the next incarnation
+                                         -> Drain, SIGTERM: finish what is here, then end
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from slipstream.kv_transfer.ticket import PeerId, TransferAddress
+from slipstream.router.messages import (
+    PROTOCOL_VERSION,
+    Drain,
+    Hello,
+    Ping,
+    Pong,
+    Rejected,
+    Role,
+    RouterMessage,
+    Welcome,
+    WorkerMessage,
+)
+from slipstream.router.wire import FrameProtocol, Message, WireError
+from slipstream.workers.keep_alive import keep_alive
+from slipstream.workers.mock.engine import MockEngine
+from slipstream.workers.mock.profile import MockProfile
+from slipstream.workers.report import WorkerFailed
+from slipstream.workers.ticket_office import TicketOffice
+
+RETRY_FIRST_S = 0.05
+RETRY_MAX_S = 1.0
+STATS_INTERVAL_S = 1.0
+CLOSE_TIMEOUT_S = 2.0
+# What a small model's pages would be; only sums of bytes that nobody sends depend on it.
+NUM_LAYERS, NUM_KV_HEADS, HEAD_BYTES, SLAB_PAGES = 12, 4, 4096, 8
+NOWHERE = TransferAddress("127.0.0.1", 1)  # nothing is ever sent
+
+
+@dataclass(frozen=True, slots=True)
+class MockConfig:
+    """One mock worker. `token` is the secret that the router expects."""
+
+    name: str
+    role: Role
+    model: str
+    router_host: str
+    router_port: int
+    token: str
+    profile: MockProfile = field(default_factory=MockProfile)
+
+
+class MockWorker:
+    """Connects, serves, and connects again, till it is drained. Everything runs on one event loop."""
+
+    def __init__(self, config: MockConfig) -> None:
+        self._config = config
+        # Epochs follow the wall clock: a process that is started anew has a later one.
+        worker = PeerId(config.name, time.time_ns() // 1_000_000)
+        self._tickets = TicketOffice(worker, (NOWHERE,), SLAB_PAGES, NUM_LAYERS, NUM_KV_HEADS, HEAD_BYTES)
+        self._serving: _Serving | None = None
+        self._draining = False
+
+    async def run(self) -> None:
+        """Returns after a drain. Raises WorkerFailed if the router will not have this worker."""
+        delay_s = RETRY_FIRST_S
+        while not (self._draining and self._serving is None):
+            self._serving = _Serving(self._config, self._tickets)
+            try:
+                await self._serving.connect()
+                delay_s = RETRY_FIRST_S
+                if self._draining:
+                    self._serving.drain()
+                await self._serving.over
+            except OSError:
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, RETRY_MAX_S)
+            finally:
+                is_drained = self._serving.is_draining
+                await self._serving.close()
+                self._serving = None
+            if is_drained:
+                return
+
+    def drain(self) -> None:
+        """Finish what is here, then end."""
+        self._draining = True
+        if self._serving is not None:
+            self._serving.drain()
+
+
+class _Serving:
+    """One connection: an incarnation of the worker."""
+
+    def __init__(self, config: MockConfig, tickets: TicketOffice) -> None:
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._worker = tickets.open_epoch()
+        self._engine = MockEngine(config.profile, config.role, tickets)
+        self._protocol = FrameProtocol(self._received, self._lost)
+        self._closed = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due_s = 0.0
+        self._stats_timer: asyncio.TimerHandle | None = None
+        self._welcome: asyncio.Future[None] = self._loop.create_future()
+        self.is_draining = False
+        self.over: asyncio.Future[None] = self._loop.create_future()
+
+    async def connect(self) -> None:
+        """Raises OSError where there is no router, WorkerFailed where it says no."""
+        config, profile = self._config, self._config.profile
+        try:
+            transport, _ = await self._loop.create_connection(
+                lambda: self._protocol, config.router_host, config.router_port
+            )
+        except OSError:
+            self._closed.set()
+            raise
+        keep_alive(transport.get_extra_info("socket"))
+        self._protocol.send(
+            Hello(
+                version=PROTOCOL_VERSION,
+                token=config.token,
+                worker=self._worker,
+                role=config.role,
+                model=config.model,
+                tp=1,
+                pid=os.getpid(),
+                addresses=(NOWHERE,),
+                page_tokens=profile.page_tokens,
+                num_pages=profile.num_pages,
+                max_slots=profile.max_slots,
+                max_queued_tokens=profile.max_queued_tokens,
+                max_model_len=profile.max_model_len,
+            )
+        )
+        await self._welcome
+
+    def drain(self) -> None:
+        self.is_draining = True
+        self._engine.refuse("the worker drains")
+        self._tell([])
+
+    async def close(self) -> None:
+        """What is queued for the router is sent, within a moment."""
+        for handle in (self._timer, self._stats_timer):
+            if handle is not None:
+                handle.cancel()
+        self._protocol.close()
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._closed.wait()
+        except TimeoutError:
+            self._protocol.abort()
+
+    def _received(self, message: Message) -> None:
+        match message:
+            case Ping(nonce):
+                self._protocol.send(Pong(nonce))
+            case Welcome():
+                if not self._welcome.done():
+                    self._welcome.set_result(None)
+                self._tell([])
+                self._tell_stats()
+            case Rejected(reason):
+                if not self._welcome.done():
+                    self._welcome.set_exception(WorkerFailed(f"the router rejected this worker: {reason}"))
+            case Drain():
+                self.drain()
+            case _ if isinstance(message, RouterMessage):
+                self._tell(self._engine.handle(message, time.monotonic()))
+            case _:
+                self._protocol.abort(WireError(f"{type(message).__name__} is not for workers"))
+
+    def _lost(self, reason: Exception | None) -> None:
+        self._closed.set()
+        if not self._welcome.done():
+            self._welcome.set_exception(ConnectionError("the connection was closed without an answer"))
+        if not self.over.done():
+            self.over.set_result(None)
+
+    def _advance(self) -> None:
+        self._timer = None
+        self._tell(self._engine.advance(time.monotonic()))
+
+    def _tell(self, messages: Sequence[WorkerMessage]) -> None:
+        for message in messages:
+            self._protocol.send(message)
+        credits = self._engine.credits()
+        if credits is not None:
+            self._protocol.send(credits)
+        if self.is_draining and self._engine.num_attempts == 0 and not self.over.done():
+            self.over.set_result(None)
+        self._set_timer()
+
+    def _tell_stats(self) -> None:
+        self._protocol.send(self._engine.stats())
+        self._stats_timer = self._loop.call_later(STATS_INTERVAL_S, self._tell_stats)
+
+    def _set_timer(self) -> None:
+        """The loop's clock is `time.monotonic`. Without a time to wait for, the next step comes after whatever else the
+        loop has to do."""
+        due_s = self._engine.next_deadline_s()
+        if self._timer is not None:
+            if due_s is not None and self._timer_due_s <= due_s:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if due_s is not None:
+            self._timer, self._timer_due_s = self._loop.call_at(due_s, self._advance), due_s
+
+
+async def run_mock_workers(configs: Sequence[MockConfig]) -> None:
+    """Several mock workers in one process, till SIGTERM or SIGINT and the drain that follows. Raises WorkerFailed."""
+    workers = [MockWorker(config) for config in configs]
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, lambda: [worker.drain() for worker in workers])
+    async with asyncio.TaskGroup() as group:
+        for worker in workers:
+            group.create_task(worker.run())
