@@ -14,18 +14,29 @@ WeightShape shape_of(const int32_t* numbers) {
   return {static_cast<WeightKind>(numbers[0]), numbers[1] != 0, numbers[2], numbers[3], numbers[4]};
 }
 
-// A product as a piece of work for the team, `repeats` times over.
-class Product final : public Work {
+// Products with weights of one shape that lie one behind the other, as the layers of a model do.
+class Products final : public Work {
  public:
-  Product(const LinearCall& call, int repeats, std::byte* scratch) : call_(call), repeats_(repeats), scratch_(scratch) {}
+  Products(const WeightShape& shape, const std::byte* packed, int copies, const LinearCall& call, int repeats,
+           std::byte* scratch)
+      : weight_{shape, packed}, first_(packed), copies_(copies), call_(call), repeats_(repeats), scratch_(scratch) {
+    call_.weight = &weight_;
+  }
 
-  int begin_phase(int phase, int) override { return phase < repeats_ ? num_tiles(call_) : kWorkEnds; }
+  int begin_phase(int phase, int) override {
+    weight_.data = first_ + phase % copies_ * packed_bytes(weight_.shape);
+    return phase < repeats_ ? num_tiles(call_) : kWorkEnds;
+  }
+
   void run_tile(int, int tile, int thread) override {
     slipstream::run_tile(call_, tile, scratch_ + thread * kLinearScratchBytes);
   }
 
  private:
-  const LinearCall& call_;
+  PackedWeight weight_;
+  const std::byte* first_;
+  int copies_;
+  LinearCall call_;
   int repeats_;
   std::byte* scratch_;
 };
@@ -43,12 +54,10 @@ SLIPSTREAM_API void slipstream_linear_pack(const int32_t* shape, const SourceRow
 
 SLIPSTREAM_API int64_t slipstream_linear_scratch_bytes() { return kLinearScratchBytes; }
 
-// `scratch`: slipstream_linear_scratch_bytes() for each thread. `call->weight` is set here.
-SLIPSTREAM_API void slipstream_linear(const int32_t* shape, const std::byte* packed, LinearCall* call, int32_t repeats,
-                                      std::byte* scratch) {
-  const PackedWeight weight{shape_of(shape), packed};
-  call->weight = &weight;
-  Product product(*call, repeats, scratch);
-  run_together(product);
-  call->weight = nullptr;
+// Product i of `repeats` is with copy i % `copies` of the weight. `scratch`: slipstream_linear_scratch_bytes() for each
+// thread. `call->weight` is not looked at.
+SLIPSTREAM_API void slipstream_linear(const int32_t* shape, const std::byte* packed, int32_t copies,
+                                      const LinearCall* call, int32_t repeats, std::byte* scratch) {
+  Products products(shape_of(shape), packed, copies, *call, repeats, scratch);
+  run_together(products);
 }

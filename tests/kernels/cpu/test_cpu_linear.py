@@ -80,7 +80,7 @@ class Library:
         self.calls.slipstream_linear_pack.argtypes = [POINTER(c_int32), POINTER(SourceRows), c_int32, c_void_p]
         self.calls.slipstream_linear_pack.restype = None
         self.calls.slipstream_linear_scratch_bytes.restype = c_int64
-        self.calls.slipstream_linear.argtypes = [POINTER(c_int32), c_void_p, POINTER(LinearCall), c_int32, c_void_p]
+        self.calls.slipstream_linear.argtypes = [POINTER(c_int32), c_void_p, c_int32, POINTER(LinearCall), c_int32, c_void_p]
         self.calls.slipstream_linear.restype = None
         self.calls.slipstream_set_num_threads.argtypes = [c_int32]
         self.calls.slipstream_set_num_threads(2)
@@ -112,7 +112,7 @@ class Library:
             y_stride=y.stride(0),
             tiles_ahead=2,
         )
-        self.calls.slipstream_linear(packed.shape, packed.data.data_ptr(), byref(call), 1, self.scratch.data_ptr())
+        self.calls.slipstream_linear(packed.shape, packed.data.data_ptr(), 1, byref(call), 1, self.scratch.data_ptr())
         return y
 
 
