@@ -28,14 +28,13 @@ from slipstream.router.messages import (
     RouterMessage,
     Start,
     StepOutput,
+    TokenChunk,
     WorkerMessage,
 )
 from slipstream.workers.engine.engine import Engine
 from slipstream.workers.engine.errors import RequestError
-from slipstream.workers.engine.plan import SequenceOutput
 from slipstream.workers.engine.sequence import AttemptKey
 from slipstream.workers.group_transfers import GroupTransfers, TransferOutcome
-from slipstream.workers.role import chunk_of
 from slipstream.workers.ticket_office import TicketOffice
 
 
@@ -178,11 +177,11 @@ class DecodeRole:
             self._landed[key] = now_s + self.start_lease_s
         return [HandedOff(*key, outcome.num_bytes, outcome.seconds)]
 
-    def sampled(self, outputs: Sequence[SequenceOutput]) -> Sequence[WorkerMessage]:
+    def sampled(self, outputs: Sequence[TokenChunk]) -> Sequence[WorkerMessage]:
         for output in outputs:
             if output.finish_reason is not None:
                 self._running.discard((output.request_id, output.attempt))
-        return [StepOutput(tuple(chunk_of(output) for output in outputs))] if outputs else []
+        return [StepOutput(tuple(outputs))] if outputs else []
 
     def expire(self, now_s: float) -> Sequence[WorkerMessage]:
         overdue = []

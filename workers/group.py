@@ -26,7 +26,7 @@ from slipstream.router.codec import WireError
 from slipstream.workers.config import EngineConfig
 from slipstream.workers.control_link import ControlLink, LinkClosed
 from slipstream.workers.engine.executor import Executor
-from slipstream.workers.engine.plan import SampledToken, SamplingRow, StepPlan
+from slipstream.workers.engine.plan import SampledTokens, SamplingRow, StepPlan
 from slipstream.workers.group_messages import (
     BeginEpoch,
     CancelTransfer,
@@ -198,9 +198,11 @@ class GroupExecutor:
     others: Sequence[RemoteRank]
     transfers: GroupTransfers
 
-    def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> Sequence[SampledToken | None]:
+    def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> SampledTokens:
         for send in plan.sends:
             self.transfers.sending(send.ticket.key)
-        for rank in self.others:
-            rank.link.send(Execute(plan))
+        if self.others:
+            execute = Execute.of(plan)
+            for rank in self.others:
+                rank.link.send(execute)
         return self.local.execute(plan, sampling)

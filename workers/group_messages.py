@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
-from slipstream.workers.engine.plan import StepPlan
+from slipstream.workers.engine.plan import PageSend, SendProgress, StepPlan
+from slipstream.workers.engine.step_arrays import PackedArrays
 from slipstream.workers.group_transfers import RankOutcome
 
 # ---- rank -> leader
@@ -42,7 +43,19 @@ class RankFailed:
 class Execute:
     """Compute one step, together with the other ranks; the sends that it begins included."""
 
-    plan: StepPlan
+    arrays: PackedArrays
+    greedy: bool
+    sends: tuple[PageSend, ...]
+    progress: tuple[SendProgress, ...]
+
+    @staticmethod
+    def of(plan: StepPlan) -> Execute:
+        return Execute(plan.arrays.pack(), plan.greedy, plan.sends, plan.progress)
+
+    @property
+    def plan(self) -> StepPlan:
+        """Raises ValueError if the arrays are not whole."""
+        return StepPlan(self.arrays.unpack(), self.greedy, self.sends, self.progress)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,14 +22,13 @@ from slipstream.router.messages import (
     Reserve,
     RouterMessage,
     StepOutput,
+    TokenChunk,
     WorkerMessage,
 )
 from slipstream.workers.engine.engine import Engine
 from slipstream.workers.engine.errors import RequestError
-from slipstream.workers.engine.plan import SequenceOutput
 from slipstream.workers.engine.sequence import AttemptKey
 from slipstream.workers.group_transfers import GroupTransfers, TransferOutcome
-from slipstream.workers.role import chunk_of
 
 
 @dataclass(slots=True)
@@ -99,11 +98,11 @@ class PrefillRole:
         self.engine.abort(key)
         return [Failed(*key, f"pages could not be sent: {outcome.failure}", True)]
 
-    def sampled(self, outputs: Sequence[SequenceOutput]) -> Sequence[WorkerMessage]:
+    def sampled(self, outputs: Sequence[TokenChunk]) -> Sequence[WorkerMessage]:
         for output in outputs:
             if output.finish_reason == "error":  # the router knows by that that no Cancel is needed
                 self._close((output.request_id, output.attempt))
-        return [StepOutput(tuple(chunk_of(output) for output in outputs))] if outputs else []
+        return [StepOutput(tuple(outputs))] if outputs else []
 
     def expire(self, now_s: float) -> Sequence[WorkerMessage]:
         return []  # the agent bounds every send by itself

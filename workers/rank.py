@@ -109,8 +109,8 @@ class RankWorker:
     def _serve(self, link: ControlLink, parts: RankParts) -> None:
         while True:
             match link.receive():
-                case Execute(plan):
-                    parts.runner.execute(plan, ())
+                case Execute() as execute:
+                    parts.runner.execute(execute.plan, ())
                 case Expect(ticket, page_ids, source, source_tp):
                     parts.agent.expect(ticket, page_ids, source, source_tp)
                 case CancelTransfer(transfer):

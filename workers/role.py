@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from slipstream.router.messages import RouterMessage, TokenChunk, WorkerMessage
-from slipstream.workers.engine.plan import SequenceOutput
 from slipstream.workers.group_transfers import TransferOutcome
 
 
@@ -21,7 +20,7 @@ class Role(Protocol):
 
     def transfer_ended(self, outcome: TransferOutcome, now_s: float) -> Sequence[WorkerMessage]: ...
 
-    def sampled(self, outputs: Sequence[SequenceOutput]) -> Sequence[WorkerMessage]:
+    def sampled(self, outputs: Sequence[TokenChunk]) -> Sequence[WorkerMessage]:
         """The outputs of one engine step."""
 
     def expire(self, now_s: float) -> Sequence[WorkerMessage]:
@@ -42,17 +41,3 @@ class Role(Protocol):
     @property
     def num_attempts(self) -> int:
         """Attempts that hold pages or wait for them; 0: idle."""
-
-
-def chunk_of(output: SequenceOutput) -> TokenChunk:
-    logprob = None if output.token is None else output.token.logprob
-    return TokenChunk(
-        output.request_id,
-        output.attempt,
-        output.index,
-        () if output.token is None else (output.token.token_id,),
-        () if logprob is None else (logprob,),
-        output.finish_reason,
-        output.stop_token_id,
-        output.num_cached_tokens,
-    )

@@ -26,7 +26,7 @@ from slipstream.router.messages import (
 from slipstream.workers.decode import DecodeRole
 from slipstream.workers.engine.engine import Engine
 from slipstream.workers.engine.executor import Executor
-from slipstream.workers.engine.plan import SampledToken, SamplingRow, StepPlan
+from slipstream.workers.engine.plan import SampledTokens, SamplingRow, StepPlan
 from slipstream.workers.engine_loop import EngineEvent, EngineLoop, GroupBroken, LinkLost, Stop
 from slipstream.workers.group import GroupExecutor
 from slipstream.workers.group_transfers import GroupTransfers
@@ -74,7 +74,7 @@ class KeptPort:
 
 
 class BrokenExecutor:
-    def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> Sequence[SampledToken | None]:
+    def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> SampledTokens:
         raise RuntimeError("the device fell off the bus")
 
 
@@ -85,7 +85,7 @@ class GatedExecutor:
         self.gate = threading.Semaphore(0)
         self._executor = executor
 
-    def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> Sequence[SampledToken | None]:
+    def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> SampledTokens:
         assert self.gate.acquire(timeout=TIMEOUT_S)
         return self._executor.execute(plan, sampling)
 

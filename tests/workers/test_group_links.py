@@ -13,7 +13,8 @@ import pytest
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress, TransferKey
 from slipstream.router.codec import WireError
 from slipstream.workers.control_link import ControlLink, LinkClosed
-from slipstream.workers.engine.plan import SendProgress, SequenceSlice, StepPlan
+from slipstream.workers.engine.plan import SendProgress, StepPlan
+from slipstream.workers.engine.step_arrays import SequenceSlice, StepArrays
 from slipstream.workers.group import GroupAddress, MeetingPoint, RemoteRank
 from slipstream.workers.group_messages import (
     CancelTransfer,
@@ -74,9 +75,10 @@ def test_only_who_knows_the_secret_is_admitted() -> None:
 
 
 def test_every_message_arrives_as_it_was_sent() -> None:
-    plan = StepPlan((SequenceSlice(4, (1, 2), b"\x01\0\0\0", True),), (), (SendProgress(5, 1, "d", 2),))
+    arrays = StepArrays.build([SequenceSlice(4, (1, 2), b"\x01\0\0\0\x03\0\0\0", True)], page_tokens=4)
+    plan = StepPlan(arrays, progress=(SendProgress(5, 1, "d", 2),))
     with linked() as (rank, end, told):
-        sent: list[GroupMessage] = [Execute(plan), CancelTransfer(KEY)]
+        sent: list[GroupMessage] = [Execute.of(plan), CancelTransfer(KEY)]
         for message in sent:
             rank.link.send(message)
         assert [end.receive() for _ in sent] == sent

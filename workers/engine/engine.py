@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
 
 from slipstream.kv_transfer.ticket import HandoffTicket
-from slipstream.router.messages import EngineRequest, FinishReason, SamplingParams
+from slipstream.router.messages import EngineRequest, FinishReason, SamplingParams, TokenChunk, TokenLogprob
+from slipstream.workers.engine.composer import Composer
 from slipstream.workers.engine.errors import RequestError
 from slipstream.workers.engine.executor import Executor
 from slipstream.workers.engine.limits import EngineLimits
-from slipstream.workers.engine.plan import (
-    PageSend,
-    SampledToken,
-    SamplingRow,
-    SendProgress,
-    SequenceOutput,
-    SequenceSlice,
-    StepPlan,
-)
+from slipstream.workers.engine.plan import SampledTokens, is_plainly_greedy
 from slipstream.workers.engine.prefix_cache import HashChain, root_digest
-from slipstream.workers.engine.scheduler import ScheduledChunk, Scheduler
+from slipstream.workers.engine.scheduler import ScheduledStep, Scheduler
 from slipstream.workers.engine.sequence import AttemptKey, SequenceState
 from slipstream.workers.engine.sequence import Sequence as EngineSequence
 from slipstream.workers.engine.token_counts import TokenCounts
@@ -76,6 +68,7 @@ class Engine:
         self.limits = limits
         self._executor = executor
         self._scheduler = Scheduler(limits)
+        self._composer = Composer(limits)
         self._arrivals = count()
         # A model directory may name tokens that the model has not: nothing to end at, and nothing to mask.
         self._eos_ids = frozenset(t for t in limits.eos_token_ids if t < limits.vocab_size)
@@ -177,15 +170,15 @@ class Engine:
 
     # ---- steps
 
-    def step(self) -> list[SequenceOutput]:
+    def step(self) -> list[TokenChunk]:
         """Compute one step. Empty if nothing could be sampled; see `has_work`. An exception of the executor passes
         through, and the engine is not to be used after it."""
-        chunks = self._scheduler.schedule()
-        if not chunks:
+        step = self._scheduler.schedule()
+        if not step:
             return []
-        plan, rows = self._compose(chunks)
-        tokens = self._executor.execute(plan, rows)
-        return self._postprocess(chunks, tokens)
+        plan, rows = self._composer.compose(step)
+        sampled = self._executor.execute(plan, rows)
+        return self._postprocess(step, sampled)
 
     @property
     def has_work(self) -> bool:
@@ -233,71 +226,54 @@ class Engine:
 
     # ---- inside
 
-    def _compose(self, chunks: list[ScheduledChunk]) -> tuple[StepPlan, list[SamplingRow]]:
-        slices, rows, sends, progress = [], [], [], []
-        for chunk in chunks:
-            sequence = chunk.sequence
-            start, end = sequence.num_computed, sequence.num_computed + chunk.num_tokens
-            slices.append(
-                SequenceSlice(
-                    start,
-                    tuple(sequence.tokens[start:end]),
-                    sequence.pages[: self.limits.pages_for(end)].tobytes(),
-                    chunk.samples,
-                )
-            )
-            if chunk.samples:
-                masked = sequence.num_output < sequence.params.min_tokens
-                rows.append(
-                    SamplingRow(
-                        sequence.params,
-                        sequence.num_output,
-                        sequence.counts,
-                        tuple(sequence.stop_ids) if masked else (),
-                    )
-                )
-            ticket = sequence.ticket
-            if ticket is not None:
-                if chunk.begins:
-                    wanted = sequence.pages[ticket.first_page : ticket.first_page + ticket.num_pages]
-                    sends.append(PageSend(ticket, wanted.tobytes()))
-                num_complete = len(sequence.pages) if chunk.samples else end // self.limits.page_tokens
-                peer = ticket.destination
-                progress.append(SendProgress(ticket.transfer_id, peer.epoch, peer.name, num_complete))
-        return StepPlan(tuple(slices), tuple(sends), tuple(progress)), rows
-
-    def _postprocess(self, chunks: list[ScheduledChunk], tokens: Sequence[SampledToken | None]) -> list[SequenceOutput]:
-        outputs = []
-        sampled = iter(tokens)
-        for chunk in chunks:
-            sequence = chunk.sequence
-            self._scheduler.computed(chunk)
-            self._num_computed_tokens += chunk.num_tokens
-            if chunk.samples:
-                token = next(sampled)
-                outputs.append(self._fail(sequence) if token is None else self._accept(sequence, token))
+    def _postprocess(self, step: ScheduledStep, sampled: SampledTokens) -> list[TokenChunk]:
+        self._scheduler.computed(step)
         self._num_steps += 1
+        self._num_computed_tokens += len(step.decoding) + step.num_chunk_tokens
+        sequences = step.decoding
+        if step.chunks:
+            sequences = [*sequences, *(chunk.sequence for chunk in step.chunks if chunk.samples)]
+        logprobs = sampled.logprobs
+        outputs = []
+        for at, (sequence, token_id) in enumerate(zip(sequences, sampled.token_ids, strict=True)):
+            if token_id is None:
+                outputs.append(self._fail(sequence))
+            else:
+                outputs.append(self._accept(sequence, token_id, None if logprobs is None else logprobs[at]))
         return outputs
 
-    def _accept(self, sequence: EngineSequence, token: SampledToken) -> SequenceOutput:
+    def _accept(self, sequence: EngineSequence, token_id: int, logprob: TokenLogprob | None) -> TokenChunk:
         """Append a sampled token, and end or hold its sequence where it is the last."""
-        sequence.append(token.token_id)
+        num_before = len(sequence.tokens)
+        sequence.append(token_id)
         self._num_sampled_tokens += 1
-        is_stop = token.token_id in sequence.stop_ids and sequence.num_output > sequence.params.min_tokens
+        is_stop = token_id in sequence.stop_ids and num_before >= sequence.min_tokens
         reason: FinishReason | None = None
         if is_stop:
             reason = "stop"
-        elif sequence.num_output >= sequence.params.max_tokens or sequence.num_tokens >= self.limits.max_model_len:
+        elif num_before + 1 >= sequence.max_tokens:
             reason = "length"
         if reason is not None or sequence.ticket is not None:
             self._end(sequence)
-        return _output(sequence, token, reason, token.token_id if is_stop else None)
+        assert sequence.num_cached is not None
+        return TokenChunk(
+            *sequence.key,
+            num_before - sequence.num_prompt,
+            (token_id,),
+            () if logprob is None else (logprob,),
+            reason,
+            token_id if is_stop else None,
+            sequence.num_cached,
+        )
 
-    def _fail(self, sequence: EngineSequence) -> SequenceOutput:
+    def _fail(self, sequence: EngineSequence) -> TokenChunk:
         """No token could be picked. Whatever is wrong may be in the KV, which others must not take over."""
         self._scheduler.forget(sequence)
         self._end(sequence)
-        return _output(sequence, None, "error", None)
+        assert sequence.num_cached is not None
+        return TokenChunk(
+            *sequence.key, sequence.num_output, (), finish_reason="error", num_cached_tokens=sequence.num_cached
+        )
 
     def _end(self, sequence: EngineSequence) -> None:
         if sequence.ticket is not None:
@@ -336,6 +312,8 @@ class Engine:
             stop_ids=frozenset(in_vocabulary) | (frozenset() if params.ignore_eos else self._eos_ids),
             chain=self._chain(request.cache_salt),
             counts=_token_counts(params, prompt, resumed),
+            max_model_len=self.limits.max_model_len,
+            is_plainly_greedy=is_plainly_greedy(params),
             ticket=ticket,
         )
 
@@ -347,14 +325,6 @@ class Engine:
 
 def _key(request: EngineRequest) -> AttemptKey:
     return request.request_id, request.attempt
-
-
-def _output(
-    sequence: EngineSequence, token: SampledToken | None, reason: FinishReason | None, stop_token_id: int | None
-) -> SequenceOutput:
-    assert sequence.num_cached is not None
-    index = sequence.num_output if token is None else sequence.num_output - 1
-    return SequenceOutput(*sequence.key, index, token, reason, stop_token_id, sequence.num_cached)
 
 
 def _token_ids(field: str, packed: bytes, vocab_size: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

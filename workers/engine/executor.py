@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from slipstream.workers.engine.plan import SampledToken, SamplingRow, StepPlan
+from slipstream.workers.engine.plan import SampledTokens, SamplingRow, StepPlan
 
 
 class Executor(Protocol):
-    """Runs one plan after the other. Returns a token for each slice that samples, in the order of the slices,
-    or None where the scores leave none to pick; `sampling` has a row for each of these."""
+    """Runs one plan after the other. Returns a token for each sequence that samples, in the order of the plan.
+    `sampling` has a row for each of these; none where the plan is `greedy`."""
 
-    def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> Sequence[SampledToken | None]: ...
+    def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> SampledTokens: ...

@@ -20,7 +20,7 @@ from slipstream.workers.engine.gpu_buckets import batch_buckets
 from slipstream.workers.engine.gpu_graphs import DecodeGraphs, Recorder
 from slipstream.workers.engine.gpu_inputs import DecodeInputs, StepUpload
 from slipstream.workers.engine.gpu_sampler import GpuSampler
-from slipstream.workers.engine.plan import SampledToken, SamplingRow, StepPlan
+from slipstream.workers.engine.plan import SampledTokens, SamplingRow, StepPlan
 from slipstream.workers.engine.runner import PageSink
 from slipstream.workers.engine.step_arrays import StepArrays
 from slipstream.workers.models.config import ModelConfig
@@ -78,8 +78,8 @@ class GpuRunner:
             self._graphs.record()
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> list[SampledToken | None]:
-        """One token (or None, see `Sampler`) for each slice that samples, in order; none on ranks other than 0."""
+    def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> SampledTokens:
+        """A token for each sequence that samples, in order; none on ranks other than 0."""
         sink = self.sink
         layer_done: Callable[[int], None] | None = None
         if sink is not None and plan.sends:
@@ -89,9 +89,9 @@ class GpuRunner:
             def layer_done(layer: int) -> None:
                 sink.layer_done(layer, plan.progress)
 
-        hidden = self._compute(StepArrays.build(plan.slices, self._page_tokens), layer_done)
+        hidden = self._compute(plan.arrays, layer_done)
         logits = None if hidden is None else self._model.logits(hidden)
-        return [] if logits is None else self._sampler.sample(logits, sampling)
+        return SampledTokens() if logits is None else self._sampler.sample(logits, sampling)
 
     def _compute(self, arrays: StepArrays, layer_done: Callable[[int], None] | None) -> Tensor | None:
         """Hidden states of the tokens that are sampled from, [n, hidden_size]; None if there are none."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from slipstream.workers.engine.plan import SampledToken, SamplingRow
-from slipstream.workers.engine.sampler import GREEDY_BELOW, Sampler
+from slipstream.workers.engine.plan import GREEDY_BELOW, SampledTokens, SamplingRow
+from slipstream.workers.engine.sampler import Sampler, sampled_tokens
 
 
 class TokenReader:
@@ -19,7 +19,7 @@ class TokenReader:
         self._host = torch.empty(2, 0, dtype=torch.int32)
         self._event = torch.cuda.Event() if self._is_pinned else None  # type: ignore[no-untyped-call]
 
-    def read(self, tokens: Tensor, is_sound: Tensor) -> list[SampledToken | None]:
+    def read(self, tokens: Tensor, is_sound: Tensor) -> SampledTokens:
         """`tokens` and `is_sound` are [rows]; None where a row is not sound."""
         num_rows = len(tokens)
         if self._host.shape[1] < num_rows:
@@ -29,8 +29,8 @@ class TokenReader:
         if self._event is not None:
             self._event.record()
             self._event.synchronize()
-        token_ids, sound = self._host[:, :num_rows].tolist()
-        return [SampledToken(token, None) if ok else None for token, ok in zip(token_ids, sound, strict=True)]
+        token_ids, sound = self._host[:, :num_rows]
+        return sampled_tokens(token_ids, sound, None)
 
 
 class GpuSampler:
@@ -41,9 +41,9 @@ class GpuSampler:
         self._sampler = Sampler(vocab_size, device)
         self._reader = TokenReader(device)
 
-    def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken | None]:
-        """One token a row, None where the scores leave none to pick. `logits` is [rows, vocab] in float32 and is
-        overwritten."""
+    def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> SampledTokens:
+        """One token a row, None where the scores leave none to pick; the best ones where there are no `rows`. `logits`
+        is [rows, vocab] in float32 and is overwritten."""
         if any(not is_plain(row) or row.params.temperature >= GREEDY_BELOW for row in rows):
             return self._sampler.sample(logits, rows)
         highest, tokens = logits.max(dim=-1)

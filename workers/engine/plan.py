@@ -1,38 +1,24 @@
 """What one engine step computes, in plain values: made by the scheduler, run by every rank of the group.
 
 A step mixes prefill chunks and single decode tokens. All sequences of a step lie one after the other in flat token
-arrays:
+arrays (`StepArrays`), those that decode first:
 
-    token_ids   [ s0 s0 s0 s0 | s1 | s2 s2 | s3 ]      [tokens]
-    query_lens  [     4       , 1  ,   2   , 1  ]      [seqs]
+    token_ids   [ s0 | s1 | s2 s2 s2 s2 | s3 s3 ]      [tokens]
+    query_lens  [ 1  , 1  ,     4       ,   2   ]      [seqs]
     kv_lens     keys each sequence attends to, this step's tokens included      [seqs]
-
-Everything in a `StepPlan` is an int, a bool, a string, bytes or a tuple of those, so that it can be sent to the other
-ranks. Page ids travel as packed int32 (`numpy.frombuffer(page_ids, numpy.int32)`): a long sequence has hundreds, they
-are needed as an array each step, and packing one is a single memory copy where a tuple costs a Python object a page.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipstream.kv_transfer.ticket import HandoffTicket
-from slipstream.router.messages import FinishReason, SamplingParams, TokenLogprob
+from slipstream.router.messages import SamplingParams, TokenLogprob
+from slipstream.workers.engine.step_arrays import StepArrays
 from slipstream.workers.engine.token_counts import TokenCounts
 
-
-@dataclass(frozen=True, slots=True)
-class SequenceSlice:
-    """The tokens of one sequence in this step: positions `start .. start + len(token_ids)`."""
-
-    start: int
-    token_ids: tuple[int, ...]
-    page_ids: bytes  # packed int32; the pages of positions 0 .. end, in order: ceil(end / page_tokens) of them
-    samples: bool  # the last position's logits are wanted
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.token_ids)
+GREEDY_BELOW = 1e-5  # colder than this is greedy: vLLM's _SAMPLING_EPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +42,18 @@ class SendProgress:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """`sends` must be made known to the transport before the first layer of the step is through."""
+    """`sends` must be made known to the transport before the first layer of the step is through. `greedy`: each token
+    is simply the best one, and nothing else is wanted of the scores. The arrays are there until the next step."""
 
-    slices: tuple[SequenceSlice, ...]
+    arrays: StepArrays
+    greedy: bool = False
     sends: tuple[PageSend, ...] = ()
     progress: tuple[SendProgress, ...] = ()
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(s.token_ids) for s in self.slices)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
-    """One sequence whose next token is sampled in this step, in the order of the slices that sample. Stays on rank 0.
+    """One sequence whose next token is sampled in this step, in the order of the plan. Stays on rank 0.
 
     `counts` is the sequence's own live object, there only if a penalty is on. `masked_ids` are the tokens that would
     end the sequence before `min_tokens`.
@@ -82,21 +66,21 @@ class SamplingRow:
 
 
 @dataclass(frozen=True, slots=True)
-class SampledToken:
-    token_id: int
-    logprob: TokenLogprob | None
+class SampledTokens:
+    """The tokens of a step, one for each sequence that samples, in the order of the plan; None where the scores leave
+    none to pick. `logprobs` are None altogether where no sequence wants them."""
+
+    token_ids: Sequence[int | None] = ()
+    logprobs: Sequence[TokenLogprob | None] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceOutput:
-    """What the engine tells its worker after a step about one sequence. `stop_token_id`: the token that ended the
-    sequence, an end-of-sequence token or one of the request's; it is `token` itself and no part of the text. Where the
-    model's scores are no numbers there is no token, and the sequence ends with `error`."""
-
-    request_id: str
-    attempt: int
-    index: int  # output position of `token`
-    token: SampledToken | None
-    finish_reason: FinishReason | None
-    stop_token_id: int | None
-    num_cached_tokens: int
+def is_plainly_greedy(params: SamplingParams) -> bool:
+    """Whether the best token is taken and nothing else is wanted of the scores, once no token is masked any more."""
+    return (
+        params.temperature < GREEDY_BELOW
+        and params.logprobs is None
+        and not params.logit_bias
+        and not params.presence_penalty
+        and not params.frequency_penalty
+        and params.repetition_penalty == 1.0
+    )

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from slipstream.workers.engine.plan import PageSend, SampledToken, SamplingRow, SendProgress, StepPlan
-from slipstream.workers.engine.sampler import Sampler
+from slipstream.workers.engine.plan import PageSend, SampledTokens, SamplingRow, SendProgress, StepPlan
+from slipstream.workers.engine.sampler import Sampler, sampled_tokens
 from slipstream.workers.models.batch import StepBatch
 from slipstream.workers.models.config import ModelConfig
 
@@ -69,11 +69,12 @@ class ModelRunner:
         self.kv = kv
         self.sink: PageSink | None = None
         self._model = model
+        self._greedy_model = model if isinstance(model, GreedyModel) else None
         self._page_tokens = kv.shape[4]
         self._sampler = Sampler(model.config.vocab_size, kv.device)
 
-    def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> list[SampledToken | None]:
-        """One token (or None, see `Sampler`) for each slice that samples, in order; none on ranks other than 0."""
+    def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> SampledTokens:
+        """A token for each sequence that samples, in order; none on ranks other than 0."""
         sink = self.sink
         layer_done: Callable[[int], None] | None = None
         if sink is not None and plan.sends:
@@ -83,13 +84,18 @@ class ModelRunner:
             def layer_done(layer: int) -> None:
                 sink.layer_done(layer, plan.progress)
 
+        batch = StepBatch(plan.arrays, self._page_tokens, self.kv.device)
+        if self._greedy_model is not None and plan.greedy and len(plan.arrays.sample_rows):
+            best = self._greedy_model.greedy(batch, self.kv, layer_done)
+            return SampledTokens() if best is None else sampled_tokens(best.token_ids, best.is_sound, None)
         with torch.inference_mode():
-            batch = StepBatch.build(plan.slices, self._page_tokens, self.kv.device)
             hidden = self._model.forward(batch, self.kv, layer_done)
-            if not len(batch.sample_indices):
-                return []
+            if not len(plan.arrays.sample_rows):
+                return SampledTokens()
             logits = self._model.logits(hidden[batch.sample_indices])
-            return [] if logits is None else self._sampler.sample(logits, sampling)
+            if logits is None:
+                return SampledTokens()
+            return self._sampler.best(logits) if plan.greedy else self._sampler.sample(logits, sampling)
 
     def page_bytes(self) -> NDArray[np.uint8]:
         """The pool as bytes, `[layers, pages, kv_heads, head_bytes]`: the memory itself, for pages to come and go.

@@ -21,16 +21,17 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
 from slipstream.router.messages import SamplingParams, TokenLogprob
-from slipstream.workers.engine.plan import SampledToken, SamplingRow
+from slipstream.workers.engine.plan import GREEDY_BELOW, SampledTokens, SamplingRow
 
-GREEDY_BELOW = 1e-5  # colder than this is greedy: vLLM's _SAMPLING_EPS
 NUCLEUS_CANDIDATES = 256  # top_p looks among so many first
 WIDENING = 16  # and among so many times more where these do not suffice
 MAX_FLAT_DRAW = 2048  # a draw among more weights than these first sums up blocks of them
@@ -81,7 +82,12 @@ class Sampler:
         self._layout = self._lay_out(())
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken | None]:
+    def best(self, logits: Tensor) -> SampledTokens:
+        """The token with the highest score for each row of `logits` [rows, vocab]."""
+        return sampled_tokens(logits.argmax(dim=-1), logits.amax(dim=-1).isfinite(), None)
+
+    @torch.inference_mode()
+    def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> SampledTokens:
         """One token a row, None where the scores leave none to pick. `logits` is [rows, vocab] in float32 and is
         overwritten."""
         layout = self._layout_of(rows)
@@ -95,11 +101,7 @@ class Sampler:
         highest = logits.amax(dim=-1, keepdim=True)
         is_sound &= highest[:, 0].isfinite()
         tokens = self._choose(logits, highest, rows, layout)
-        logprobs = [None] * len(rows) if raw is None else self._reported(tokens, raw, layout)
-        return [
-            SampledToken(token_id, logprob) if sound else None
-            for token_id, logprob, sound in zip(tokens.tolist(), logprobs, is_sound.tolist(), strict=True)
-        ]
+        return sampled_tokens(tokens, is_sound, None if raw is None else self._reported(tokens, raw, layout))
 
     # ---- what the parameters say
 
@@ -229,6 +231,16 @@ class Sampler:
                 pairs = zip(row_ids[: params.logprobs], row_top[: params.logprobs], strict=True)
                 logprobs.append(TokenLogprob(own, tuple(pairs)))
         return logprobs
+
+
+def sampled_tokens(
+    token_ids: Tensor | NDArray[Any], is_sound: Tensor | NDArray[Any], logprobs: list[TokenLogprob | None] | None
+) -> SampledTokens:
+    """Tokens [rows], without those of rows that are not sound."""
+    ids: list[int | None] = token_ids.tolist()
+    if not is_sound.all():
+        ids = [token_id if sound else None for token_id, sound in zip(ids, is_sound.tolist(), strict=True)]
+    return SampledTokens(ids, logprobs)
 
 
 def _relative_logits(logits: Tensor, highest: Tensor, draws: _Draws) -> Tensor:

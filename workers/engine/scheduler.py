@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slipstream.workers.engine.ledger import PageState
 from slipstream.workers.engine.limits import EngineLimits
@@ -22,6 +22,18 @@ class ScheduledChunk:
     num_tokens: int
     begins: bool
     samples: bool
+
+
+@dataclass(slots=True)
+class ScheduledStep:
+    """What to compute next. Each sequence that decodes computes its last token and samples the next one."""
+
+    decoding: list[Sequence]
+    chunks: list[ScheduledChunk] = field(default_factory=list)
+    num_chunk_tokens: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.decoding or self.chunks)
 
 
 @dataclass(slots=True)
@@ -138,28 +150,35 @@ class Scheduler:
 
     # ---- a step
 
-    def schedule(self) -> list[ScheduledChunk]:
-        """What to compute next; empty if nothing can be. To be followed by `computed` for every chunk."""
-        budget = self._limits.max_step_tokens
-        chunks: list[ScheduledChunk] = []
+    def schedule(self) -> ScheduledStep:
+        """What to compute next; empty if nothing can be. To be followed by `computed`."""
+        max_tokens = self._limits.max_step_tokens
         self._secure_pages()
-        for sequence in self._running:
-            if budget and sequence.num_uncomputed == 1:
-                budget -= self._schedule_chunk(chunks, sequence, 1, begins=False)
-        for sequence in self._running:
-            if budget and sequence.num_uncomputed > 1:
-                budget -= self._schedule_chunk(chunks, sequence, budget, begins=False)
+        step = ScheduledStep(
+            [s for s in self._running if s.num_computed + 1 == len(s.tokens) and s.ticket is None][:max_tokens]
+        )
+        budget = max_tokens - len(step.decoding)
+        if budget and len(step.decoding) < len(self._running):
+            for sequence in self._running:
+                if budget and (sequence.num_uncomputed > 1 or sequence.ticket is not None):
+                    budget -= self._schedule_chunk(step, sequence, budget, begins=False)
         while budget and self._waiting and self._admit(self._waiting[0]):
             sequence = self._waiting.pop(0)
             insort(self._running, sequence, key=_order)
-            budget -= self._schedule_chunk(chunks, sequence, budget, begins=True)
-        self._is_stuck = not chunks
-        return chunks
+            budget -= self._schedule_chunk(step, sequence, budget, begins=True)
+        self._is_stuck = not step
+        return step
 
-    def computed(self, chunk: ScheduledChunk) -> None:
-        """The chunk's KV is in the sequence's pages."""
-        chunk.sequence.num_computed += chunk.num_tokens
-        self._remember(chunk.sequence)
+    def computed(self, step: ScheduledStep) -> None:
+        """The step's KV is in the sequences' pages. Pages that have become full go into the prefix cache."""
+        page_tokens = self._limits.page_tokens
+        for sequence in step.decoding:
+            sequence.num_computed += 1
+            if sequence.num_computed % page_tokens == 0:
+                self._remember(sequence)
+        for chunk in step.chunks:
+            chunk.sequence.num_computed += chunk.num_tokens
+            self._remember(chunk.sequence)
 
     def forget(self, sequence: Sequence) -> None:
         """The KV of a running sequence is not to be trusted: it leaves the prefix cache."""
@@ -228,7 +247,7 @@ class Scheduler:
 
     # ---- inside
 
-    def _schedule_chunk(self, chunks: list[ScheduledChunk], sequence: Sequence, budget: int, *, begins: bool) -> int:
+    def _schedule_chunk(self, step: ScheduledStep, sequence: Sequence, budget: int, *, begins: bool) -> int:
         """Append the next chunk of a sequence and return its length. A chunk that is not the last ends with a page,
         so that pages are complete (and sent) early, unless that would leave more than half the budget unused."""
         num_tokens = sequence.num_uncomputed
@@ -236,7 +255,8 @@ class Scheduler:
             over = (sequence.num_computed + budget) % self._limits.page_tokens
             num_tokens = budget - over if 2 * over <= budget else budget
         samples = num_tokens == sequence.num_uncomputed
-        chunks.append(ScheduledChunk(sequence, num_tokens, begins, samples))
+        step.chunks.append(ScheduledChunk(sequence, num_tokens, begins, samples))
+        step.num_chunk_tokens += num_tokens
         return num_tokens
 
     def _secure_pages(self) -> None:
@@ -245,7 +265,7 @@ class Scheduler:
         at = 0
         while at < len(self._running):
             sequence = self._running[at]
-            if sequence.num_tokens > len(sequence.pages) * page_tokens:
+            if len(sequence.tokens) > len(sequence.pages) * page_tokens:
                 num_missing = self._limits.pages_for(sequence.num_tokens) - len(sequence.pages)
                 new = self._pool.acquire((), num_missing, PageState.ACTIVE)
                 if new is None:

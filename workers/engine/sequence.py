@@ -81,6 +81,8 @@ class Sequence:
     stop_ids: frozenset[int]
     chain: HashChain | None  # None: no prefix caching
     counts: TokenCounts | None  # None: no penalties
+    max_model_len: int
+    is_plainly_greedy: bool  # of the scores nothing is wanted but where the highest is
     ticket: HandoffTicket | None = None  # set: prefill only
     state: SequenceState = SequenceState.WAITING
     pages: array[int] = field(default_factory=lambda: array("i"))
@@ -89,10 +91,14 @@ class Sequence:
     num_cached: int | None = None  # tokens found in the prefix cache when pages were first taken
     num_resumed: int = field(init=False)
     num_to_land: int = field(init=False)  # tokens whose KV a reservation waits for
+    min_tokens: int = field(init=False)  # before it has so many, none of `stop_ids` comes out
+    max_tokens: int = field(init=False)  # with so many it ends
 
     def __post_init__(self) -> None:
         self.num_resumed = self.num_output
         self.num_to_land = self.num_tokens
+        self.min_tokens = self.num_prompt + self.params.min_tokens
+        self.max_tokens = min(self.num_prompt + self.params.max_tokens, self.max_model_len)
 
     @property
     def num_tokens(self) -> int:

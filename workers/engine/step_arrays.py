@@ -9,14 +9,48 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.workers.engine.plan import SequenceSlice
-
 Int32s = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceSlice:
+    """The tokens of one sequence in a step: positions `start .. start + len(token_ids)`."""
+
+    start: int
+    token_ids: tuple[int, ...]
+    page_ids: bytes  # packed int32; the pages of positions 0 .. end, in order: ceil(end / page_tokens) of them
+    samples: bool  # the last position's logits are wanted
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedArrays:
+    """`StepArrays` as bytes, to be sent to another rank."""
+
+    num_tokens: int
+    num_seqs: int
+    num_samples: int
+    num_pages: int  # columns of the page table
+    numbers: bytes  # packed int32: the arrays one after the other
+
+    def unpack(self) -> StepArrays:
+        """Views of `numbers`, not to be written. Raises ValueError if that does not hold what it should."""
+        tokens, seqs = self.num_tokens, self.num_seqs
+        sizes = (tokens, tokens, tokens, seqs + 1, seqs, seqs * self.num_pages, self.num_samples)
+        numbers = np.frombuffer(self.numbers, np.int32)
+        if min(sizes) < 0 or numbers.size != sum(sizes):
+            raise ValueError(f"{numbers.size} numbers are no step of {sum(sizes)}")
+        token_ids, positions, slots, starts, kv_lens, table, rows = np.split(numbers, np.cumsum(sizes[:-1]))
+        return StepArrays(token_ids, positions, slots, starts, kv_lens, table.reshape(seqs, self.num_pages), rows)
+
+
+@dataclass(frozen=True, slots=True)
 class StepArrays:
-    """The tokens of all sequences of a step, one sequence after the other (see `engine.plan`).
+    """The tokens of all sequences of a step, one sequence after the other (see `engine.plan`). `engine.composer` makes
+    them; `build` is the form that is easy to see through.
 
     All arrays are int32 and C-contiguous, except that rows of `page_table` may lie further apart than they are long.
     They may be views of memory that the next step writes over: valid until the step has been computed.
@@ -39,6 +73,12 @@ class StepArrays:
     @property
     def num_seqs(self) -> int:
         return len(self.kv_lens)
+
+    def pack(self) -> PackedArrays:
+        table = self.page_table
+        fields = (self.token_ids, self.positions, self.slots, self.query_starts, self.kv_lens, table.ravel())
+        numbers = np.concatenate((*fields, self.sample_rows)).tobytes()
+        return PackedArrays(self.num_tokens, self.num_seqs, len(self.sample_rows), table.shape[1], numbers)
 
     @staticmethod
     def build(slices: Sequence[SequenceSlice], page_tokens: int) -> StepArrays:

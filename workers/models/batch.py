@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from slipstream.workers.engine.plan import SequenceSlice
-from slipstream.workers.engine.step_arrays import StepArrays
+from slipstream.workers.engine.step_arrays import SequenceSlice, StepArrays
 
 
 @dataclass(frozen=True)

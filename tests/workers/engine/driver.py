@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
-from slipstream.router.messages import EngineRequest, FinishReason, SamplingParams, TokenLogprob, pack_ids
+from slipstream.router.messages import EngineRequest, FinishReason, SamplingParams, TokenChunk, TokenLogprob, pack_ids
 from slipstream.workers.engine.engine import Engine
 from slipstream.workers.engine.limits import EngineLimits
-from slipstream.workers.engine.plan import SequenceOutput
 from slipstream.workers.engine.sequence import AttemptKey
 
 
@@ -61,12 +60,11 @@ class Generated:
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
 
-    def take(self, output: SequenceOutput) -> None:
+    def take(self, output: TokenChunk) -> None:
         assert self.finish_reason is None, f"{output} after the end"
         assert output.index == self.first_index + len(self.token_ids), f"{output} out of order"
-        if output.token is not None:
-            self.token_ids.append(output.token.token_id)
-            self.logprobs.append(output.token.logprob)
+        self.token_ids += output.token_ids
+        self.logprobs += output.logprobs or [None] * len(output.token_ids)
         self.num_cached_tokens = output.num_cached_tokens
         self.finish_reason = output.finish_reason
         self.stop_token_id = output.stop_token_id

@@ -13,7 +13,7 @@ import torch
 from slipstream.workers.config import EngineConfig
 from slipstream.workers.engine.build import build_engine, build_runner, engine_limits, warm_up
 from slipstream.workers.engine.errors import EngineConfigError
-from slipstream.workers.engine.plan import SampledToken, SamplingRow, StepPlan
+from slipstream.workers.engine.plan import SampledTokens, SamplingRow, StepPlan
 from slipstream.workers.engine.runner import ModelRunner
 from slipstream.workers.models.config import ModelError
 from tests.workers.engine.driver import make_limits, make_request, tokens_of
@@ -90,7 +90,7 @@ def test_smallest_engines_warm_up(overrides: dict[str, Any]) -> None:
 
 def test_executor_without_tokens_does_not_pass_as_ready() -> None:
     class Broken:
-        def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> Sequence[SampledToken | None]:
+        def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> SampledTokens:
             raise RuntimeError("no device")
 
     with pytest.raises(RuntimeError, match="no device"):

@@ -179,8 +179,7 @@ def test_prompt_computed_elsewhere_goes_on_identically(family: str, reference: C
             prefill.release(key)  # all its pages have been copied
             if output.finish_reason is None:
                 decode.land(key)
-                assert output.token is not None
-                decode.start(key, (output.token.token_id,))
+                decode.start(key, output.token_ids)
             else:
                 decode.abort(key)
     assert sink.max_incomplete > 0

@@ -216,16 +216,16 @@ class EngineMachine(RuleBasedStateMachine):
         self.num_seen_plans = len(self.executor.plans)
         if has_planned:
             plan = self.executor.plans[-1]
-            assert plan.num_tokens <= self.engine.limits.max_step_tokens
+            assert plan.arrays.num_tokens <= self.engine.limits.max_step_tokens
             self._follow_sends(plan)
         for output in outputs:
             key = (output.request_id, output.attempt)
             expected = self.live[key]
             assert output.index == expected.num_output
-            assert output.token is not None
-            assert output.token.token_id == next_token(expected.tokens, VOCAB_SIZE), "another token than undisturbed"
-            expected.tokens.append(output.token.token_id)
-            is_eos = output.token.token_id == EOS_ID and not expected.ignore_eos
+            [token_id] = output.token_ids
+            assert token_id == next_token(expected.tokens, VOCAB_SIZE), "another token than undisturbed"
+            expected.tokens.append(token_id)
+            is_eos = token_id == EOS_ID and not expected.ignore_eos
             is_full = expected.num_output == expected.max_tokens
             is_full |= len(expected.tokens) == self.engine.limits.max_model_len
             assert output.finish_reason == ("stop" if is_eos else "length" if is_full else None)

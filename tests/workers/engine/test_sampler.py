@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from slipstream.router.messages import SamplingParams
-from slipstream.workers.engine.plan import SampledToken, SamplingRow
+from slipstream.workers.engine.plan import SampledTokens, SamplingRow
 from slipstream.workers.engine.sampler import NUCLEUS_CANDIDATES, Sampler, uniform
 from slipstream.workers.engine.token_counts import TokenCounts
 
@@ -26,13 +26,13 @@ def row(
     return SamplingRow(SamplingParams(max_tokens=100, **params), position, counts, masked)
 
 
-def sample(logits: torch.Tensor, rows: list[SamplingRow]) -> list[SampledToken | None]:
+def sample(logits: torch.Tensor, rows: list[SamplingRow]) -> SampledTokens:
     return Sampler(logits.shape[1], CPU).sample(logits.clone(), rows)
 
 
-def ids(sampled: list[SampledToken | None]) -> list[int]:
-    assert None not in sampled
-    return [token.token_id for token in sampled if token is not None]
+def ids(sampled: SampledTokens) -> list[int]:
+    assert None not in sampled.token_ids
+    return [token_id for token_id in sampled.token_ids if token_id is not None]
 
 
 def draw_many(scores: torch.Tensor, num_draws: int, **params: Any) -> NDArray[np.int64]:
@@ -236,7 +236,8 @@ def test_logprobs_are_of_the_scores_as_they_came_and_only_where_wanted() -> None
     sampled = sample(logits, rows)
     expected = torch.log_softmax(logits, dim=-1)
     assert ids(sampled)[0] == 4
-    first, second, third = (token.logprob for token in sampled if token is not None)
+    assert sampled.logprobs is not None
+    first, second, third = sampled.logprobs
     assert first is not None
     assert first.logprob == pytest.approx(float(expected[0, 4]))
     assert [token_id for token_id, _ in first.top] == expected[0].topk(3).indices.tolist()
@@ -264,19 +265,21 @@ EVERY_WAY: list[dict[str, Any]] = [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0
 def test_row_whose_scores_are_no_numbers_has_no_token_and_the_others_do(broken: str, params: dict[str, Any]) -> None:
     logits = torch.randn(3, 400, generator=torch.Generator().manual_seed(3))
     rows = [row(position, logprobs=2, **params) for position in range(3)]
-    first, _, third = sample(logits, rows)
+    first, _, third = ids(sample(logits, rows))
     logits[1, 7 if broken.startswith("one") else slice(None)] = float(broken.split()[-1])
-    assert sample(logits, rows) == [first, None, third]
+    assert sample(logits, rows).token_ids == [first, None, third]
+    if params == {"temperature": 0.0}:
+        assert Sampler(400, CPU).best(logits).token_ids == [first, None, third]
 
 
 def test_row_of_which_every_token_is_masked_has_no_token() -> None:
-    assert sample(torch.zeros(1, 6), [row(masked=tuple(range(6)), logprobs=1)]) == [None]
+    assert sample(torch.zeros(1, 6), [row(masked=tuple(range(6)), logprobs=1)]).token_ids == [None]
 
 
 def test_masking_a_score_that_is_no_number_does_not_make_its_row_sound() -> None:
     logits = torch.zeros(1, 6)
     logits[0, 2] = float("inf")
-    assert sample(logits, [row(masked=(2,), logprobs=1)]) == [None]
+    assert sample(logits, [row(masked=(2,), logprobs=1)]).token_ids == [None]
 
 
 @given(
@@ -302,10 +305,11 @@ def test_parameters_at_their_limits_give_a_token_that_is_possible_and_numbers(
     logits = torch.linspace(-50, 50, 20)[None].clone()
     logits[0, :num_impossible] = float("-inf")
     counts = token_counts([1, 2, 19], [19, 19, 5])
-    [token] = sample(logits, [row(2**31, masked=masked, counts=counts, **params)])
-    assert token is not None
-    assert num_impossible <= token.token_id < 20
-    assert token.token_id not in masked
-    assert token.logprob is not None
-    assert math.isfinite(token.logprob.logprob)
-    assert not any(math.isnan(logprob) for _, logprob in token.logprob.top)
+    sampled = sample(logits, [row(2**31, masked=masked, counts=counts, **params)])
+    [token_id] = ids(sampled)
+    assert num_impossible <= token_id < 20
+    assert token_id not in masked
+    [logprob] = sampled.logprobs or ()
+    assert logprob is not None
+    assert math.isfinite(logprob.logprob)
+    assert not any(math.isnan(value) for _, value in logprob.top)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.workers.engine.plan import SequenceSlice
+from slipstream.workers.engine.step_arrays import SequenceSlice
 from slipstream.workers.models.batch import StepBatch
 from slipstream.workers.models.llama import Llama
 from slipstream.workers.models.pool import kv_shape

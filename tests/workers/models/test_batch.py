@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slipstream.workers.engine.plan import SequenceSlice
+from slipstream.workers.engine.step_arrays import SequenceSlice
 from slipstream.workers.models.batch import StepBatch
 
 
