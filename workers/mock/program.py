@@ -218,9 +218,14 @@ class _Serving:
 async def run_mock_workers(configs: Sequence[MockConfig]) -> None:
     """Several mock workers in one process, till SIGTERM or SIGINT and the drain that follows. Raises WorkerFailed."""
     workers = [MockWorker(config) for config in configs]
+
+    def drain() -> None:
+        for worker in workers:
+            worker.drain()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, lambda: [worker.drain() for worker in workers])
+        loop.add_signal_handler(number, drain)
     async with asyncio.TaskGroup() as group:
         for worker in workers:
             group.create_task(worker.run())
