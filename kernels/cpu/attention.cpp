@@ -91,25 +91,51 @@ class TileRun {
   }
 
   void run() {
-    for (int head = tile_.first_kv_head; head < tile_.first_kv_head + tile_.num_kv_heads; ++head) run_head(head);
+    const PagedKeys paged{layer_,
+                          plan_.batch().page_table + tile_.seq * plan_.batch().page_table_stride,
+                          shape_.kv,
+                          shape_.kv.head_bytes(sizeof(T)),
+                          std::max(first_key(tile_, shape_.window), tile_.first_segment * kSegmentKeys),
+                          std::min(tile_.first_position + tile_.num_queries,
+                                   (tile_.first_segment + tile_.num_segments) * kSegmentKeys)};
+    BlockReader<Math, Code> reader(paged, tile_.first_kv_head, tile_.num_kv_heads);
+    for (int head = tile_.first_kv_head; head < tile_.first_kv_head + tile_.num_kv_heads; ++head) {
+      copy_queries(head);
+      begin_segment();
+      for (int block = reader.first_block(); block < paged.last; block += kBlockKeys) {
+        if (block % kSegmentKeys == 0 && block > paged.first) {
+          end_segment(block / kSegmentKeys - 1);
+          begin_segment();
+        }
+        reader.next(*memory_.block, width_);
+        if constexpr (kHasScales<Code>) scale_keys();
+        run_block(block);
+      }
+      end_segment(tile_.first_segment + tile_.num_segments - 1);
+      if (tile_.split == AttentionTile::kNotSplit) {
+        finish(head, tile_.num_segments > 1 ? memory_.sum : memory_.segment);
+      } else {
+        finish_split(head);
+      }
+    }
   }
 
  private:
-  void run_head(int kv_head) {
-    copy_queries(kv_head);
-    const int last_segment = tile_.first_segment + tile_.num_segments;
-    for (int segment = tile_.first_segment; segment < last_segment; ++segment) {
-      run_segment(kv_head, segment);
-      if (tile_.split == AttentionTile::kNotSplit && segment > tile_.first_segment) {
-        for (int row = 0; row < num_rows_; ++row) fold(memory_.sum, memory_.segment, row, width_);
-      } else if (tile_.num_segments > 1) {
-        std::swap(memory_.sum, memory_.segment);
-        memory_.state.most = memory_.segment.most;
-        memory_.state.values = memory_.segment.values;
-      }
+  void begin_segment() {
+    for (int row = 0; row < num_rows_; ++row) clear(memory_.state, row);
+  }
+
+  void end_segment(int segment) {
+    for (int row = 0; row < num_rows_; ++row) {
+      memory_.segment.total[row] = simd::reduce_add(simd::load(memory_.state.total + row * simd::kLanes));
     }
-    if (tile_.split != AttentionTile::kNotSplit) return finish_split(kv_head);
-    finish(kv_head, tile_.num_segments > 1 ? memory_.sum : memory_.segment);
+    if (segment > tile_.first_segment) {
+      for (int row = 0; row < num_rows_; ++row) fold(memory_.sum, memory_.segment, row, width_);
+    } else if (tile_.num_segments > 1) {
+      std::swap(memory_.sum, memory_.segment);
+      memory_.state.most = memory_.segment.most;
+      memory_.state.values = memory_.segment.values;
+    }
   }
 
   // The last one to bring its part puts all parts together, in order.
@@ -128,33 +154,10 @@ class TileRun {
     finish(kv_head, sum);
   }
 
-  void run_segment(int kv_head, int segment) {
-    for (int row = 0; row < num_rows_; ++row) clear(memory_.state, row);
-    const int first = std::max(first_key(tile_, shape_.window), segment * kSegmentKeys);
-    const int last = std::min(tile_.first_position + tile_.num_queries, (segment + 1) * kSegmentKeys);
-    const PagedHead head{layer_, plan_.batch().page_table + tile_.seq * plan_.batch().page_table_stride, kv_head,
-                         shape_.kv, shape_.kv.head_bytes(sizeof(T))};
-    for (int block = first / kBlockKeys * kBlockKeys; block < last; block += kBlockKeys) {
-      const int num_vectors = std::min(last - block + simd::kLanes - 1, kBlockKeys) / simd::kLanes;
-      load_block(head, block, first, last, num_vectors);
-      run_block(block);
-    }
-    for (int row = 0; row < num_rows_; ++row) {
-      memory_.segment.total[row] = simd::reduce_add(simd::load(memory_.state.total + row * simd::kLanes));
-    }
-  }
-
-  void load_block(const PagedHead& head, int block, int first, int last, int num_vectors) {
-    BlockRows<Code> rows;
-    KeyValueBlock& words = *memory_.block;
-    find_rows(head, block, first, last, rows, words.key_scales, words.value_scales);
-    load_keys<Math>(rows, num_vectors, shape_.kv.head_dim, words.keys);
-    load_values<Math>(rows, num_vectors, shape_.kv.head_dim, width_, words.values);
-    if constexpr (kHasScales<Code>) {
-      using namespace simd;
-      const F32 all = broadcast(shape_.scale * kLog2E);
-      for (int i = 0; i < kBlockKeys; i += kLanes) store(words.key_scales + i, mul(load(words.key_scales + i), all));
-    }
+  void scale_keys() {
+    using namespace simd;
+    float* scales = memory_.block->key_scales;
+    for (int i = 0; i < kBlockKeys; i += kLanes) store(scales + i, mul(load(scales + i), broadcast(shape_.scale * kLog2E)));
   }
 
   void run_block(int block) {

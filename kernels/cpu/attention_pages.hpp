@@ -8,6 +8,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 
 #include "attention.hpp"
 #include "attention_block.hpp"
@@ -24,66 +25,83 @@ struct KeyValueBlock {
   alignas(64) float value_scales[kBlockKeys];
 };
 
-// Where one head of one sequence lies in a layer's pages.
-struct PagedHead {
+// Keys first .. last (counted from position 0) of one sequence, for some KV heads, in a layer's pages.
+struct PagedKeys {
   const std::byte* layer;
   const int32_t* pages;  // the sequence's row of the page table
-  int kv_head;
   KvShape shape;
   size_t head_bytes;
+  int first;
+  int last;
 };
 
-// The rows of a block's keys and values. Rows outside first .. last (counted from position 0) are zeros from elsewhere.
+// Where the keys and values of a block lie. Those outside first .. last are zeros from elsewhere.
 template <class Code>
 struct BlockRows {
   const Code* keys[kBlockKeys];
   const Code* values[kBlockKeys];
+  alignas(64) float key_scales[kBlockKeys];
+  alignas(64) float value_scales[kBlockKeys];
+
+  void find(const PagedKeys& paged, int kv_head, int block);
+  void set_zero(int key);
 };
 
 alignas(64) inline constexpr float kZeroRow[kMaxHeadDim] = {};
 
 template <class Code>
-void find_rows(const PagedHead& head, int block_start, int first, int last, BlockRows<Code>& rows, float* key_scales,
-               float* value_scales) {
-  const int page_tokens = head.shape.page_tokens;
-  const int head_dim = head.shape.head_dim;
-  const auto* zeros = reinterpret_cast<const Code*>(kZeroRow);
+void BlockRows<Code>::set_zero(int key) {
+  keys[key] = values[key] = reinterpret_cast<const Code*>(kZeroRow);
+  key_scales[key] = value_scales[key] = 0;
+}
+
+template <class Code>
+void BlockRows<Code>::find(const PagedKeys& paged, int kv_head, int block) {
+  const int page_tokens = paged.shape.page_tokens;
+  const int head_dim = paged.shape.head_dim;
   int key = 0;
-  for (; block_start + key < first; ++key) {
-    rows.keys[key] = rows.values[key] = zeros;
-    key_scales[key] = value_scales[key] = 0;
-  }
-  while (key < kBlockKeys && block_start + key < last) {
-    const int position = block_start + key;
+  for (; block + key < paged.first; ++key) set_zero(key);
+  while (key < kBlockKeys && block + key < paged.last) {
+    const int position = block + key;
     const int page = position / page_tokens;
     const int offset = position - page * page_tokens;
-    const size_t run = static_cast<size_t>(head.pages[page]) * static_cast<size_t>(head.shape.num_kv_heads) +
-                       static_cast<size_t>(head.kv_head);
-    const auto* keys = reinterpret_cast<const Code*>(head.layer + run * head.head_bytes);
-    const Code* values = keys + page_tokens * head_dim;
-    const auto* scales = reinterpret_cast<const float*>(values + page_tokens * head_dim);
-    const int end = std::min({page_tokens, offset + kBlockKeys - key, offset + last - position});
+    const size_t run = static_cast<size_t>(paged.pages[page]) * static_cast<size_t>(paged.shape.num_kv_heads) +
+                       static_cast<size_t>(kv_head);
+    const auto* page_keys = reinterpret_cast<const Code*>(paged.layer + run * paged.head_bytes);
+    const Code* page_values = page_keys + page_tokens * head_dim;
+    const auto* scales = reinterpret_cast<const float*>(page_values + page_tokens * head_dim);
+    const int end = std::min({page_tokens, offset + kBlockKeys - key, offset + paged.last - position});
     for (int token = offset; token < end; ++token, ++key) {
-      rows.keys[key] = keys + token * head_dim;
-      rows.values[key] = values + token * head_dim;
+      keys[key] = page_keys + token * head_dim;
+      values[key] = page_values + token * head_dim;
       if constexpr (kHasScales<Code>) {
         key_scales[key] = scales[token];
         value_scales[key] = scales[page_tokens + token];
       }
     }
   }
-  for (; key < kBlockKeys; ++key) {
-    rows.keys[key] = rows.values[key] = zeros;
-    key_scales[key] = value_scales[key] = 0;
+  for (; key < kBlockKeys; ++key) set_zero(key);
+}
+
+template <class Code>
+void prefetch(const BlockRows<Code>& rows, int first, int count, int head_dim) {
+  const size_t row_bytes = static_cast<size_t>(head_dim) * sizeof(Code);
+  for (int key = first; key < first + count; ++key) {
+    for (size_t byte = 0; byte < row_bytes; byte += 64) {
+      _mm_prefetch(reinterpret_cast<const char*>(rows.keys[key]) + byte, _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(rows.values[key]) + byte, _MM_HINT_T0);
+    }
   }
 }
 
 // The first `num_vectors` * kLanes keys of a block, turned so that a row of words has one of every key.
+// Meanwhile those of the block after it come nearer.
 template <class Math, class Code>
-void load_keys(const BlockRows<Code>& rows, int num_vectors, int head_dim, float* words) {
+void load_keys(const BlockRows<Code>& rows, const BlockRows<Code>* next, int num_vectors, int head_dim, float* words) {
   using namespace simd;
   const int steps = head_dim / Math::kPerWord;
   for (int v = 0; v < num_vectors; ++v) {
+    if (next != nullptr) prefetch(*next, v * kLanes, kLanes, head_dim);
     for (int step = 0; step < steps; step += kLanes) {
       const int count = std::min(kLanes, steps - step);
       F32 square[kLanes];
@@ -117,5 +135,49 @@ void load_values(const BlockRows<Code>& rows, int num_vectors, int head_dim, int
     }
   }
 }
+
+// Reads block after block: those with keys first .. last, for one KV head after the other. While a block is loaded, the
+// next is on its way from memory.
+template <class Math, class Code>
+class BlockReader {
+ public:
+  BlockReader(const PagedKeys& paged, int first_kv_head, int num_kv_heads)
+      : paged_(paged), kv_head_(first_kv_head), last_kv_head_(first_kv_head + num_kv_heads), block_(first_block()) {
+    rows_[0].find(paged_, kv_head_, block_);
+  }
+
+  int first_block() const { return paged_.first / kBlockKeys * kBlockKeys; }
+
+  void next(KeyValueBlock& words, int width) {
+    using namespace simd;
+    const int num_vectors = std::min(paged_.last - block_ + kLanes - 1, kBlockKeys) / kLanes;
+    const int head_dim = paged_.shape.head_dim;
+    const BlockRows<Code>& rows = rows_[current_];
+    BlockRows<Code>* ahead = advance() ? &rows_[1 - current_] : nullptr;
+    if (ahead != nullptr) ahead->find(paged_, kv_head_, block_);
+    load_keys<Math>(rows, ahead, num_vectors, head_dim, words.keys);
+    load_values<Math>(rows, num_vectors, head_dim, width, words.values);
+    if constexpr (kHasScales<Code>) {
+      std::memcpy(words.key_scales, rows.key_scales, sizeof words.key_scales);
+      std::memcpy(words.value_scales, rows.value_scales, sizeof words.value_scales);
+    }
+    current_ = 1 - current_;
+  }
+
+ private:
+  bool advance() {
+    block_ += kBlockKeys;
+    if (block_ < paged_.last) return true;
+    block_ = first_block();
+    return ++kv_head_ < last_kv_head_;
+  }
+
+  PagedKeys paged_;
+  int kv_head_;  // this and block_: what the next call reads
+  int last_kv_head_;
+  int block_;
+  int current_ = 0;
+  BlockRows<Code> rows_[2];
+};
 
 }  // namespace slipstream

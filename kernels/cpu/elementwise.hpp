@@ -9,7 +9,7 @@
 #include "attention.hpp"
 #include "vector.hpp"
 
-namespace slipstream::cpu {
+namespace slipstream {
 
 // out = x / sqrt(mean(x^2) + eps) * weight. x [rows, dim] float32, weight [dim], out [rows, dim].
 template <typename T>
@@ -17,25 +17,25 @@ void rms_norm(const float* x, const T* weight, T* out, int dim, float eps, int f
 
 // Like rms_norm, for some rows of x: out row i is the norm of x row rows[i].
 template <typename T>
-void rms_norm_gathered(const float* x, const std::int32_t* rows, const T* weight, T* out, int dim, float eps, int first,
+void rms_norm_gathered(const float* x, const int32_t* rows, const T* weight, T* out, int dim, float eps, int first,
                        int last);
 
 // cosines and sines [tokens, half_dim] of the angles positions[i] * inv_freq[j], taken in float32, times `scale`.
-void rotary_table(const std::int32_t* positions, const float* inv_freq, int half_dim, float scale, float* cosines,
+void rotary_table(const int32_t* positions, const float* inv_freq, int half_dim, float scale, float* cosines,
                   float* sines, int first, int last);
 
 // The step's queries, keys and values on their way into the pages.
 template <typename T>
 struct KvWrite {
-    KvShape kv;
-    int num_heads;
-    T* qkv;                       // [tokens, (heads + 2 kv_heads) * head_dim]; queries are rotated in place
-    const float* cosines;         // [tokens, head_dim / 2], rows of the step
-    const float* sines;           // [tokens, head_dim / 2]
-    const T* qk_norm;             // [heads + kv_heads, head_dim] weights of the norm of each head, or nullptr
-    float eps;                    // of that norm
-    const std::int32_t* slots;    // [tokens] page * page_tokens + offset
-    void* kv_layer;               // the layer's pages
+  KvShape kv;
+  int num_heads;
+  T* qkv;                       // [tokens, (heads + 2 kv_heads) * head_dim]; queries are rotated in place
+  const float* cosines;         // [tokens, head_dim / 2], rows of the step
+  const float* sines;           // [tokens, head_dim / 2]
+  const T* qk_norm;             // [heads + kv_heads, head_dim] weights of the norm of each head, or nullptr
+  float eps;                    // of that norm
+  const int32_t* slots;    // [tokens] page * page_tokens + offset
+  void* kv_layer;               // the layer's pages
 };
 
 // Norms (if the model does) and rotates queries and keys, stores queries back, and keys and values in their slots.
@@ -49,23 +49,23 @@ void silu_mul(const T* gate_up, T* out, int dim, int first, int last);
 // Rows of a rank's share of the embedding, ids first_id .. first_id + share; zeros for ids of other ranks.
 // table [share, dim], out [tokens, dim] float32.
 template <typename T>
-void embed(const T* table, const std::int32_t* token_ids, std::int32_t first_id, std::int32_t share, float* out,
+void embed(const T* table, const int32_t* token_ids, int32_t first_id, int32_t share, float* out,
            int dim, int first, int last);
 
 // The id of the largest of `count` logits of each row, the lowest of equals. sound[row] is 1 if the largest is a finite
 // number and none is nan; otherwise 0, and the id is none to use. logits [rows, stride], count >= 1.
-void argmax(const float* logits, std::int64_t stride, int count, std::int32_t* token_ids, std::uint8_t* sound,
-            int first, int last);
+void argmax(const float* logits, int64_t stride, int count, int32_t* token_ids, uint8_t* sound,
+      int first, int last);
 
 // The best of logits ids first_id .. first_id + count of one row, to be put together with those of other runs (tiles of
 // the vocabulary) by `better`.
 struct Best {
-    float logit;
-    std::int32_t token_id;
-    bool has_nan;
+  float logit;
+  int32_t token_id;
+  bool has_nan;
 };
-Best best_of(const float* logits, int count, std::int32_t first_id);
+Best best_of(const float* logits, int count, int32_t first_id);
 Best better(const Best& a, const Best& b);
 inline bool is_sound(const Best& best) { return !best.has_nan && std::isfinite(best.logit); }
 
-}  // namespace slipstream::cpu
+}  // namespace slipstream
