@@ -7,17 +7,20 @@ from pathlib import Path
 
 import torch
 
+from slipstream.kernels.cpu.library import native_library
 from slipstream.router.messages import EngineRequest, SamplingParams, pack_ids
 from slipstream.workers.config import EngineConfig
 from slipstream.workers.engine.engine import Engine
 from slipstream.workers.engine.errors import EngineConfigError
 from slipstream.workers.engine.executor import Executor
 from slipstream.workers.engine.limits import EngineLimits
-from slipstream.workers.engine.runner import ModelRunner
+from slipstream.workers.engine.runner import Model, ModelRunner
 from slipstream.workers.models.config import ModelConfig
 from slipstream.workers.models.loader import TORCH_DTYPES, load_model
+from slipstream.workers.models.native import is_native, load_native
 from slipstream.workers.models.pool import kv_shape
 from slipstream.workers.models.tensor_parallel import TensorParallel
+from slipstream.workers.models.weight_cache import default_directory
 
 WARM_UP_TOKENS = 32
 
@@ -77,15 +80,15 @@ def build_runner(
 ) -> ModelRunner:
     """Loads a rank's share of the model and allocates its pool of `num_pages` pages (see `engine_limits`).
 
-    Sets torch's number of threads for the process where `num_threads` is given. Raises ModelError, and
-    EngineConfigError if the device is not there or the pool does not fit into its memory.
+    Sets the process's number of threads, torch's and the native kernels', where `num_threads` is given. Raises
+    ModelError, and EngineConfigError if the device is not there or the pool does not fit into its memory.
     """
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     tp = TensorParallel() if tp is None else tp
     device = _device(config, tp)
     dtype = _dtype(config, ModelConfig.read(model_dir))
-    model = load_model(model_dir, dtype=dtype, device=device, tp=tp)
+    model = _load(Path(model_dir), config, dtype, device, tp)
     shape = kv_shape(model.config, tp, num_pages, config.page_tokens)
     try:
         # Written, not only mapped: the first requests should not pay for page faults.
@@ -117,6 +120,21 @@ def warm_up(limits: EngineLimits, executor: Executor) -> None:
         num_finished += sum(output.finish_reason == "length" for output in engine.step())
     if num_finished != 2:
         raise RuntimeError(f"warm-up: {num_finished} of 2 requests came to a good end: are the model's scores numbers?")
+
+
+def _load(model_dir: Path, config: EngineConfig, dtype: torch.dtype, device: torch.device, tp: TensorParallel) -> Model:
+    """The native model where it serves, else the torch one."""
+    if device.type == "cpu" and config.cpu_kernels == "auto" and is_native(ModelConfig.read(model_dir), dtype):
+        library = native_library()
+        if library is not None:
+            library.slipstream_set_num_threads(torch.get_num_threads())
+            cache_dir = None if config.weight_cache_dir is None else Path(config.weight_cache_dir).expanduser()
+            if config.weight_cache_dir == "auto":
+                cache_dir = default_directory()
+            return load_native(
+                model_dir, library, dtype=dtype, page_tokens=config.page_tokens, tp=tp, cache_dir=cache_dir
+            )
+    return load_model(model_dir, dtype=dtype, device=device, tp=tp)
 
 
 def _dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:

@@ -31,7 +31,13 @@ from slipstream.workers.models.rope import rotary_frequencies
 from slipstream.workers.models.tensor_parallel import TensorParallel
 
 NATIVE_DTYPES = (torch.float32, torch.bfloat16)
+MAX_HEAD_DIM = 256
 STAGES_OF_LAYER = 3  # keys and values, attention, feed-forward; see kernels/cpu/model.hpp
+
+
+def is_native(config: ModelConfig, dtype: torch.dtype) -> bool:
+    """Whether the native kernels can compute this model."""
+    return dtype in NATIVE_DTYPES and config.head_dim % 8 == 0 and config.head_dim <= MAX_HEAD_DIM
 
 
 def load_native(
