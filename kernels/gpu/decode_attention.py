@@ -27,9 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.kernels.gpu.kv_layer import KvLayer, head_runs, load_page_ids, load_scales, load_tile
-
-LOG2_E = 1.4426950408889634
+from slipstream.kernels.gpu.kv_layer import LOG2_E, KvLayer, head_runs, load_page_ids, load_scales, load_tile, pick
 
 
 @triton.jit
@@ -43,13 +41,7 @@ def key_blocks(kv_lens, num_seqs, WINDOW: tl.constexpr, BLOCK_KEYS: tl.constexpr
     return first, tl.cdiv(lens, BLOCK_KEYS) - first
 
 
-@triton.jit
-def pick(values, index, MAX_SEQS: tl.constexpr):
-    """`values[index]` of a tensor in registers."""
-    return tl.sum(tl.where(tl.arange(0, MAX_SEQS) == index, values, 0), axis=0)
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs"])
 def decode_attention_kernel(
     q,  # [seqs, heads, HEAD_DIM]
     numbers,  # [pages, NUM_KV_HEADS, ...]
@@ -151,7 +143,7 @@ def decode_attention_kernel(
         at += taken
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs"])
 def combine_kernel(
     kv_lens,  # [seqs]
     parts,
@@ -210,16 +202,17 @@ def combine_kernel(
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """How one launch is cut. By reasoning, not yet by measurement.
+    """How one launch is cut. By reasoning and the compiler's report of resources, not yet by measurement.
 
-    A multiprocessor of an H200 reads about 34 bytes a nanosecond and waits about a microsecond for them under load, so
-    some 40 KB must be on their way at all times. A tile of keys or values is 16 KB; with three stages two tiles of each
-    are on their way while a third is worked on: 64 KB a program, 96 KB of shared memory, two programs a multiprocessor.
+    A multiprocessor of an H200 can read 34 bytes a nanosecond and waits about a microsecond for them under load, so
+    some 40 KB must be on their way at all times. A tile of keys or of values is 16 KB. With four stages two to three of
+    each are on their way while one is worked on, in about 105 KB of shared memory, so that a multiprocessor holds two
+    programs: enough on their way also while one of the two begins or ends a pair.
     """
 
     block_keys: int
     num_warps: int = 4
-    num_stages: int = 3
+    num_stages: int = 4
     programs_per_multiprocessor: int = 2
 
     @staticmethod
@@ -250,7 +243,9 @@ def decode_attention(
     num_seqs, num_heads, head_dim = q.shape
     kv = KvLayer.of(kv_layer, head_dim, q.dtype)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-    _check(q, kv, page_table, kv_lens, window, out)
+    if kv_lens.shape != (num_seqs,):
+        raise ValueError(f"kv_lens: {list(kv_lens.shape)} for {num_seqs} queries")
+    kv.check_step(q, out, page_table, kv_lens, scale, window)
     if not num_seqs:
         return out
     config = config or DecodeConfig.choose(head_dim, kv.numbers.element_size())
@@ -315,18 +310,3 @@ def num_multiprocessors(device: torch.device) -> int:
         return 2  # interpreted: enough for pairs to be cut
     count: int = torch.cuda.get_device_properties(device).multi_processor_count
     return count
-
-
-def _check(q: Tensor, kv: KvLayer, page_table: Tensor, kv_lens: Tensor, window: int | None, out: Tensor) -> None:
-    num_seqs, num_heads, head_dim = q.shape
-    for name, rows in (("q", q), ("out", out)):
-        if rows.shape != q.shape or rows.dtype != q.dtype or rows.stride()[1:] != (head_dim, 1):
-            raise ValueError(f"{name}: {rows.dtype} {list(rows.shape)} with strides {rows.stride()}")
-    if num_heads % kv.num_kv_heads:
-        raise ValueError(f"q: {num_heads} heads cannot share {kv.num_kv_heads} KV heads")
-    if page_table.dtype != torch.int32 or page_table.shape[:1] != (num_seqs,) or page_table.stride(-1) != 1:
-        raise ValueError(f"page_table: {page_table.dtype} {list(page_table.shape)} for {num_seqs} sequences")
-    if kv_lens.dtype != torch.int32 or kv_lens.shape != (num_seqs,) or not kv_lens.is_contiguous():
-        raise ValueError(f"kv_lens: {kv_lens.dtype} {list(kv_lens.shape)} for {num_seqs} sequences")
-    if window is not None and window < 1:
-        raise ValueError(f"window: {window} sees nothing")

@@ -20,6 +20,8 @@ from slipstream.kernels.quantized_kv import head_bytes, is_quantized, page_token
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_HEAD_DIM = 256
+MAX_GROUP = 32  # query heads of a KV head
+LOG2_E = 1.4426950408889634  # exp(x) = exp2(x * LOG2_E), and exp2 is the one the hardware has
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,33 @@ class KvLayer:
             raise ValueError(f"kv_layer: {page_tokens} tokens a page are no power of two from 8 on")
         scales = kv_layer.view(torch.float32) if quantized else kv_layer
         return KvLayer(kv_layer, scales, kv_layer.shape[1], page_tokens, quantized)
+
+    def check_step(
+        self, q: Tensor, out: Tensor, page_table: Tensor, kv_lens: Tensor, scale: float, window: int | None
+    ) -> None:
+        """Raises ValueError if these are no arguments of attention over this layer."""
+        num_heads, head_dim = q.shape[1:]
+        num_seqs = kv_lens.shape[0]
+        for name, rows in (("q", q), ("out", out)):
+            if rows.shape != q.shape or rows.dtype != q.dtype or rows.stride()[1:] != (head_dim, 1):
+                raise ValueError(f"{name}: {rows.dtype} {list(rows.shape)} with strides {rows.stride()}")
+        group, rest = divmod(num_heads, self.num_kv_heads)
+        if rest or not 1 <= group <= MAX_GROUP:
+            raise ValueError(f"q: {num_heads} heads cannot share {self.num_kv_heads} KV heads")
+        if page_table.dtype != torch.int32 or page_table.shape[:1] != (num_seqs,) or page_table.stride(-1) != 1:
+            raise ValueError(f"page_table: {page_table.dtype} {list(page_table.shape)} for {num_seqs} sequences")
+        if kv_lens.dtype != torch.int32 or kv_lens.dim() != 1 or not kv_lens.is_contiguous():
+            raise ValueError(f"kv_lens: {kv_lens.dtype} {list(kv_lens.shape)}")
+        if scale <= 0:
+            raise ValueError(f"scale: {scale}")
+        if window is not None and window < 1:
+            raise ValueError(f"window: {window} sees nothing")
+
+
+@triton.jit
+def pick(values, index, LENGTH: tl.constexpr):
+    """`values[index]` of a tensor [LENGTH] in registers."""
+    return tl.sum(tl.where(tl.arange(0, LENGTH) == index, values, 0), axis=0)
 
 
 @triton.jit

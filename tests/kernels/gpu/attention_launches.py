@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.gpu.decode_attention import decode_attention
+from slipstream.kernels.gpu.prefill_attention import prefill_attention
+from slipstream.kernels.gpu.rope_kv_write import rope_kv_write
 from slipstream.kernels.quantized_kv import LARGEST_CODE, head_bytes
 
 META = torch.device("meta")
@@ -37,9 +39,62 @@ def decode(
     decode_attention(q, layer, page_table, kv_lens, head_dim**-0.5, window)
 
 
+def prefill(
+    query_len: int = 4096,
+    seqs: int = 2,
+    heads: int = 32,
+    kv_heads: int = 8,
+    head_dim: int = 128,
+    page_tokens: int = 16,
+    dtype: torch.dtype = torch.bfloat16,
+    kv_dtype: torch.dtype | None = None,
+    window: int | None = None,
+) -> None:
+    q = torch.empty(query_len * seqs, heads, head_dim, dtype=dtype, device=META)
+    page_table = torch.empty(seqs, 8192, dtype=torch.int32, device=META)
+    query_starts = torch.empty(seqs + 1, dtype=torch.int32, device=META)
+    kv_lens = torch.empty(seqs, dtype=torch.int32, device=META)
+    layer = kv_layer(kv_dtype or dtype, kv_heads, page_tokens, head_dim)
+    prefill_attention(q, layer, page_table, query_starts, kv_lens, head_dim**-0.5, window)
+
+
+def rope(
+    num_tokens: int = 64,
+    heads: int = 32,
+    kv_heads: int = 8,
+    head_dim: int = 128,
+    page_tokens: int = 16,
+    dtype: torch.dtype = torch.bfloat16,
+    kv_dtype: torch.dtype | None = None,
+    qk_norm: bool = False,
+) -> None:
+    qkv = torch.empty(num_tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype, device=META)
+    cos = torch.empty(num_tokens, head_dim // 2, device=META)
+    slots = torch.empty(num_tokens, dtype=torch.int64, device=META)
+    gains = torch.empty(heads + kv_heads, head_dim, dtype=dtype, device=META) if qk_norm else None
+    layer = kv_layer(kv_dtype or dtype, kv_heads, page_tokens, head_dim)
+    rope_kv_write(qkv, cos, cos, slots, layer, heads, qk_norm=gains, eps=1e-6)
+
+
 def launches() -> dict[str, Callable[[], object]]:
     fp8 = torch.float8_e4m3fn
     return {
+        "rope": partial(rope),
+        "rope prefill": partial(rope, num_tokens=8192),
+        "rope prefill norm fp8": partial(rope, num_tokens=8192, qk_norm=True, kv_dtype=fp8),
+        "rope norm int8": partial(rope, qk_norm=True, kv_dtype=torch.int8),
+        "rope 1B fp32": partial(rope, dtype=torch.float32, head_dim=64),
+        "prefill bf16": partial(prefill),
+        "prefill fp8": partial(prefill, kv_dtype=fp8),
+        "prefill int8": partial(prefill, kv_dtype=torch.int8),
+        "prefill window": partial(prefill, window=1024),
+        "prefill 1B": partial(prefill, head_dim=64),
+        "prefill head_dim 256": partial(prefill, heads=16, head_dim=256),
+        "prefill 1B int8": partial(prefill, head_dim=64, kv_dtype=torch.int8),
+        "prefill head_dim 256 fp8": partial(prefill, heads=16, head_dim=256, kv_dtype=fp8),
+        "prefill head_dim 96": partial(prefill, kv_heads=32, head_dim=96, page_tokens=64),
+        "prefill 24 heads": partial(prefill, heads=24),
+        "prefill fp32": partial(prefill, dtype=torch.float32, head_dim=32),
         "decode bf16": partial(decode),
         "decode fp8": partial(decode, kv_dtype=fp8),
         "decode int8": partial(decode, kv_dtype=torch.int8),
