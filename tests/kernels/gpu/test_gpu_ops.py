@@ -1,0 +1,137 @@
+"""A model over the GPU's ops: the same scores as over those in torch, in steps of every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from slipstream.kernels.device_inputs import DeviceInputs
+from slipstream.kernels.gpu.ops import TritonOps
+from slipstream.kernels.ops import TorchOps
+from slipstream.kernels.quantized_kv import head_bytes
+from slipstream.kernels.quantized_weight import quantize_fp8
+from slipstream.workers.engine.gpu_inputs import DecodeInputs
+from slipstream.workers.engine.step_arrays import SequenceSlice, StepArrays
+from slipstream.workers.models.batch import StepBatch
+from slipstream.workers.models.llama import Llama
+from slipstream.workers.models.loader import load_model
+
+PAGE_TOKENS, NUM_PAGES = 8, 24
+
+
+def scores(model: Llama, kv: torch.Tensor) -> list[torch.Tensor]:
+    """Of all tokens of a prompt of two chunks, the second beside another sequence that decodes, then of both decoding.
+    The pool starts out as whatever it is."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 256, 40).tolist()
+    pages = rng.permutation(NUM_PAGES).astype(np.int32)
+    mine, other = pages[:6], pages[6:9]
+    steps = [
+        [SequenceSlice(0, tuple(tokens[:19]), mine[:3].tobytes(), True)],
+        [SequenceSlice(0, tuple(tokens[30:39]), other[:2].tobytes(), True)],
+        [
+            SequenceSlice(9, (tokens[39],), other[:2].tobytes(), True),
+            SequenceSlice(19, tuple(tokens[19:29]), mine[:4].tobytes(), True),
+        ],
+        [SequenceSlice(10, (3,), other[:2].tobytes(), True), SequenceSlice(29, (4,), mine[:4].tobytes(), True)],
+    ]
+    found = []
+    for slices in steps:
+        batch = StepBatch(StepArrays.build(slices, PAGE_TOKENS), PAGE_TOKENS, kv.device)
+        logits = model.logits(model.forward(batch, kv))
+        assert logits is not None
+        found.append(logits.cpu())
+    return found
+
+
+def pool(model: Llama, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    config = model.config
+    if dtype in (torch.int8, torch.float8_e4m3fn):
+        shape = (config.num_layers, NUM_PAGES, config.num_kv_heads, head_bytes(PAGE_TOKENS, config.head_dim))
+        return torch.zeros(shape, dtype=torch.uint8, device=device).view(dtype)
+    shape = (config.num_layers, NUM_PAGES, config.num_kv_heads, 2, PAGE_TOKENS, config.head_dim)
+    return torch.full(shape, float("nan"), dtype=dtype, device=device)
+
+
+@pytest.mark.parametrize("family", ["llama_biased", "qwen3", "mistral"])
+def test_scores_are_those_of_the_torch_ops(
+    device: torch.device, tiny_model_dir: Callable[[str], Path], family: str
+) -> None:
+    model_dir = tiny_model_dir(family)
+    wanted = load_model(model_dir, dtype=torch.float32)
+    expected = scores(wanted, pool(wanted, torch.float32, torch.device("cpu")))
+    model = on_triton(model_dir, device)
+    for got, want in zip(scores(model, pool(model, torch.float32, device)), expected, strict=True):
+        torch.testing.assert_close(got, want, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_quantised_pages_hold_the_same_as_under_the_torch_ops(
+    device: torch.device, tiny_model_dir: Callable[[str], Path], dtype: torch.dtype
+) -> None:
+    model_dir = tiny_model_dir("llama")
+    wanted = load_model(model_dir, dtype=torch.float32)
+    expected = scores(wanted, pool(wanted, dtype, torch.device("cpu")))
+    model = on_triton(model_dir, device)
+    for got, want in zip(scores(model, pool(model, dtype, device)), expected, strict=True):
+        # A key at the edge between two codes may be rounded either way.
+        assert (got - want).norm() < 0.05 * want.norm()
+
+
+def test_products_that_take_norm_gate_or_sum_along_are_what_they_are_in_steps(device: torch.device) -> None:
+    torch.manual_seed(0)
+    triton, plain = TritonOps(), TorchOps()
+    for num_rows in (1, 5, 80):
+        x, weight = torch.randn(num_rows, 64, device=device), torch.randn(96, 64, device=device) / 8
+        gain, bias = torch.rand(64, device=device) + 0.5, torch.randn(96, device=device)
+        total = torch.randn(num_rows, 96, device=device)
+        for form, tolerance in ((weight, 1e-4), (quantize_fp8(weight), 1e-1)):
+            for got, want in (
+                (triton.linear(x, form, bias), plain.linear(x, form, bias)),
+                (triton.linear(x, form, None, total.clone()), plain.linear(x, form, None, total.clone())),
+                (triton.norm_linear(x, gain, 1e-5, form, bias), plain.norm_linear(x, gain, 1e-5, form, bias)),
+                (triton.norm_gated(x, gain, 1e-5, form), plain.norm_gated(x, gain, 1e-5, form)),
+            ):
+                assert (got - want).norm() < tolerance * want.norm()
+
+
+def test_padding_stores_nothing_and_leaves_the_other_rows_alone(
+    device: torch.device, tiny_model_dir: Callable[[str], Path]
+) -> None:
+    model = on_triton(tiny_model_dir("llama"), device)
+    pages = np.arange(6, dtype=np.int32)
+    slices = [SequenceSlice(11, (7,), pages[:2].tobytes(), True), SequenceSlice(20, (9,), pages[2:5].tobytes(), True)]
+    arrays = StepArrays.build(slices, PAGE_TOKENS)
+    memory = DecodeInputs(6, NUM_PAGES, device)
+    memory.load(arrays, 5)
+    kv = torch.randn(pool(model, torch.float32, device).shape, device=device)
+    before = kv.clone()
+
+    def run(inputs: DeviceInputs, num_rows: int, kv: torch.Tensor) -> torch.Tensor:
+        step = model.ops.begin_device_step(inputs, model.attention, kv)  # type: ignore[attr-defined]
+        return model.run(memory.token_ids(num_rows), step, kv)
+
+    padded = run(memory.inputs(5, 64), 5, kv)
+    changed = (kv != before).flatten(4).any(4).nonzero()[:, 1].unique().tolist()
+    assert changed == [1, 4]  # the last pages of the two
+    alone = run(memory.inputs(2, 64), 2, before)
+    torch.testing.assert_close(padded[:2], alone, atol=1e-4, rtol=1e-4)
+
+
+def on_triton(model_dir: Path, device: torch.device) -> Llama:
+    model = load_model(model_dir, dtype=torch.float32, device=device)
+    model.ops = TritonOps()
+    if device.type == "cpu":  # interpreted: the loader has packed the weights for the CPU's own products
+        unpack(model)
+    return model
+
+
+def unpack(model: Llama) -> None:
+    for layer in model.weights.layers:
+        for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
+            object.__setattr__(linear, "weight", linear.weight.to_dense())  # type: ignore[union-attr]
+    object.__setattr__(model.weights, "lm_head", model.weights.lm_head.to_dense())  # type: ignore[union-attr]
