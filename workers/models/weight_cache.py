@@ -122,12 +122,12 @@ def _write(path: Path, key: bytes, num_bytes: int, fill: Fill) -> None:
         with part.open("w+b") as file:
             # Takes the room now: a disk that fills up under a mapping ends the process.
             os.posix_fallocate(file.fileno(), 0, HEADER_BYTES + num_bytes)
-            with mmap.mmap(file.fileno(), 0) as mapped:
-                contents = np.frombuffer(mapped, np.uint8, num_bytes, HEADER_BYTES)
-                fill(contents)
-                fields = _HEADER.pack(MAGIC, key, num_bytes, xxh3_64_intdigest(contents), _boot())
-                mapped[: _HEADER.size + 8] = fields + xxh3_64_digest(fields)
-                del contents
+            # Not closed by hand: an error in `fill` holds on to the contents, and would be hidden by that of closing.
+            mapped = mmap.mmap(file.fileno(), 0)
+            contents = np.frombuffer(mapped, np.uint8, num_bytes, HEADER_BYTES)
+            fill(contents)
+            fields = _HEADER.pack(MAGIC, key, num_bytes, xxh3_64_intdigest(contents), _boot())
+            mapped[: _HEADER.size + 8] = fields + xxh3_64_digest(fields)
         part.rename(path)
     except BaseException:
         part.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 from slipstream.workers.engine.step_arrays import SequenceSlice
 from slipstream.workers.models.batch import StepBatch
 from slipstream.workers.models.llama import Llama
+from slipstream.workers.models.native import NativeLlama
 from slipstream.workers.models.pool import kv_shape
 
 NUM_PAGES = 96
@@ -21,7 +22,7 @@ NUM_PAGES = 96
 class PagedRun:
     """Sequences by name; each `step` computes the next tokens of some. The pool starts out as nan."""
 
-    model: Llama
+    model: Llama | NativeLlama
     page_tokens: int = 8
     positions: dict[str, int] = field(default_factory=dict)
     pages: dict[str, list[int]] = field(default_factory=dict)
@@ -34,7 +35,8 @@ class PagedRun:
     def step(self, tokens: dict[str, list[int]], layer_done: Callable[[int], None] | None = None) -> Tensor | None:
         """Logits of every token of the step, [tokens, vocab], on rank 0."""
         batch = StepBatch.build([self._slice(name, ids) for name, ids in tokens.items()], self.page_tokens)
-        return self.model.logits(self.model.forward(batch, self.kv, layer_done))
+        logits = self.model.logits(self.model.forward(batch, self.kv, layer_done))
+        return None if logits is None else logits.clone()  # the next step writes over it
 
     def _slice(self, name: str, token_ids: list[int]) -> SequenceSlice:
         start = self.positions.get(name, 0)

@@ -6,17 +6,20 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from slipstream.kernels.cpu.library import native_library
 from slipstream.workers.models.config import ModelConfig, ModelError
 from slipstream.workers.models.loader import load_model
 from slipstream.workers.models.pool import kv_shape
 from slipstream.workers.models.tensor_parallel import TensorParallel
 from tests.workers.models import tensor_parallel_rank
+from tests.workers.models.any_model import KINDS
 from tests.workers.tiny_models import FAMILIES, build_tiny_model
 
 ROOT = Path(__file__).parents[3]
@@ -30,9 +33,12 @@ def lone_rank(rank: int, size: int) -> TensorParallel:
     return TensorParallel(rank, size, OtherRank())  # type: ignore[arg-type]
 
 
-def run_ranks(size: int, model_dirs: list[Path], tmp_path: Path) -> list[dict[Any, torch.Tensor | None]]:
+def run_ranks(
+    size: int, kinds: tuple[str, ...], model_dirs: list[Path], tmp_path: Path
+) -> list[dict[Any, torch.Tensor | None]]:
     script = Path(tensor_parallel_rank.__file__)
-    arguments = [str(size), str(tmp_path / "rendezvous"), str(tmp_path / "results"), *map(str, model_dirs)]
+    files = [str(tmp_path / "rendezvous"), str(tmp_path / "results")]
+    arguments = [str(size), *files, ",".join(kinds), *map(str, model_dirs)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     ranks = [subprocess.Popen([sys.executable, script, str(rank), *arguments], env=environment) for rank in range(size)]
     try:
@@ -46,17 +52,18 @@ def run_ranks(size: int, model_dirs: list[Path], tmp_path: Path) -> list[dict[An
 
 def test_two_ranks_compute_the_logits_of_one(tiny_model_dir: Callable[[str], Path], tmp_path: Path) -> None:
     model_dirs = [tiny_model_dir(family) for family in FAMILIES]
-    first, second = run_ranks(2, model_dirs, tmp_path)
+    kinds = KINDS if native_library() else ("torch",)
+    first, second = run_ranks(2, kinds, model_dirs, tmp_path)
     assert set(second.values()) == {None}
-    for model_dir in model_dirs:
-        alone = tensor_parallel_rank.run(str(model_dir), torch.float32, TensorParallel())
-        together, rounded = first[str(model_dir), torch.float32], first[str(model_dir), torch.bfloat16]
+    for kind, model_dir in product(kinds, model_dirs):
+        alone = tensor_parallel_rank.run(kind, str(model_dir), torch.float32, TensorParallel())
+        together, rounded = (first[kind, str(model_dir), dtype] for dtype in (torch.float32, torch.bfloat16))
         assert alone is not None
         assert together is not None
         assert rounded is not None
         torch.testing.assert_close(together, alone, atol=2e-4, rtol=2e-4)
         assert torch.equal(together.argmax(-1), alone.argmax(-1))
-        rounded_alone = tensor_parallel_rank.run(str(model_dir), torch.bfloat16, TensorParallel())
+        rounded_alone = tensor_parallel_rank.run(kind, str(model_dir), torch.bfloat16, TensorParallel())
         assert rounded_alone is not None
         assert (rounded - alone).abs().mean() < 1.5 * (rounded_alone - alone).abs().mean()
 
