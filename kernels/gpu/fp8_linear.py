@@ -42,10 +42,9 @@ class GemmConfig:
     num_stages: int
 
 
-# 128 x 256 needs two warpgroups for its 128 KB of sums; three stages of 48 KB are what fits beside nothing else. With
-# few rows, smaller tiles make enough programs for 132 multiprocessors.
-LARGE = GemmConfig(block_rows=128, block_outputs=256, num_warps=8, num_stages=3)
-MEDIUM = GemmConfig(block_rows=128, block_outputs=128, num_warps=8, num_stages=4)
+# Sums are kept twice, those of the tensor cores and those in float32: 128 x 256 of both do not fit into the registers
+# of two warpgroups. With few rows, smaller tiles make enough programs for 132 multiprocessors.
+LARGE = GemmConfig(block_rows=128, block_outputs=128, num_warps=8, num_stages=4)
 SMALL = GemmConfig(block_rows=64, block_outputs=128, num_warps=4, num_stages=4)
 
 
@@ -224,11 +223,9 @@ def fp8_gemm(
 
 
 def choose_gemm(num_rows: int, num_outputs: int) -> GemmConfig:
-    """The largest tile that still makes two rounds of programs on 132 multiprocessors, or else the smallest."""
-    for config in (LARGE, MEDIUM):
-        if triton.cdiv(num_rows, config.block_rows) * triton.cdiv(num_outputs, config.block_outputs) >= 2 * 132:
-            return config
-    return SMALL
+    """Large tiles where they make two rounds of programs on 132 multiprocessors."""
+    programs = triton.cdiv(num_rows, LARGE.block_rows) * triton.cdiv(num_outputs, LARGE.block_outputs)
+    return LARGE if programs >= 2 * 132 else SMALL
 
 
 def fp8_linear_reference(x: Tensor, weight: Fp8Weight, bias: Tensor | None = None) -> Tensor:
