@@ -107,7 +107,7 @@ class TileRun {
           end_segment(block / kSegmentKeys - 1);
           begin_segment();
         }
-        reader.next(*memory_.block, width_);
+        reader.next(*memory_.block, width_, ahead_);
         if constexpr (kHasScales<Code>) scale_keys();
         run_block(block);
       }
@@ -178,7 +178,7 @@ class TileRun {
     const int num_vectors = (num_keys + kLanes - 1) / kLanes;
     const KeyValueBlock& words = *memory_.block;
     multiply<Math>(count, memory_.queries + first_row * steps_, steps_, words.keys, kBlockKeys, steps_, memory_.scores,
-                   kBlockKeys, num_vectors, false);
+                   kBlockKeys, num_vectors, false, ahead_);
     const Scales scales{shape_.scale * kLog2E, kHasScales<Code> ? words.key_scales : nullptr,
                         kHasScales<Code> ? words.value_scales : nullptr};
     for (int i = 0; i < count; ++i) {
@@ -189,7 +189,7 @@ class TileRun {
     }
     multiply<Math>(count, memory_.weights, kBlockKeys / Math::kPerWord, words.values, width_,
                    num_vectors * kLanes / Math::kPerWord, memory_.state.values + first_row * width_, width_,
-                   width_ / kLanes, true);
+                   width_ / kLanes, true, ahead_);
   }
 
   // Weights are rounded like values are where two make a word.
@@ -241,6 +241,7 @@ class TileRun {
   int width_;
   int steps_;
   TileMemory memory_;
+  Ahead ahead_;
 };
 
 #if defined(__AVX512BF16__)

@@ -3,6 +3,7 @@
 // Numbers are multiplied as 32-bit words: two neighbouring bf16 numbers (PairMath), or one float (SingleMath).
 #pragma once
 
+#include "attention_ahead.hpp"
 #include "vector.hpp"
 
 namespace slipstream {
@@ -29,12 +30,13 @@ constexpr int kMaxRows = 6;  // times kMaxVectors accumulators stay in the 32 re
 constexpr int kMaxRows = 3;  // of 16 registers
 #endif
 constexpr int kMaxVectors = 4;
+constexpr int kRowsOfDecoding = 4;  // with that few, reading is what takes time
 
 // c [kRows, kVectors * kLanes] = a [kRows, steps words] times b [steps, ...words], added to c if `accumulate`.
 // Every number is one chain of multiply-adds in order of the steps, whatever kRows and kVectors.
 template <class Math, int kRows, int kVectors>
 void multiply_tile(const float* a, int a_stride, const float* b, int b_stride, int steps, float* c, int c_stride,
-                   bool accumulate) {
+                   bool accumulate, Ahead& ahead) {
   using namespace simd;
   F32 acc[kRows][kVectors];
 #pragma GCC unroll 8
@@ -45,6 +47,7 @@ void multiply_tile(const float* a, int a_stride, const float* b, int b_stride, i
     }
   }
   for (int step = 0; step < steps; ++step, b += b_stride) {
+    if constexpr (kRows <= kRowsOfDecoding) ahead.fetch();
     F32 word[kRows];
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) word[row] = broadcast(a[row * a_stride + step]);
@@ -64,16 +67,16 @@ void multiply_tile(const float* a, int a_stride, const float* b, int b_stride, i
 
 template <class Math, int kRows>
 void multiply_rows(const float* a, int a_stride, const float* b, int b_stride, int steps, float* c, int c_stride,
-                   int vectors, bool accumulate) {
+                   int vectors, bool accumulate, Ahead& ahead) {
   for (; vectors >= kMaxVectors; vectors -= kMaxVectors) {
-    multiply_tile<Math, kRows, kMaxVectors>(a, a_stride, b, b_stride, steps, c, c_stride, accumulate);
+    multiply_tile<Math, kRows, kMaxVectors>(a, a_stride, b, b_stride, steps, c, c_stride, accumulate, ahead);
     b += kMaxVectors * simd::kLanes;
     c += kMaxVectors * simd::kLanes;
   }
   switch (vectors) {
-    case 1: return multiply_tile<Math, kRows, 1>(a, a_stride, b, b_stride, steps, c, c_stride, accumulate);
-    case 2: return multiply_tile<Math, kRows, 2>(a, a_stride, b, b_stride, steps, c, c_stride, accumulate);
-    case 3: return multiply_tile<Math, kRows, 3>(a, a_stride, b, b_stride, steps, c, c_stride, accumulate);
+    case 1: return multiply_tile<Math, kRows, 1>(a, a_stride, b, b_stride, steps, c, c_stride, accumulate, ahead);
+    case 2: return multiply_tile<Math, kRows, 2>(a, a_stride, b, b_stride, steps, c, c_stride, accumulate, ahead);
+    case 3: return multiply_tile<Math, kRows, 3>(a, a_stride, b, b_stride, steps, c, c_stride, accumulate, ahead);
     default: return;
   }
 }
@@ -81,15 +84,15 @@ void multiply_rows(const float* a, int a_stride, const float* b, int b_stride, i
 // Up to kMaxRows rows, any number of vectors.
 template <class Math>
 void multiply(int rows, const float* a, int a_stride, const float* b, int b_stride, int steps, float* c, int c_stride,
-              int vectors, bool accumulate) {
+              int vectors, bool accumulate, Ahead& ahead) {
   switch (rows) {
-    case 1: return multiply_rows<Math, 1>(a, a_stride, b, b_stride, steps, c, c_stride, vectors, accumulate);
-    case 2: return multiply_rows<Math, 2>(a, a_stride, b, b_stride, steps, c, c_stride, vectors, accumulate);
-    case 3: return multiply_rows<Math, 3>(a, a_stride, b, b_stride, steps, c, c_stride, vectors, accumulate);
+    case 1: return multiply_rows<Math, 1>(a, a_stride, b, b_stride, steps, c, c_stride, vectors, accumulate, ahead);
+    case 2: return multiply_rows<Math, 2>(a, a_stride, b, b_stride, steps, c, c_stride, vectors, accumulate, ahead);
+    case 3: return multiply_rows<Math, 3>(a, a_stride, b, b_stride, steps, c, c_stride, vectors, accumulate, ahead);
 #if defined(__AVX512F__)
-    case 4: return multiply_rows<Math, 4>(a, a_stride, b, b_stride, steps, c, c_stride, vectors, accumulate);
-    case 5: return multiply_rows<Math, 5>(a, a_stride, b, b_stride, steps, c, c_stride, vectors, accumulate);
-    default: return multiply_rows<Math, 6>(a, a_stride, b, b_stride, steps, c, c_stride, vectors, accumulate);
+    case 4: return multiply_rows<Math, 4>(a, a_stride, b, b_stride, steps, c, c_stride, vectors, accumulate, ahead);
+    case 5: return multiply_rows<Math, 5>(a, a_stride, b, b_stride, steps, c, c_stride, vectors, accumulate, ahead);
+    default: return multiply_rows<Math, 6>(a, a_stride, b, b_stride, steps, c, c_stride, vectors, accumulate, ahead);
 #endif
   }
 }

@@ -17,6 +17,7 @@
 namespace slipstream {
 
 constexpr int kMaxHeadDim = 256;
+constexpr int kRowsAheadOfSquare = 5;  // asked for while kLanes by kLanes words of keys are turned
 
 struct KeyValueBlock {
   alignas(64) float keys[kMaxHeadDim * kBlockKeys];
@@ -38,20 +39,21 @@ struct PagedKeys {
 // Where the keys and values of a block lie. Those outside first .. last are zeros from elsewhere.
 template <class Code>
 struct BlockRows {
-  const Code* keys[kBlockKeys];
-  const Code* values[kBlockKeys];
+  const void* rows[2 * kBlockKeys];  // keys, then values
   alignas(64) float key_scales[kBlockKeys];
   alignas(64) float value_scales[kBlockKeys];
 
   void find(const PagedKeys& paged, int kv_head, int block);
   void set_zero(int key);
+  const Code* key(int i) const { return static_cast<const Code*>(rows[i]); }
+  const Code* value(int i) const { return static_cast<const Code*>(rows[kBlockKeys + i]); }
 };
 
 alignas(64) inline constexpr float kZeroRow[kMaxHeadDim] = {};
 
 template <class Code>
 void BlockRows<Code>::set_zero(int key) {
-  keys[key] = values[key] = reinterpret_cast<const Code*>(kZeroRow);
+  rows[key] = rows[kBlockKeys + key] = kZeroRow;
   key_scales[key] = value_scales[key] = 0;
 }
 
@@ -72,8 +74,8 @@ void BlockRows<Code>::find(const PagedKeys& paged, int kv_head, int block) {
     const auto* scales = reinterpret_cast<const float*>(page_values + page_tokens * head_dim);
     const int end = std::min({page_tokens, offset + kBlockKeys - key, offset + paged.last - position});
     for (int token = offset; token < end; ++token, ++key) {
-      keys[key] = page_keys + token * head_dim;
-      values[key] = page_values + token * head_dim;
+      rows[key] = page_keys + token * head_dim;
+      rows[kBlockKeys + key] = page_values + token * head_dim;
       if constexpr (kHasScales<Code>) {
         key_scales[key] = scales[token];
         value_scales[key] = scales[page_tokens + token];
@@ -83,31 +85,19 @@ void BlockRows<Code>::find(const PagedKeys& paged, int kv_head, int block) {
   for (; key < kBlockKeys; ++key) set_zero(key);
 }
 
-template <class Code>
-void prefetch(const BlockRows<Code>& rows, int first, int count, int head_dim) {
-  const size_t row_bytes = static_cast<size_t>(head_dim) * sizeof(Code);
-  for (int key = first; key < first + count; ++key) {
-    for (size_t byte = 0; byte < row_bytes; byte += 64) {
-      _mm_prefetch(reinterpret_cast<const char*>(rows.keys[key]) + byte, _MM_HINT_T0);
-      _mm_prefetch(reinterpret_cast<const char*>(rows.values[key]) + byte, _MM_HINT_T0);
-    }
-  }
-}
-
 // The first `num_vectors` * kLanes keys of a block, turned so that a row of words has one of every key.
-// Meanwhile those of the block after it come nearer.
 template <class Math, class Code>
-void load_keys(const BlockRows<Code>& rows, const BlockRows<Code>* next, int num_vectors, int head_dim, float* words) {
+void load_keys(const BlockRows<Code>& rows, Ahead& ahead, int num_vectors, int head_dim, float* words) {
   using namespace simd;
   const int steps = head_dim / Math::kPerWord;
   for (int v = 0; v < num_vectors; ++v) {
-    if (next != nullptr) prefetch(*next, v * kLanes, kLanes, head_dim);
     for (int step = 0; step < steps; step += kLanes) {
       const int count = std::min(kLanes, steps - step);
+      for (int i = 0; i < kRowsAheadOfSquare; ++i) ahead.fetch();
       F32 square[kLanes];
 #pragma GCC unroll 16
       for (int key = 0; key < kLanes; ++key) {
-        square[key] = load_words<Math::kPerWord>(rows.keys[v * kLanes + key] + step * Math::kPerWord, count);
+        square[key] = load_words<Math::kPerWord>(rows.key(v * kLanes + key) + step * Math::kPerWord, count);
       }
       transpose(square);
       float* to = words + step * kBlockKeys + v * kLanes;
@@ -123,15 +113,16 @@ void load_keys(const BlockRows<Code>& rows, const BlockRows<Code>* next, int num
 
 // The values of the first `num_vectors` * kLanes keys. `width` is head_dim, rounded up to full vectors with zeros.
 template <class Math, class Code>
-void load_values(const BlockRows<Code>& rows, int num_vectors, int head_dim, int width, float* words) {
+void load_values(const BlockRows<Code>& rows, Ahead& ahead, int num_vectors, int head_dim, int width, float* words) {
   using namespace simd;
   for (int key = 0; key < num_vectors * kLanes; key += Math::kPerWord, words += width) {
+    ahead.fetch();
     if constexpr (Math::kPerWord == 1) {
       for (int i = 0; i < head_dim; i += kLanes) {
-        store(words + i, load_words<1>(rows.values[key] + i, std::min(head_dim - i, kLanes)));
+        store(words + i, load_words<1>(rows.value(key) + i, std::min(head_dim - i, kLanes)));
       }
     } else {
-      interleave(rows.values[key], rows.values[key + 1], head_dim, words);
+      interleave(rows.value(key), rows.value(key + 1), head_dim, words);
     }
   }
 }
@@ -148,15 +139,18 @@ class BlockReader {
 
   int first_block() const { return paged_.first / kBlockKeys * kBlockKeys; }
 
-  void next(KeyValueBlock& words, int width) {
+  void next(KeyValueBlock& words, int width, Ahead& ahead) {
     using namespace simd;
     const int num_vectors = std::min(paged_.last - block_ + kLanes - 1, kBlockKeys) / kLanes;
     const int head_dim = paged_.shape.head_dim;
     const BlockRows<Code>& rows = rows_[current_];
-    BlockRows<Code>* ahead = advance() ? &rows_[1 - current_] : nullptr;
-    if (ahead != nullptr) ahead->find(paged_, kv_head_, block_);
+    if (advance()) {
+      BlockRows<Code>& coming = rows_[1 - current_];
+      coming.find(paged_, kv_head_, block_);
+      ahead.begin(coming.rows, 2 * kBlockKeys, static_cast<size_t>(head_dim) * sizeof(Code));
+    }
     load_keys<Math>(rows, ahead, num_vectors, head_dim, words.keys);
-    load_values<Math>(rows, num_vectors, head_dim, width, words.values);
+    load_values<Math>(rows, ahead, num_vectors, head_dim, width, words.values);
     if constexpr (kHasScales<Code>) {
       std::memcpy(words.key_scales, rows.key_scales, sizeof words.key_scales);
       std::memcpy(words.value_scales, rows.value_scales, sizeof words.value_scales);
