@@ -102,6 +102,7 @@ inline F32 keep_lanes(F32 x, int first, int last, F32 otherwise) {
   return _mm512_mask_mov_ps(otherwise, _mm512_mask_cmplt_epi32_mask(from, lane, _mm512_set1_epi32(last)), x);
 }
 inline bool any_greater(F32 a, F32 b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0; }
+inline bool any_nan(F32 x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0; }
 inline float first_lane(F32 x) { return _mm512_cvtss_f32(x); }
 inline float reduce_add(F32 x) { return _mm512_reduce_add_ps(x); }
 inline float reduce_max(F32 x) { return _mm512_reduce_max_ps(x); }
@@ -186,6 +187,7 @@ inline F32 keep_lanes(F32 x, int first, int last, F32 otherwise) {
   return _mm256_blendv_ps(otherwise, x, _mm256_castsi256_ps(kept));
 }
 inline bool any_greater(F32 a, F32 b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)) != 0; }
+inline bool any_nan(F32 x) { return _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0; }
 inline float first_lane(F32 x) { return _mm256_cvtss_f32(x); }
 inline float reduce_add(F32 x) {
   __m128 sum = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));

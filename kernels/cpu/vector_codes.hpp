@@ -45,7 +45,24 @@ inline F32 load_some(const Fp8* from, int count) {
   return as_f32(_mm512_or_si512(as_words(_mm512_mask_mov_ps(normal, small, subnormal)), sign));
 }
 
-// b in the low numbers of the result, c in the high ones.
+// Numbers from -127 to 127 are rounded to the nearest even.
+inline void store_codes(Int8* to, F32 x, int count) {
+  _mm_mask_storeu_epi8(to, first_lanes(count), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
+}
+// Numbers from -448 to 448 are rounded to the nearest even.
+inline void store_codes(Fp8* to, F32 x, int count) {
+  const I32 bits = as_words(absolute(x));
+  const I32 odd = _mm512_and_si512(_mm512_srli_epi32(bits, 20), _mm512_set1_epi32(1));
+  const I32 rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7ffff)));
+  const I32 normal = _mm512_sub_epi32(_mm512_srli_epi32(rounded, 20), _mm512_set1_epi32(120 << 3));
+  const I32 subnormal = _mm512_cvtps_epi32(mul(absolute(x), broadcast(0x1p9f)));
+  const __mmask16 small = _mm512_cmp_ps_mask(absolute(x), broadcast(0x1p-6f), _CMP_LT_OQ);
+  const I32 sign = _mm512_and_si512(_mm512_srli_epi32(as_words(x), 24), _mm512_set1_epi32(0x80));
+  const I32 code = _mm512_or_si512(_mm512_mask_mov_epi32(normal, small, subnormal), sign);
+  _mm_mask_storeu_epi8(to, first_lanes(count), _mm512_cvtepi32_epi8(code));
+}
+
+// `low` in the first 16 numbers, `high` in the others.
 inline Pairs round_to_pairs(F32 low, F32 high) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(round_to_bf16(low)), round_to_bf16(high), 1);
 }
@@ -141,6 +158,27 @@ inline F32 load_some(const Fp8* from, int count) {
   const F32 subnormal = mul(_mm256_cvtepi32_ps(size), broadcast(0x1p-9f));
   const I32 small = _mm256_cmpgt_epi32(_mm256_set1_epi32(8), size);
   return as_f32(_mm256_or_si256(as_words(_mm256_blendv_ps(normal, subnormal, as_f32(small))), sign));
+}
+
+inline void store_low_bytes(void* to, I32 words, int count) {
+  const __m128i halves = _mm_packs_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  const auto bytes = static_cast<uint64_t>(_mm_cvtsi128_si64(_mm_packs_epi16(halves, halves)));
+  std::memcpy(to, &bytes, static_cast<size_t>(count));
+}
+// Numbers from -127 to 127 are rounded to the nearest even.
+inline void store_codes(Int8* to, F32 x, int count) { store_low_bytes(to, _mm256_cvtps_epi32(x), count); }
+// Numbers from -448 to 448 are rounded to the nearest even.
+inline void store_codes(Fp8* to, F32 x, int count) {
+  const I32 bits = as_words(absolute(x));
+  const I32 odd = _mm256_and_si256(_mm256_srli_epi32(bits, 20), _mm256_set1_epi32(1));
+  const I32 rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7ffff)));
+  const I32 normal = _mm256_sub_epi32(_mm256_srli_epi32(rounded, 20), _mm256_set1_epi32(120 << 3));
+  const I32 subnormal = _mm256_cvtps_epi32(mul(absolute(x), broadcast(0x1p9f)));
+  const F32 small = _mm256_cmp_ps(absolute(x), broadcast(0x1p-6f), _CMP_LT_OQ);
+  const F32 size = _mm256_blendv_ps(as_f32(normal), as_f32(subnormal), small);
+  // The sign goes all the way up, so that packing does not saturate it.
+  const I32 sign = _mm256_and_si256(_mm256_srai_epi32(as_words(x), 31), _mm256_set1_epi32(-128));
+  store_low_bytes(to, _mm256_or_si256(as_words(size), sign), count);
 }
 
 // Turns square[i][j] into square[j][i].
