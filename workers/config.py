@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from slipstream.kv_transfer.config import TransferConfig
 from slipstream.router.messages import Role
+from slipstream.workers.models.quantization import OnLoad
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +17,10 @@ class EngineConfig:
 
     `cpu_kernels: off` computes with torch where native kernels would serve. `weight_cache_dir` is where the native
     kernels keep weights in the form they read, for all workers of a host to share: `auto` is `slipstream` in the
-    user's cache directory, null keeps them in each worker's own memory."""
+    user's cache directory, null keeps them in each worker's own memory.
+
+    `quantization` rounds the linear layers of a model that is not quantised already while it is loaded: to fp8 or int8
+    with a scale an output, or to 4 bits with a scale for every 128 inputs of an output."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -32,6 +36,7 @@ class EngineConfig:
     num_threads: int | None = None
     cpu_kernels: Literal["auto", "off"] = "auto"
     weight_cache_dir: str | None = "auto"
+    quantization: OnLoad = "none"
 
     def __post_init__(self) -> None:
         for key in ("page_tokens", "kv_cache_mib", "max_num_seqs", "max_step_tokens"):

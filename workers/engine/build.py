@@ -70,7 +70,7 @@ def engine_limits(
         max_queued_tokens=max_queued_tokens,
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
-        model_id=model_id or f"{Path(model_dir).resolve()}:{dtype}",
+        model_id=model_id or f"{Path(model_dir).resolve()}:{dtype}:{config.quantization}",
         prefix_caching=config.prefix_caching,
     )
 
@@ -124,7 +124,8 @@ def warm_up(limits: EngineLimits, executor: Executor) -> None:
 
 def _load(model_dir: Path, config: EngineConfig, dtype: torch.dtype, device: torch.device, tp: TensorParallel) -> Model:
     """The native model where it serves, else the torch one."""
-    if device.type == "cpu" and config.cpu_kernels == "auto" and is_native(ModelConfig.read(model_dir), dtype):
+    is_plain = config.quantization == "none" and is_native(ModelConfig.read(model_dir), dtype)
+    if device.type == "cpu" and config.cpu_kernels == "auto" and is_plain:
         library = native_library()
         if library is not None:
             library.slipstream_set_num_threads(torch.get_num_threads())
@@ -134,7 +135,7 @@ def _load(model_dir: Path, config: EngineConfig, dtype: torch.dtype, device: tor
             return load_native(
                 model_dir, library, dtype=dtype, page_tokens=config.page_tokens, tp=tp, cache_dir=cache_dir
             )
-    return load_model(model_dir, dtype=dtype, device=device, tp=tp)
+    return load_model(model_dir, dtype=dtype, device=device, tp=tp, quantization=config.quantization)
 
 
 def _dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,9 +39,18 @@ class Checkpoint:
         floating point or has not the shape that the part asks for."""
         out.copy_(self.mapped(part))
 
-    def mapped(self, part: Part) -> Tensor:
-        """The part as it is stored: a view of the file, which nothing has read yet. Raises ModelError as `copy_into`
-        does."""
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        """None if there is no such tensor."""
+        if name not in self.file_of:
+            return None
+        try:
+            return tuple(self.files[self.file_of[name]].get_slice(name).get_shape())
+        except SafetensorError as error:
+            raise ModelError(f"{self.model_dir / self.file_of[name]}: tensor {name} cannot be read: {error}") from error
+
+    def mapped(self, part: Part, dtypes: Collection[torch.dtype] = READABLE_DTYPES) -> Tensor:
+        """The part as it is stored, in one of `dtypes`: a view of the file, which nothing has read yet. A single number
+        is [1]. Raises ModelError as `copy_into` does."""
         name = part.name
         if name not in self.file_of:
             raise ModelError(f"{self.model_dir}: tensor {name} is missing")
@@ -54,8 +63,10 @@ class Checkpoint:
             raise ModelError(
                 f"{path}: tensor {name} has shape {list(stored.shape)}, config.json asks for {list(part.stored_shape)}"
             )
-        if stored.dtype not in READABLE_DTYPES:
+        if stored.dtype not in dtypes:
             raise ModelError(f"{path}: tensor {name} has unsupported dtype {str(stored.dtype).removeprefix('torch.')}")
+        if not part.stored_shape:
+            return stored[None]
         return stored[part.rows] if part.columns is None else stored[part.rows, part.columns]
 
 

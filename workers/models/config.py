@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from slipstream.workers.models.quantization import Stored, stored_quantization
+
 Family = Literal["llama", "mistral", "qwen2", "qwen3"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
 
@@ -91,6 +93,7 @@ class ModelConfig:
     tie_word_embeddings: bool
     dtype: DtypeName
     eos_token_ids: tuple[int, ...]
+    quantization: Stored | None = None  # of the linear layers in the checkpoint
 
     @staticmethod
     def read(model_dir: Path | str) -> ModelConfig:
@@ -98,9 +101,6 @@ class ModelConfig:
         path = Path(model_dir) / CONFIG_FILE
         keys = Keys(path, read_json(path))
         family = _family(keys)
-        for key in ("quantization_config", "compression_config"):
-            if keys.get(key) is not None:
-                raise keys.error(key, "quantised checkpoints are not supported")
         if (activation := keys.get("hidden_act", "silu")) != "silu":
             raise keys.error("hidden_act", f"only 'silu' is supported, got {activation!r}")
         hidden_size = keys.integer("hidden_size")
@@ -138,6 +138,7 @@ class ModelConfig:
             tie_word_embeddings=keys.flag("tie_word_embeddings", False),
             dtype=_dtype(keys),
             eos_token_ids=_eos_token_ids(keys, Path(model_dir) / GENERATION_FILE),
+            quantization=stored_quantization(keys),
         )
 
 

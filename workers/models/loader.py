@@ -9,9 +9,13 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.linear import pack_weight
+from slipstream.kernels.ops import Weight
+from slipstream.kernels.quantized_weight import QuantizedWeight, dequantize
 from slipstream.workers.models.checkpoint import Checkpoint, open_checkpoint
 from slipstream.workers.models.config import DtypeName, ModelConfig
 from slipstream.workers.models.llama import LayerWeights, Linear, Llama, LlamaWeights
+from slipstream.workers.models.quantization import OnLoad
+from slipstream.workers.models.quantized_reader import QuantizedReader, quantized_on_load
 from slipstream.workers.models.rank_share import LayerShare, LinearShare, Part, RankShare
 from slipstream.workers.models.tensor_parallel import TensorParallel
 
@@ -28,16 +32,30 @@ def load_model(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     tp: TensorParallel | None = None,
+    quantization: OnLoad = "none",
+    keep_codes: bool | None = None,
 ) -> Llama:
     """Loads a local directory in Hugging Face layout (config.json and safetensors).
 
-    `dtype` None takes the one that config.json names; `tp` None is a group of one. Raises ModelError.
+    `dtype` None takes the one that config.json names; `tp` None is a group of one. `quantization` is what to make of
+    the linear layers that the checkpoint has not quantised, the output layer excepted. With `keep_codes` quantised
+    weights stay codes, for kernels that read these; without, they are widened here once, because torch's products
+    would do it in each call. None: they stay codes on GPUs. Raises ModelError.
     """
     model_dir = Path(model_dir)
     config = ModelConfig.read(model_dir)
     tp = TensorParallel() if tp is None else tp
     with open_checkpoint(model_dir) as checkpoint:
-        reader = _Reader(checkpoint, dtype or TORCH_DTYPES[config.dtype], torch.device(device))
+        device = torch.device(device)
+        quantized = None if config.quantization is None else QuantizedReader(checkpoint, config.quantization)
+        reader = _Reader(
+            checkpoint,
+            dtype or TORCH_DTYPES[config.dtype],
+            device,
+            quantized,
+            quantization,
+            device.type != "cpu" if keep_codes is None else keep_codes,
+        )
         return Llama(config, reader.model(RankShare.of(config, tp)), tp)
 
 
@@ -48,6 +66,9 @@ class _Reader:
     checkpoint: Checkpoint
     dtype: torch.dtype
     device: torch.device
+    quantized: QuantizedReader | None
+    quantization: OnLoad
+    keep_codes: bool
 
     def model(self, share: RankShare) -> LlamaWeights:
         embedding = self._vocabulary(share.embedding, share.vocab_share)
@@ -72,7 +93,18 @@ class _Reader:
 
     def _linear(self, share: LinearShare) -> Linear:
         biases = None if share.biases is None else self._stacked(*share.biases)
-        return Linear(pack_weight(self._stacked(*share.weights)), biases)
+        return Linear(self._weight(share), biases)
+
+    def _weight(self, share: LinearShare) -> Weight:
+        weight: Tensor | QuantizedWeight | None = None if self.quantized is None else self.quantized.read(share)
+        if weight is None:
+            weight = self._stacked(*share.weights)
+            if self.quantization != "none":
+                weight = quantized_on_load(weight, self.quantization)
+        if isinstance(weight, Tensor):
+            return pack_weight(weight)
+        weight = weight.to(self.device)
+        return weight if self.keep_codes else pack_weight(dequantize(weight, self.dtype))
 
     def _qk_norm(self, share: LayerShare) -> Tensor | None:
         """[heads + kv_heads, head_dim]: the same weight for all query heads, another for all key heads."""

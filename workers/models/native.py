@@ -37,7 +37,8 @@ STAGES_OF_LAYER = 3  # keys and values, attention, feed-forward; see kernels/cpu
 
 def is_native(config: ModelConfig, dtype: torch.dtype) -> bool:
     """Whether the native kernels can compute this model."""
-    return dtype in NATIVE_DTYPES and config.head_dim % 8 == 0 and config.head_dim <= MAX_HEAD_DIM
+    has_kernels = config.head_dim % 8 == 0 and config.head_dim <= MAX_HEAD_DIM and config.quantization is None
+    return dtype in NATIVE_DTYPES and has_kernels
 
 
 def load_native(
