@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,10 +11,39 @@ from torch import Tensor
 from slipstream.kv_transfer.layout import PoolGeometry
 from slipstream.kv_transfer.pool import PageIds
 from slipstream.kv_transfer.transport import Buffer
+from slipstream.workers.engine.gpu_inputs import Upload
+
+
+class PageCopy(Protocol):
+    """Pages of `pool` [layers, pages, kv_heads, ...] to and from a contiguous `buffer` on the same device, whose bytes
+    are [layers, page_ids, heads, head run]. `page_ids` is [n] int64. `kernels.gpu.page_copy` is one."""
+
+    def gather_pages(self, pool: Tensor, page_ids: Tensor, buffer: Tensor, *, layers: range, heads: range) -> None: ...
+
+    def scatter_pages(self, pool: Tensor, page_ids: Tensor, buffer: Tensor, *, layers: range, heads: range) -> None: ...
+
+
+class TorchPageCopy:
+    """`PageCopy` on any device."""
+
+    def gather_pages(self, pool: Tensor, page_ids: Tensor, buffer: Tensor, *, layers: range, heads: range) -> None:
+        picked = self._part(pool, layers, heads).index_select(1, page_ids)
+        buffer.view(torch.uint8).view(picked.shape).copy_(picked)
+
+    def scatter_pages(self, pool: Tensor, page_ids: Tensor, buffer: Tensor, *, layers: range, heads: range) -> None:
+        part = self._part(pool, layers, heads)
+        part.index_copy_(1, page_ids, buffer.view(torch.uint8).view(len(layers), len(page_ids), *part.shape[2:]))
+
+    def _part(self, pool: Tensor, layers: range, heads: range) -> Tensor:
+        for part, count in ((layers, pool.shape[0]), (heads, pool.shape[2])):
+            if part.step != 1 or not 0 <= part.start < part.stop <= count:
+                raise ValueError(f"{part} is not within 0 .. {count}")
+        as_bytes = pool.flatten(3).view(torch.uint8)
+        return as_bytes[layers.start : layers.stop, :, heads.start : heads.stop]
 
 
 class DevicePagePool:
-    """A `PagePool` over the tensor `kv`, `[layers, pages, kv_heads, 2, page_tokens, head_dim]`, wherever it lives.
+    """A `PagePool` over the tensor `kv`, `[layers, pages, kv_heads, ...]`, wherever it lives.
 
     On a GPU pages are copied on a stream of their own, beside the model:
 
@@ -21,17 +51,18 @@ class DevicePagePool:
                                   ^ layer_done(0) records an event
         copy stream               . gather(0) waits for it
 
-    Both copies have ended when the call returns. As in `HostPagePool`, a stream's heads of a page are one row of a
-    table; rows are moved in words of eight bytes where their size allows.
+    One thread copies. What `gather` and `scatter` copy, from and to host memory, is there when they return;
+    `queue_gather` and `queue_scatter` leave the copy to the device.
     """
 
-    def __init__(self, kv: Tensor) -> None:
-        as_bytes = kv.view(torch.uint8).flatten(3)
-        self._geometry = PoolGeometry(*as_bytes.shape)
-        words = torch.int64 if self._geometry.head_bytes % 8 == 0 else torch.uint8
-        self._kv = as_bytes.view(words)
+    def __init__(self, kv: Tensor, copy: PageCopy | None = None) -> None:
+        self.device = kv.device
+        self._kv = kv
+        self._geometry = PoolGeometry(*kv.flatten(3).view(torch.uint8).shape)
+        self._copy: PageCopy = TorchPageCopy() if copy is None else copy
         self._stream = torch.cuda.Stream(kv.device) if kv.is_cuda else None  # type: ignore[no-untyped-call]
         self._computed: dict[int, torch.cuda.Event] = {}
+        self._upload = Upload(kv.device, torch.int64)
 
     @property
     def geometry(self) -> PoolGeometry:
@@ -40,35 +71,44 @@ class DevicePagePool:
     def layer_done(self, layer: int) -> None:
         """Called by the thread that computes, after it has queued all work of the layer."""
         if self._stream is not None:
-            self._computed[layer] = torch.cuda.current_stream(self._kv.device).record_event()
+            self._computed[layer] = torch.cuda.current_stream(self.device).record_event()
 
     def gather(self, layer: int, page_ids: PageIds, heads: range, out: Buffer) -> None:
-        table, rows = self._rows(layer, page_ids, heads)
+        with self._copying():
+            picked = torch.empty(len(out), dtype=torch.uint8, device=self.device)
+            self.queue_gather(layer, page_ids, heads, picked)
+            torch.from_numpy(out).copy_(picked)
+
+    def scatter(self, layer: int, page_ids: PageIds, heads: range, src: Buffer) -> None:
+        with self._copying():
+            done = self.queue_scatter(layer, page_ids, heads, torch.from_numpy(src).to(self.device))
+        if done is not None:
+            done.synchronize()
+
+    def queue_gather(self, layer: int, page_ids: PageIds, heads: range, out: Tensor) -> torch.cuda.Event | None:
+        """As `gather`, into bytes on the device, which are there after the event; None: they are there now."""
         with self._copying():
             if self._stream is not None and layer in self._computed:
                 self._stream.wait_event(self._computed[layer])
-            picked = table.index_select(0, rows.to(table.device))
-            torch.from_numpy(out).view(table.dtype).view_as(picked).copy_(picked)
+            ids = self._on_device(page_ids)
+            self._copy.gather_pages(self._kv, ids, out, layers=range(layer, layer + 1), heads=heads)
+            return None if self._stream is None else self._stream.record_event()
 
-    def scatter(self, layer: int, page_ids: PageIds, heads: range, src: Buffer) -> None:
-        table, rows = self._rows(layer, page_ids, heads)
+    def queue_scatter(self, layer: int, page_ids: PageIds, heads: range, src: Tensor) -> torch.cuda.Event | None:
+        """As `scatter`, from bytes on the device, which must stay until the event; None: it is done."""
         with self._copying():
             if self._stream is not None:
                 # The pages may have belonged to a sequence whose last step is still queued.
-                self._stream.wait_stream(torch.cuda.default_stream(self._kv.device))
-            values = torch.from_numpy(src).view(table.dtype).view(len(rows), -1)
-            table.index_copy_(0, rows.to(table.device), values.to(table.device))
-            if self._stream is not None:
-                self._stream.synchronize()
+                self._stream.wait_stream(torch.cuda.default_stream(self.device))
+            ids = self._on_device(page_ids)
+            self._copy.scatter_pages(self._kv, ids, src, layers=range(layer, layer + 1), heads=heads)
+            return None if self._stream is None else self._stream.record_event()
 
     def _copying(self) -> AbstractContextManager[object]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
-    def _rows(self, layer: int, page_ids: PageIds, heads: range) -> tuple[Tensor, Tensor]:
-        """The table of this share of heads, `[pages * shares, words]`, and the rows that hold the pages."""
-        geometry = self._geometry
-        num_shares, rest = divmod(geometry.num_heads, len(heads))
-        if rest or heads.start % len(heads):
-            raise ValueError(f"{heads} is no equal share of {geometry.num_heads} heads")
-        table = self._kv[layer].reshape(geometry.num_pages * num_shares, -1)
-        return table, torch.from_numpy(page_ids * num_shares + heads.start // len(heads))
+    def _on_device(self, page_ids: PageIds) -> Tensor:
+        ids = torch.empty(len(page_ids), dtype=torch.int64, device=self.device)
+        self._upload.begin(len(page_ids))[:] = page_ids
+        self._upload.copy_to(ids)
+        return ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,9 @@ def run(setting: Setting) -> None:
     """One row a case. Begins behind the rows that are there: after a fault on the device, which ends the process, the
     step is begun again and goes on with the next case."""
     known = ceilings(setting)
+    if importlib.util.find_spec("triton") is None:
+        setting.add(STEP, "all", note="skipped: triton is not installed")
+        return
     done = len(setting.book.rows(STEP))
     for module, case in list(cases(setting.tune))[done:]:
         if setting.is_dry:

@@ -1,0 +1,139 @@
+"""The engine with random weights: decode and prefill steps against their floors, and a whole batch of requests."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from gpu_checks.ceilings import Ceilings, ceilings
+from gpu_checks.device_ops import device_ops
+from gpu_checks.setting import Setting
+from gpu_checks.shapes import SHAPES, TINY, kv_token_bytes, prefill_flops, weight_bytes
+from gpu_checks.subject import Subject, Work, make_subject, requests
+from gpu_checks.timing import time_on_host
+
+STEP = "engine"
+DECODE_TARGETS = {("Llama-3.1-8B", 1, False): 0.80, ("Llama-3.1-8B", 64, False): 0.75}
+PREFILL_TARGET = 0.60
+FP8_TARGET = 1.6  # times the decode rate of bfloat16
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    shapes: tuple[str, ...]
+    decode: tuple[tuple[int, int], ...]  # (sequences, context)
+    prefill: int
+    work: Work
+    rounds: int
+
+    @property
+    def num_tokens(self) -> int:
+        """That the pool must hold."""
+        work = self.work.num_seqs * (self.work.num_prompt + self.work.num_output)
+        return 32 + max(work, self.prefill, *(seqs * context for seqs, context in self.decode)) // 16 * 16
+
+
+FULL = Sizes(tuple(SHAPES), ((1, 128), (64, 2048)), 4096, Work(64, 512, 128), 30)
+DRY = Sizes(tuple(TINY), ((1, 8), (4, 32)), 32, Work(4, 16, 4), 3)
+
+
+def sizes(setting: Setting) -> Sizes:
+    return DRY if setting.is_dry else FULL
+
+
+def run(setting: Setting) -> None:
+    known, of = ceilings(setting), sizes(setting)
+    for shape in of.shapes:
+        steps: dict[tuple[int, int, bool], float] = {}
+        for fp8 in (False, True):
+            begun = time.perf_counter()
+            subject = make_subject(
+                shape,
+                device_ops(setting),
+                setting.device,
+                fp8=fp8,
+                num_tokens=of.num_tokens,
+                max_num_seqs=max(seqs for seqs, _ in of.decode),
+                max_step_tokens=max(of.prefill, 2048),
+            )
+            form = f"{shape} {'fp8' if fp8 else 'bf16'}"
+            setting.add(STEP, f"{form} weights made, decoding recorded", time.perf_counter() - begun, "s")
+            for seqs, context in of.decode:
+                steps[seqs, context, fp8] = _decode(setting, subject, known, form, shape, seqs, context, fp8)
+            _prefill(setting, subject, known, form, of.prefill, fp8)
+            if not fp8:
+                _batch(setting, subject, form, of.work)
+            del subject
+            if setting.device.type == "cuda":
+                torch.cuda.empty_cache()
+        for seqs, context in of.decode:
+            gain = steps[seqs, context, False] / steps[seqs, context, True]
+            name = f"{shape} decode {seqs} x {context}: fp8 against bf16"
+            setting.add(
+                STEP,
+                name,
+                gain,
+                "x",
+                share=gain / FP8_TARGET,
+                target=None if setting.is_dry else 1.0,
+                note=f"share of {FP8_TARGET} x",
+            )
+
+
+def _decode(
+    setting: Setting, subject: Subject, known: Ceilings, form: str, shape: str, seqs: int, context: int, fp8: bool
+) -> float:
+    """Seconds of a whole step, from the plan to the tokens on the host."""
+    plan = subject.decode_plan(seqs, context)
+    timing = time_on_host(lambda: subject.executor.execute(plan, []), sizes(setting).rounds)
+    num_bytes = weight_bytes(subject.model) + seqs * context * kv_token_bytes(subject.model.config)
+    floor_s = num_bytes / known.bytes_per_s
+    setting.add(
+        STEP,
+        f"{form} decode step {seqs} x {context}",
+        timing.seconds * 1e3,
+        "ms",
+        share=floor_s / timing.seconds,
+        target=DECODE_TARGETS.get((shape, seqs, fp8)),
+        note=f"floor {floor_s * 1e3:.3f} ms of {num_bytes / 1e9:.2f} GB, {seqs / timing.seconds:.0f} tok/s, "
+        f"spread {timing.spread:.1%}",
+    )
+    return timing.seconds
+
+
+def _prefill(setting: Setting, subject: Subject, known: Ceilings, form: str, num_tokens: int, fp8: bool) -> None:
+    plan = subject.prefill_plan(num_tokens)
+    timing = time_on_host(lambda: subject.executor.execute(plan, []), max(3, sizes(setting).rounds // 3))
+    flops = prefill_flops(subject.model.config, num_tokens)
+    floor_s = flops / known.flops_per_s
+    setting.add(
+        STEP,
+        f"{form} prefill {num_tokens}",
+        timing.seconds * 1e3,
+        "ms",
+        share=floor_s / timing.seconds,
+        target=None if fp8 or setting.is_dry else PREFILL_TARGET,
+        note=f"floor {floor_s * 1e3:.1f} ms at the bf16 matmul rate, {flops / timing.seconds / 1e12:.0f} TFLOP/s, "
+        f"{num_tokens / timing.seconds:.0f} tok/s",
+    )
+
+
+def batch_name(form: str, work: Work) -> str:
+    return f"{form} {work.num_seqs} requests, {work.num_prompt} in {work.num_output} out"
+
+
+def _batch(setting: Setting, subject: Subject, form: str, work: Work) -> None:
+    """The whole engine, scheduler included: the second of two runs, so that nothing is compiled on the way. Each engine
+    begins with an empty prefix cache."""
+    rate, num_steps = 0.0, 0
+    for _ in range(2):
+        engine = subject.engine()
+        for request in requests(work, subject.limits.vocab_size):
+            engine.add(request)
+        begun = time.perf_counter()
+        while engine.has_work:
+            engine.step()
+        stats = engine.stats()
+        rate, num_steps = stats.total_sampled_tokens / (time.perf_counter() - begun), stats.total_steps
+    setting.add(STEP, batch_name(form, work), rate, "tok/s", note=f"output tokens; {num_steps} steps")
