@@ -19,7 +19,8 @@ from pydantic_core import ErrorDetails
 
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.model_dir import check_model_dir
-from slipstream.workers.models.config import ModelConfig, ModelError
+from slipstream.workers.models.config import ModelConfig
+from slipstream.workers.models.json_keys import ModelError
 
 Key = tuple[str, ...]
 

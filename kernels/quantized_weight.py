@@ -130,7 +130,8 @@ def quantize_fp8(weight: Tensor, block: tuple[int, int] | None = None) -> Fp8Wei
     """`weight` [out, in] with one scale for each `block` of outputs and inputs; None: for each output."""
     rows, columns = weight.shape
     block = (1, columns) if block is None else block
-    highest = _padded(weight.float().abs(), block).unflatten(1, (-1, block[1])).unflatten(0, (-1, block[0]))
+    whole = _padded(weight.float().abs(), block)
+    highest = whole.view(whole.shape[0] // block[0], block[0], whole.shape[1] // block[1], block[1])
     scales = (highest.amax(dim=(1, 3)) / FP8_MAX).clamp_(min=_TINY)
     scaled = weight.float() / _spread(scales, block, (rows, columns))
     return Fp8Weight(scaled.clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scales, block)
@@ -148,7 +149,7 @@ def quantize_int4(weight: Tensor, group_size: int = 128) -> Int4Weight:
     ranges (`INT4_CLIPS`) each group takes the one with the least squared error."""
     if group_size < 1 or weight.shape[1] % group_size:
         raise ValueError(f"group_size must divide {weight.shape[1]} inputs, got {group_size}")
-    groups = weight.float().unflatten(1, (-1, group_size))
+    groups = weight.float().view(len(weight), -1, group_size)
     low, high = groups.amin(dim=2).clamp_(max=0), groups.amax(dim=2).clamp_(min=0)
     best = torch.full_like(low, float("inf"))
     scales, zeros = torch.empty_like(low), torch.empty_like(low)
@@ -173,7 +174,7 @@ def dequantize(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> T
         case Int8Weight():
             wide = weight.codes.float() * weight.scales[:, None]
         case Int4Weight():
-            codes = unpack_codes(weight.codes).float().unflatten(1, (-1, weight.group_size))
+            codes = unpack_codes(weight.codes).float().view(weight.shape[0], -1, weight.group_size)
             wide = ((codes - weight.zeros[..., None]) * weight.scales.float()[..., None]).flatten(1)
             if weight.perm is not None:
                 wide = torch.empty_like(wide).index_copy_(1, weight.perm.long(), wide)

@@ -34,7 +34,7 @@ from slipstream.workers.group import (
 )
 from slipstream.workers.group_transfers import GroupTransfers, RankOutcome
 from slipstream.workers.inbox import Inbox
-from slipstream.workers.models.config import ModelError
+from slipstream.workers.models.json_keys import ModelError
 from slipstream.workers.models.tensor_parallel import TensorParallel
 from slipstream.workers.prefill import PrefillRole
 from slipstream.workers.rank_parts import RankParts, rank_parts

@@ -234,7 +234,7 @@ def fp8_linear_reference(x: Tensor, weight: Fp8Weight, bias: Tensor | None = Non
     if len(x) > MAX_ROWS:
         num_inputs = x.shape[1]
         run = num_inputs if weight.is_per_channel else BLOCK_INPUTS
-        runs = F.pad(x.float(), (0, -num_inputs % run)).unflatten(1, (-1, run))
+        runs = F.pad(x.float(), (0, -num_inputs % run)).view(len(x), -1, run)
         scales = (runs.abs().amax(dim=2, keepdim=True) / FP8_MAX).clamp(min=1e-30)
         codes = (runs / scales).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
         wide = (codes.double() * scales.double()).flatten(1)[:, :num_inputs]

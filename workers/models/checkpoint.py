@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from slipstream.workers.models.config import ModelError, read_json
+from slipstream.workers.models.json_keys import ModelError, read_json
 from slipstream.workers.models.rank_share import Part
 
 SINGLE_FILE = "model.safetensors"

@@ -3,11 +3,11 @@ it would cost seconds of start-up. Free of torch for the same reason."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from slipstream.workers.models.json_keys import Keys, read_json
 from slipstream.workers.models.quantization import Stored, stored_quantization
 
 Family = Literal["llama", "mistral", "qwen2", "qwen3"]
@@ -29,10 +29,6 @@ DEFAULT_ROPE_THETA = 10000.0
 DEFAULT_RMS_NORM_EPS = 1e-6
 DEFAULT_MISTRAL_WINDOW = 4096
 DEFAULT_QWEN3_HEAD_DIM = 128
-
-
-class ModelError(ValueError):
-    """A model directory that cannot be served, in one sentence that names the file and the key or tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,72 +136,6 @@ class ModelConfig:
             eos_token_ids=_eos_token_ids(keys, Path(model_dir) / GENERATION_FILE),
             quantization=stored_quantization(keys),
         )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`. Raises ModelError if there is none."""
-    try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise ModelError(f"{path} does not exist") from None
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} must hold a JSON object, not {type(content).__name__}")
-    return content
-
-
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """Typed access to a JSON object of a file. null counts as absent. All methods raise ModelError."""
-
-    path: Path
-    values: dict[str, Any]
-    prefix: str = ""
-
-    def error(self, key: str, problem: str) -> ModelError:
-        return ModelError(f"{self.path}: {self.prefix}{key}: {problem}")
-
-    def get(self, key: str, default: object = None) -> Any:
-        value = self.values.get(key)
-        return default if value is None else value
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        value = self._required(key, default)
-        if type(value) is not int or value < 1:
-            raise self.error(key, f"must be a positive integer, got {value!r}")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self._required(key, default)
-        if type(value) not in (int, float) or not 0 < value < float("inf"):
-            raise self.error(key, f"must be a positive number, got {value!r}")
-        return float(value)
-
-    def optional_number(self, key: str) -> float | None:
-        return None if self.get(key) is None else self.number(key)
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.get(key, default)
-        if not isinstance(value, bool):
-            raise self.error(key, f"must be true or false, got {value!r}")
-        return value
-
-    def section(self, key: str) -> Keys | None:
-        value = self.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            raise self.error(key, f"must be an object, got {value!r}")
-        return Keys(self.path, value, f"{self.prefix}{key}.")
-
-    def _required(self, key: str, default: object) -> Any:
-        value = self.get(key, default)
-        if value is None:
-            raise self.error(key, "is missing")
-        return value
 
 
 def _family(keys: Keys) -> Family:

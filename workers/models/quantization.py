@@ -14,10 +14,9 @@ used: activations are quantised by what is in them, if at all.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:  # the other way round for everything but types
-    from slipstream.workers.models.config import Keys
+from slipstream.workers.models.json_keys import Keys
 
 CONFIG_KEYS = ("quantization_config", "compression_config")
 OnLoad = Literal["none", "fp8", "int8", "int4"]  # what to make of a checkpoint that is not quantised

@@ -20,7 +20,7 @@ from slipstream.kernels.quantized_weight import (
     quantize_int8,
 )
 from slipstream.workers.models.checkpoint import READABLE_DTYPES, Checkpoint
-from slipstream.workers.models.config import ModelError
+from slipstream.workers.models.json_keys import ModelError
 from slipstream.workers.models.quantization import AwqStored, Fp8Stored, GptqStored, OnLoad, Stored
 from slipstream.workers.models.rank_share import LinearShare, Part
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slipstream.workers.models.config import ModelError
+from slipstream.workers.models.json_keys import ModelError
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from slipstream.workers.engine.build import build_engine, build_runner, engine_l
 from slipstream.workers.engine.errors import EngineConfigError
 from slipstream.workers.engine.plan import SampledTokens, SamplingRow, StepPlan
 from slipstream.workers.engine.runner import ModelRunner
-from slipstream.workers.models.config import ModelError
+from slipstream.workers.models.json_keys import ModelError
 from tests.workers.engine.driver import make_limits, make_request, tokens_of
 from tests.workers.engine.fake_executor import FakeExecutor
 from tests.workers.tiny_models import EOS_ID, VOCAB_SIZE

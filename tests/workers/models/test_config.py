@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from slipstream.workers.models.config import Llama3Scaling, ModelConfig, ModelError
+from slipstream.workers.models.config import Llama3Scaling, ModelConfig
+from slipstream.workers.models.json_keys import ModelError
 
 PLAIN: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

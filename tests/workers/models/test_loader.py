@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from slipstream.workers.models.config import ModelError
+from slipstream.workers.models.json_keys import ModelError
 from slipstream.workers.models.loader import load_model
 from tests.workers.models.paged_run import PagedRun
 from tests.workers.tiny_models import build_tiny_model

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from slipstream.kernels.quantized_weight import Fp8Weight, Int4Weight, Int8Weight, dequantize
 from slipstream.workers.models.checkpoint import open_checkpoint
-from slipstream.workers.models.config import ModelConfig, ModelError
+from slipstream.workers.models.config import ModelConfig
+from slipstream.workers.models.json_keys import ModelError
 from slipstream.workers.models.loader import load_model
 from slipstream.workers.models.quantization import AwqStored, Fp8Stored, GptqStored
 from slipstream.workers.models.quantized_reader import QuantizedReader

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from slipstream.kernels.cpu.library import native_library
-from slipstream.workers.models.config import ModelConfig, ModelError
+from slipstream.workers.models.config import ModelConfig
+from slipstream.workers.models.json_keys import ModelError
 from slipstream.workers.models.loader import load_model
 from slipstream.workers.models.pool import kv_shape
 from slipstream.workers.models.tensor_parallel import TensorParallel
