@@ -22,12 +22,20 @@ from slipstream.kernels.device_inputs import DeviceInputs
 from slipstream.kernels.gpu.decode_attention import decode_attention
 from slipstream.kernels.gpu.decode_linear import MAX_ROWS, decode_linear
 from slipstream.kernels.gpu.fp8_linear import fp8_linear
+from slipstream.kernels.gpu.int4_linear import OFFSETS as INT4_DTYPES
+from slipstream.kernels.gpu.int4_linear import int4_linear
+from slipstream.kernels.gpu.kv_layer import KvLayer
 from slipstream.kernels.gpu.prefill_attention import prefill_attention
 from slipstream.kernels.gpu.rms_norm import rms_norm
 from slipstream.kernels.gpu.rope_kv_write import rope_kv_write, rope_table
 from slipstream.kernels.gpu.silu_mul import silu_mul
 from slipstream.kernels.ops import AttentionShape, AttentionStep, StepInputs, Weight
-from slipstream.kernels.quantized_weight import Fp8Weight, dequantize
+from slipstream.kernels.quantized_weight import Fp8Weight, Int4Weight, dequantize
+
+
+def check_pool(kv: Tensor, attention: AttentionShape) -> None:
+    """Raises ValueError if the kernels cannot work on a pool like this."""
+    KvLayer.of(kv[0], attention.head_dim, attention.dtype)
 
 
 class TritonOps:
@@ -120,5 +128,7 @@ def _product(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
             return F.linear(x, weight, bias)
         case Fp8Weight():
             return fp8_linear(x, weight, bias)
+        case Int4Weight() if x.dtype in INT4_DTYPES:
+            return int4_linear(x, weight, bias)
         case _:
             return F.linear(x, dequantize(weight, x.dtype), bias)

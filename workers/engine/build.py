@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 import torch
@@ -13,9 +14,11 @@ from slipstream.workers.config import EngineConfig
 from slipstream.workers.engine.engine import Engine
 from slipstream.workers.engine.errors import EngineConfigError
 from slipstream.workers.engine.executor import Executor
+from slipstream.workers.engine.gpu_build import build_gpu_runner
 from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.engine.runner import Model, ModelRunner
 from slipstream.workers.models.config import ModelConfig
+from slipstream.workers.models.llama import Llama
 from slipstream.workers.models.loader import TORCH_DTYPES, load_model
 from slipstream.workers.models.native import is_native, load_native
 from slipstream.workers.models.pool import kv_shape
@@ -23,6 +26,7 @@ from slipstream.workers.models.tensor_parallel import TensorParallel
 from slipstream.workers.models.weight_cache import default_directory
 
 WARM_UP_TOKENS = 32
+SMALL_MACHINE_CORES = 8
 
 
 def engine_limits(
@@ -96,6 +100,10 @@ def build_runner(
     except RuntimeError as error:  # torch.OutOfMemoryError on GPUs, a plain RuntimeError on CPU
         mib = math.prod(shape) * dtype.itemsize / 2**20
         raise EngineConfigError(f"num_pages {num_pages} needs {mib:.0f} MiB on {device}: {error}") from error
+    if isinstance(model, Llama) and device.type == "cuda":
+        longest = min(model.config.max_position_embeddings, num_pages * config.page_tokens)
+        max_model_len = min(longest, config.max_model_len or longest)
+        return build_gpu_runner(model, kv, max_num_seqs=config.max_num_seqs, max_model_len=max_model_len)
     return ModelRunner(model, kv)
 
 
@@ -128,7 +136,7 @@ def _load(model_dir: Path, config: EngineConfig, dtype: torch.dtype, device: tor
     if device.type == "cpu" and config.cpu_kernels == "auto" and is_plain:
         library = native_library()
         if library is not None:
-            library.slipstream_set_num_threads(torch.get_num_threads())
+            library.slipstream_set_num_threads(config.num_threads or _default_native_threads(tp))
             cache_dir = None if config.weight_cache_dir is None else Path(config.weight_cache_dir).expanduser()
             if config.weight_cache_dir == "auto":
                 cache_dir = default_directory()
@@ -136,6 +144,14 @@ def _load(model_dir: Path, config: EngineConfig, dtype: torch.dtype, device: tor
                 model_dir, library, dtype=dtype, page_tokens=config.page_tokens, tp=tp, cache_dir=cache_dir
             )
     return load_model(model_dir, dtype=dtype, device=device, tp=tp, quantization=config.quantization)
+
+
+def _default_native_threads(tp: TensorParallel) -> int:
+    """What torch has; on a small machine all cores for each group. One worker often waits while another computes, and
+    when all compute the native kernels lose nothing by it (docs/results/engine_cpu.md). The ranks of a group compute at
+    the same time, so they share."""
+    of_group = min(len(os.sched_getaffinity(0)), SMALL_MACHINE_CORES)
+    return max(torch.get_num_threads(), of_group // tp.size)
 
 
 def _dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:

@@ -15,15 +15,13 @@ from torch import Tensor
 
 from slipstream.kernels.device_inputs import DeviceInputs
 from slipstream.kernels.ops import AttentionShape, AttentionStep
-from slipstream.kernels.quantized_kv import page_tokens_of
 from slipstream.workers.engine.gpu_buckets import batch_buckets
 from slipstream.workers.engine.gpu_graphs import DecodeGraphs, Recorder
 from slipstream.workers.engine.gpu_inputs import DecodeInputs, StepUpload
 from slipstream.workers.engine.gpu_sampler import GpuSampler
 from slipstream.workers.engine.plan import SampledTokens, SamplingRow, StepPlan
-from slipstream.workers.engine.runner import PageSink
+from slipstream.workers.engine.runner import Model, ModelRunner
 from slipstream.workers.engine.step_arrays import StepArrays
-from slipstream.workers.models.config import ModelConfig
 
 
 class DeviceOps(Protocol):
@@ -31,21 +29,19 @@ class DeviceOps(Protocol):
         """`Ops.begin_step` of inputs that are on the device already; queues work at most."""
 
 
-class DeviceModel(Protocol):
+class DeviceModel(Model, Protocol):
     """What the runner needs of a model: `workers.models.llama` with ops that are `DeviceOps`."""
 
-    config: ModelConfig
     attention: AttentionShape
 
     def run(
         self, token_ids: Tensor, step: AttentionStep, kv: Tensor, layer_done: Callable[[int], None] | None = None
-    ) -> Tensor: ...
+    ) -> Tensor:
+        """`forward` of a step that has begun."""
 
-    def logits(self, hidden: Tensor) -> Tensor | None: ...
 
-
-class GpuRunner:
-    """Runs step plans on one rank, as `ModelRunner` does; `kv` is the rank's pool.
+class GpuRunner(ModelRunner):
+    """A `ModelRunner` that never waits for the device but for a step's tokens.
 
     `record` makes the graphs; without it, and where recording fails, every step is queued kernel by kernel. All ranks
     of a group must call the same methods in the same order.
@@ -61,16 +57,14 @@ class GpuRunner:
         max_model_len: int,
         recorder: Recorder,
     ) -> None:
-        self.kv = kv
-        self.sink: PageSink | None = None
-        self._model = model
+        super().__init__(model, kv)
+        self._device_model = model
         self._ops = ops
-        self._page_tokens = page_tokens_of(kv, model.config.head_dim)
         self._max_model_len = max_model_len
         self._upload = StepUpload(kv.device)
         self._inputs = DecodeInputs(max_num_seqs, -(-max_model_len // self._page_tokens), kv.device)
         self._graphs = DecodeGraphs(self._decode, batch_buckets(max_num_seqs), recorder)
-        self._sampler = GpuSampler(model.config.vocab_size, kv.device)
+        self._gpu_sampler = GpuSampler(model.config.vocab_size, kv.device)
 
     def record(self) -> None:
         """Records decode steps for all batch buckets; takes seconds and no pages."""
@@ -91,7 +85,7 @@ class GpuRunner:
 
         hidden = self._compute(plan.arrays, layer_done)
         logits = None if hidden is None else self._model.logits(hidden)
-        return SampledTokens() if logits is None else self._sampler.sample(logits, sampling)
+        return SampledTokens() if logits is None else self._gpu_sampler.sample(logits, sampling)
 
     def _compute(self, arrays: StepArrays, layer_done: Callable[[int], None] | None) -> Tensor | None:
         """Hidden states of the tokens that are sampled from, [n, hidden_size]; None if there are none."""
@@ -102,12 +96,12 @@ class GpuRunner:
             self._inputs.load(arrays, bucket)
             return self._graphs.replay(bucket)[:num_seqs]
         step = self._upload.send(arrays)
-        attention = self._ops.begin_device_step(step.inputs, self._model.attention, self.kv)
-        hidden = self._model.run(step.token_ids, attention, self.kv, layer_done)
+        attention = self._ops.begin_device_step(step.inputs, self._device_model.attention, self.kv)
+        hidden = self._device_model.run(step.token_ids, attention, self.kv, layer_done)
         return hidden.index_select(0, step.sample_rows) if len(step.sample_rows) else None
 
     def _decode(self, num_rows: int) -> Tensor:
         """A decode step over the static inputs, [rows, hidden_size]."""
         inputs = self._inputs.inputs(num_rows, self._max_model_len)
-        attention = self._ops.begin_device_step(inputs, self._model.attention, self.kv)
-        return self._model.run(self._inputs.token_ids(num_rows), attention, self.kv)
+        attention = self._ops.begin_device_step(inputs, self._device_model.attention, self.kv)
+        return self._device_model.run(self._inputs.token_ids(num_rows), attention, self.kv)

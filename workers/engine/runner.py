@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from slipstream.kernels.quantized_kv import page_tokens_of
 from slipstream.workers.engine.plan import PageSend, SampledTokens, SamplingRow, SendProgress, StepPlan
 from slipstream.workers.engine.sampler import Sampler, sampled_tokens
 from slipstream.workers.models.batch import StepBatch
@@ -70,7 +71,7 @@ class ModelRunner:
         self.sink: PageSink | None = None
         self._model = model
         self._greedy_model = model if isinstance(model, GreedyModel) else None
-        self._page_tokens = kv.shape[4]
+        self._page_tokens = page_tokens_of(kv, model.config.head_dim)
         self._sampler = Sampler(model.config.vocab_size, kv.device)
 
     def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> SampledTokens:

@@ -1,0 +1,37 @@
+"""From a loaded model and its pool to a runner that makes the most of a GPU."""
+
+from __future__ import annotations
+
+import logging
+
+from torch import Tensor
+
+from slipstream.kernels.gpu_modules import gpu_module
+from slipstream.workers.engine.gpu_graphs import CudaGraphRecorder
+from slipstream.workers.engine.gpu_runner import GpuRunner
+from slipstream.workers.engine.runner import ModelRunner
+from slipstream.workers.models.llama import Llama
+
+logger = logging.getLogger(__name__)
+
+
+def build_gpu_runner(model: Llama, kv: Tensor, *, max_num_seqs: int, max_model_len: int) -> ModelRunner:
+    """With Triton kernels and recorded decode steps; with plain torch, after a warning, where the kernels do not serve
+    the model or are not there."""
+    ops = gpu_module("ops")
+    if ops is None:
+        logger.warning("triton is not installed: the GPU is used with plain torch, at a fraction of its speed")
+        return ModelRunner(model, kv)
+    try:
+        ops.check_pool(kv, model.attention)
+    except ValueError as error:
+        logger.warning("the GPU is used with plain torch, at a fraction of its speed: %s", error)
+        return ModelRunner(model, kv)
+    triton_ops = ops.TritonOps()
+    on_triton = Llama(model.config, model.weights, model.tp, triton_ops)
+    recorder = CudaGraphRecorder(kv.device)
+    runner = GpuRunner(
+        on_triton, triton_ops, kv, max_num_seqs=max_num_seqs, max_model_len=max_model_len, recorder=recorder
+    )
+    runner.record()
+    return runner
