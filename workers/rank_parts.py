@@ -16,7 +16,7 @@ from slipstream.kv_transfer.plan import TicketError
 from slipstream.kv_transfer.pool import HostPagePool
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
 from slipstream.router.messages import unpack_ids
-from slipstream.workers.config import EngineConfig, WorkerConfig
+from slipstream.workers.config import WorkerConfig
 from slipstream.workers.device_pages import DevicePagePool
 from slipstream.workers.engine.build import build_runner, engine_limits
 from slipstream.workers.engine.limits import EngineLimits
@@ -122,7 +122,9 @@ def rank_parts(config: WorkerConfig, tp: TensorParallel, ended: Callable[[RankOu
 
     Raises ModelError, EngineConfigError, StagingError or TransportError, each in a sentence.
     """
-    engine = _with_threads(config.engine, config.ranks_on_host)
+    engine = config.engine
+    # Where nothing is said, a fair share of the cores; native kernels may get more (see `build_runner`).
+    torch.set_num_threads(engine.num_threads or max(1, len(os.sched_getaffinity(0)) // config.ranks_on_host))
     # Nothing here runs graphs of independent operators: a second pool of threads would only compete for the cores.
     torch.set_num_interop_threads(1)
     limits = engine_limits(config.model_dir, engine, tp=tp, max_queued_tokens=config.max_queued_tokens)
@@ -130,10 +132,3 @@ def rank_parts(config: WorkerConfig, tp: TensorParallel, ended: Callable[[RankOu
     with closing(RankAgent(runner, tp, config, ended)) as agent:
         runner.sink = agent
         yield RankParts(limits, runner, agent)
-
-
-def _with_threads(config: EngineConfig, ranks_on_host: int) -> EngineConfig:
-    """A fair share of the cores that this process may use, where nothing else is said."""
-    if config.num_threads is not None:
-        return config
-    return dataclasses.replace(config, num_threads=max(1, len(os.sched_getaffinity(0)) // ranks_on_host))
