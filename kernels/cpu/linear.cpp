@@ -19,8 +19,9 @@ constexpr int kLeastRows = 48;
 constexpr int64_t kRowsBytes = 256 * 1024;
 // Longer panels are multiplied in blocks of this size, for the same reason.
 constexpr int kBlockWordSteps = 1024;
-// Codes are expanded into a block that fits the first-level cache.
-constexpr int kExpandedInputs = 256;
+// Codes are expanded in blocks of about this many inputs: short ones, so that memory is not idle for long while a thread
+// expands, and long enough that adding their sums up costs little.
+constexpr int kExpandedInputs = 128;
 
 // A tile should take a few microseconds, as far as that leaves tiles enough for all.
 constexpr double kTileNs = 3000;
@@ -70,12 +71,12 @@ template <class T>
 struct Workspace {
   explicit Workspace(std::byte* scratch)
       : words(reinterpret_cast<T*>(scratch)),
-        sums(reinterpret_cast<float*>(scratch + kExpandedInputs * kPanelOutputs * sizeof(T))) {
-    static_assert(kExpandedInputs * kPanelOutputs * sizeof(T) + kMostRows * kPanelOutputs * sizeof(float) <=
+        sums(reinterpret_cast<float*>(scratch + kMostGroupInputs * kPanelOutputs * sizeof(T))) {
+    static_assert(kMostGroupInputs * kPanelOutputs * sizeof(T) + kMostRows * kPanelOutputs * sizeof(float) <=
                   kLinearScratchBytes);
   }
 
-  T* words;     // [kExpandedInputs, 64]
+  T* words;     // [kMostGroupInputs, 64]
   float* sums;  // [rows of the tile, 64]
 };
 
@@ -110,7 +111,8 @@ class Tile {
 
   void run_codes(int panel, const std::byte* data, const std::byte* next) const {
     const bool grouped = shape_.group != 0;
-    const int block_inputs = grouped ? kExpandedInputs / shape_.group * shape_.group : kExpandedInputs;
+    const int groups = grouped && shape_.group < kExpandedInputs ? kExpandedInputs / shape_.group : 1;
+    const int block_inputs = grouped ? groups * shape_.group : kExpandedInputs;
     const int64_t header = group_header_bytes(shape_.kind);
     const auto* scales = grouped ? nullptr : reinterpret_cast<const float*>(data);
     for (int begin = 0; begin < shape_.inputs; begin += block_inputs) {
@@ -121,7 +123,8 @@ class Tile {
       const Block block{reinterpret_cast<const std::byte*>(space_.words), inputs, grouped ? from : nullptr,
                         group_bytes(shape_), shape_.group, begin == 0};
       const int64_t bytes = code_bytes(shape_.kind, inputs) + (grouped ? ceil_div(inputs, shape_.group) * header : 0);
-      multiply(panel, begin, block, last, last ? next : from + bytes, bytes, scales);
+      const std::byte* following = grouped ? from + bytes : from + header + code_bytes(shape_.kind, begin + block_inputs);
+      multiply(panel, begin, block, last, last ? next : following, bytes, scales);
     }
   }
 
@@ -157,9 +160,7 @@ class Tile {
       ahead += int64_t{wanted} * steps * kLineBytes;
       lines_left -= int64_t{wanted} * steps;
       if (!last) continue;
-      for (int row = 0; row < rows.count; ++row) {
-        finish_row<T>(call_, panel, first_row + row, sums + row * kPanelOutputs, scales);
-      }
+      finish_rows<T>(call_, panel, first_row, rows.count, sums, scales);
     }
   }
 

@@ -10,8 +10,8 @@
 // A *paired* weight holds gate and up projection: panel p has the gate outputs 32 p .. 32 p + 31 and then the up outputs
 // of the same numbers, so that the epilogue finds both and computes silu(gate) * up.
 //
-// Every output is one chain of fused multiply-adds over the inputs in order, in float32, whatever the number of rows and
-// whichever tile it lies in: a row's result does not depend, not in one bit, on the rows beside it.
+// Every output is a chain of fused multiply-adds over the inputs in order, in float32, cut at fixed inputs, whatever the
+// number of rows and whichever tile it lies in: a row's result does not depend, not in one bit, on the rows beside it.
 #pragma once
 
 #include <cstddef>

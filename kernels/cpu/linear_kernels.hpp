@@ -9,8 +9,9 @@ namespace slipstream::linear {
 constexpr int kMaxRows = 6;
 constexpr int kLineBytes = 64;
 
-// Consecutive inputs of a panel, as words. Without scales, the sums go on where the block before left them. With scales
-// they start from zero in each group, and are multiplied by the group's scales and added to what is there.
+// Consecutive inputs of a panel, as words. Its sums, or with scales those of each group times the group's scales, are
+// added to the sums of the blocks before. (To start from them instead would make the first steps wait for loads that
+// look as if they depended on the stores of the words.)
 struct Block {
   const std::byte* words;  // [steps, 64]
   int inputs;
@@ -75,14 +76,11 @@ inline void multiply_columns(const T* x, int64_t x_stride, const Block& block, i
   sums += column;
   for (int begin = 0; begin < block.inputs; begin += group) {
     const int inputs = block.inputs - begin < group ? block.inputs - begin : group;
-    const bool go_on = there && !scales;
     simd::F32 acc[ROWS][VECTORS];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 8
-      for (int v = 0; v < VECTORS; ++v) {
-        acc[r][v] = go_on ? simd::load(sums + r * kPanelOutputs + v * simd::kLanes) : simd::zero();
-      }
+      for (int v = 0; v < VECTORS; ++v) acc[r][v] = simd::zero();
     }
     const T* from = x + begin;
     for (int left = inputs / kInputs; left > 0; --left) {
@@ -108,6 +106,8 @@ inline void multiply_columns(const T* x, int64_t x_stride, const Block& block, i
         if (scales) {
           const simd::F32 scale = simd::load(reinterpret_cast<const float*>(scales) + column + v * simd::kLanes);
           acc[r][v] = there ? simd::fma(acc[r][v], scale, simd::load(to)) : simd::mul(acc[r][v], scale);
+        } else if (there) {
+          acc[r][v] = simd::add(acc[r][v], simd::load(to));
         }
         simd::store(to, acc[r][v]);
       }

@@ -6,70 +6,97 @@
 
 namespace slipstream::linear {
 
-// Columns [0, count) of a row of sums [64], `offset` from its start; y and bias point at their first number.
-struct Part {
-  const float* sums;
+// Rows of a panel, and what they are finished with. All pointers are at the panel's first output.
+struct Sums {
+  const float* values;  // [rows, 64]
+  int rows;
   const float* scales;  // [64], or none
-  const float* bias;    // or none
+  const float* bias;    // [64 or fewer], or none
 };
 
-inline simd::F32 finished(const Part& part, int column, int count) {
-  simd::F32 value = simd::load(part.sums + column);
-  if (part.scales) value = simd::mul(value, simd::load(part.scales + column));
-  if (part.bias) value = simd::add(value, simd::load_some(part.bias + column, count));
+// All lanes of a register, or the first few: panels are whole, but for the last one.
+template <bool WHOLE, class T>
+inline simd::F32 load_lanes(const T* from, int lanes) {
+  return WHOLE ? simd::load(from) : simd::load_some(from, lanes);
+}
+
+template <bool WHOLE, class T>
+inline void store_lanes(T* to, simd::F32 value, int lanes) {
+  if constexpr (WHOLE) {
+    simd::store(to, value);
+  } else {
+    simd::store_some(to, value, lanes);
+  }
+}
+
+template <bool WHOLE>
+inline simd::F32 finished(const Sums& sums, int row, int column, const float* bias, int lanes) {
+  simd::F32 value = simd::load(sums.values + row * kPanelOutputs + column);
+  if (sums.scales) value = simd::mul(value, simd::load(sums.scales + column));
+  if (bias) value = simd::add(value, load_lanes<WHOLE>(bias, lanes));
   return value;
 }
 
-// Calls write(column, number of valid lanes) for each register of `count` columns.
-template <class Write>
-inline void for_each_register(int count, Write write) {
-  for (int column = 0; column < count; column += simd::kLanes) {
-    write(column, count - column < simd::kLanes ? count - column : simd::kLanes);
+template <bool WHOLE, bool ADD, class To>
+inline void store_rows(const Sums& sums, int count, To* y, int64_t y_stride) {
+  for (int row = 0; row < sums.rows; ++row, y += y_stride) {
+    for (int column = 0; column < count; column += simd::kLanes) {
+      const int lanes = count - column < simd::kLanes ? count - column : simd::kLanes;
+      simd::F32 value = finished<WHOLE>(sums, row, column, sums.bias ? sums.bias + column : nullptr, lanes);
+      if constexpr (ADD) value = simd::add(load_lanes<WHOLE>(y + column, lanes), value);
+      store_lanes<WHOLE>(y + column, value, lanes);
+    }
   }
 }
 
-template <class To>
-inline void store_row(const Part& part, int count, To* y) {
-  for_each_register(count, [&](int column, int lanes) {
-    simd::store_some(y + column, finished(part, column, lanes), lanes);
-  });
+// The first half of the panel are gates, the other half the numbers that they let through; `up_bias` belongs to those.
+template <bool WHOLE, class To>
+inline void silu_mul_rows(const Sums& sums, const float* up_bias, int count, To* y, int64_t y_stride) {
+  constexpr int kWidth = kPanelOutputs / 2;
+  for (int row = 0; row < sums.rows; ++row, y += y_stride) {
+    for (int column = 0; column < count; column += simd::kLanes) {
+      const int lanes = count - column < simd::kLanes ? count - column : simd::kLanes;
+      const simd::F32 gate = finished<WHOLE>(sums, row, column, sums.bias ? sums.bias + column : nullptr, lanes);
+      const simd::F32 up = finished<WHOLE>(sums, row, kWidth + column, up_bias ? up_bias + column : nullptr, lanes);
+      store_lanes<WHOLE>(y + column, simd::mul(simd::silu(gate), up), lanes);
+    }
+  }
 }
 
-inline void add_row(const Part& part, int count, float* y) {
-  for_each_register(count, [&](int column, int lanes) {
-    const simd::F32 value = simd::add(simd::load_some(y + column, lanes), finished(part, column, lanes));
-    simd::store_some(y + column, value, lanes);
-  });
+template <bool ADD, class To>
+inline void store_panel(const Sums& sums, int count, To* y, int64_t y_stride) {
+  if (count == kPanelOutputs) {
+    store_rows<true, ADD>(sums, kPanelOutputs, y, y_stride);
+  } else {
+    store_rows<false, ADD>(sums, count, y, y_stride);
+  }
 }
 
-template <class To>
-inline void silu_mul_row(const Part& gate, const Part& up, int count, To* y) {
-  for_each_register(count, [&](int column, int lanes) {
-    const simd::F32 value = simd::mul(simd::silu(finished(gate, column, lanes)), finished(up, column, lanes));
-    simd::store_some(y + column, value, lanes);
-  });
-}
-
-// One row of one panel.
+// Rows `first_row` on of panel `panel`.
 template <class T>
-inline void finish_row(const LinearCall& call, int panel, int row, const float* sums, const float* scales) {
+inline void finish_rows(const LinearCall& call, int panel, int first_row, int rows, const float* values,
+                        const float* scales) {
   const WeightShape& shape = call.weight->shape;
-  if (call.epilogue == Epilogue::silu_mul) {
-    const int half = shape.outputs / 2, width = kPanelOutputs / 2, first = panel * width;
-    const float* bias = call.bias ? call.bias + first : nullptr;
-    const Part gate{sums, scales, bias};
-    const Part up{sums + width, scales ? scales + width : nullptr, bias ? bias + half : nullptr};
-    const int count = half - first < width ? half - first : width;
-    return silu_mul_row(gate, up, count, static_cast<T*>(call.y) + row * call.y_stride + first);
-  }
-  const int first = panel * kPanelOutputs;
-  const int count = shape.outputs - first < kPanelOutputs ? shape.outputs - first : kPanelOutputs;
-  const Part part{sums, scales, call.bias ? call.bias + first : nullptr};
-  const int64_t offset = row * call.y_stride + first;
-  switch (call.epilogue) {
-    case Epilogue::store: return store_row(part, count, static_cast<T*>(call.y) + offset);
-    case Epilogue::store_f32: return store_row(part, count, static_cast<float*>(call.y) + offset);
-    default: return add_row(part, count, static_cast<float*>(call.y) + offset);
+  const bool paired = call.epilogue == Epilogue::silu_mul;
+  const int outputs = paired ? shape.outputs / 2 : shape.outputs, width = paired ? kPanelOutputs / 2 : kPanelOutputs;
+  const int first = panel * width, count = outputs - first < width ? outputs - first : width;
+  const Sums sums{values, rows, scales, call.bias ? call.bias + first : nullptr};
+  const int64_t offset = first_row * call.y_stride + first;
+  T* typed_y = static_cast<T*>(call.y) + offset;
+  float* wide_y = static_cast<float*>(call.y) + offset;
+  if (paired) {
+    const float* up_bias = sums.bias ? sums.bias + outputs : nullptr;
+    if (count == width) {
+      silu_mul_rows<true>(sums, up_bias, kPanelOutputs / 2, typed_y, call.y_stride);
+    } else {
+      silu_mul_rows<false>(sums, up_bias, count, typed_y, call.y_stride);
+    }
+  } else if (call.epilogue == Epilogue::store) {
+    store_panel<false>(sums, count, typed_y, call.y_stride);
+  } else if (call.epilogue == Epilogue::store_f32) {
+    store_panel<false>(sums, count, wide_y, call.y_stride);
+  } else {
+    store_panel<true>(sums, count, wide_y, call.y_stride);
   }
 }
 
