@@ -18,7 +18,7 @@ from setuptools.command.build_ext import build_ext
 
 FOLDERS = (Path("kernels/cpu"), Path("kv_transfer/native"))
 VARIANTS = {
-    "_avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma", "-mf16c"],
+    "_avx512": [f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "bf16", "vbmi")] + ["-mfma", "-mf16c"],
     "_avx2": ["-mavx2", "-mfma", "-mf16c"],
 }
 # No contraction: a formula that is compiled in two places must round the same way in both.

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 FOLDER = Path(__file__).resolve().parent
 # Best first: the processor flags that each build needs, as Linux names them.
 NEEDED_FLAGS = {
-    "avx512": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "fma", "f16c"}),
+    "avx512": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512vbmi", "fma", "f16c"}),
     "avx2": frozenset({"avx2", "fma", "f16c"}),
 }
 
