@@ -60,8 +60,9 @@ def codes_and_scales(kv_layer: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
     (codes [..., 2, page_tokens, head_dim], scales [..., 2, page_tokens]), keys first."""
     page_tokens = page_tokens_of(kv_layer, head_dim)
     num_codes = 2 * page_tokens * head_dim
-    codes = kv_layer[..., :num_codes].unflatten(-1, (2, page_tokens, head_dim))
-    scales = kv_layer.view(torch.float32)[..., num_codes // SCALE_BYTES :].unflatten(-1, (2, page_tokens))
+    shape = kv_layer.shape[:-1]
+    codes = kv_layer[..., :num_codes].view(*shape, 2, page_tokens, head_dim)
+    scales = kv_layer.view(torch.float32)[..., num_codes // SCALE_BYTES :].view(*shape, 2, page_tokens)
     return codes, scales
 
 

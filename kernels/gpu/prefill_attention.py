@@ -17,161 +17,18 @@ Not yet run on a GPU: checked in Triton's interpreter and compiled for sm_90.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
-from slipstream.kernels.gpu.kv_layer import LOG2_E, KvLayer, head_runs, load_page_ids, load_scales, load_tile, pick
-
-
-@triton.jit
-def attend_blocks(
-    queries,  # [BLOCK_ROWS, BLOCK_DIM]
-    query_positions,  # [BLOCK_ROWS]
-    top,  # [BLOCK_ROWS]: maximum so far of the scores, to base 2
-    weight_sum,  # [BLOCK_ROWS]
-    sums,  # [BLOCK_ROWS, BLOCK_DIM]
-    numbers,
-    scales,
-    page_row,
-    kv_head,
-    start,
-    stop,
-    kv_len,
-    score_scale,
-    MASKED: tl.constexpr,
-    WINDOW: tl.constexpr,
-    QUANTIZED: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    PAGE_TOKENS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HEAD_STRIDE: tl.constexpr,
-    BLOCK_KEYS: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-):
-    """(top, weight_sum, sums) after the blocks from `start` to `stop`; without MASKED, every query sees all of them."""
-    ahead = start + tl.arange(0, BLOCK_KEYS)
-    page_ids = load_page_ids(page_row, ahead, ahead < kv_len, PAGE_TOKENS)
-    for first in range(start, stop, BLOCK_KEYS):
-        positions = first + tl.arange(0, BLOCK_KEYS)
-        runs = head_runs(page_ids, kv_head, NUM_KV_HEADS, HEAD_STRIDE)
-        # The next block's pages are looked up while this one is read: keys never wait for two loads in a row.
-        ahead = positions + BLOCK_KEYS
-        page_ids = load_page_ids(page_row, ahead, ahead < kv_len, PAGE_TOKENS)
-        present = tl.full([BLOCK_KEYS], True, tl.int1)
-        if MASKED:
-            present = positions < kv_len
-
-        keys = load_tile(numbers, runs, positions, present, 0, PAGE_TOKENS, HEAD_DIM, BLOCK_DIM)
-        scores = tl.dot(queries, tl.trans(keys.to(queries.dtype)), input_precision="ieee")
-        if QUANTIZED:
-            scores *= load_scales(scales, runs, positions, present, 0, PAGE_TOKENS, HEAD_DIM)[None, :]
-        if MASKED:
-            distance = query_positions[:, None] - positions[None, :]
-            seen = distance >= 0
-            if WINDOW is not None:
-                seen &= distance < WINDOW
-            scores = tl.where(seen, scores, float("-inf"))
-
-        new_top = tl.maximum(top, tl.max(scores, axis=1) * score_scale)
-        origin = new_top
-        if MASKED and WINDOW is not None:
-            # Later queries of the block may not see any key yet.
-            origin = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weights = tl.exp2(scores * score_scale - origin[:, None])  # [BLOCK_ROWS, BLOCK_KEYS]
-        decay = tl.exp2(top - origin)
-        weight_sum = weight_sum * decay + tl.sum(weights, axis=1)
-        top = new_top
-        if QUANTIZED:
-            weights *= load_scales(scales, runs, positions, present, 1, PAGE_TOKENS, HEAD_DIM)[None, :]
-        values = load_tile(numbers, runs, positions, present, 1, PAGE_TOKENS, HEAD_DIM, BLOCK_DIM)
-        weights = weights.to(queries.dtype)
-        sums = tl.dot(weights, values.to(queries.dtype), sums * decay[:, None], input_precision="ieee")
-    return top, weight_sum, sums
-
-
-@triton.jit(do_not_specialize=["num_seqs"])
-def prefill_attention_kernel(
-    q,  # [tokens, heads, HEAD_DIM]
-    numbers,  # [pages, NUM_KV_HEADS, ...]
-    scales,  # the same memory as float32
-    page_table,  # [seqs, max_pages]
-    query_starts,  # [seqs + 1]
-    kv_lens,  # [seqs]
-    out,  # [tokens, heads, HEAD_DIM]
-    num_seqs,
-    q_stride,
-    page_table_stride,
-    out_stride,
-    score_scale,  # to base 2
-    WINDOW: tl.constexpr,
-    QUANTIZED: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,  # query heads of a KV head
-    PAGE_TOKENS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HEAD_STRIDE: tl.constexpr,
-    MAX_SEQS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_KEYS: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-):
-    BLOCK_QUERIES: tl.constexpr = BLOCK_ROWS // GROUP
-    kv_head = tl.program_id(0)
-    seqs = tl.arange(0, MAX_SEQS)
-    starts = tl.load(query_starts + seqs, mask=seqs < num_seqs, other=0)
-    query_lens = tl.load(query_starts + seqs + 1, mask=seqs < num_seqs, other=0) - starts
-    num_blocks = tl.cdiv(query_lens, BLOCK_QUERIES)
-    block = tl.sum(num_blocks, axis=0) - 1 - tl.program_id(1)  # from the last, which sees most keys
-    if block < 0:
-        return
-    ends = tl.cumsum(num_blocks, axis=0)
-    seq = tl.sum((ends <= block).to(tl.int32), axis=0)
-    first_query = (block - pick(ends - num_blocks, seq, MAX_SEQS)) * BLOCK_QUERIES
-    query_len = pick(query_lens, seq, MAX_SEQS)
-    kv_len = tl.load(kv_lens + seq)
-    first_position = kv_len - query_len + first_query
-    last_position = tl.minimum(first_position + BLOCK_QUERIES, kv_len) - 1
-
-    rows = tl.arange(0, BLOCK_ROWS)
-    dims = tl.arange(0, BLOCK_DIM)
-    row_queries = rows // GROUP
-    row_tokens = (pick(starts, seq, MAX_SEQS) + first_query + row_queries).to(tl.int64)
-    row_mask = (row_queries < BLOCK_QUERIES) & (first_query + row_queries < query_len)
-    mask = row_mask[:, None] & (dims < HEAD_DIM)[None, :]
-    columns = (kv_head * GROUP + rows % GROUP)[:, None] * HEAD_DIM + dims[None, :]
-    queries = tl.load(q + row_tokens[:, None] * q_stride + columns, mask=mask, other=0.0)
-    positions = tl.minimum(first_position + row_queries, last_position)
-
-    page_row = page_table + seq.to(tl.int64) * page_table_stride
-    top = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
-    weight_sum = tl.zeros([BLOCK_ROWS], tl.float32)
-    sums = tl.zeros([BLOCK_ROWS, BLOCK_DIM], tl.float32)
-    end = last_position + 1
-    full_start = 0
-    full_end = (first_position + 1) // BLOCK_KEYS * BLOCK_KEYS
-    if WINDOW is not None:
-        start = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_KEYS * BLOCK_KEYS
-        full_start = tl.cdiv(tl.maximum(last_position - WINDOW + 1, 0), BLOCK_KEYS) * BLOCK_KEYS
-        top, weight_sum, sums = attend_blocks(
-            queries, positions, top, weight_sum, sums, numbers, scales, page_row, kv_head, start,
-            tl.minimum(full_start, end), kv_len, score_scale, True, WINDOW, QUANTIZED, NUM_KV_HEADS, PAGE_TOKENS,
-            HEAD_DIM, HEAD_STRIDE, BLOCK_KEYS, BLOCK_DIM,
-        )  # fmt: skip
-    top, weight_sum, sums = attend_blocks(
-        queries, positions, top, weight_sum, sums, numbers, scales, page_row, kv_head, full_start, full_end, kv_len,
-        score_scale, False, WINDOW, QUANTIZED, NUM_KV_HEADS, PAGE_TOKENS, HEAD_DIM, HEAD_STRIDE, BLOCK_KEYS, BLOCK_DIM,
-    )  # fmt: skip
-    top, weight_sum, sums = attend_blocks(
-        queries, positions, top, weight_sum, sums, numbers, scales, page_row, kv_head,
-        tl.maximum(full_start, full_end), end, kv_len, score_scale, True, WINDOW, QUANTIZED, NUM_KV_HEADS, PAGE_TOKENS,
-        HEAD_DIM, HEAD_STRIDE, BLOCK_KEYS, BLOCK_DIM,
-    )  # fmt: skip
-    result = (sums / weight_sum[:, None]).to(out.dtype.element_ty)
-    tl.store(out + row_tokens[:, None] * out_stride + columns, result, mask=mask)
+from slipstream.kernels.gpu.benchmark import Case, rotated
+from slipstream.kernels.gpu.kv_layer import LOG2_E, KvLayer
+from slipstream.kernels.gpu.prefill_attention_kernel import prefill_attention_kernel
+from slipstream.kernels.gpu.random_pages import kv_bytes, random_pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,14 +103,15 @@ def prefill_attention(
         page_table.stride(0),
         out.stride(0),
         scale * LOG2_E,
-        WINDOW=window,
+        window or 0,
+        HAS_WINDOW=window is not None,
         QUANTIZED=kv.quantized,
         NUM_KV_HEADS=kv.num_kv_heads,
         GROUP=group,
         PAGE_TOKENS=kv.page_tokens,
         HEAD_DIM=head_dim,
         HEAD_STRIDE=kv.head_stride,
-        MAX_SEQS=triton.next_power_of_2(num_seqs),
+        MAX_SEQS=max(16, triton.next_power_of_2(num_seqs)),
         BLOCK_ROWS=config.block_rows,
         BLOCK_KEYS=config.block_keys,
         BLOCK_DIM=triton.next_power_of_2(head_dim),
@@ -261,3 +119,69 @@ def prefill_attention(
         num_stages=config.num_stages,
     )
     return out
+
+
+def benchmark_cases() -> tuple[Case, ...]:
+    """The attention of one layer of Llama-3.1-8B (32 heads, 8 KV heads of 128), and of Llama-3.2-1B (heads of 64)."""
+    fp8 = torch.float8_e4m3fn
+    return (
+        _case("bf16 1 x 4k", [4096], [4096], target=0.5),
+        _case("bf16 4 x 4k", [4096] * 4, [4096] * 4, target=0.6),
+        _case("bf16 1 x 32k", [32768], [32768], target=0.6),
+        _case("bf16 16 x 512", [512] * 16, [512] * 16),
+        _case("bf16 2k after 30k cached", [2048], [32768], target=0.6),
+        _case("bf16 ragged 64 .. 4k", [64 * 2 ** (i % 7) for i in range(14)], [64 * 2 ** (i % 7) for i in range(14)]),
+        _case("fp8 4 x 4k", [4096] * 4, [4096] * 4, kv_dtype=fp8),
+        _case("bf16 4 x 4k, heads of 64", [4096] * 4, [4096] * 4, head_dim=64),
+        _case("bf16 1 x 32k, window 4k", [32768], [32768], window=4096),
+    )
+
+
+def tune_cases() -> tuple[Case, ...]:
+    configs = ((128, 64, 8, 2), (128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 2), (64, 64, 4, 3), (128, 32, 8, 3))
+    return tuple(
+        _case(f"{name} 4 x 4k {config}", [4096] * 4, [4096] * 4, kv_dtype=kv_dtype, config=PrefillConfig(*config))
+        for name, kv_dtype in (("bf16", torch.bfloat16), ("fp8", torch.float8_e4m3fn))
+        for config in configs
+    )
+
+
+def _case(
+    name: str,
+    query_lens: Sequence[int],
+    kv_lens: Sequence[int],
+    *,
+    head_dim: int = 128,
+    kv_dtype: torch.dtype = torch.bfloat16,
+    window: int | None = None,
+    config: PrefillConfig | None = None,
+    target: float | None = None,
+) -> Case:
+    pairs = sum(
+        min(position + 1, window or kv_len)
+        for queries, kv_len in zip(query_lens, kv_lens, strict=True)
+        for position in range(kv_len - queries, kv_len)
+    )
+    num_bytes = sum(kv_lens) * kv_bytes(8, head_dim, kv_dtype) + 2 * sum(query_lens) * 32 * head_dim * 2
+    return Case(
+        name=f"prefill_attention {name}",
+        setup=rotated(partial(_call, query_lens, kv_lens, head_dim, kv_dtype, window, config), num_bytes),
+        num_bytes=num_bytes,
+        num_flops=4 * pairs * 32 * head_dim,
+        target=target,
+    )
+
+
+def _call(
+    query_lens: Sequence[int],
+    kv_lens: Sequence[int],
+    head_dim: int,
+    kv_dtype: torch.dtype,
+    window: int | None,
+    config: PrefillConfig | None,
+    device: torch.device,
+) -> Callable[[], object]:
+    layer, page_table, lens = random_pages(kv_lens, 8, head_dim, 16, kv_dtype, device)
+    starts = torch.tensor([0, *query_lens]).cumsum(0).to(device, torch.int32)
+    q = torch.randn(sum(query_lens), 32, head_dim, dtype=torch.bfloat16, device=device)
+    return lambda: prefill_attention(q, layer, page_table, starts, lens, head_dim**-0.5, window, config=config)

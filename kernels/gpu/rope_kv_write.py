@@ -14,12 +14,17 @@ Not yet run on a GPU: checked in Triton's interpreter and compiled for sm_90.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from slipstream.kernels.gpu.benchmark import Case, rotated
 from slipstream.kernels.gpu.kv_layer import KvLayer
+from slipstream.kernels.gpu.random_pages import kv_bytes, random_pages
 from slipstream.kernels.quantized_kv import LARGEST_CODE, SMALLEST_MAGNITUDE
 
 TILE = 2048  # numbers of queries that a program rotates, if there are so many: 16 a thread of 4 warps
@@ -75,7 +80,7 @@ def to_codes(x, scale, LARGEST: tl.constexpr):
     return tl.clamp(codes, -LARGEST, LARGEST)
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["slots"])
 def rope_kv_write_kernel(
     qkv,  # [tokens, (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM]
     cos,  # [tokens, HEAD_DIM / 2]
@@ -231,3 +236,30 @@ def rope_kv_write(
         num_warps=4 if block_tokens > 1 else 1,
     )
     return q
+
+
+def benchmark_cases() -> tuple[Case, ...]:
+    """One layer of Llama-3.1-8B (32 heads, 8 KV heads of 128): a decode batch, a matter of latency, and a prompt."""
+    return tuple(
+        _case(name, num_tokens, kv_dtype, target)
+        for name, kv_dtype in (("bf16", torch.bfloat16), ("fp8", torch.float8_e4m3fn), ("int8", torch.int8))
+        for num_tokens, target in ((64, None), (8192, 0.7))
+    )
+
+
+def _case(name: str, num_tokens: int, kv_dtype: torch.dtype, target: float | None) -> Case:
+    num_bytes = num_tokens * ((48 + 32) * 128 * 2 + kv_bytes(8, 128, kv_dtype) + 128 * 4 + 8)
+    return Case(
+        name=f"rope_kv_write {name} {num_tokens}",
+        setup=rotated(partial(_call, num_tokens, kv_dtype), num_bytes),
+        num_bytes=num_bytes,
+        target=target,
+    )
+
+
+def _call(num_tokens: int, kv_dtype: torch.dtype, device: torch.device) -> Callable[[], object]:
+    layer, _, _ = random_pages([num_tokens], 8, 128, 16, kv_dtype, device)
+    qkv = torch.randn(num_tokens, 48 * 128, dtype=torch.bfloat16, device=device)
+    positions = torch.arange(num_tokens, device=device)
+    cos, sin = rope_table(positions, torch.rand(64, device=device), 1.0)
+    return lambda: rope_kv_write(qkv, cos, sin, positions, layer, 32)

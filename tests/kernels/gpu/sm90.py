@@ -1,10 +1,10 @@
 """Compiles kernels for an H200 on a machine without one: launches are turned into compilations.
 
-    python -m tests.kernels.gpu.sm90 MODULE ...
+    TRITON_INTERPRET=0 python -m tests.kernels.gpu.sm90 MODULE ...
 
-Every module's `launches()` gives calls by name, with tensors on the meta device: what the wrappers launch then is what
-they would launch on a GPU, in the same shapes, alignments and constants. Prints a JSON line for each kernel compiled,
-with its resources as ptxas reports them. Must be a process of its own, in which nothing is interpreted.
+Of a module of this folder, `launches()` gives calls by name; of a kernel's file, its benchmark and tuning cases are
+taken. The tensors are on the meta device: what the wrappers launch then is what they would launch on a GPU, in the same
+shapes and constants. Prints a JSON line for each kernel compiled, with its resources as ptxas reports them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
@@ -113,9 +114,19 @@ def _cuobjdump(option: str, cubin: Path) -> str:
     return subprocess.run([program, option, cubin], check=True, capture_output=True, text=True).stdout
 
 
+def launches_of(module: Any) -> Launches:
+    functions = vars(module)
+    if "launches" in functions:
+        launches: Launches = functions["launches"]()
+        return launches
+    names = ("benchmark_cases", "tune_cases")
+    cases = [case for name in names if name in functions for case in functions[name]()]
+    return {case.name: lambda case=case: case.setup(torch.device("meta"))() for case in cases}
+
+
 def main() -> None:
     for module in sys.argv[1:]:
-        for resources in compile_launches(importlib.import_module(module).launches()):
+        for resources in compile_launches(launches_of(importlib.import_module(module))):
             print(json.dumps(asdict(resources)), flush=True)
 
 

@@ -1,0 +1,52 @@
+"""Kernels compile for an H200, within its resources, where there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kernels.gpu.sm90 import SHARED_MEMORY_BYTES, Resources
+
+FOLDER = Path(__file__).resolve().parent
+MAX_STACK_BYTES = 64  # a few spilled numbers, outside of the loops that matter
+
+
+@pytest.fixture(scope="module", params=sorted(path.stem for path in FOLDER.glob("*_launches.py")))
+def compiled(request: pytest.FixtureRequest) -> list[Resources]:
+    """Of all launches of a file, in a process in which nothing is interpreted."""
+    command = [sys.executable, "-m", "tests.kernels.gpu.sm90", f"tests.kernels.gpu.{request.param}"]
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=FOLDER.parents[2])
+    assert result.returncode == 0, result.stderr
+    return [Resources(**json.loads(line)) for line in result.stdout.splitlines()]
+
+
+def test_all_launches_compile_and_fit_into_shared_memory(compiled: list[Resources]) -> None:
+    assert compiled
+    assert not [kernel for kernel in compiled if kernel.shared_bytes > SHARED_MEMORY_BYTES]
+
+
+def test_registers_suffice(compiled: list[Resources]) -> None:
+    assert not [kernel for kernel in compiled if kernel.stack_bytes > MAX_STACK_BYTES]
+
+
+def test_attention_multiplies_on_matrix_units(compiled: list[Resources]) -> None:
+    expected = {"prefill_attention_kernel": "HGMMA", "decode_attention_kernel": "HMMA"}
+    slow = [
+        kernel
+        for kernel in compiled
+        if kernel.matrix_instructions != expected.get(kernel.kernel, kernel.matrix_instructions)
+        and "fp32" not in kernel.launch
+    ]
+    assert not slow
+
+
+def test_two_programs_of_decode_attention_share_a_multiprocessor(compiled: list[Resources]) -> None:
+    """As its configuration counts on."""
+    decode = [kernel for kernel in compiled if kernel.kernel == "decode_attention_kernel"]
+    assert not [kernel for kernel in decode if kernel.programs_per_multiprocessor < 2]
