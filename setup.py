@@ -7,6 +7,7 @@ optional: where they cannot be built, torch and numpy serve.
 
 from __future__ import annotations
 
+import copy
 import os
 import platform
 import sys
@@ -32,6 +33,12 @@ class BuildLibraries(build_ext):
     def finalize_options(self) -> None:
         super().finalize_options()
         self.parallel = self.parallel or len(os.sched_getaffinity(0))
+
+    def build_extension(self, ext: Extension) -> None:
+        """With objects in a folder of its own: several libraries are compiled from the same sources."""
+        own = copy.copy(self)
+        own.build_temp = os.path.join(self.build_temp, ext.name)
+        build_ext.build_extension(own, ext)
 
     def get_ext_filename(self, fullname: str) -> str:
         return os.path.join(*fullname.split(".")) + ".so"

@@ -22,7 +22,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 BUILD = ROOT / "build"
 LOG = BUILD / "setup.log"
-NATIVE = ROOT / "kernels" / "cpu"
+NATIVE = (ROOT / "kernels" / "cpu", ROOT / "kv_transfer" / "native")
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 NETWORK_TROUBLE = re.compile(
     r"timed? ?out|connection (reset|refused|aborted|broken)|temporary failure|name resolution|incompleteread"
@@ -157,6 +157,10 @@ def dependencies(dev: bool, gpu: bool) -> list[str]:
     return wanted
 
 
+def native_libraries() -> list[Path]:
+    return [library for folder in NATIVE for library in folder.glob("*.so")]
+
+
 def install(dev: bool) -> None:
     gpu = has_nvidia_gpu()
     make_venv()
@@ -169,14 +173,14 @@ def install(dev: bool) -> None:
         raise SetupFailed(f"the dependencies could not be installed: {reason(error)}") from error
     try:
         # What an earlier version has built must not pass for this one's, should the compiler be gone.
-        for library in NATIVE.glob("*.so"):
+        for library in native_libraries():
             library.unlink()
         # setuptools is there already: no second download into an isolated build environment.
         pip_install("--no-deps", "--no-build-isolation", "-e", ROOT)
     except subprocess.CalledProcessError as error:
         raise SetupFailed(f"Slipstream itself could not be installed: {reason(error)}") from error
-    if not any(NATIVE.glob("*.so")):
-        say("no native CPU kernels (they take g++ on 64-bit x86 Linux): the slower torch forms will serve")
+    if not all(any(folder.glob("*.so")) for folder in NATIVE):
+        say(f"no native CPU kernels (they take g++ on 64-bit x86 Linux; see {LOG}): slower forms will serve")
 
 
 def main() -> int:
