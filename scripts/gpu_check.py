@@ -99,10 +99,12 @@ def _supervise(step: str, limit_s: float, book: Book) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+            book.mend()
             book.add(Row(step, "cut off", note=f"after {limit_s:.0f} s"))
             return
         if status == 0:
             return
+        book.mend()
         if step != "kernels" or len(book.rows(step)) == num_rows:
             book.add(Row(step, "ended early", note=f"exit status {status}", failed=True))
             return

@@ -36,7 +36,8 @@ class Row:
 
 
 class Book:
-    """The file that rows are appended to; each is on the disk and on the screen before the next is begun."""
+    """The file that rows are appended to; each is on the disk and on the screen before the next is begun. A process
+    that is killed may leave a torn line, which is passed over."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -52,8 +53,15 @@ class Book:
         """Those of one step, or all."""
         if not self.path.exists():
             return []
-        rows = [Row(**json.loads(line)) for line in self.path.read_text(encoding="utf-8").splitlines()]
+        lines = self.path.read_text(encoding="utf-8").split("\n")
+        rows = [Row(**json.loads(line)) for line in lines if line.startswith("{") and line.endswith("}")]
         return [row for row in rows if step in (None, row.step)]
+
+    def mend(self) -> None:
+        """Ends a torn line, so that the next row gets one of its own. To be called when a process has been killed."""
+        if self.path.exists() and not self.path.read_bytes().endswith(b"\n"):
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write("\n")
 
 
 def as_markdown(rows: Sequence[Row], facts: dict[str, str], titles: dict[str, str]) -> str:

@@ -71,6 +71,11 @@ class GpuRunner(ModelRunner):
         with torch.inference_mode():
             self._graphs.record()
 
+    @property
+    def recorded_batches(self) -> tuple[int, ...]:
+        """The batch sizes that decode steps are padded to, ascending."""
+        return self._graphs.buckets
+
     @torch.inference_mode()
     def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> SampledTokens:
         """A token for each sequence that samples, in order; none on ranks other than 0."""
