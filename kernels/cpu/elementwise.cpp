@@ -38,6 +38,33 @@ void norm_row(const float* x, const T* weight, T* out, int dim, float eps) {
   }
 }
 
+struct Maximum {
+  float most;
+  bool has_nan;  // then `most` is any number
+};
+
+Maximum maximum(const float* x, int count) {
+  const F32 lowest = broadcast(-INFINITY);
+  F32 most[4] = {lowest, lowest, lowest, lowest};
+  bool has_nan = false;
+  int i = 0;
+  for (; i + 4 * kLanes <= count; i += 4 * kLanes) {
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) {
+      const F32 part = load(x + i + v * kLanes);
+      has_nan |= any_nan(part);
+      most[v] = max(most[v], part);
+    }
+  }
+  for (; i < count; i += kLanes) {
+    const int left = std::min(kLanes, count - i);
+    const F32 part = keep_lanes(load_some(x + i, left), 0, left, lowest);
+    has_nan |= any_nan(part);
+    most[0] = max(most[0], part);
+  }
+  return {reduce_max(max(max(most[0], most[1]), max(most[2], most[3]))), has_nan};
+}
+
 }  // namespace
 
 template <typename T>
@@ -96,43 +123,12 @@ void embed(const T* table, const int32_t* token_ids, int32_t first_id, int32_t s
   }
 }
 
-Best best_of(const float* logits, int count, int32_t first_id) {
-  const F32 lowest = broadcast(-INFINITY);
-  F32 most[4] = {lowest, lowest, lowest, lowest};
-  bool has_nan = false;
-  int i = 0;
-  for (; i + 4 * kLanes <= count; i += 4 * kLanes) {
-#pragma GCC unroll 4
-    for (int v = 0; v < 4; ++v) {
-      const F32 part = load(logits + i + v * kLanes);
-      has_nan |= any_nan(part);
-      most[v] = max(most[v], part);
-    }
-  }
-  for (; i < count; i += kLanes) {
-    const int left = std::min(kLanes, count - i);
-    const F32 part = keep_lanes(load_some(logits + i, left), 0, left, lowest);
-    has_nan |= any_nan(part);
-    most[0] = max(most[0], part);
-  }
-  const float logit = reduce_max(max(max(most[0], most[1]), max(most[2], most[3])));
-  if (has_nan) return {logit, first_id, true};
-  const int best = static_cast<int>(std::find(logits, logits + count, logit) - logits);
-  return {logit, first_id + best, false};
-}
-
-Best better(const Best& a, const Best& b) {
-  const bool is_b = b.logit > a.logit || (b.logit == a.logit && b.token_id < a.token_id);
-  Best best = is_b ? b : a;
-  best.has_nan = a.has_nan || b.has_nan;
-  return best;
-}
-
 void argmax(const float* logits, int64_t stride, int count, int32_t* token_ids, uint8_t* sound, int first, int last) {
   for (int row = first; row < last; ++row) {
-    const Best best = best_of(logits + row * stride, count, 0);
-    token_ids[row] = best.token_id;
-    sound[row] = is_sound(best);
+    const float* scores = logits + row * stride;
+    const auto [most, has_nan] = maximum(scores, count);
+    sound[row] = !has_nan && std::isfinite(most);
+    token_ids[row] = sound[row] ? static_cast<int32_t>(std::find(scores, scores + count, most) - scores) : 0;
   }
 }
 

@@ -29,13 +29,13 @@ template <typename T>
 struct KvWrite {
   KvShape kv;
   int num_heads;
-  T* qkv;                       // [tokens, (heads + 2 kv_heads) * head_dim]; queries are rotated in place
-  const float* cosines;         // [tokens, head_dim / 2], rows of the step
-  const float* sines;           // [tokens, head_dim / 2]
-  const T* qk_norm;             // [heads + kv_heads, head_dim] weights of the norm of each head, or nullptr
-  float eps;                    // of that norm
-  const int32_t* slots;    // [tokens] page * page_tokens + offset
-  void* kv_layer;               // the layer's pages
+  T* qkv;                 // [tokens, (heads + 2 kv_heads) * head_dim]; queries are rotated in place
+  const float* cosines;   // [tokens, head_dim / 2], rows of the step
+  const float* sines;     // [tokens, head_dim / 2]
+  const T* qk_norm;       // [heads + kv_heads, head_dim] weights of the norm of each head, or nullptr
+  float eps;              // of that norm
+  const int32_t* slots;   // [tokens] page * page_tokens + offset
+  void* kv_layer;         // the layer's pages
 };
 
 // Norms (if the model does) and rotates queries and keys, stores queries back, and keys and values in their slots.
@@ -49,23 +49,11 @@ void silu_mul(const T* gate_up, T* out, int dim, int first, int last);
 // Rows of a rank's share of the embedding, ids first_id .. first_id + share; zeros for ids of other ranks.
 // table [share, dim], out [tokens, dim] float32.
 template <typename T>
-void embed(const T* table, const int32_t* token_ids, int32_t first_id, int32_t share, float* out,
-           int dim, int first, int last);
+void embed(const T* table, const int32_t* token_ids, int32_t first_id, int32_t share, float* out, int dim, int first,
+           int last);
 
 // The id of the largest of `count` logits of each row, the lowest of equals. sound[row] is 1 if the largest is a finite
-// number and none is nan; otherwise 0, and the id is none to use. logits [rows, stride], count >= 1.
-void argmax(const float* logits, int64_t stride, int count, int32_t* token_ids, uint8_t* sound,
-      int first, int last);
-
-// The best of logits ids first_id .. first_id + count of one row, to be put together with those of other runs (tiles of
-// the vocabulary) by `better`.
-struct Best {
-  float logit;
-  int32_t token_id;
-  bool has_nan;
-};
-Best best_of(const float* logits, int count, int32_t first_id);
-Best better(const Best& a, const Best& b);
-inline bool is_sound(const Best& best) { return !best.has_nan && std::isfinite(best.logit); }
+// number and none is nan; otherwise 0, and so is the id. logits [rows, stride], count >= 1.
+void argmax(const float* logits, int64_t stride, int count, int32_t* token_ids, uint8_t* sound, int first, int last);
 
 }  // namespace slipstream

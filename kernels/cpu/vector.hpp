@@ -227,18 +227,17 @@ inline F32 dot_pairs(F32 acc, Pairs a, Pairs b) {
 #error "the CPU kernels are built for AVX-512 or for AVX2 with FMA"
 #endif
 
-// 2^x to about 2 units in the last place; 0 below -126 and for -inf, nan for nan. x up to 127.
+// 2^x, to 2e-7 of itself; 0 below -180 and for -inf, nan for nan. x up to 127.
 inline F32 exp2(F32 x) {
   x = max(broadcast(-180.0f), x);  // in this order, a nan stays
   const F32 whole = round(x);
   const F32 part = sub(x, whole);
-  // Minimax polynomial of 2^part on [-1/2, 1/2].
-  F32 y = broadcast(1.54653e-4f);
-  y = fma(y, part, broadcast(1.339936e-3f));
-  y = fma(y, part, broadcast(9.6181e-3f));
-  y = fma(y, part, broadcast(5.5503324e-2f));
-  y = fma(y, part, broadcast(2.4022651e-1f));
-  y = fma(y, part, broadcast(6.9314718e-1f));
+  // The polynomial of this degree that is nearest to 2^part on [-1/2, 1/2] in relative terms, with 2^0 = 1.
+  F32 y = broadcast(1.32647273e-3f);
+  y = fma(y, part, broadcast(9.67151299e-3f));
+  y = fma(y, part, broadcast(5.55073358e-2f));
+  y = fma(y, part, broadcast(2.40222424e-1f));
+  y = fma(y, part, broadcast(6.93147004e-1f));
   y = fma(y, part, broadcast(1.0f));
   return scale_by_power(y, whole);
 }
