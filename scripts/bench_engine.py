@@ -11,13 +11,14 @@ the rounds, after one that only warms up. The peers are public packages, each in
     pip install torch==2.13.0 openvino-genai==2026.4.1.0 openvino optimum-intel nncf
 
 The models have random weights and are made here. On a machine that others use, too, `--lock FILE` keeps an exclusive
-lock (flock) on that file during each start and each section.
+lock (flock) on that file during each start and each round.
 """
 
 from __future__ import annotations
 
 import argparse
 import fcntl
+import itertools
 import json
 import os
 import statistics
@@ -39,6 +40,7 @@ sys.path.insert(0, str(PARTS))
 from workload import sections  # noqa: E402
 from yardstick_models import make_model  # noqa: E402
 
+SETTLE_S = 0.5  # idle threads of the engine before it may spin for some time until they sleep
 START = "start to first token s"
 PEAK = "peak memory MiB"
 
@@ -193,10 +195,10 @@ def bench(model: str, pythons: dict[str, str], args: argparse.Namespace) -> list
             stack.callback(stop, peers[-1])
             print(f"  {model}: {engine} runs", file=sys.stderr, flush=True)
         for round_number in range(args.rounds + 1):
-            for section in wanted:
-                with locked(args.lock):
-                    for peer in peers:
-                        peer.measure(section, round_number)
+            with locked(args.lock):
+                for section, peer in itertools.product(wanted, peers):
+                    time.sleep(SETTLE_S)
+                    peer.measure(section, round_number)
             print(f"  {model}: round {round_number} of {args.rounds}", file=sys.stderr, flush=True)
     return peers
 

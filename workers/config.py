@@ -12,7 +12,9 @@ from slipstream.workers.models.quantization import OnLoad
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """`num_pages` wins over `kv_cache_mib`. `max_step_tokens` is the chunk budget of a step: prompts longer than
+    """`kv_cache_mib` is the memory of one rank's KV pages; `auto` takes half of what is free on the host (divided by
+    the ranks there), or 0.9 of a GPU's memory, after the weights, but no more than `max_num_seqs` sequences of full
+    length can fill. `num_pages` wins over it. `max_step_tokens` is the chunk budget of a step: prompts longer than
     what decoding leaves of it are computed in several steps. `page_tokens` = 16 is vLLM's default block size.
 
     `cpu_kernels: off` computes with torch where native kernels would serve. `weight_cache_dir` is where the native
@@ -27,7 +29,7 @@ class EngineConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     page_tokens: int = 16
-    kv_cache_mib: int = 256
+    kv_cache_mib: int | Literal["auto"] = 256
     num_pages: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 64
@@ -39,9 +41,11 @@ class EngineConfig:
     quantization: OnLoad = "none"
 
     def __post_init__(self) -> None:
-        for key in ("page_tokens", "kv_cache_mib", "max_num_seqs", "max_step_tokens"):
+        for key in ("page_tokens", "max_num_seqs", "max_step_tokens"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
+        if self.kv_cache_mib != "auto" and self.kv_cache_mib < 1:
+            raise ValueError(f"kv_cache_mib must be auto or at least 1, got {self.kv_cache_mib}")
         for key in ("num_pages", "max_model_len", "num_threads"):
             value = getattr(self, key)
             if value is not None and value < 1:

@@ -127,7 +127,13 @@ def rank_parts(config: WorkerConfig, tp: TensorParallel, ended: Callable[[RankOu
     torch.set_num_threads(engine.num_threads or max(1, len(os.sched_getaffinity(0)) // config.ranks_on_host))
     # Nothing here runs graphs of independent operators: a second pool of threads would only compete for the cores.
     torch.set_num_interop_threads(1)
-    limits = engine_limits(config.model_dir, engine, tp=tp, max_queued_tokens=config.max_queued_tokens)
+    limits = engine_limits(
+        config.model_dir,
+        engine,
+        tp=tp,
+        max_queued_tokens=config.max_queued_tokens,
+        ranks_on_host=config.ranks_on_host,
+    )
     runner = build_runner(config.model_dir, engine, limits.num_pages, tp=tp)
     with closing(RankAgent(runner, tp, config, ended)) as agent:
         runner.sink = agent

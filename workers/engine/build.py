@@ -15,6 +15,7 @@ from slipstream.workers.engine.engine import Engine
 from slipstream.workers.engine.errors import EngineConfigError
 from slipstream.workers.engine.executor import Executor
 from slipstream.workers.engine.gpu_build import build_gpu_runner
+from slipstream.workers.engine.kv_budget import auto_num_pages, require_room
 from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.engine.runner import Model, ModelRunner
 from slipstream.workers.models.config import ModelConfig
@@ -36,10 +37,12 @@ def engine_limits(
     tp: TensorParallel | None = None,
     max_queued_tokens: int = 8192,
     model_id: str | None = None,
+    ranks_on_host: int = 1,
 ) -> EngineLimits:
     """What an engine with these settings can hold; the same on all ranks of a group. Reads only the model's config.
 
-    `kv_cache_mib` is the memory of one rank. Without `max_model_len` it is what the model allows and the pool holds.
+    `kv_cache_mib` is the memory of one rank; where it is `auto`, a group's ranks call this together, and
+    `ranks_on_host` share the host's memory. Without `max_model_len` it is what the model allows and the pool holds.
     `model_id` tells the prefix cache which KV is compatible; by default the directory and the dtype.
 
     Raises ModelError if the directory cannot be served and EngineConfigError, naming the key, if the settings do not
@@ -48,8 +51,21 @@ def engine_limits(
     model = ModelConfig.read(model_dir)
     tp = TensorParallel() if tp is None else tp
     dtype = _dtype(config, model)
-    if config.num_pages is None:
-        page_bytes = math.prod(kv_shape(model, tp, 1, config.page_tokens)) * dtype.itemsize
+    page_bytes = math.prod(kv_shape(model, tp, 1, config.page_tokens)) * dtype.itemsize
+    if config.num_pages is None and config.kv_cache_mib == "auto":
+        device, longest = _device(config, tp), config.max_model_len or model.max_position_embeddings
+        max_useful = config.max_num_seqs * -(-longest // config.page_tokens)
+        num_pages = auto_num_pages(
+            device,
+            Path(model_dir),
+            tp_size=tp.size,
+            ranks_on_host=ranks_on_host,
+            page_bytes=page_bytes,
+            max_useful=max_useful,
+        )
+        num_pages, source = tp.least(num_pages, device), "kv_cache_mib auto"
+    elif config.num_pages is None:
+        assert config.kv_cache_mib != "auto"
         num_pages, source = config.kv_cache_mib * 2**20 // page_bytes, f"kv_cache_mib {config.kv_cache_mib}"
         if num_pages < 1:
             raise EngineConfigError(f"{source} does not hold a single page of {page_bytes} bytes")
@@ -94,12 +110,10 @@ def build_runner(
     dtype = _dtype(config, ModelConfig.read(model_dir))
     model = _load(Path(model_dir), config, dtype, device, tp)
     shape = kv_shape(model.config, tp, num_pages, config.page_tokens)
-    try:
-        # Written, not only mapped: the first requests should not pay for page faults.
-        kv = torch.empty(shape, dtype=dtype, device=device).zero_()
-    except RuntimeError as error:  # torch.OutOfMemoryError on GPUs, a plain RuntimeError on CPU
-        mib = math.prod(shape) * dtype.itemsize / 2**20
-        raise EngineConfigError(f"num_pages {num_pages} needs {mib:.0f} MiB on {device}: {error}") from error
+    key = f"kv_cache_mib {config.kv_cache_mib}" if config.num_pages is None else f"num_pages {num_pages}"
+    require_room(key, math.prod(shape) * dtype.itemsize, device)
+    # Written, not only mapped: the first requests should not pay for page faults.
+    kv = torch.empty(shape, dtype=dtype, device=device).zero_()
     if isinstance(model, Llama) and device.type == "cuda":
         longest = min(model.config.max_position_embeddings, num_pages * config.page_tokens)
         max_model_len = min(longest, config.max_model_len or longest)

@@ -1,4 +1,4 @@
-"""A rank's place in its tensor-parallel group, and the three things that the model does with it."""
+"""A rank's place in its tensor-parallel group, and what the ranks do together."""
 
 from __future__ import annotations
 
@@ -41,6 +41,14 @@ class TensorParallel:
         if self.size > 1:
             dist.all_reduce(x, group=self.group)
         return x
+
+    def least(self, value: int, device: torch.device) -> int:
+        """The smallest of all ranks' values. `device` is where the group's tensors live."""
+        if self.size == 1:
+            return value
+        values = torch.tensor([value], device=device)
+        dist.all_reduce(values, dist.ReduceOp.MIN, group=self.group)
+        return int(values[0])
 
     def gather_columns(self, x: Tensor) -> Tensor | None:
         """[rows, columns] of each rank side by side, [rows, size * columns], on rank 0; None on the others."""

@@ -55,11 +55,6 @@ def test_settings_that_do_not_fit_are_named(model_dir: Path, settings: dict[str,
         engine_limits(model_dir, EngineConfig(**settings))
 
 
-def test_pool_beyond_memory_is_named(model_dir: Path) -> None:
-    with pytest.raises(EngineConfigError, match="num_pages 10000000000 needs"):
-        build_runner(model_dir, EngineConfig(), 10**10)
-
-
 def test_directory_without_a_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json"):
         engine_limits(tmp_path, EngineConfig())

@@ -1,0 +1,102 @@
+"""How much memory the KV pages of a rank may take.
+
+    host    MemAvailable, or what a memory cgroup around this process leaves where that is less
+    GPU     what the driver calls free
+
+`kv_cache_mib: auto` takes a share of what is there once the weights are loaded, and no more than `max_num_seqs`
+sequences of full length can fill. On the host the share is divided among the ranks that start together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from slipstream.workers.engine.errors import EngineConfigError
+
+HOST_SHARE = 0.5  # the rest is for everybody else, and for what the workers' own processes grow to
+GPU_SHARE = 0.9  # the rest is for activations and graphs; vLLM's gpu_memory_utilization is as much
+MIB = 2**20
+
+
+def available_bytes(device: torch.device) -> int:
+    """Memory that could be allocated on `device` now."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    return host_available_bytes()
+
+
+def host_available_bytes(root: Path = Path("/")) -> int:
+    """MemAvailable, or less where a control group allows less. `root` is where proc and sys are mounted."""
+    available = _fields(root / "proc/meminfo")["MemAvailable"] * 1024
+    return max(0, min([available, *_cgroup_rooms(root)]))
+
+
+def auto_num_pages(
+    device: torch.device, model_dir: Path, *, tp_size: int, ranks_on_host: int, page_bytes: int, max_useful: int
+) -> int:
+    """Pages for a rank whose weights are not loaded yet. Raises EngineConfigError if there is no room for one."""
+    weight_bytes = sum(path.stat().st_size for path in model_dir.glob("*.safetensors")) // tp_size
+    room = available_bytes(device) - weight_bytes
+    share = GPU_SHARE if device.type == "cuda" else HOST_SHARE / ranks_on_host
+    num_pages = int(share * room) // page_bytes
+    if num_pages < 1:
+        raise EngineConfigError(
+            f"kv_cache_mib auto: beside {weight_bytes // MIB} MiB of weights there are {max(0, room) // MIB} MiB left "
+            f"on {device}, of which {share:.0%} do not hold a page of {page_bytes} bytes"
+        )
+    return min(num_pages, max_useful)
+
+
+def require_room(key: str, pool_bytes: int, device: torch.device) -> None:
+    """Raises EngineConfigError, naming `key`, if a pool of KV pages does not fit. On the host an allocation that is too
+    large would not fail: the kernel would kill somebody once it is used."""
+    room = available_bytes(device)
+    if pool_bytes > room:
+        raise EngineConfigError(
+            f"{key} asks for {pool_bytes / MIB:.0f} MiB of KV pages, and {room / MIB:.0f} MiB are free on {device}"
+        )
+
+
+def _cgroup_rooms(root: Path) -> Iterator[int]:
+    """What every limit on the way from this process's control group to the root leaves. Memory that is only cache is
+    not counted as taken."""
+    try:
+        groups = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in groups:
+        _, controllers, name = line.split(":", 2)
+        if controllers == "memory":
+            mount, limit, usage, cache = (
+                "memory",
+                "memory.limit_in_bytes",
+                "memory.usage_in_bytes",
+                "total_inactive_file",
+            )
+        elif not controllers:
+            mount, limit, usage, cache = "", "memory.max", "memory.current", "inactive_file"
+        else:
+            continue
+        group = Path(name.lstrip("/"))
+        for part in (group, *group.parents):
+            directory = root / "sys/fs/cgroup" / mount / part
+            try:
+                max_bytes = int((directory / limit).read_text())
+                used_bytes = int((directory / usage).read_text())
+                used_bytes -= _fields(directory / "memory.stat").get(cache, 0)
+            except (OSError, ValueError):  # not there, or "max": no limit
+                continue
+            yield max_bytes - used_bytes
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """The first number of each line by its name."""
+    fields = {}
+    for line in path.read_text().splitlines():
+        name, number, *_ = line.split()
+        fields[name.rstrip(":")] = int(number)
+    return fields
