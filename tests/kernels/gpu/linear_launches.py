@@ -13,6 +13,7 @@ from slipstream.kernels.gpu.fp8_linear import fp8_linear
 from slipstream.kernels.gpu.int4_linear import int4_linear
 from slipstream.kernels.gpu.page_copy import gather_pages, scatter_pages
 from slipstream.kernels.gpu.rms_norm import rms_norm
+from slipstream.kernels.gpu.sampling import Draws, Penalties, Updates, add_scores, penalise, sample
 from slipstream.kernels.gpu.silu_mul import silu_mul
 from slipstream.kernels.quantized_weight import Fp8Weight, Int4Weight
 
@@ -33,10 +34,23 @@ def int4(outputs: int, inputs: int, group: int) -> Int4Weight:
     return Int4Weight(codes, scales, torch.empty(scales.shape, dtype=torch.uint8, device="meta"))
 
 
+def sampling_launches() -> dict[str, Callable[[], object]]:
+    logits = torch.empty(64, 128256, device="meta")
+    one, wide = torch.empty(64, device="meta"), torch.empty(64, dtype=torch.float64, device="meta")
+    whole = torch.empty(64, dtype=torch.int32, device="meta")
+    updates = Updates(whole, whole, one)
+    return {
+        "sample greedy": partial(sample, logits, None),
+        "sample": partial(sample, logits, Draws(one, one, whole, wide, wide)),
+        "penalise": partial(penalise, logits, Penalties(updates, one, one, one)),
+        "add_scores": partial(add_scores, logits, updates),
+    }
+
+
 def launches() -> dict[str, Callable[[], object]]:
     pool, page_ids = bf16(32, 1000, 8, 2, 16, 128), torch.empty(100, dtype=torch.int64, device="meta")
     heads = bf16(64, 48, 128)[:, :40]
-    calls: dict[str, Callable[[], object]] = {
+    calls: dict[str, Callable[[], object]] = sampling_launches() | {
         "rms_norm": lambda: rms_norm(bf16(64, 4096), bf16(4096), 1e-5),
         "rms_norm add": lambda: rms_norm(bf16(64, 4096), bf16(4096), 1e-5, bf16(64, 4096)),
         "rms_norm heads": lambda: rms_norm(heads, bf16(40, 128), 1e-5),
@@ -54,7 +68,7 @@ def launches() -> dict[str, Callable[[], object]]:
     for num_rows in (1, 64, 128):
         calls[f"int4_linear {num_rows}"] = partial(int4_linear, bf16(num_rows, 4096), int4(6144, 4096, 128))
     calls["int4_linear groups of 32"] = lambda: int4_linear(bf16(4, 4096), int4(6144, 4096, 32))
-    for num_rows in (1, 4, 16, 64):
+    for num_rows in (1, 16, 64):
         for name, weight, gate_up in (
             ("bf16", bf16(4096, 4096), bf16(28672, 4096)),
             ("fp8", fp8(4096, 4096), fp8(28672, 4096)),
