@@ -137,22 +137,28 @@ def load_packed(
 
 def _fill(contents: Bytes, layout: PackedLayout, checkpoint: Checkpoint, library: ctypes.CDLL) -> None:
     for slot in layout.plain_slots():
-        first = slot.offset
-        for part in slot.parts:
-            stored, count = checkpoint.mapped(part), _num_elements(part)
-            if count:
-                torch.frombuffer(contents, dtype=slot.dtype, count=count, offset=first).view(stored.shape).copy_(stored)
-            first += count * slot.dtype.itemsize
-    sources = [(slot, [_readable(checkpoint.mapped(part)) for part in slot.weights]) for slot in layout.linear_slots()]
-    jobs = (PackJob * len(sources))()
-    for job, (slot, stored_parts) in zip(jobs, sources, strict=True):
-        rows = (SourceRows * len(stored_parts))()
-        for row, stored in zip(rows, stored_parts, strict=True):
+        _copy(contents, slot, checkpoint)
+    slots = list(layout.linear_slots())
+    jobs = (PackJob * len(slots))()
+    mapped: list[Tensor] = []  # must stay until they have been read
+    for job, linear in zip(jobs, slots, strict=True):
+        rows = (SourceRows * len(linear.weights))()
+        for row, part in zip(rows, linear.weights, strict=True):
+            mapped.append(stored := _readable(checkpoint.mapped(part)))
             row.outputs, row.values, row.stride = stored.shape[0], stored.data_ptr(), stored.stride(0)
             row.values_type = SCALARS[stored.dtype]
-        job.shape, job.sources, job.num_sources = slot.shape, rows, len(rows)
-        job.packed = contents.ctypes.data + slot.offset
+        job.shape, job.sources, job.num_sources = linear.shape, rows, len(rows)
+        job.packed = contents.ctypes.data + linear.offset
     library.slipstream_pack(jobs, len(jobs))
+
+
+def _copy(contents: Bytes, slot: PlainSlot, checkpoint: Checkpoint) -> None:
+    first = slot.offset
+    for part in slot.parts:
+        stored, count = checkpoint.mapped(part), _num_elements(part)
+        if count:
+            torch.frombuffer(contents, dtype=slot.dtype, count=count, offset=first).view(stored.shape).copy_(stored)
+        first += count * slot.dtype.itemsize
 
 
 def _readable(stored: Tensor) -> Tensor:

@@ -88,8 +88,11 @@ def _layer(name: str, config: ModelConfig, tp: TensorParallel) -> LayerShare:
     kv_rows = _scale(tp.shard(c.num_kv_heads, "num_key_value_heads"), c.head_dim)
     inner = tp.shard(c.intermediate_size, "intermediate_size")
     q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    qkv = ((f"{attention}.q_proj", q_size, q_rows), (f"{attention}.k_proj", kv_size, kv_rows))
-    qkv += ((f"{attention}.v_proj", kv_size, kv_rows),)
+    qkv = (
+        (f"{attention}.q_proj", q_size, q_rows),
+        (f"{attention}.k_proj", kv_size, kv_rows),
+        (f"{attention}.v_proj", kv_size, kv_rows),
+    )
     gate_up = tuple((f"{mlp}.{gate}_proj", c.intermediate_size, inner) for gate in ("gate", "up"))
     return LayerShare(
         attention_norm=_whole(f"{name}.input_layernorm.weight", c.hidden_size),

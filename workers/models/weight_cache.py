@@ -109,7 +109,7 @@ def _open(path: Path, key: bytes, num_bytes: int) -> Bytes | None:
     if magic.rstrip(b"\0") != MAGIC or its_key != key or its_bytes != num_bytes:
         return None
     # A machine that went down may have kept the name and lost the bytes, which were never forced to the disk.
-    if boot != _boot() and checksum != xxh3_64_intdigest(contents):
+    if boot != _boot() and checksum != xxh3_64_intdigest(contents.data):
         return None
     with contextlib.suppress(OSError):  # marks it as used; somebody else's file will do without
         os.utime(path)
@@ -126,7 +126,7 @@ def _write(path: Path, key: bytes, num_bytes: int, fill: Fill) -> None:
             mapped = mmap.mmap(file.fileno(), 0)
             contents = np.frombuffer(mapped, np.uint8, num_bytes, HEADER_BYTES)
             fill(contents)
-            fields = _HEADER.pack(MAGIC, key, num_bytes, xxh3_64_intdigest(contents), _boot())
+            fields = _HEADER.pack(MAGIC, key, num_bytes, xxh3_64_intdigest(contents.data), _boot())
             mapped[: _HEADER.size + 8] = fields + xxh3_64_digest(fields)
         part.rename(path)
     except BaseException:
