@@ -80,7 +80,14 @@ class Library:
         self.calls.slipstream_linear_pack.argtypes = [POINTER(c_int32), POINTER(SourceRows), c_int32, c_void_p]
         self.calls.slipstream_linear_pack.restype = None
         self.calls.slipstream_linear_scratch_bytes.restype = c_int64
-        self.calls.slipstream_linear.argtypes = [POINTER(c_int32), c_void_p, c_int32, POINTER(LinearCall), c_int32, c_void_p]
+        self.calls.slipstream_linear.argtypes = [
+            POINTER(c_int32),
+            c_void_p,
+            c_int32,
+            POINTER(LinearCall),
+            c_int32,
+            c_void_p,
+        ]
         self.calls.slipstream_linear.restype = None
         self.calls.slipstream_set_num_threads.argtypes = [c_int32]
         self.calls.slipstream_set_num_threads(2)
