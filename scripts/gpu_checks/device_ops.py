@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
 from gpu_checks.setting import Setting
 
+from slipstream.kernels.gpu_modules import gpu_module
 from slipstream.kernels.ops import Ops, TorchOps
 
 
 def device_ops(setting: Setting) -> Ops:
-    if setting.device.type != "cuda":
+    module = gpu_module("ops") if setting.device.type == "cuda" else None
+    if module is None:
         return TorchOps()
-    # Named here only: the module imports triton, which a dry run on a CPU does without.
-    module: Any = importlib.import_module("slipstream.kernels.gpu.ops")
     ops: Ops = module.TritonOps()
     return ops

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from gpu_checks.shapes import random_model, read_config
 
+from slipstream.kernels.gpu_modules import gpu_module
 from slipstream.kernels.ops import Ops, TorchOps
 from slipstream.router.messages import EngineRequest, SamplingParams, pack_ids
 from slipstream.workers.engine.engine import Engine
@@ -117,6 +118,7 @@ def _executor(model: Llama, ops: Ops, kv: torch.Tensor, limits: EngineLimits) ->
         max_num_seqs=limits.max_num_seqs,
         max_model_len=limits.max_model_len,
         recorder=CudaGraphRecorder(kv.device),
+        sampling=gpu_module("sampling"),
     )
     runner.record()
     return runner

@@ -31,7 +31,13 @@ def build_gpu_runner(model: Llama, kv: Tensor, *, max_num_seqs: int, max_model_l
     on_triton = Llama(model.config, model.weights, model.tp, triton_ops)
     recorder = CudaGraphRecorder(kv.device)
     runner = GpuRunner(
-        on_triton, triton_ops, kv, max_num_seqs=max_num_seqs, max_model_len=max_model_len, recorder=recorder
+        on_triton,
+        triton_ops,
+        kv,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        recorder=recorder,
+        sampling=gpu_module("sampling"),
     )
     runner.record()
     return runner

@@ -7,6 +7,7 @@ it has been copied: each `Upload` remembers its last copy and waits for that one
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,14 +29,14 @@ class Upload:
         self._host = torch.empty(0, dtype=dtype)
         self._copied = torch.cuda.Event() if self._is_pinned else None  # type: ignore[no-untyped-call]
 
-    def begin(self, count: int) -> NDArray[np.signedinteger]:
+    def begin(self, count: int) -> NDArray[Any]:
         """`count` numbers to be written, then sent with `copy_to`."""
         if self._copied is not None:
             self._copied.synchronize()
         if len(self._host) < count:
             size = 1 << (count - 1).bit_length()
             self._host = torch.empty(size, dtype=self._host.dtype, pin_memory=self._is_pinned)
-        numbers: NDArray[np.signedinteger] = self._host[:count].numpy()
+        numbers: NDArray[Any] = self._host[:count].numpy()
         return numbers
 
     def copy_to(self, out: Tensor) -> None:

@@ -8,7 +8,7 @@ pages to send
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -43,8 +43,8 @@ class DeviceModel(Model, Protocol):
 class GpuRunner(ModelRunner):
     """A `ModelRunner` that never waits for the device but for a step's tokens.
 
-    `record` makes the graphs; without it, and where recording fails, every step is queued kernel by kernel. All ranks
-    of a group must call the same methods in the same order.
+    `sampling` is `kernels.gpu.sampling`, if it is there. `record` makes the graphs; without it, and where recording
+    fails, every step is queued kernel by kernel. All ranks of a group must call the same methods in the same order.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class GpuRunner(ModelRunner):
         max_num_seqs: int,
         max_model_len: int,
         recorder: Recorder,
+        sampling: Any = None,
     ) -> None:
         super().__init__(model, kv)
         self._device_model = model
@@ -64,7 +65,7 @@ class GpuRunner(ModelRunner):
         self._upload = StepUpload(kv.device)
         self._inputs = DecodeInputs(max_num_seqs, -(-max_model_len // self._page_tokens), kv.device)
         self._graphs = DecodeGraphs(self._decode, batch_buckets(max_num_seqs), recorder)
-        self._gpu_sampler = GpuSampler(model.config.vocab_size, kv.device)
+        self._gpu_sampler = GpuSampler(model.config.vocab_size, kv.device, sampling)
 
     def record(self) -> None:
         """Records decode steps for all batch buckets; takes seconds and no pages."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from slipstream.workers.engine.gpu_inputs import Upload
 from slipstream.workers.engine.plan import GREEDY_BELOW, SampledTokens, SamplingRow
-from slipstream.workers.engine.sampler import Sampler, sampled_tokens
+from slipstream.workers.engine.sampler import Sampler, sampled_tokens, uniform
 
 
 class TokenReader:
@@ -34,23 +38,82 @@ class TokenReader:
 
 
 class GpuSampler:
-    """`Sampler` for a GPU: what most rows ask for is computed there; penalties, biases, masked tokens and
-    log-probabilities go through `Sampler`, which waits for the device where it has to look at numbers."""
+    """`Sampler` for a GPU. `kernels` is `kernels.gpu.sampling`; log-probabilities, and everything but greedy tokens
+    without it, go through `Sampler`, which waits for the device where it has to look at numbers."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, device: torch.device, kernels: Any = None) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._kernels = kernels
         self._sampler = Sampler(vocab_size, device)
         self._reader = TokenReader(device)
+        # One a use: what is queued for one must not wait for the copy of another.
+        self._draws, self._counts, self._biases, self._masks = (Upload(device, torch.float64) for _ in range(4))
 
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> SampledTokens:
         """One token a row, None where the scores leave none to pick; the best ones where there are no `rows`. `logits`
         is [rows, vocab] in float32 and is overwritten."""
-        if any(not is_plain(row) or row.params.temperature >= GREEDY_BELOW for row in rows):
+        is_greedy = all(row.params.temperature < GREEDY_BELOW for row in rows)
+        if any(row.params.logprobs is not None for row in rows):
             return self._sampler.sample(logits, rows)
-        highest, tokens = logits.max(dim=-1)
-        return self._reader.read(tokens, highest.isfinite())
+        if self._kernels is None:
+            if not is_greedy or any(_changes_scores(row) for row in rows):
+                return self._sampler.sample(logits, rows)
+            highest, tokens = logits.max(dim=-1)
+            return self._reader.read(tokens, highest.isfinite())
+        self._change_scores(logits, rows)
+        return self._reader.read(*self._kernels.sample(logits, None if is_greedy else self._draws_of(rows)))
+
+    def _draws_of(self, rows: Sequence[SamplingRow]) -> Any:
+        columns = [
+            (p.temperature, math.log(p.min_p) if p.min_p > 0 else -math.inf, self._top_k(p.top_k), p.top_p)
+            for p in (row.params for row in rows)
+        ]
+        uniforms = [uniform(row.params.seed, row.position) for row in rows]
+        sent = self._send(self._draws, np.array([*zip(*columns, strict=True), uniforms]))
+        temperature, log_min_p, top_k, top_p, drawn = sent
+        return self._kernels.Draws(
+            temperature.to(torch.float32), log_min_p.to(torch.float32), top_k.to(torch.int32), top_p, drawn
+        )
+
+    def _top_k(self, top_k: int) -> int:
+        return top_k if 0 < top_k < self._vocab_size else self._vocab_size
+
+    def _change_scores(self, logits: Tensor, rows: Sequence[SamplingRow]) -> None:
+        """Penalties, then biases, then masks, as in `Sampler`."""
+        counted = [(i, row.counts) for i, row in enumerate(rows) if row.counts is not None]
+        if counted:
+            sizes = [len(counts.ids) for _, counts in counted]
+            ids, numbers = zip(*((counts.ids, counts.output_counts) for _, counts in counted), strict=True)
+            entries = [np.repeat([i for i, _ in counted], sizes), np.concatenate(ids), np.concatenate(numbers)]
+            params = [row.params for row in rows]
+            factors = np.array(
+                [[p.repetition_penalty, p.frequency_penalty, p.presence_penalty] for p in params], np.float64
+            ).T
+            width = max(len(rows), sum(sizes))
+            both = np.zeros((6, width))
+            both[:3, : sum(sizes)], both[3:, : len(rows)] = entries, factors
+            sent = self._send(self._counts, both)
+            repetition, frequency, presence = (row[: len(rows)].to(torch.float32) for row in sent[3:])
+            updates = self._updates(sent[:3, : sum(sizes)])
+            self._kernels.penalise(logits, self._kernels.Penalties(updates, repetition, frequency, presence))
+        biases = [(i, token_id, value) for i, row in enumerate(rows) for token_id, value in row.params.logit_bias]
+        masks = [(i, token_id, -math.inf) for i, row in enumerate(rows) for token_id in row.masked_ids]
+        for upload, changes in ((self._biases, biases), (self._masks, masks)):
+            if changes:
+                self._kernels.add_scores(logits, self._updates(self._send(upload, np.array(changes, np.float64).T)))
+
+    def _updates(self, entries: Tensor) -> Any:
+        rows, token_ids, values = entries
+        return self._kernels.Updates(rows.to(torch.int32), token_ids.to(torch.int32), values.to(torch.float32))
+
+    def _send(self, upload: Upload, numbers: np.ndarray[Any, np.dtype[np.float64]]) -> Tensor:
+        """As float64: small integers and float32 numbers survive the way."""
+        upload.begin(numbers.size).reshape(numbers.shape)[...] = numbers
+        sent = torch.empty(numbers.shape, dtype=torch.float64, device=self._device)
+        upload.copy_to(sent)
+        return sent
 
 
-def is_plain(row: SamplingRow) -> bool:
-    """Whether the model's scores are drawn from as they are, and nothing but the token is reported."""
-    params = row.params
-    return row.counts is None and not row.masked_ids and not params.logit_bias and params.logprobs is None
+def _changes_scores(row: SamplingRow) -> bool:
+    return row.counts is not None or bool(row.masked_ids) or bool(row.params.logit_bias)

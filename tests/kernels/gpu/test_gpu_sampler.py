@@ -1,0 +1,62 @@
+"""The engine's sampling on a GPU gives the tokens of the sampler in torch, whatever the rows ask for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from slipstream.kernels.gpu import sampling
+from slipstream.router.messages import SamplingParams
+from slipstream.workers.engine.gpu_sampler import GpuSampler
+from slipstream.workers.engine.plan import SamplingRow
+from slipstream.workers.engine.sampler import Sampler
+from slipstream.workers.engine.token_counts import TokenCounts
+
+VOCAB = 300
+
+
+def counts(prompt: list[int], output: list[int]) -> TokenCounts:
+    return TokenCounts(np.array(prompt, np.int32), np.array(output, np.int32))
+
+
+def rows() -> list[SamplingRow]:
+    """Greedy and drawn, cut in every way, penalised, biased, masked."""
+    repeated = counts([5, 6, 7, 5], [9, 9, 8])
+    return [
+        SamplingRow(SamplingParams(8, temperature=0.0), 0),
+        SamplingRow(SamplingParams(8, temperature=1.0, seed=3), 4),
+        SamplingRow(SamplingParams(8, temperature=0.7, seed=4, top_k=5), 1),
+        SamplingRow(SamplingParams(8, temperature=1.3, seed=5, top_p=0.6), 2),
+        SamplingRow(SamplingParams(8, temperature=0.9, seed=6, min_p=0.2, top_k=40, top_p=0.9), 3),
+        SamplingRow(SamplingParams(8, temperature=0.0, repetition_penalty=1.5, presence_penalty=0.5), 3, repeated),
+        SamplingRow(SamplingParams(8, temperature=1.0, seed=7, frequency_penalty=2.0), 3, repeated),
+        SamplingRow(SamplingParams(8, temperature=0.0, logit_bias=((17, 50.0), (18, 60.0))), 0, None, (18,)),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_tokens_are_those_of_the_sampler_in_torch(device: torch.device, seed: int) -> None:
+    logits = torch.randn(8, VOCAB, generator=torch.manual_seed(seed)) * 3
+    expected = Sampler(VOCAB, torch.device("cpu")).sample(logits.clone(), rows())
+    found = GpuSampler(VOCAB, device, sampling).sample(logits.to(device), rows())
+    assert list(found.token_ids) == list(expected.token_ids)
+    assert found.token_ids[7] == 17
+
+
+def test_scores_that_are_no_numbers_give_no_token(device: torch.device) -> None:
+    logits = torch.randn(3, VOCAB, generator=torch.manual_seed(0))
+    logits[1, 7] = float("nan")
+    found = GpuSampler(VOCAB, device, sampling).sample(logits.to(device), [])
+    assert [token is None for token in found.token_ids] == [False, True, False]
+    assert found.token_ids[0] == int(logits[0].argmax())
+
+
+def test_log_probabilities_are_reported_as_ever(device: torch.device) -> None:
+    logits = torch.randn(1, VOCAB, generator=torch.manual_seed(0))
+    [row] = [SamplingRow(SamplingParams(8, temperature=0.0, logprobs=2), 0)]
+    found = GpuSampler(VOCAB, device, sampling).sample(logits.to(device), [row])
+    assert found.logprobs is not None
+    [reported] = found.logprobs
+    assert reported is not None
+    assert len(reported.top) == 2
