@@ -35,6 +35,7 @@ from slipstream.kernels.quantized_weight import CODES_PER_WORD, Int4Weight
 
 MAX_ROWS = 64
 BLOCK_INPUTS = 128  # at most; a power of two that divides the group, so that a tile has one scale an output
+MIN_GROUP = 16  # the fewest inputs that tensor cores multiply at once; groups must be a multiple
 # Bits that a code is put into, and the number that they are without it.
 OFFSETS = {torch.bfloat16: (0x43004300, 128.0), torch.float16: (0x64006400, 1024.0)}
 NUM_SMS = 132  # H100 and H200
@@ -162,8 +163,8 @@ def int4_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None, confi
     if not (weight.codes.is_contiguous() and weight.scales.is_contiguous() and weight.zeros.is_contiguous()):
         raise ValueError("weight must be of contiguous tensors")
     block_inputs = gcd(weight.group_size, BLOCK_INPUTS)
-    if block_inputs < 16:
-        raise ValueError(f"weight must have groups of a multiple of 16 inputs, got {weight.group_size}")
+    if block_inputs < MIN_GROUP:
+        raise ValueError(f"weight must have groups of a multiple of {MIN_GROUP} inputs, got {weight.group_size}")
     num_rows = len(x)
     if weight.perm is not None:
         x = x.index_select(1, weight.perm)

@@ -25,6 +25,7 @@ from slipstream.kernels.gpu.fp8_linear import fp8_linear
 from slipstream.kernels.gpu.int4_linear import OFFSETS as INT4_DTYPES
 from slipstream.kernels.gpu.int4_linear import int4_linear
 from slipstream.kernels.gpu.kv_layer import KvLayer
+from slipstream.kernels.gpu.int4_linear import MIN_GROUP, OFFSETS, int4_linear
 from slipstream.kernels.gpu.prefill_attention import prefill_attention
 from slipstream.kernels.gpu.rms_norm import rms_norm
 from slipstream.kernels.gpu.rope_kv_write import rope_kv_write, rope_table

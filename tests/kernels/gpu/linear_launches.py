@@ -68,15 +68,23 @@ def launches() -> dict[str, Callable[[], object]]:
     for num_rows in (1, 64, 128):
         calls[f"int4_linear {num_rows}"] = partial(int4_linear, bf16(num_rows, 4096), int4(6144, 4096, 128))
     calls["int4_linear groups of 32"] = lambda: int4_linear(bf16(4, 4096), int4(6144, 4096, 32))
-    for num_rows in (1, 16, 64):
-        for name, weight, gate_up in (
-            ("bf16", bf16(4096, 4096), bf16(28672, 4096)),
-            ("fp8", fp8(4096, 4096), fp8(28672, 4096)),
-            ("fp8 by block", fp8(4096, 4096, (128, 128)), fp8(28672, 4096, (128, 128))),
-        ):
-            x, norm_weight = bf16(num_rows, 4096), bf16(4096)
-            calls[f"decode_linear {name} {num_rows}"] = partial(decode_linear, x, weight, add_to=bf16(num_rows, 4096))
-            calls[f"decode_linear {name} {num_rows} gated"] = partial(
-                decode_linear, x, gate_up, norm_weight=norm_weight, eps=1e-5, gated=True
-            )
+    norm_weight = bf16(4096)
+    for name, num_rows, weight in (
+        ("bf16", 1, bf16(28672, 4096)),
+        ("bf16", 16, bf16(28672, 4096)),
+        ("fp8", 1, fp8(28672, 4096)),
+        ("fp8", 16, fp8(28672, 4096)),
+        ("fp8 by block", 64, fp8(28672, 4096, (128, 128))),
+    ):
+        calls[f"decode_linear {name} {num_rows} gated"] = partial(
+            decode_linear, bf16(num_rows, 4096), weight, norm_weight=norm_weight, eps=1e-5, gated=True
+        )
+    for name, num_rows, weight in (
+        ("bf16", 4, bf16(4096, 14336)),
+        ("fp8", 64, fp8(4096, 14336)),
+        ("fp8 by block", 1, fp8(4096, 14336, (128, 128))),
+    ):
+        calls[f"decode_linear {name} {num_rows}"] = partial(
+            decode_linear, bf16(num_rows, 14336), weight, add_to=bf16(num_rows, 4096)
+        )
     return calls
