@@ -19,12 +19,12 @@ from slipstream.kv_transfer.config import TransferConfig
 from slipstream.kv_transfer.counters import Counters
 from slipstream.kv_transfer.events import TransferEvent, TransferStats
 from slipstream.kv_transfer.layout import Stream, streams_between
+from slipstream.kv_transfer.open_transport import open_page_transport
 from slipstream.kv_transfer.plan import StreamPlan, TicketError, message_bytes
 from slipstream.kv_transfer.pool import PageIds, PagePool
 from slipstream.kv_transfer.receive_side import ReceiveSide
 from slipstream.kv_transfer.records import RecordError, check_peer, decode_record
 from slipstream.kv_transfer.send_side import SendSide
-from slipstream.kv_transfer.staging import Staging
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
 from slipstream.kv_transfer.transport import Arrival, Link, Transport
 
@@ -43,7 +43,8 @@ class TransferAgent:
 
     `peer` is the worker group that this rank belongs to, `rank` of `tp`. `on_event` is called on the agent's thread;
     it must not block and must not raise. Each `send` and each `expect` that returned ends in exactly one event.
-    `transport` is UCX unless given. Raises StagingError if a message might not fit the staging memory,
+    `token` is the cluster's secret: peers that do not know it are turned away. `transport` takes the place of what
+    `config` names. Raises StagingError if a message might not fit the staging memory,
     TransportError if the transport cannot be opened, ValueError for a bad peer or rank.
     """
 
@@ -56,6 +57,7 @@ class TransferAgent:
         peer: PeerId,
         config: TransferConfig,
         on_event: Callable[[TransferEvent], None],
+        token: str = "",
         transport: Transport | None = None,
     ) -> None:
         if not 0 <= rank < tp:
@@ -67,15 +69,10 @@ class TransferAgent:
         self._peer = peer
         self._config = config
         self._counters = Counters()
-        # Each direction has its half. Sharing would let two workers that send to each other fill all buffers with
-        # what the other one has no buffer for.
-        half = config.staging_mib * (1 << 20) // 2
         self._max_message_bytes = message_bytes(config.slab_pages, pool.geometry)
-        outgoing = Staging(self._max_message_bytes, half)
-        incoming = Staging(self._max_message_bytes, half)
-        self._transport = transport if transport is not None else _open_transport(config)
-        self._sender = SendSide(self._transport, pool, config, outgoing, self._counters, on_event)
-        self._receiver = ReceiveSide(self._transport, pool, config, incoming, self._counters, on_event)
+        self._transport = open_page_transport(pool, config, token, transport)
+        self._sender = SendSide(self._transport, config, self._counters, on_event)
+        self._receiver = ReceiveSide(self._transport, config, self._counters, on_event)
         # The identity that arrivals belong to: `_peer`, but changed by the thread in its turn among the commands.
         self._serving = peer
         self._commands: deque[Callable[[], None]] = deque()
@@ -210,11 +207,11 @@ class TransferAgent:
             while not self._is_stopping:
                 if not self._turn():
                     self._transport.wait(max(0.0, self._next_deadline() - time.monotonic()))
-            self._wind_up("the transfer agent is closed")
+            self._wind_up("the transfer agent is closed", CLOSE_S)
         except Exception as error:
             # The one broad handler: whatever went wrong, every transfer still ends.
             logger.exception("the transfer agent has failed")
-            self._wind_up(f"the transfer agent has failed: {error}")
+            self._wind_up(f"the transfer agent has failed: {error}", 0.0)
 
     def _turn(self) -> bool:
         """One round of everything; True if there was anything to do."""
@@ -243,20 +240,18 @@ class TransferAgent:
     def _next_deadline(self) -> float:
         return min(self._sender.next_deadline(), self._receiver.next_deadline())
 
-    def _wind_up(self, reason: str) -> None:
+    def _wind_up(self, reason: str, patience_s: float) -> None:
         with self._lock:  # nobody is about to wake a transport that is closed
             self._is_closed = True
         try:
             self._run_commands()
             self._sender.end_all(reason)
             self._receiver.end_all(reason)
-            deadline = time.monotonic() + CLOSE_S
+            deadline = time.monotonic() + patience_s
             while (self._transport.num_in_flight or self._held) and time.monotonic() < deadline:
                 if not self._turn():
                     self._transport.wait(TICK_S)
             self._transport.close()
-            while self._receiver.pump():
-                pass
         finally:
             # What a failure has cut off in the middle never comes to an end of its own.
             self._sender.abandon(reason)
@@ -303,16 +298,9 @@ class TransferAgent:
                 f"slabs of {ticket.slab_pages} pages do not fit this rank's staging buffers, "
                 f"which are made for {self._config.slab_pages}"
             )
-        ids = np.asarray(page_ids, np.intp)
+        ids = np.asarray(page_ids, np.int64)
         if ids.shape != (ticket.num_pages,):
             raise TicketError(f"the ticket wants {ticket.num_pages} pages, got ids of {ids.shape}")
         if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= geometry.num_pages):
             raise TicketError(f"page ids must be in 0..{geometry.num_pages - 1}, got {ids.min()}..{ids.max()}")
         return ids
-
-
-def _open_transport(config: TransferConfig) -> Transport:
-    # Imported where it is used: it loads the native library, which only a rank that opens a transport needs.
-    from slipstream.kv_transfer.ucx import UcxTransport
-
-    return UcxTransport(config.host, config.tls)

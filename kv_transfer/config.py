@@ -5,21 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+MAX_SLAB_PAGES = 8192  # whose ids fit in one packet between workers of a host
+
 
 @dataclass(frozen=True, slots=True)
 class TransferConfig:
-    """`host` is where a rank listens and what its peers are told, so it must be an address and no wildcard. `tls` is
-    handed to UCX as UCX_TLS. Pages travel in slabs of at most `slab_pages`, one layer of them a message; messages pass
+    """`transport` auto: workers of one host copy pages straight out of each other's pools where those are in host
+    memory (see `shared_pool`), all others use UCX. `ucx` and `shared_memory` allow only that one. `host` is where a
+    rank listens and what its peers are told, so it must be an address and no wildcard. `tls` is handed to UCX as
+    UCX_TLS. Pages travel in slabs of at most `slab_pages`, one layer of them a message; messages pass
     through `staging_mib` of host memory a rank, half of it for each direction. Either end of a transfer that makes no
     progress for `lease_s` gives it up. `corrupt_every` flips one byte of every n-th message sent (0: never): a fire
     drill for the integrity check."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
-    transport: Literal["ucx"] = "ucx"
+    transport: Literal["auto", "shared_memory", "ucx"] = "auto"
     host: str = "127.0.0.1"
     tls: str = "posix,self,tcp"
-    slab_pages: int = 32
+    slab_pages: int = 64
     staging_mib: int = 64
     lease_s: float = 30.0
     corrupt_every: int = 0
@@ -28,8 +32,8 @@ class TransferConfig:
         for key, value in (("host", self.host), ("tls", self.tls)):
             if not value:
                 raise ValueError(f"{key} must not be empty")
-        if self.slab_pages < 1:
-            raise ValueError(f"slab_pages must be at least 1, got {self.slab_pages}")
+        if not 1 <= self.slab_pages <= MAX_SLAB_PAGES:
+            raise ValueError(f"slab_pages must be in 1..{MAX_SLAB_PAGES}, got {self.slab_pages}")
         if self.staging_mib < 1:
             raise ValueError(f"staging_mib must be at least 1, got {self.staging_mib}")
         if not self.lease_s > 0:

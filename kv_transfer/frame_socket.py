@@ -6,6 +6,7 @@ import contextlib
 import socket
 import struct
 
+from slipstream.kv_transfer.spare_file import SpareFile
 from slipstream.kv_transfer.ticket import TransferAddress
 
 _LENGTH = struct.Struct("<H")
@@ -89,6 +90,7 @@ class FrameListener:
         family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
         self._listener = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
         self._listener.setblocking(False)
+        self._spare = SpareFile()
         self.address = TransferAddress(host, int(self._listener.getsockname()[1]))
 
     def fileno(self) -> int:
@@ -96,11 +98,9 @@ class FrameListener:
 
     def accept(self) -> FrameSocket | None:
         """The next connection that waits, if any."""
-        try:
-            connection, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return None
-        return FrameSocket(connection)
+        connection = self._spare.accept(self._listener)
+        return None if connection is None else FrameSocket(connection)
 
     def close(self) -> None:
         self._listener.close()
+        self._spare.close()

@@ -13,7 +13,7 @@
            | still in flight after `grace_s`
            +--> CutLinks: whoever is at the other end has stalled; ending its links ends the operations
 
-`Finish` comes exactly once, and when it does no operation can touch pages or staging any more. That is why a failed
+`Finish` comes exactly once, and when it does no operation can touch pages any more. That is why a failed
 hand-off waits in `closing`: a posted message cannot be taken back, it can only run to its end.
 
 Every call takes the time, `now` in seconds on any steady clock, and returns what is to be done, in order. An end that
@@ -35,15 +35,7 @@ GRACE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Land:
-    """Receive this message into staging, then call `received`."""
-
-    plan: StreamPlan
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class Verify:
-    """Check the message in staging and copy it to its pages if it is whole, then call `verified`."""
+    """Receive this message into its pages, then call `received`."""
 
     plan: StreamPlan
     message: Message
@@ -70,7 +62,7 @@ class Finish:
     seconds: float
 
 
-Action = Land | Verify | TellPeers | CutLinks | Finish
+Action = Land | TellPeers | CutLinks | Finish
 
 
 class State(Enum):
@@ -209,11 +201,11 @@ class ReceiveHandoff(_Handoff):
         self._seen = {plan: bytearray(plan.num_messages) for plan in plans}
 
     def arrived(self, now: float) -> None:
-        """A message has come and waits for a staging buffer: the sender is alive."""
+        """A message has come and waits for its turn: the sender is alive."""
         self._progress(now)
 
     def accept(self, source_rank: int, index: int, num_bytes: int, now: float) -> list[Action]:
-        """There is a staging buffer for a message that has arrived. Unless the answer has a `Land`, it is unwanted."""
+        """A message that has arrived could be received. Unless the answer has a `Land`, it is unwanted."""
         if self.state is not State.ACTIVE:
             return []
         plan = self._plans_by_source.get(source_rank)
@@ -232,24 +224,18 @@ class ReceiveHandoff(_Handoff):
         self._start_one(now)
         return [Land(plan, message)]
 
-    def received(self, plan: StreamPlan, index: int, error: str | None, now: float) -> list[Action]:
-        """The transport has let go of the staging buffer. The message is still in flight if `Verify` is the answer."""
-        if self.state is State.ACTIVE and error is None:
-            self._progress(now)
-            return [Verify(plan, plan.message(index))]
+    def received(self, plan: StreamPlan, index: int, error: str | None, is_whole: bool, now: float) -> list[Action]:
+        """Nothing touches the message's pages any more. `is_whole`: it is in place, and its checksum was right."""
         self._end_one()
+        reason = None
         if error is not None:
-            actions = self.fail(f"message {index} broke off: {error}", now)
-            return actions or self._settle(now)
-        return self._settle(now)
-
-    def verified(self, plan: StreamPlan, index: int, is_whole: bool, now: float) -> list[Action]:
-        """`is_whole`: the checksum was right and the message has been copied to its pages."""
-        self._end_one()
-        if not is_whole:
+            reason = f"message {index} broke off: {error}"
+        elif not is_whole:
             reason = f"message {index} of source rank {plan.stream.source_rank} has a wrong checksum"
+        if reason is not None:
             actions = self.fail(reason, now)
             return actions or self._settle(now)
-        self._num_done += 1
-        self._progress(now)
+        if self.state is State.ACTIVE:
+            self._num_done += 1
+            self._progress(now)
         return self._settle(now)

@@ -1,13 +1,13 @@
 """The list of messages of a hand-off, which both ends derive from the ticket alone.
 
-A message carries one layer of one slab: up to `slab_pages` consecutive wanted pages, the heads of its stream, then
-a checksum.
+A message carries one layer of one slab: up to `slab_pages` consecutive wanted pages, the heads of its stream. Beside
+it travels the XXH3-64 of these bytes.
 
     pages of the sequence   0  1  2  3 | 4  5  6  7 | 8  9 10 11 | 12 ...      slab_pages = 4
     wanted                           [3|4  5  6  7 | 8  9]                     first_page = 3, num_pages = 7
     slabs                         slab 0|  slab 1  |slab 2
 
-    message   [ slab pages, stream heads, head_bytes ] [ checksum, 8 bytes ]
+    message   [ slab pages, stream heads, head_bytes ]
 
 Slabs end on multiples of `slab_pages` of the *sequence*, not of the wanted pages: prefill runs in chunks that start
 at the sequence's first token, so a chunk of that many pages completes whole slabs wherever the destination's cached
@@ -22,13 +22,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import xxhash
-
 from slipstream.kv_transfer.layout import PoolGeometry, Stream
 from slipstream.kv_transfer.ticket import HandoffTicket
-from slipstream.kv_transfer.transport import Buffer
 
-CHECKSUM_BYTES = 8
 TRANSFER_ID_BITS, RANK_BITS, INDEX_BITS = 32, 8, 24
 
 
@@ -38,17 +34,13 @@ class TicketError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Pages `first .. first + num_pages` of the wanted ones, in one layer. `num_bytes` counts the checksum in."""
+    """Pages `first .. first + num_pages` of the wanted ones, in one layer."""
 
     index: int
     layer: int
     first: int
     num_pages: int
     num_bytes: int
-
-    @property
-    def payload_bytes(self) -> int:
-        return self.num_bytes - CHECKSUM_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +85,7 @@ class StreamPlan:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of all pages of this stream, checksums not counted."""
+        """Bytes of all pages of this stream."""
         ticket = self.ticket
         return ticket.num_layers * ticket.num_pages * self.stream.num_heads * ticket.head_bytes
 
@@ -113,23 +105,22 @@ class StreamPlan:
         slab, layer = divmod(index, ticket.num_layers)
         first = max((self._first_slab + slab) * ticket.slab_pages, ticket.first_page)
         num_pages = self.slab_end(slab) - first
-        num_bytes = num_pages * self.stream.num_heads * ticket.head_bytes + CHECKSUM_BYTES
+        num_bytes = num_pages * self.stream.num_heads * ticket.head_bytes
         return Message(index, layer, first - ticket.first_page, num_pages, num_bytes)
 
     def tag(self, index: int) -> int:
         return MessageTag(self.ticket.transfer_id, self.stream.source_rank, index).pack()
 
-    def checksum(self, index: int, payload: Buffer) -> bytes:
-        """XXH3-64 of the payload, seeded with what makes this message this one and no other: whole pages that land
-        in the wrong place, or come from the destination's previous epoch, are as wrong as flipped bits."""
+    def seed(self, index: int) -> int:
+        """Of the message's checksum: it makes this message this one and no other. Whole pages that land in the wrong
+        place, or come from the destination's previous epoch, are as wrong as flipped bits."""
         epoch = self.ticket.destination.epoch & 0xFFFFFFFF
-        seed = self.tag(index) ^ (epoch * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF)
-        return xxhash.xxh3_64_digest(payload.data, seed=seed)
+        return self.tag(index) ^ (epoch * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF)
 
 
 def message_bytes(slab_pages: int, geometry: PoolGeometry) -> int:
     """The largest message that a rank can have to send or take with slabs of so many pages."""
-    return slab_pages * geometry.page_bytes + CHECKSUM_BYTES
+    return slab_pages * geometry.page_bytes
 
 
 def _check_ticket(ticket: HandoffTicket) -> None:

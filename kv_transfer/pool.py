@@ -6,11 +6,14 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from slipstream.kv_transfer.layout import PoolGeometry
+from slipstream.kv_transfer.pool_memory import PoolMemory
+from slipstream.kv_transfer.row_copy import MIN_BYTES, CopyRows, RowCopy, Table, copy_rows, native_copy_rows
 from slipstream.kv_transfer.transport import Buffer
 
-PageIds = npt.NDArray[np.intp]
+PageIds = npt.NDArray[np.int64]
 
 
 class PagePool(Protocol):
@@ -26,24 +29,23 @@ class PagePool(Protocol):
         """The inverse of `gather`."""
 
 
-class HostPagePool:
-    """A pool in host memory: `array` is the bytes of the pool, uint8 `[layers, pages, heads of the rank, head_bytes]`,
-    C-contiguous and shared with the engine (of a torch tensor:
-    `tensor.view(torch.uint8).numpy().reshape(layers, pages, heads, -1)`). Raises ValueError for any other array.
+class HostPages:
+    """Pages in host memory, to read: `array` is uint8 `[layers, pages, heads of the rank, head_bytes]`, C-contiguous.
 
-    A stream's heads are an equal share of the rank's heads, so its part of a page is a row of the table
-    `[pages * shares, share_bytes]`. numpy copies such rows at memory speed in both directions; torch's
-    `index_copy_` reaches a tenth of it.
+    `copy` is the native copy; without it numpy copies rows of `[pages * shares, share_bytes]` (a stream's heads are an
+    equal share of the rank's heads). Checksums are XXH3-64 of the bytes as `gather` lays them out.
+    Raises ValueError for any other array.
     """
 
-    def __init__(self, array: npt.NDArray[np.uint8]) -> None:
-        if array.dtype != np.uint8 or array.ndim != 4 or not array.flags.c_contiguous or not array.flags.writeable:
+    def __init__(self, array: npt.NDArray[np.uint8], copy: CopyRows | None = None) -> None:
+        if array.dtype != np.uint8 or array.ndim != 4 or not array.flags.c_contiguous:
             raise ValueError(
-                f"the pool must be writable contiguous uint8 [layers, pages, heads, head_bytes], "
-                f"got {array.dtype} {array.shape}"
+                f"the pool must be contiguous uint8 [layers, pages, heads, head_bytes], got {array.dtype} {array.shape}"
             )
         self._array = array
         self._geometry = PoolGeometry(*array.shape)
+        self.copy = copy if copy is not None else native_copy_rows()
+        self._address = int(array.ctypes.data)
 
     @property
     def geometry(self) -> PoolGeometry:
@@ -53,9 +55,23 @@ class HostPagePool:
         table, rows = self._rows(layer, page_ids, heads)
         np.take(table, rows, axis=0, out=out.reshape(len(rows), -1), mode="clip")
 
-    def scatter(self, layer: int, page_ids: PageIds, heads: range, src: Buffer) -> None:
-        table, rows = self._rows(layer, page_ids, heads)
-        table[rows] = src.reshape(len(rows), -1)
+    def gather_summed(self, layer: int, page_ids: PageIds, heads: range, out: Buffer, seed: int) -> int:
+        """As `gather`; returns the checksum."""
+        if self.copy is None or len(out) < MIN_BYTES:
+            self.gather(layer, page_ids, heads, out)
+            return xxhash.xxh3_64_intdigest(out.data, seed=seed)
+        table = self.table(layer, heads)
+        to = Table.of_buffer(out, table.row_bytes)
+        [checksum] = copy_rows(self.copy, [RowCopy(to, None, table, page_ids, len(page_ids), seed)])
+        assert checksum is not None, "page ids are checked where they come in"
+        return checksum
+
+    def table(self, layer: int, heads: range) -> Table:
+        """These heads of each page of the layer."""
+        geometry = self._geometry
+        first = layer * geometry.num_pages * geometry.page_bytes + heads.start * geometry.head_bytes
+        row_bytes = len(heads) * geometry.head_bytes
+        return Table(self._array, self._address + first, geometry.num_pages, row_bytes, geometry.page_bytes)
 
     def _rows(self, layer: int, page_ids: PageIds, heads: range) -> tuple[npt.NDArray[np.uint8], PageIds]:
         geometry = self._geometry
@@ -64,3 +80,35 @@ class HostPagePool:
             raise ValueError(f"{heads} is no equal share of {geometry.num_heads} heads")
         table = self._array[layer].reshape(geometry.num_pages * num_shares, len(heads) * geometry.head_bytes)
         return table, page_ids * num_shares + heads.start // len(heads)
+
+
+class HostPagePool(HostPages):
+    """A rank's pool in host memory, shared with the engine (of a torch tensor:
+    `tensor.view(torch.uint8).numpy().reshape(layers, pages, heads, -1)`).
+
+    `memory` is what the array fills, if other processes may be given a view of it. Raises ValueError like `HostPages`,
+    and for an array that cannot be written.
+    """
+
+    def __init__(
+        self, array: npt.NDArray[np.uint8], memory: PoolMemory | None = None, copy: CopyRows | None = None
+    ) -> None:
+        super().__init__(array, copy)
+        if not array.flags.writeable:
+            raise ValueError("the pool must be writable")
+        self.memory = memory
+
+    def scatter(self, layer: int, page_ids: PageIds, heads: range, src: Buffer) -> None:
+        table, rows = self._rows(layer, page_ids, heads)
+        table[rows] = src.reshape(len(rows), -1)
+
+    def scatter_summed(self, layer: int, page_ids: PageIds, heads: range, src: Buffer, seed: int) -> int:
+        """As `scatter`; returns the checksum."""
+        if self.copy is None or len(src) < MIN_BYTES:
+            self.scatter(layer, page_ids, heads, src)
+            return xxhash.xxh3_64_intdigest(src.data, seed=seed)
+        table = self.table(layer, heads)
+        source = Table.of_buffer(src, table.row_bytes)
+        [checksum] = copy_rows(self.copy, [RowCopy(table, page_ids, source, None, len(page_ids), seed, True)])
+        assert checksum is not None, "page ids are checked where they come in"
+        return checksum

@@ -2,8 +2,8 @@
 
 Runs on the transport thread alone. A message that arrives belongs to one of:
 
-    a lease                 waits in its source's queue for a staging buffer
-    a transfer that ended   is received into scrap memory: its sender must not hang on it
+    a lease                 waits in its source's queue until there is room to receive it
+    a transfer that ended   is discarded
     nobody yet              is kept until `begin` claims it: the ranks of a group hear of a reservation one by one,
                             and a source may be faster than the last of them. For `lease_s` at most.
 """
@@ -16,20 +16,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-import numpy as np
-
 from slipstream.kv_transfer.config import TransferConfig
 from slipstream.kv_transfer.counters import Counters
 from slipstream.kv_transfer.events import Received, ReceiveFailed, TransferEvent
-from slipstream.kv_transfer.handoff import Action, CutLinks, Finish, Land, ReceiveHandoff, State, TellPeers, Verify
-from slipstream.kv_transfer.plan import CHECKSUM_BYTES, Message, MessageTag, StreamPlan
-from slipstream.kv_transfer.pool import PageIds, PagePool
+from slipstream.kv_transfer.handoff import Action, CutLinks, Finish, Land, ReceiveHandoff, TellPeers
+from slipstream.kv_transfer.page_transport import Pages, PageTransport
+from slipstream.kv_transfer.plan import Message, MessageTag, StreamPlan
+from slipstream.kv_transfer.pool import PageIds
 from slipstream.kv_transfer.records import Abort, Hello, Record, Reject, Welcome, encode_record
-from slipstream.kv_transfer.staging import Staging
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferKey
-from slipstream.kv_transfer.transport import Arrival, Buffer, Link, Transport
+from slipstream.kv_transfer.transport import Arrival, Link
 
-MAX_IN_FLIGHT_PER_SOURCE = 8
 MAX_UNCLAIMED = 4096
 MAX_ENDED = 4096
 
@@ -61,36 +58,21 @@ class _Unclaimed:
     arrivals: list[tuple[MessageTag, Arrival]] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _Landed:
-    receiving: _Receiving
-    plan: StreamPlan
-    message: Message
-    slot: int
-    buffer: Buffer
-
-
 class ReceiveSide:
     def __init__(
         self,
-        transport: Transport,
-        pool: PagePool,
+        transport: PageTransport,
         config: TransferConfig,
-        staging: Staging,
         counters: Counters,
         emit: Callable[[TransferEvent], None],
     ) -> None:
         self._transport = transport
-        self._pool = pool
         self._lease_s = config.lease_s
-        self._staging = staging
         self._counters = counters
         self._emit = emit
-        self._max_in_flight = max(1, min(MAX_IN_FLIGHT_PER_SOURCE, staging.num_slots // 2))
         self._receivings: dict[TransferKey, _Receiving] = {}
         self._sources: dict[PeerId, _Source] = {}
         self._links: dict[Link, Hello | None] = {}
-        self._landed: deque[_Landed] = deque()
         self._ended: OrderedDict[TransferKey, _Ended] = OrderedDict()
         self._unclaimed: dict[TransferKey, _Unclaimed] = {}
         self._num_unclaimed = 0
@@ -147,10 +129,10 @@ class ReceiveSide:
             self._drop(link, reason)
         for source in self._sources.values():
             while source.waiting:
-                self._scrap(source.waiting.popleft()[2])
+                self._transport.discard(source.waiting.popleft()[2])
         for unclaimed in self._unclaimed.values():
             for _, arrival in unclaimed.arrivals:
-                self._scrap(arrival)
+                self._transport.discard(arrival)
         self._unclaimed.clear()
         self._num_unclaimed = 0
 
@@ -192,7 +174,7 @@ class ReceiveSide:
         if receiving is not None:
             self._queue(receiving, tag, arrival)
         elif key in self._ended or self._num_unclaimed >= MAX_UNCLAIMED:
-            self._scrap(arrival)
+            self._transport.discard(arrival)
         else:
             unclaimed = self._unclaimed.setdefault(key, _Unclaimed(time.monotonic() + self._lease_s))
             unclaimed.arrivals.append((tag, arrival))
@@ -201,16 +183,17 @@ class ReceiveSide:
     # ---- the loop
 
     def pump(self) -> bool:
-        """Post receives for what there are buffers for, then look after one message that has landed."""
+        """Receive what has arrived, as far as there is room."""
         busy = False
         for source in self._sources.values():
-            while source.waiting and source.num_in_flight < self._max_in_flight and self._staging.num_free:
+            while source.waiting and self._has_room(source):
                 self._post(source, *source.waiting.popleft())
                 busy = True
-        if self._landed:
-            self._verify(self._landed.popleft())
-            busy = True
         return busy
+
+    def _has_room(self, source: _Source) -> bool:
+        _, _, arrival = source.waiting[0]
+        return self._transport.can_receive(arrival, source.num_in_flight)
 
     def tick(self, now: float) -> None:
         for receiving in list(self._receivings.values()):
@@ -220,7 +203,7 @@ class ReceiveSide:
                 del self._unclaimed[key]
                 self._num_unclaimed -= len(unclaimed.arrivals)
                 for _, arrival in unclaimed.arrivals:
-                    self._scrap(arrival)
+                    self._transport.discard(arrival)
         idle = [peer for peer, source in self._sources.items() if not source.waiting and not source.num_in_flight]
         for peer in idle:
             del self._sources[peer]
@@ -234,45 +217,33 @@ class ReceiveSide:
         actions = receiving.handoff.accept(tag.source_rank, tag.index, arrival.num_bytes, time.monotonic())
         match actions:
             case [Land(plan, message)]:
-                taken = self._staging.take()
-                assert taken is not None
-                slot, memory = taken
                 source.num_in_flight += 1
-                landed = _Landed(receiving, plan, message, slot, memory[: message.num_bytes])
-                done = partial(self._on_received, source, landed)
-                self._transport.receive(arrival, landed.buffer, done)
+                page_ids = receiving.page_ids[message.first : message.first + message.num_pages]
+                pages = Pages(message.layer, page_ids, plan.stream.destination_heads, plan.seed(message.index))
+                landed = partial(self._on_landed, source, receiving, plan, message)
+                self._transport.receive(arrival, pages, landed)
             case _:
-                self._scrap(arrival)
+                self._transport.discard(arrival)
                 self._apply(receiving, actions)
 
-    def _on_received(self, source: _Source, landed: _Landed, error: str | None) -> None:
+    def _on_landed(
+        self,
+        source: _Source,
+        receiving: _Receiving,
+        plan: StreamPlan,
+        message: Message,
+        error: str | None,
+        is_whole: bool,
+    ) -> None:
         source.num_in_flight -= 1
-        now = time.monotonic()
-        actions = landed.receiving.handoff.received(landed.plan, landed.message.index, error, now)
-        match actions:
-            case [Verify()]:
-                self._landed.append(landed)
-            case _:
-                self._staging.give_back(landed.slot)
-                self._apply(landed.receiving, actions)
-
-    def _verify(self, landed: _Landed) -> None:
-        receiving, message, plan = landed.receiving, landed.message, landed.plan
-        payload = landed.buffer[:-CHECKSUM_BYTES]
-        is_whole = plan.checksum(message.index, payload) == landed.buffer[-CHECKSUM_BYTES:].tobytes()
-        if not is_whole:
+        if is_whole:
+            self._counters.bytes_received += message.num_bytes
+        elif error is None:
             self._counters.checksum_failures += 1
-        elif receiving.handoff.state is State.ACTIVE:
-            page_ids = receiving.page_ids[message.first : message.first + message.num_pages]
-            self._pool.scatter(message.layer, page_ids, plan.stream.destination_heads, payload)
-            self._counters.bytes_received += message.payload_bytes
-        self._staging.give_back(landed.slot)
-        self._apply(receiving, receiving.handoff.verified(plan, message.index, is_whole, time.monotonic()))
+        now = time.monotonic()
+        self._apply(receiving, receiving.handoff.received(plan, message.index, error, is_whole, now))
 
     # ---- the machinery
-
-    def _scrap(self, arrival: Arrival) -> None:
-        self._transport.receive(arrival, np.empty(arrival.num_bytes, np.uint8), _forget)
 
     def _on_abort(self, key: TransferKey, source: PeerId, reason: str) -> None:
         receiving = self._receivings.get(key)
@@ -290,7 +261,7 @@ class ReceiveSide:
         if (unclaimed := self._unclaimed.pop(key, None)) is not None:
             self._num_unclaimed -= len(unclaimed.arrivals)
             for _, arrival in unclaimed.arrivals:
-                self._scrap(arrival)
+                self._transport.discard(arrival)
 
     def _apply(self, receiving: _Receiving, actions: list[Action]) -> None:
         for action in actions:
@@ -333,7 +304,3 @@ class ReceiveSide:
         self._transport.disconnect(link)
         for receiving in affected:
             self.fail(receiving.key, f"{receiving.source.name} is lost: {reason}")
-
-
-def _forget(error: str | None) -> None:
-    """An unwanted message is gone, whole or broken."""

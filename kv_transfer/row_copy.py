@@ -11,10 +11,13 @@ import ctypes
 import functools
 import logging
 import platform
+import struct
 import sys
-from collections.abc import Callable
-from ctypes import c_int32, c_int64, c_uint64, c_void_p
+from collections.abc import Callable, Sequence
+from ctypes import c_char_p, c_int32, c_int64, c_uint64, c_void_p
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,20 +33,20 @@ MIN_BYTES = 241  # the native form leaves shorter inputs to xxhash
 DONE = 0
 
 RowIds = npt.NDArray[np.int64]
-CopyRows = Callable[..., int]
+CopyRows = Callable[[bytes, int, Any, Any], None]
+
+_JOB = struct.Struct("<QqqQQqqQqqqQ")  # two tables with their ids; rows, bytes of a row, past caches, seed
 
 
+@dataclass(frozen=True, slots=True)
 class Table:
     """Rows in memory, `row_bytes` of every `row_stride`. Keeps `owner`, whose memory it is, alive."""
 
-    __slots__ = ("address", "num_rows", "owner", "row_bytes", "row_stride")
-
-    def __init__(self, owner: object, address: int, num_rows: int, row_bytes: int, row_stride: int) -> None:
-        self.owner = owner
-        self.address = address
-        self.num_rows = num_rows
-        self.row_bytes = row_bytes
-        self.row_stride = row_stride
+    owner: object
+    address: int
+    num_rows: int
+    row_bytes: int
+    row_stride: int
 
     @classmethod
     def of_buffer(cls, buffer: npt.NDArray[np.uint8], row_bytes: int) -> Table:
@@ -51,40 +54,46 @@ class Table:
         return cls(buffer, buffer.ctypes.data, len(buffer) // row_bytes, row_bytes, row_bytes)
 
 
-def copy_rows(
-    native: CopyRows,
-    to: Table | None,
-    to_ids: RowIds | None,
-    source: Table,
-    source_ids: RowIds | None,
-    num_rows: int,
-    seed: int,
-    past_caches: bool = False,
-) -> int:
-    """Copies row `source_ids[i]` of one table to row `to_ids[i]` of the other (None: row i), for i below `num_rows`.
+@dataclass(frozen=True, slots=True)
+class RowCopy:
+    """Row `source_ids[i]` of one table to row `to_ids[i]` of the other (None: row i), for i below `num_rows`.
 
-    Without `to` nothing is copied. `past_caches`: nobody reads the copy soon. Returns the XXH3-64 with `seed` of the
-    rows as one string. Raises IndexError if an id is none of its table's rows.
+    Without `to` the rows are only looked at. `past_caches`: nobody reads the copy soon. `seed` is of the checksum, the
+    XXH3-64 of the rows as one string. There must be at least MIN_BYTES in all.
     """
-    checksum = c_uint64()
-    outcome = native(
-        to.address if to is not None else None,
-        to.row_stride if to is not None else 0,
-        to.num_rows if to is not None else 0,
-        to_ids.ctypes.data if to_ids is not None else None,
-        source.address,
-        source.row_stride,
-        source.num_rows,
-        source_ids.ctypes.data if source_ids is not None else None,
-        num_rows,
-        source.row_bytes,
-        past_caches,
-        seed,
-        ctypes.byref(checksum),
-    )
-    if outcome != DONE:
-        raise IndexError("a page id is out of range")
-    return checksum.value
+
+    to: Table | None
+    to_ids: RowIds | None
+    source: Table
+    source_ids: RowIds | None
+    num_rows: int
+    seed: int
+    past_caches: bool = False
+
+    def pack(self) -> bytes:
+        to, source = self.to, self.source
+        return _JOB.pack(
+            0 if to is None else to.address,
+            0 if to is None else to.row_stride,
+            0 if to is None else to.num_rows,
+            0 if self.to_ids is None else self.to_ids.ctypes.data,
+            source.address,
+            source.row_stride,
+            source.num_rows,
+            0 if self.source_ids is None else self.source_ids.ctypes.data,
+            self.num_rows,
+            source.row_bytes,
+            self.past_caches,
+            self.seed,
+        )
+
+
+def copy_rows(native: CopyRows, copies: Sequence[RowCopy]) -> list[int | None]:
+    """Makes the copies in one call, without the interpreter lock. Returns the checksum of each, None for one that names
+    a row which its table does not have; of that nothing was copied."""
+    checksums, outcomes = (c_uint64 * len(copies))(), (c_int32 * len(copies))()
+    native(b"".join([copy.pack() for copy in copies]), len(copies), checksums, outcomes)
+    return [checksum if outcome == DONE else None for checksum, outcome in zip(checksums[:], outcomes[:], strict=True)]
 
 
 @functools.cache
@@ -105,9 +114,8 @@ def native_copy_rows() -> CopyRows | None:
 def open_native(variant: str) -> CopyRows:
     """The build `variant`, a key of NEEDED_FLAGS. Raises OSError if it is not there."""
     function = ctypes.CDLL(str(FOLDER / f"_{variant}.so")).slipstream_copy_rows
-    table = [c_void_p, c_int64, c_int64, c_void_p]
-    function.argtypes = [*table, *table, c_int64, c_int64, c_int32, c_uint64, c_void_p]
-    function.restype = c_int32
+    function.argtypes = (c_char_p, c_int64, c_void_p, c_void_p)
+    function.restype = None
     return function
 
 

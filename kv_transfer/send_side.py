@@ -16,14 +16,12 @@ from slipstream.kv_transfer.config import TransferConfig
 from slipstream.kv_transfer.counters import Counters
 from slipstream.kv_transfer.events import SendFailed, Sent, TransferEvent
 from slipstream.kv_transfer.handoff import Action, CutLinks, Finish, SendHandoff, TellPeers
-from slipstream.kv_transfer.plan import CHECKSUM_BYTES, StreamPlan
-from slipstream.kv_transfer.pool import PageIds, PagePool
+from slipstream.kv_transfer.page_transport import Pages, PageTransport
+from slipstream.kv_transfer.plan import StreamPlan
+from slipstream.kv_transfer.pool import PageIds
 from slipstream.kv_transfer.records import Abort, Hello, Record, Reject, Welcome, encode_record
-from slipstream.kv_transfer.staging import Staging
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
-from slipstream.kv_transfer.transport import Link, Transport, TransportError
-
-MAX_IN_FLIGHT_PER_LINK = 8  # enough to hide the copying at both ends; more only spills out of the cache
+from slipstream.kv_transfer.transport import Link, TransportError
 
 
 @dataclass(slots=True, eq=False)
@@ -55,22 +53,15 @@ class _Sending:
 class SendSide:
     def __init__(
         self,
-        transport: Transport,
-        pool: PagePool,
+        transport: PageTransport,
         config: TransferConfig,
-        staging: Staging,
         counters: Counters,
         emit: Callable[[TransferEvent], None],
     ) -> None:
         self._transport = transport
-        self._pool = pool
-        self._config = config
-        self._staging = staging
+        self._lease_s = config.lease_s
         self._counters = counters
         self._emit = emit
-        # Half the slots at most: a destination that has stalled must not stop the others.
-        self._max_in_flight = max(1, min(MAX_IN_FLIGHT_PER_LINK, staging.num_slots // 2))
-        self._num_messages = 0
         self._sendings: dict[TransferKey, _Sending] = {}
         self._outbounds: dict[tuple[PeerId, TransferAddress], _Outbound] = {}
         self._by_link: dict[Link, _Outbound] = {}
@@ -99,7 +90,7 @@ class SendSide:
         if key in self._sendings:
             self._emit(SendFailed(key, f"transfer {key.transfer_id} is being sent already"))
             return
-        handoff = SendHandoff(plans, now, self._config.lease_s)
+        handoff = SendHandoff(plans, now, self._lease_s)
         sending = self._sendings[key] = _Sending(key, handoff, page_ids)
         try:
             for plan in plans:
@@ -163,11 +154,11 @@ class SendSide:
     # ---- the loop
 
     def pump(self) -> bool:
-        """Post at most one message per link, so that the wire is looked after between two copies."""
+        """Post what is ready, as far as there is room."""
         busy = False
         for outbound in self._outbounds.values():
-            if outbound.is_open and outbound.ready and outbound.num_in_flight < self._max_in_flight:
-                busy |= self._post_next(outbound)
+            while outbound.is_open and outbound.ready and self._post_next(outbound):
+                busy = True
         return busy
 
     def tick(self, now: float) -> None:
@@ -175,34 +166,23 @@ class SendSide:
             self._apply(sending, sending.handoff.tick(now))
 
     def _post_next(self, outbound: _Outbound) -> bool:
-        if not self._staging.num_free:
+        if not self._transport.can_send(outbound.link, outbound.num_in_flight):
             return False
         stream = outbound.ready[0]
-        sending = stream.sending
-        message = sending.handoff.take(stream.plan, time.monotonic())
+        sending, plan = stream.sending, stream.plan
+        message = sending.handoff.take(plan, time.monotonic())
         if message is None:
             outbound.ready.popleft()
             stream.is_queued = False
             return True
-        taken = self._staging.take()
-        assert taken is not None
-        slot, memory = taken
-        buffer = memory[: message.num_bytes]
-        payload = buffer[:-CHECKSUM_BYTES]
         page_ids = sending.page_ids[message.first : message.first + message.num_pages]
-        self._pool.gather(message.layer, page_ids, stream.plan.stream.source_heads, payload)
-        checksum = stream.plan.checksum(message.index, payload)
-        buffer[-CHECKSUM_BYTES:] = memoryview(checksum)
-        self._num_messages += 1
-        if self._config.corrupt_every and self._num_messages % self._config.corrupt_every == 0:
-            buffer[len(payload) // 2] ^= 0x10
+        pages = Pages(message.layer, page_ids, plan.stream.source_heads, plan.seed(message.index))
         outbound.num_in_flight += 1
-        done = partial(self._on_sent, stream, slot, message.payload_bytes)
-        self._transport.send(outbound.link, stream.plan.tag(message.index), buffer, done)
+        done = partial(self._on_sent, stream, message.num_bytes)
+        self._transport.send(outbound.link, plan.tag(message.index), pages, done)
         return True
 
-    def _on_sent(self, stream: _SendStream, slot: int, num_bytes: int, error: str | None) -> None:
-        self._staging.give_back(slot)
+    def _on_sent(self, stream: _SendStream, num_bytes: int, error: str | None) -> None:
         stream.outbound.num_in_flight -= 1
         if error is None:
             self._counters.bytes_sent += num_bytes

@@ -36,7 +36,8 @@ class HandoffTicket:
     The pages of the sequence from `first_page` on are wanted, `num_pages` of them (the pages before are already
     there). They travel in slabs of `slab_pages` pages and one layer; both sides derive the same list of messages,
     their sizes and tags from this ticket alone (see `kv_transfer.plan`). `transfer_id` is unique within the
-    destination's epoch.
+    destination's epoch. `page_dtype` says what the pages hold, which nobody here looks at: equally many bytes can mean
+    different numbers.
     """
 
     transfer_id: int
@@ -48,6 +49,7 @@ class HandoffTicket:
     num_layers: int
     num_kv_heads: int  # of the whole model
     head_bytes: int  # K and V of one head of one page
+    page_dtype: str = ""
 
     @property
     def key(self) -> TransferKey:

@@ -43,12 +43,12 @@ from ucxx._lib import libucxx
 from ucxx._lib.arr import Array
 
 from slipstream.kv_transfer.frame_socket import FrameListener, FrameSocket
+from slipstream.kv_transfer.greeting import Greeter
 from slipstream.kv_transfer.ticket import TransferAddress
 from slipstream.kv_transfer.transport import Arrival, Buffer, Done, Link, TransportError, TransportEvents
 
 logger = logging.getLogger(__name__)
 
-GREETING = b"slipstream kv 1 "  # then the address of a UCX worker
 MAX_CALLERS = 64  # that have connected and not said a greeting yet
 SHM_DIR = "/dev/shm"
 MIN_SHM_BYTES = 32 << 20  # UCX's 16 MiB, and what other processes may take while a worker is made
@@ -71,6 +71,7 @@ class _Operation:
 class UcxLink:
     socket: FrameSocket
     worker: Any
+    greeting: bytes = b""  # that was sent
     endpoint: Any = None  # as soon as the peer's greeting has told its worker's address
     is_alive: bool = True
     operations: list[_Operation] = field(default_factory=list)
@@ -91,10 +92,12 @@ class UcxLink:
 
 
 class UcxTransport:
-    """Listens on `host`, which is also what peers are told to connect to. `tls` is UCX_TLS. Raises TransportError."""
+    """Listens on `host`, which is also what peers are told to connect to. `tls` is UCX_TLS, `token` the secret that
+    peers must know. Raises TransportError."""
 
-    def __init__(self, host: str, tls: str) -> None:
+    def __init__(self, host: str, tls: str, token: str = "") -> None:
         self._tls = tls
+        self._greeter = Greeter(token)
         self._context = _open_context(tls)
         self._context_without_shm: Any = None  # made when it is needed
         try:
@@ -105,6 +108,7 @@ class UcxTransport:
         self._poller = select.epoll()
         self._poller.register(self._wake_fd, select.EPOLLIN)
         self._poller.register(self._listener.fileno(), select.EPOLLIN)
+        self._others: list[int] = []
         self._events: TransportEvents | None = None
         self._callers: dict[int, FrameSocket] = {}  # have connected; these and the links by their file descriptors
         self._links: dict[int, UcxLink] = {}
@@ -125,6 +129,11 @@ class UcxTransport:
     def start(self, events: TransportEvents) -> None:
         self._events = events
 
+    def wake_for(self, fd: int) -> None:
+        """End `wait` when `fd` is readable, too."""
+        self._poller.register(fd, select.EPOLLIN)
+        self._others.append(fd)
+
     # ---- links
 
     def connect(self, address: TransferAddress) -> Link:
@@ -134,6 +143,8 @@ class UcxTransport:
             raise TransportError(f"cannot connect to {address.host}:{address.port}: {error}") from error
         try:
             link = self._open_link(socket)
+            link.greeting = self._greeter.greet(address, bytes(link.worker.address))
+            socket.send(link.greeting)
         except TransportError:
             socket.close()
             raise
@@ -182,7 +193,6 @@ class UcxTransport:
         except (libucxx.UCXError, RuntimeError) as error:
             raise TransportError(f"UCX cannot make a worker: {error}") from error
         link = UcxLink(socket, worker)
-        socket.send(GREETING + bytes(worker.address))
         self._links[socket.fileno()] = link
         self._poller.register(worker.epoll_file_descriptor, select.EPOLLIN)
         return link
@@ -280,7 +290,7 @@ class UcxTransport:
             elif (caller := self._callers.get(fd)) is not None:
                 self._serve_caller(caller)
                 busy = True
-            # else a worker's event: it is progressed anyway
+            # else a worker's event, or of those that `wake_for` was told of: they are looked after anyway
         return busy
 
     def _await_greeting(self, caller: FrameSocket) -> None:
@@ -297,7 +307,8 @@ class UcxTransport:
             frames = None
         if frames == []:
             return
-        if frames is None or not frames[0].startswith(GREETING):
+        worker_address = self._greeter.check_greeting(self.address, frames[0]) if frames else None
+        if frames is None or worker_address is None:
             self._dismiss(caller)
             return
         try:
@@ -307,8 +318,10 @@ class UcxTransport:
             self._dismiss(caller)
             return
         del self._callers[caller.fileno()]
+        caller.send(self._greeter.answer(frames[0], bytes(link.worker.address)))
         self._events.on_link(link)
-        self._take_frames(link, frames)
+        self._reach(link, worker_address)
+        self._take_frames(link, frames[1:])
         if link.is_alive:
             self._watch(link)
 
@@ -338,10 +351,10 @@ class UcxTransport:
                 return
             if link.endpoint is not None:
                 self._events.on_record(link, frame)
-            elif frame.startswith(GREETING):
-                self._reach(link, frame.removeprefix(GREETING))
+            elif (worker_address := self._greeter.check_answer(link.greeting, frame)) is not None:
+                self._reach(link, worker_address)
             else:
-                self._lose(link, "it is no transfer agent of this version")
+                self._lose(link, "it is no transfer agent of this version and cluster")
 
     def _reach(self, link: UcxLink, worker_address: bytes) -> None:
         try:
@@ -366,7 +379,7 @@ class UcxTransport:
         else:
             # Something is queued behind a full shared-memory FIFO. UCX has no event for its emptying and refuses to
             # sleep, so look again soon, and less often if the peer does not run at all.
-            select.select([self._wake_fd], [], [], min(timeout_s, self._stall_s))
+            select.select([self._wake_fd, *self._others], [], [], min(timeout_s, self._stall_s))
             self._stall_s = min(2 * self._stall_s, MAX_STALL_S)
 
     def wake(self) -> None:

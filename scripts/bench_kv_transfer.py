@@ -1,21 +1,26 @@
 #!/usr/bin/env python3
 """Measure KV page transfer between two processes: scattered pages to scattered pages, checksums on.
 
-    python scripts/bench_kv_transfer.py [--repeats 15] [--tls posix,self,tcp]
+    python scripts/bench_kv_transfer.py [--rounds 3] [--repeats 7] [--ways shared_memory,ucx] [--nixl-python PATH]
 
-Prints GB/s (1e9 bytes of pages a second, from send to verified and in place) and CPU seconds per GB of each side's
-transfer thread, medians over the repeats. The pages hold random bytes, and every run is compared afterwards.
+Prints GB/s (1e9 bytes of pages a second, from `send` to verified and in place) and CPU seconds per GB of each side's
+process, medians over all repeats of all rounds. The pages hold random bytes, and every run is compared afterwards. In
+a round every way has its turn. With `--nixl-python`, a Python that has `nixl` and `numpy` installed, NIXL moves the
+same pages in the same run, as it comes and in its best configuration.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import multiprocessing
 import resource
 import statistics
+import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
@@ -28,9 +33,12 @@ from slipstream.kv_transfer.agent import TransferAgent
 from slipstream.kv_transfer.config import TransferConfig
 from slipstream.kv_transfer.events import Received, Sent, TransferEvent
 from slipstream.kv_transfer.pool import HostPagePool
+from slipstream.kv_transfer.pool_memory import PoolMemory
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
 
 SOURCE, DESTINATION = PeerId("prefill", 1), PeerId("decode", 1)
+NIXL = Path(__file__).with_name("bench_kv_nixl.py")
+NIXL_WAYS = {"NIXL default": "default", "NIXL best": "best"}
 
 
 @dataclass(frozen=True)
@@ -42,15 +50,43 @@ class Case:
     head_bytes: int
 
     @property
-    def num_bytes(self) -> int:
-        return self.num_layers * self.num_pages * self.num_heads * self.head_bytes
+    def page_bytes(self) -> int:
+        return self.num_heads * self.head_bytes
+
+    @property
+    def gigabytes(self) -> float:
+        return self.num_layers * self.num_pages * self.page_bytes / 1e9
 
 
 CASES = (
-    Case("16 KiB pages, 32 layers x 64 pages", 32, 64, 8, 2048),
-    Case("16 KiB pages, 32 layers x 512 pages", 32, 512, 8, 2048),
-    Case("64 KiB pages, 32 layers x 128 pages", 32, 128, 8, 8192),
+    Case("16 KiB x 64 x 32 layers, 32 MiB", 32, 64, 8, 2048),
+    Case("16 KiB x 512 x 32 layers, 256 MiB", 32, 512, 8, 2048),
+    Case("64 KiB x 128 x 32 layers, 256 MiB", 32, 128, 8, 8192),
 )
+
+
+@dataclass
+class Figures:
+    """One entry a repeat."""
+
+    rates: list[float] = field(default_factory=list)  # GB/s
+    sending: list[float] = field(default_factory=list)  # CPU s per GB
+    receiving: list[float] = field(default_factory=list)
+
+    def extend(self, other: Figures) -> None:
+        self.rates += other.rates
+        self.sending += other.sending
+        self.receiving += other.receiving
+
+    def __str__(self) -> str:
+        return (
+            f"{statistics.median(self.rates):6.2f} GB/s ({min(self.rates):5.2f} to {max(self.rates):5.2f})  "
+            f"CPU s per GB: {statistics.median(self.sending):.3f} sending, "
+            f"{statistics.median(self.receiving):.3f} receiving"
+        )
+
+
+Events = SimpleQueue[tuple[float, TransferEvent]]
 
 
 def cpu_s() -> float:
@@ -58,40 +94,45 @@ def cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def open_end(
-    case: Case, peer: PeerId, tls: str
-) -> tuple[TransferAgent, np.ndarray, SimpleQueue[TransferEvent], list[int]]:
-    generator = np.random.default_rng(peer.epoch + len(peer.name))
-    array = generator.integers(0, 256, (case.num_layers, 4 * case.num_pages, case.num_heads, case.head_bytes), np.uint8)
-    events: SimpleQueue[TransferEvent] = SimpleQueue()
-    config = TransferConfig(tls=tls)
-    agent = TransferAgent(HostPagePool(array), rank=0, tp=1, peer=peer, config=config, on_event=events.put)
+def open_end(case: Case, peer: PeerId, config: TransferConfig) -> tuple[TransferAgent, np.ndarray, Events, list[int]]:
+    generator = np.random.default_rng(len(peer.name))
+    shape = (case.num_layers, 4 * case.num_pages, case.num_heads, case.head_bytes)
+    memory = PoolMemory(math.prod(shape))
+    array = np.frombuffer(memory.buffer, np.uint8).reshape(shape)
+    array[:] = generator.integers(0, 256, shape, np.uint8)
+    events: Events = SimpleQueue()
+    agent = TransferAgent(
+        HostPagePool(array, memory),
+        rank=0,
+        tp=1,
+        peer=peer,
+        config=config,
+        on_event=lambda event: events.put((time.perf_counter(), event)),
+    )
     page_ids = generator.permutation(4 * case.num_pages)[: case.num_pages].tolist()
     return agent, array, events, page_ids
 
 
-def send_side(connection: Connection, case: Case, tls: str) -> None:
-    agent, array, events, page_ids = open_end(case, SOURCE, tls)
+def send_side(connection: Connection, case: Case, config: TransferConfig) -> None:
+    agent, array, events, page_ids = open_end(case, SOURCE, config)
     connection.send(array[:, page_ids].sum(dtype=np.uint64))
     while (ticket := connection.recv()) is not None:
-        began = cpu_s()
-        key = agent.send(ticket, page_ids)
-        for layer in range(case.num_layers):
-            agent.pages_ready(key, layer, case.num_pages)
-        event = events.get()
+        cpu, began = cpu_s(), time.perf_counter()
+        agent.send(ticket, page_ids, case.num_pages)
+        _, event = events.get()
         assert isinstance(event, Sent), event
-        connection.send(cpu_s() - began)
+        connection.send((began, cpu_s() - cpu))
     agent.close()
 
 
-def run(case: Case, tls: str, repeats: int, slab_pages: int) -> None:
+def run(case: Case, config: TransferConfig, repeats: int) -> Figures:
     context = multiprocessing.get_context("spawn")
     connection, theirs = context.Pipe()
-    sender = context.Process(target=send_side, args=(theirs, case, tls))
+    sender = context.Process(target=send_side, args=(theirs, case, config))
     sender.start()
-    agent, array, events, page_ids = open_end(case, DESTINATION, tls)
+    agent, array, events, page_ids = open_end(case, DESTINATION, config)
     expected = connection.recv()
-    rates, sending, receiving = [], [], []
+    figures = Figures()
     for transfer_id in range(repeats + 1):
         array[:, page_ids] = 0
         ticket = HandoffTicket(
@@ -100,43 +141,57 @@ def run(case: Case, tls: str, repeats: int, slab_pages: int) -> None:
             (agent.address,),
             0,
             case.num_pages,
-            slab_pages,
+            config.slab_pages,
             case.num_layers,
             case.num_heads,
             case.head_bytes,
         )
-        cpu, began = cpu_s(), time.perf_counter()
+        cpu = cpu_s()
         agent.expect(ticket, page_ids, SOURCE, 1)
         connection.send(ticket)
-        event = events.get()
-        seconds, cpu = time.perf_counter() - began, cpu_s() - cpu
+        ended, event = events.get()  # `perf_counter` is the same clock in both processes
+        cpu = cpu_s() - cpu
         assert isinstance(event, Received), event
-        sender_cpu = connection.recv()
+        began, sender_cpu = connection.recv()
         assert array[:, page_ids].sum(dtype=np.uint64) == expected, "the pages are not the same"
-        if transfer_id:  # the first one connects and touches the staging memory
-            gigabytes = case.num_bytes / 1e9
-            rates.append(gigabytes / seconds)
-            sending.append(sender_cpu / gigabytes)
-            receiving.append(cpu / gigabytes)
+        if transfer_id:  # the first one connects and touches the memory
+            figures.rates.append(case.gigabytes / (ended - began))
+            figures.sending.append(sender_cpu / case.gigabytes)
+            figures.receiving.append(cpu / case.gigabytes)
     connection.send(None)
     sender.join()
     agent.close()
-    print(
-        f"{case.name:40} {case.num_bytes / 2**20:6.0f} MiB  {statistics.median(rates):5.2f} GB/s "
-        f"({min(rates):.2f} to {max(rates):.2f})  CPU s per GB: {statistics.median(sending):.3f} sending, "
-        f"{statistics.median(receiving):.3f} receiving",
-        flush=True,
-    )
+    return figures
+
+
+def run_nixl(case: Case, python: str, way: str, repeats: int) -> Figures:
+    arguments = [case.num_layers, case.num_pages, case.page_bytes, repeats, way]
+    done = subprocess.run([python, str(NIXL), *map(str, arguments)], capture_output=True, text=True, check=True)
+    return Figures(**json.loads(done.stdout.splitlines()[-1]))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--ways", default="shared_memory,ucx", help="values of kv_transfer.transport")
+    parser.add_argument("--nixl-python", help="a Python with nixl and numpy")
     parser.add_argument("--tls", default=TransferConfig().tls, help="UCX transports")
     parser.add_argument("--slab-pages", type=int, default=TransferConfig().slab_pages)
+    parser.add_argument("--case", type=int, choices=range(len(CASES)), help="only this one")
     options = parser.parse_args()
-    for case in CASES:
-        run(case, options.tls, options.repeats, options.slab_pages)
+    ways = [way for way in options.ways.split(",") if way] + (list(NIXL_WAYS) if options.nixl_python else [])
+    for case in CASES if options.case is None else [CASES[options.case]]:
+        figures = {way: Figures() for way in ways}
+        for _ in range(options.rounds):
+            for way in ways:
+                if way in NIXL_WAYS:
+                    figures[way].extend(run_nixl(case, options.nixl_python, NIXL_WAYS[way], options.repeats))
+                else:
+                    config = TransferConfig(transport=way, tls=options.tls, slab_pages=options.slab_pages)
+                    figures[way].extend(run(case, config, options.repeats))
+        for way in ways:
+            print(f"{case.name:34} {way:14} {figures[way]}", flush=True)
 
 
 if __name__ == "__main__":

@@ -101,25 +101,39 @@ uint64_t copy(const Table& to, const Table& from, int64_t num_runs, int64_t run_
     return digest.finish(pending, num_pending, num_bytes);
 }
 
+// One copy: `run_bytes` of each of `num_runs` rows; `to.base` null only looks at them. `past_caches` is a wish.
+struct Job {
+    Table to, from;
+    int64_t num_runs, run_bytes, past_caches;
+    uint64_t seed;
+};
+
 }  // namespace
 
-// Copies `run_bytes` of each of `num_runs` rows; `to_base` null only looks at them. `past_caches` is a wish. `checksum`
-// gets the XXH3-64 of all runs in a row. Returns kOutOfRange if an id is none of the table's rows, and kTooShort if
-// there are at most 240 bytes in all; then nothing has been touched.
-extern "C" __attribute__((visibility("default"))) int32_t slipstream_copy_rows(
-    uint8_t* to_base, int64_t to_stride, int64_t to_rows, const int64_t* to_ids, uint8_t* from_base,
-    int64_t from_stride, int64_t from_rows, const int64_t* from_ids, int64_t num_runs, int64_t run_bytes,
-    int32_t past_caches, uint64_t seed, uint64_t* checksum) {
-    const Table to{to_base, to_stride, to_rows, to_ids}, from{from_base, from_stride, from_rows, from_ids};
-    if (num_runs * run_bytes < xxh3::kMinBytes) return kTooShort;
-    if (!from.holds(num_runs) || (to_base && !to.holds(num_runs))) return kOutOfRange;
-    const bool is_aligned = (reinterpret_cast<uintptr_t>(to_base) | to_stride | run_bytes) % kStripeBytes == 0;
-    if (!to_base) {
-        *checksum = copy<Store::kNone>(to, from, num_runs, run_bytes, seed);
-    } else if (past_caches && is_aligned) {
-        *checksum = copy<Store::kStreaming>(to, from, num_runs, run_bytes, seed);
-    } else {
-        *checksum = copy<Store::kCached>(to, from, num_runs, run_bytes, seed);
+// Does the jobs one after another. `checksums[i]` gets the XXH3-64 of all runs of job i in a row; `outcomes[i]` says
+// kOutOfRange if an id is none of its table's rows, and kTooShort if there are at most 240 bytes in all: then nothing
+// has been touched.
+extern "C" __attribute__((visibility("default"))) void slipstream_copy_rows(const Job* jobs, int64_t num_jobs,
+                                                                            uint64_t* checksums, int32_t* outcomes) {
+    for (int64_t i = 0; i < num_jobs; ++i) {
+        const Job& job = jobs[i];
+        const Table &to = job.to, &from = job.from;
+        if (job.num_runs * job.run_bytes < xxh3::kMinBytes) {
+            outcomes[i] = kTooShort;
+            continue;
+        }
+        if (!from.holds(job.num_runs) || (to.base && !to.holds(job.num_runs))) {
+            outcomes[i] = kOutOfRange;
+            continue;
+        }
+        const bool is_aligned = (reinterpret_cast<uintptr_t>(to.base) | to.row_stride | job.run_bytes) % kStripeBytes == 0;
+        if (!to.base) {
+            checksums[i] = copy<Store::kNone>(to, from, job.num_runs, job.run_bytes, job.seed);
+        } else if (job.past_caches && is_aligned) {
+            checksums[i] = copy<Store::kStreaming>(to, from, job.num_runs, job.run_bytes, job.seed);
+        } else {
+            checksums[i] = copy<Store::kCached>(to, from, job.num_runs, job.run_bytes, job.seed);
+        }
+        outcomes[i] = kDone;
     }
-    return kDone;
 }

@@ -18,7 +18,6 @@ from slipstream.kv_transfer.handoff import (
     SendHandoff,
     State,
     TellPeers,
-    Verify,
 )
 from slipstream.kv_transfer.layout import streams_between
 from slipstream.kv_transfer.plan import Message, StreamPlan
@@ -151,7 +150,6 @@ class ReceiveMachine(EndMachine):
         self.handoff: ReceiveHandoff = ReceiveHandoff(self.plans, self.now, LEASE_S, GRACE_S)
         self.note(self.handoff.begin(self.now))
         self.receiving: list[tuple[StreamPlan, Message]] = []
-        self.verifying: list[tuple[StreamPlan, Message]] = []
         self.placed: set[tuple[int, int]] = set()
 
     @rule(
@@ -173,38 +171,24 @@ class ReceiveMachine(EndMachine):
     @rule()
     def accept_what_is_missing(self) -> None:
         """Random picks alone would seldom complete a hand-off."""
-        busy = {(p.stream.source_rank, m.index) for p, m in self.receiving + self.verifying} | self.placed
+        busy = {(p.stream.source_rank, m.index) for p, m in self.receiving} | self.placed
         for plan in self.plans:
             for index in range(plan.num_messages):
                 if (plan.stream.source_rank, index) not in busy:
                     self.accept(plan.stream.source_rank, index, 0)
 
     @precondition(lambda self: self.receiving)
-    @rule(error=st.sampled_from([None, None, None, None, None, "the link broke"]))
-    def received(self, error: str | None) -> None:
+    @rule(outcome=st.sampled_from([(None, True)] * 10 + [("the link broke", False), (None, False)]))
+    def received(self, outcome: tuple[str | None, bool]) -> None:
         plan, message = self.receiving.pop()
-        was_active = self.handoff.state is State.ACTIVE
-        self.num_in_flight -= 1  # unless it is to be verified
-        actions = self.handoff.received(plan, message.index, error, self.now)
-        match actions:
-            case [Verify()]:
-                assert was_active
-                self.num_in_flight += 1
-                self.verifying.append((plan, message))
-            case _:
-                self.note(actions)
-
-    @precondition(lambda self: self.verifying)
-    @rule(is_whole=st.sampled_from([True, True, True, True, True, False]))
-    def verified(self, is_whole: bool) -> None:
-        plan, message = self.verifying.pop()
         self.num_in_flight -= 1
+        error, is_whole = outcome
         if is_whole:
             self.placed.add((plan.stream.source_rank, message.index))
-        self.note(self.handoff.verified(plan, message.index, is_whole, self.now))
+        self.note(self.handoff.received(plan, message.index, error, is_whole, self.now))
 
     @rule()
-    def receive_and_verify_all(self) -> None:
+    def receive_all(self) -> None:
         self.finish_in_flight()
 
     @invariant()
@@ -214,9 +198,7 @@ class ReceiveMachine(EndMachine):
 
     def finish_in_flight(self) -> None:
         while self.receiving:
-            self.received(None)
-        while self.verifying:
-            self.verified(True)
+            self.received((None, True))
 
 
 TestSendMachine = SendMachine.TestCase
@@ -257,10 +239,10 @@ Fault = Callable[[ReceiveHandoff, float], list[Action]]
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        (lambda h, now: h.accept(0, 0, 264, now) and h.accept(0, 0, 264, now), "message 0 of source rank 0 came twice"),
-        (lambda h, now: h.accept(0, 1, 24, now), "message 1 of source rank 0 has 24 bytes, not 264"),
-        (lambda h, now: h.accept(3, 1, 264, now), "rank 3 of the source has nothing to send here"),
-        (lambda h, now: h.accept(0, 6, 264, now), "rank 0 of the source sent message 6 of a stream with 6"),
+        (lambda h, now: h.accept(0, 0, 256, now) and h.accept(0, 0, 256, now), "message 0 of source rank 0 came twice"),
+        (lambda h, now: h.accept(0, 1, 24, now), "message 1 of source rank 0 has 24 bytes, not 256"),
+        (lambda h, now: h.accept(3, 1, 256, now), "rank 3 of the source has nothing to send here"),
+        (lambda h, now: h.accept(0, 6, 256, now), "rank 0 of the source sent message 6 of a stream with 6"),
         (lambda h, now: h.tick(now + LEASE_S), "no progress for 30 s"),
         (lambda h, now: h.fail("cancelled", now), "cancelled"),
     ],
@@ -285,4 +267,4 @@ def test_what_stays_in_flight_past_the_grace_time_has_its_links_cut() -> None:
     assert handoff.fail("cancelled", 2.0) == [TellPeers("cancelled")]
     assert handoff.tick(3.9) == []
     assert handoff.tick(4.0) == [CutLinks()]
-    assert handoff.received(plan, 1, "the link was cut", 4.1) == [Finish("cancelled", 0, 3.0999999999999996)]
+    assert handoff.received(plan, 1, "the link was cut", False, 4.1) == [Finish("cancelled", 0, 3.0999999999999996)]

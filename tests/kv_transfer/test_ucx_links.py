@@ -43,7 +43,7 @@ class Rank:
             rank=0,
             tp=1,
             peer=peer,
-            config=TransferConfig(slab_pages=4, staging_mib=2, tls=tls),
+            config=TransferConfig(transport="ucx", slab_pages=4, staging_mib=2, tls=tls),
             on_event=self.events.put,
         )
 

@@ -20,6 +20,7 @@ from slipstream.kv_transfer.config import TransferConfig
 from slipstream.kv_transfer.events import TransferEvent, TransferStats
 from slipstream.kv_transfer.layout import PoolGeometry
 from slipstream.kv_transfer.pool import HostPagePool
+from slipstream.kv_transfer.pool_memory import PoolMemory
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
 
 START_S = 60.0
@@ -37,10 +38,13 @@ class _Server:
     """Runs in the child. Methods that a `TransferProcess` may call have no underscore."""
 
     def __init__(self, peer: PeerId, rank: int, tp: int, geometry: PoolGeometry, config: TransferConfig) -> None:
-        self._array = page_content(peer, rank, geometry)
+        content = page_content(peer, rank, geometry)
+        memory = PoolMemory(content.nbytes)
+        self._array = np.frombuffer(memory.buffer, np.uint8).reshape(content.shape)
+        self._array[:] = content
         self._events: SimpleQueue[TransferEvent] = SimpleQueue()
         self._agent = TransferAgent(
-            HostPagePool(self._array), rank=rank, tp=tp, peer=peer, config=config, on_event=self._events.put
+            HostPagePool(self._array, memory), rank=rank, tp=tp, peer=peer, config=config, on_event=self._events.put
         )
 
     def address(self) -> TransferAddress:
@@ -58,18 +62,22 @@ class _Server:
 
     def compute_and_send(self, ticket: HandoffTicket, page_ids: Sequence[int], chunk_pages: int) -> int:
         """Prefill in small: write the pages chunk by chunk and layer by layer, telling the agent after each layer,
-        as a compute thread does. Returns the bytes that had been sent when the last layer of all began."""
+        as a compute thread does. Returns the bytes that were sent before the last layer of all began, which waits a
+        while for the first ones."""
         array, num_layers = self._array, ticket.num_layers
         content = array[:, page_ids].copy()
         array[:, page_ids] = 0
+        sent_at_first = self._agent.stats().bytes_sent
         key = self._agent.send(ticket, page_ids)
         sent_before_the_end = 0
         for first in range(0, ticket.num_pages, chunk_pages):
             chunk = slice(first, min(first + chunk_pages, ticket.num_pages))
             for layer in range(num_layers):
                 if chunk.stop == ticket.num_pages and layer == num_layers - 1:
-                    sent_before_the_end = self._agent.stats().bytes_sent
-                np.sort(np.random.default_rng(0).random(100_000))  # the layer's computation
+                    deadline = time.monotonic() + REPLY_S / 2
+                    while not sent_before_the_end and time.monotonic() < deadline:
+                        time.sleep(0.001)  # the layer's computation
+                        sent_before_the_end = self._agent.stats().bytes_sent - sent_at_first
                 array[layer, page_ids[chunk]] = content[layer, chunk]
                 self._agent.pages_ready(key, layer, ticket.first_page + chunk.stop)
         return sent_before_the_end

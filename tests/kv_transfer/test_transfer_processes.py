@@ -1,4 +1,4 @@
-"""Agents in separate processes over real UCX: pages, kills, stalls, restarts."""
+"""Agents in separate processes, over shared memory and over UCX: pages, kills, stalls, restarts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -19,19 +20,30 @@ from tests.kv_transfer.tickets import make_ticket
 from tests.kv_transfer.transfer_process import TransferProcess
 
 GEOMETRY = PoolGeometry(num_layers=4, num_pages=512, num_heads=4, head_bytes=4096)  # 32 MiB
-CONFIG = TransferConfig(slab_pages=8, staging_mib=8, lease_s=20.0)
+SLAB_PAGES = 8
 NUM_PAGES = 64
 TRANSFER_BYTES = GEOMETRY.num_layers * NUM_PAGES * GEOMETRY.page_bytes
 
 transfer_ids = count()
 
 Start = Callable[..., TransferProcess]
+Way = Literal["shared_memory", "ucx"]
+
+
+def settings(way: Way, **others: Any) -> TransferConfig:
+    return TransferConfig(**{"transport": way, "slab_pages": SLAB_PAGES, "staging_mib": 8, "lease_s": 20.0} | others)
+
+
+@pytest.fixture(scope="module", params=["shared_memory", "ucx"])
+def way(request: pytest.FixtureRequest) -> Way:
+    chosen: Way = request.param
+    return chosen
 
 
 @pytest.fixture(scope="module")
-def destination() -> Iterator[TransferProcess]:
+def destination(way: Way) -> Iterator[TransferProcess]:
     """Outlives all that the tests do to its peers."""
-    process = TransferProcess(PeerId("decode", 1), GEOMETRY, config=CONFIG)
+    process = TransferProcess(PeerId("decode", 1), GEOMETRY, config=settings(way))
     yield process
     stats = process.call("stats")
     assert (stats.leases_held, stats.sends_held, stats.messages_in_flight) == (0, 0, 0)
@@ -39,8 +51,8 @@ def destination() -> Iterator[TransferProcess]:
 
 
 @pytest.fixture(scope="module")
-def source() -> Iterator[TransferProcess]:
-    process = TransferProcess(PeerId("prefill", 1), GEOMETRY, config=CONFIG)
+def source(way: Way) -> Iterator[TransferProcess]:
+    process = TransferProcess(PeerId("prefill", 1), GEOMETRY, config=settings(way))
     yield process
     stats = process.call("stats")
     assert (stats.leases_held, stats.sends_held, stats.messages_in_flight) == (0, 0, 0)
@@ -48,14 +60,15 @@ def source() -> Iterator[TransferProcess]:
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
+def start(way: Way) -> Iterator[Start]:
     """Starts processes that end with the test."""
     started: list[TransferProcess] = []
 
     def start_one(
-        name: str, epoch: int = 1, geometry: PoolGeometry = GEOMETRY, config: TransferConfig = CONFIG, **ranks: int
+        name: str, epoch: int = 1, geometry: PoolGeometry = GEOMETRY, rank: int = 0, tp: int = 1, **others: Any
     ) -> TransferProcess:
-        started.append(TransferProcess(PeerId(name, epoch), geometry, config=config, **ranks))
+        config = settings(way, **others)
+        started.append(TransferProcess(PeerId(name, epoch), geometry, rank=rank, tp=tp, config=config))
         return started[-1]
 
     yield start_one
@@ -71,7 +84,7 @@ def new_ticket(*destinations: TransferProcess, num_pages: int = NUM_PAGES, first
         addresses=[process.address for process in destinations],
         first_page=first_page,
         num_pages=num_pages,
-        slab_pages=CONFIG.slab_pages,
+        slab_pages=SLAB_PAGES,
         num_layers=geometry.num_layers,
         num_kv_heads=geometry.num_heads * len(destinations),
         head_bytes=geometry.head_bytes,
@@ -118,8 +131,8 @@ def test_pages_leave_while_later_layers_are_computed(source: TransferProcess, de
 
 
 def test_tcp_alone_works_too(start: Start) -> None:
-    config = TransferConfig(tls="tcp,self", slab_pages=8, staging_mib=8)
-    source, destination = start("tcp-prefill", config=config), start("tcp-decode", config=config)
+    source = start("tcp-prefill", transport="ucx", tls="tcp,self")
+    destination = start("tcp-decode", transport="ucx", tls="tcp,self")
     assert_transfers(source, destination)
 
 
@@ -145,7 +158,7 @@ def test_two_source_ranks_fill_one_destination_rank(start: Start, destination: T
 
 
 def test_a_byte_flipped_on_the_way_is_caught(start: Start, destination: TransferProcess) -> None:
-    drill = start("flipping-prefill", config=TransferConfig(slab_pages=8, staging_mib=8, corrupt_every=20))
+    drill = start("flipping-prefill", corrupt_every=20)
     before = destination.call("stats").checksum_failures
     ticket = new_ticket(destination)
     destination.call("expect", ticket, some_pages(1), drill.peer, 1)
@@ -254,7 +267,7 @@ def test_a_receiver_killed_in_mid_transfer_is_noticed_at_once(
 
 
 def test_the_lease_on_pages_from_a_stopped_sender_expires(start: Start, source: TransferProcess) -> None:
-    destination = start("impatient-decode", config=TransferConfig(slab_pages=8, staging_mib=8, lease_s=3.0))
+    destination = start("impatient-decode", lease_s=3.0)
     victim = start("stopped-prefill")
     ticket = new_ticket(destination, num_pages=500)
     destination.call("expect", ticket, some_pages(1, 500), victim.peer, 1)
@@ -269,7 +282,7 @@ def test_the_lease_on_pages_from_a_stopped_sender_expires(start: Start, source: 
 
 
 def test_a_sender_gives_up_on_a_stopped_receiver(start: Start, destination: TransferProcess) -> None:
-    source = start("impatient-prefill", config=TransferConfig(slab_pages=8, staging_mib=8, lease_s=0.5))
+    source = start("impatient-prefill", lease_s=0.5)
     victim = start("stopped-decode")
     ticket = new_ticket(victim, num_pages=500)
     victim.call("expect", ticket, some_pages(1, 500), source.peer, 1)

@@ -1,0 +1,118 @@
+"""For each peer the transport that reaches it best: shared memory on the same host, else whatever goes over a network.
+
+A link belongs to the transport that made it. Peers that turn shared memory down are called over the other one from
+then on.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from slipstream.kv_transfer.page_transport import Landed, Pages
+from slipstream.kv_transfer.shared_pool import SharedLink, SharedPoolTransport, is_offer
+from slipstream.kv_transfer.staged import StagedTransport
+from slipstream.kv_transfer.ticket import TransferAddress
+from slipstream.kv_transfer.transport import Arrival, Done, Link, TransportError, TransportEvents
+
+logger = logging.getLogger(__name__)
+
+
+class HostTransport:
+    """`remote` must sleep with an eye on `shared` (`UcxTransport.wake_for`); both have the same address."""
+
+    def __init__(self, shared: SharedPoolTransport, remote: StagedTransport) -> None:
+        self._shared = shared
+        self._remote = remote
+        self._events: TransportEvents | None = None
+        self._called: dict[SharedLink, TransferAddress] = {}  # and have not answered yet
+        self._refused: set[TransferAddress] = set()
+
+    @property
+    def address(self) -> TransferAddress:
+        return self._remote.address
+
+    @property
+    def num_in_flight(self) -> int:
+        return self._shared.num_in_flight + self._remote.num_in_flight
+
+    def start(self, events: TransportEvents) -> None:
+        self._events = events
+        self._shared.start(self)
+        self._remote.start(events)
+
+    def connect(self, address: TransferAddress) -> Link:
+        if address not in self._refused:
+            try:
+                link = self._shared.connect(address)
+            except TransportError as error:
+                logger.debug("%s", error)
+            else:
+                self._called[link] = address
+                return link
+        return self._remote.connect(address)
+
+    def disconnect(self, link: Link) -> None:
+        if isinstance(link, SharedLink):
+            self._called.pop(link, None)
+        self._of(link).disconnect(link)
+
+    def send_record(self, link: Link, record: bytes) -> None:
+        self._of(link).send_record(link, record)
+
+    def can_send(self, link: Link, num_in_flight: int) -> bool:
+        return self._of(link).can_send(link, num_in_flight)
+
+    def can_receive(self, arrival: Arrival, num_in_flight: int) -> bool:
+        return self._taking(arrival).can_receive(arrival, num_in_flight)
+
+    def send(self, link: Link, tag: int, pages: Pages, done: Done) -> None:
+        self._of(link).send(link, tag, pages, done)
+
+    def receive(self, arrival: Arrival, pages: Pages, landed: Landed) -> None:
+        self._taking(arrival).receive(arrival, pages, landed)
+
+    def discard(self, arrival: Arrival) -> None:
+        self._taking(arrival).discard(arrival)
+
+    def progress(self) -> bool:
+        busy = self._shared.progress()
+        return self._remote.progress() or busy
+
+    def wait(self, timeout_s: float) -> None:
+        self._remote.wait(0.0 if self._shared.spins() else timeout_s)
+
+    def wake(self) -> None:
+        self._remote.wake()
+
+    def close(self) -> None:
+        self._shared.close()
+        self._remote.close()
+
+    # ---- what the shared transport tells
+
+    def on_link(self, link: Link) -> None:
+        assert self._events is not None
+        self._events.on_link(link)
+
+    def on_record(self, link: Link, record: bytes) -> None:
+        assert self._events is not None
+        if isinstance(link, SharedLink):
+            self._called.pop(link, None)
+        self._events.on_record(link, record)
+
+    def on_arrival(self, arrival: Arrival) -> None:
+        assert self._events is not None
+        self._events.on_arrival(arrival)
+
+    def on_lost(self, link: Link, reason: str) -> None:
+        assert self._events is not None
+        if isinstance(link, SharedLink) and (address := self._called.pop(link, None)) is not None:
+            logger.warning("%s:%d takes no pages from shared memory: %s", address.host, address.port, reason)
+            self._refused.add(address)
+        self._events.on_lost(link, reason)
+
+    def _of(self, link: Link) -> SharedPoolTransport | StagedTransport:
+        return self._shared if isinstance(link, SharedLink) else self._remote
+
+    def _taking(self, arrival: Arrival) -> SharedPoolTransport | StagedTransport:
+        return self._shared if is_offer(arrival) else self._remote

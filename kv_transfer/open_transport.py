@@ -1,0 +1,57 @@
+"""From the settings to the transport of a rank."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+
+from slipstream.kv_transfer.config import TransferConfig
+from slipstream.kv_transfer.host_transport import HostTransport
+from slipstream.kv_transfer.page_transport import DevicePool, FireDrill, PageTransport
+from slipstream.kv_transfer.plan import message_bytes
+from slipstream.kv_transfer.pool import HostPagePool, PagePool
+from slipstream.kv_transfer.shared_pool import SharedPoolTransport
+from slipstream.kv_transfer.staged import StagedTransport
+from slipstream.kv_transfer.ticket import TransferAddress
+from slipstream.kv_transfer.transport import Transport, TransportError
+
+logger = logging.getLogger(__name__)
+
+
+def open_page_transport(
+    pool: PagePool, config: TransferConfig, token: str, transport: Transport | None = None
+) -> PageTransport:
+    """`transport` takes the place of what `config` names. Raises StagingError, TransportError."""
+    drill = FireDrill(config.corrupt_every)
+    if transport is not None:
+        return _remote(transport, pool, config, drill)
+    if config.transport == "shared_memory":
+        if not isinstance(pool, HostPagePool):
+            raise TransportError("transport shared_memory: the pages of this rank are in device memory")
+        name = TransferAddress("this host", secrets.randbelow(1 << 31))
+        return SharedPoolTransport(name, pool, token, drill)
+    # Imported where it is used: it loads the native library, which only a rank that opens a transport needs.
+    from slipstream.kv_transfer.ucx import UcxTransport
+
+    ucx = UcxTransport(config.host, config.tls, token)
+    if config.transport == "ucx" or not isinstance(pool, HostPagePool):
+        return _remote(ucx, pool, config, drill)
+    remote = _staged(ucx, pool, config, drill)
+    try:
+        shared = SharedPoolTransport(ucx.address, pool, token, drill)
+    except TransportError as error:
+        logger.warning("%s: pages go by UCX", error)
+        return remote
+    ucx.wake_for(shared.fileno())
+    return HostTransport(shared, remote)
+
+
+def _remote(transport: Transport, pool: PagePool, config: TransferConfig, drill: FireDrill) -> PageTransport:
+    if isinstance(pool, DevicePool):
+        return pool.page_transport(transport, message_bytes(config.slab_pages, pool.geometry), config.staging_mib << 20)
+    return _staged(transport, pool, config, drill)
+
+
+def _staged(transport: Transport, pool: PagePool, config: TransferConfig, drill: FireDrill) -> StagedTransport:
+    largest = message_bytes(config.slab_pages, pool.geometry)
+    return StagedTransport(transport, pool, largest, config.staging_mib << 20, drill)
