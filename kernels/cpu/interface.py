@@ -19,6 +19,9 @@ class Scalar(enum.IntEnum):
 class WeightKind(enum.IntEnum):
     F32 = 0
     BF16 = 1
+    INT8 = 2
+    FP8 = 3
+    INT4 = 4
 
 
 class KvFormat(enum.IntEnum):

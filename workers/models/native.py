@@ -22,23 +22,26 @@ from slipstream.kernels.cpu.interface import (
     ModelWeights,
     Step,
 )
+from slipstream.kernels.quantized_kv import page_tokens_of
 from slipstream.workers.engine.runner import GreedyTokens
 from slipstream.workers.models.batch import StepBatch
 from slipstream.workers.models.config import ModelConfig
-from slipstream.workers.models.packed_weights import SCALARS, LinearSlot, PackedWeights, load_packed
+from slipstream.workers.models.packed_form import SCALARS
+from slipstream.workers.models.packed_weights import LinearSlot, PackedWeights, load_packed
+from slipstream.workers.models.quantization import OnLoad
 from slipstream.workers.models.rank_share import RankShare
 from slipstream.workers.models.rope import rotary_frequencies
 from slipstream.workers.models.tensor_parallel import TensorParallel
 
 NATIVE_DTYPES = (torch.float32, torch.bfloat16)
+KV_FORMATS = {torch.int8: KvFormat.INT8, torch.float8_e4m3fn: KvFormat.FP8}  # all others: the model's dtype
 MAX_HEAD_DIM = 256
 STAGES_OF_LAYER = 3  # keys and values, attention, feed-forward; see kernels/cpu/model.hpp
 
 
 def is_native(config: ModelConfig, dtype: torch.dtype) -> bool:
     """Whether the native kernels can compute this model."""
-    has_kernels = config.head_dim % 8 == 0 and config.head_dim <= MAX_HEAD_DIM and config.quantization is None
-    return dtype in NATIVE_DTYPES and has_kernels
+    return dtype in NATIVE_DTYPES and config.head_dim % 8 == 0 and config.head_dim <= MAX_HEAD_DIM
 
 
 def load_native(
@@ -47,16 +50,24 @@ def load_native(
     *,
     dtype: torch.dtype,
     page_tokens: int,
+    of_pages: torch.dtype | None = None,
     tp: TensorParallel | None = None,
     cache_dir: Path | None = None,
+    quantization: OnLoad = "none",
 ) -> NativeLlama:
-    """Loads a local directory in Hugging Face layout. `dtype` is one of NATIVE_DTYPES; packed weights are kept in and
-    mapped from `cache_dir`, or are private without one. Raises ModelError."""
+    """Loads a local directory in Hugging Face layout. `dtype` is one of NATIVE_DTYPES; `of_pages` is the pool's (see
+    `kv_dtype`), None: the same. Packed weights are kept in and mapped from `cache_dir`, or are private without one.
+    Quantised weights stay codes, be it that the checkpoint holds them so or that `quantization` asks for it.
+    Raises ModelError."""
     config = ModelConfig.read(model_dir)
     tp = TensorParallel() if tp is None else tp
     share = RankShare.of(config, tp)
-    weights = load_packed(Path(model_dir), share, dtype, library, cache_dir)
-    return NativeLlama(config, share, weights, library, dtype=dtype, page_tokens=page_tokens, tp=tp)
+    weights = load_packed(
+        Path(model_dir), share, dtype, library, cache_dir, stored=config.quantization, on_load=quantization
+    )
+    return NativeLlama(
+        config, share, weights, library, dtype=dtype, page_tokens=page_tokens, of_pages=of_pages or dtype, tp=tp
+    )
 
 
 class NativeLlama:
@@ -74,14 +85,16 @@ class NativeLlama:
         *,
         dtype: torch.dtype,
         page_tokens: int,
+        of_pages: torch.dtype,
         tp: TensorParallel,
     ) -> None:
         self.config = config
         self.tp = tp
         self.dtype = dtype
+        self.of_pages = of_pages
         self._page_tokens = page_tokens
         self._library = library
-        self._weights = weights  # the native model points into them
+        self.weights = weights  # the native model points into them
         inv_freq, rotary_scale = rotary_frequencies(config)
         shape = ModelShape(
             SCALARS[dtype],
@@ -92,7 +105,7 @@ class NativeLlama:
             config.num_kv_heads // tp.size,
             config.head_dim,
             page_tokens,
-            KvFormat.MODEL,
+            KV_FORMATS.get(of_pages, KvFormat.MODEL),
             share.embedding.rows.start,
             share.vocab_share,
             share.embedding.num_rows,
@@ -115,7 +128,7 @@ class NativeLlama:
     def forward(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor:
         """The last hidden states of a step, [tokens, hidden_size] in float32, before the final norm.
 
-        `kv` is the rank's pool (see `kv_shape`) in the model's dtype; the step's keys and values are written into it.
+        `kv` is the rank's pool (see `kv_shape`) in `of_pages`; the step's keys and values are written into it.
         `layer_done(layer)` is called as soon as that layer's are there.
         """
         self._take(batch, kv)
@@ -164,9 +177,10 @@ class NativeLlama:
     def _take(self, batch: StepBatch, kv: Tensor) -> None:
         """Points the step at its arrays and at room for what comes out."""
         arrays, step = batch.arrays, self._step
-        if kv.dtype != self.dtype or kv.shape[4] != self._page_tokens or not kv.is_contiguous():
+        page_tokens = page_tokens_of(kv, self.config.head_dim)
+        if kv.dtype != self.of_pages or page_tokens != self._page_tokens or not kv.is_contiguous():
             raise ValueError(
-                f"kv: must be contiguous pages of {self._page_tokens} tokens in {self.dtype}, "
+                f"kv: must be contiguous pages of {self._page_tokens} tokens in {self.of_pages}, "
                 f"got {list(kv.shape)} in {kv.dtype}"
             )
         if len(self._x) < arrays.num_tokens:

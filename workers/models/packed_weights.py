@@ -3,7 +3,7 @@
     embedding | layer 0: norms, qkv, qk norms, output, gate_up, down | layer 1 | ... | final norm | lm_head
 
 Matrices of products are packed (`kernels/cpu/linear.hpp`), straight from the mapped checkpoint by all threads of the
-team; the rest is as it was, in the model's dtype, and biases in float32.
+team, quantised ones as codes and scales; the rest is as it was, in the model's dtype, and biases in float32.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from slipstream.kernels.cpu.interface import PackedWeight, PackJob, Scalar, SourceRows, WeightKind, WeightShape
+from slipstream.kernels.cpu.interface import PackedWeight, PackJob, SourceRows, WeightShape
 from slipstream.workers.models.checkpoint import Checkpoint, open_checkpoint
+from slipstream.workers.models.packed_form import KINDS, LinearReader, PackedForm
+from slipstream.workers.models.quantization import OnLoad, Stored
+from slipstream.workers.models.quantized_reader import QuantizedReader
 from slipstream.workers.models.rank_share import LayerShare, LinearShare, Part, RankShare
 from slipstream.workers.models.weight_cache import Bytes, cached
 
 ALIGNMENT = 64
-SCALARS = {torch.float32: Scalar.F32, torch.bfloat16: Scalar.BF16, torch.float16: Scalar.F16}
-KINDS = {torch.float32: WeightKind.F32, torch.bfloat16: WeightKind.BF16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +47,14 @@ class LinearSlot:
 
     offset: int
     num_bytes: int
-    kind: WeightKind
+    form: PackedForm
     paired: bool
-    weights: tuple[Part, ...]
+    share: LinearShare
     bias: PlainSlot | None
 
     @property
     def shape(self) -> WeightShape:
-        outputs = sum(part.num_rows for part in self.weights)
-        return WeightShape(self.kind, self.paired, outputs, self.weights[0].num_columns, 0)
+        return _weight_shape(self.share, self.form, self.paired)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,23 +70,23 @@ class LayerSlots:
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Follows from a rank's share, the dtype and the library alone."""
+    """Follows from a rank's share, the dtype, the forms of linear layers and the library alone."""
 
     embedding: PlainSlot
     layers: tuple[LayerSlots, ...]
     final_norm: PlainSlot
-    lm_head: LinearSlot
+    lm_head: LinearSlot  # never quantised
     num_bytes: int
 
     @staticmethod
-    def of(share: RankShare, dtype: torch.dtype, library: ctypes.CDLL) -> PackedLayout:
-        """`dtype` is float32 or bfloat16."""
-        planner = _Planner(dtype, library)
+    def of(share: RankShare, reader: LinearReader, library: ctypes.CDLL) -> PackedLayout:
+        planner = _Planner(reader, library)
+        lm_head = LinearShare((share.lm_head,), None)
         return PackedLayout(
             embedding=planner.plain(share.embedding),
             layers=tuple(planner.layer(layer) for layer in share.layers),
             final_norm=planner.plain(share.final_norm),
-            lm_head=planner.linear(LinearShare((share.lm_head,), None)),
+            lm_head=planner.linear(lm_head, PackedForm(KINDS[reader.dtype])),
             num_bytes=planner.num_bytes,
         )
 
@@ -120,36 +120,39 @@ class PackedWeights:
 
 
 def load_packed(
-    model_dir: Path, share: RankShare, dtype: torch.dtype, library: ctypes.CDLL, cache_dir: Path | None
+    model_dir: Path,
+    share: RankShare,
+    dtype: torch.dtype,
+    library: ctypes.CDLL,
+    cache_dir: Path | None,
+    *,
+    stored: Stored | None = None,
+    on_load: OnLoad = "none",
 ) -> PackedWeights:
     """Maps a rank's packed weights; packs them first where no worker of this host has done so before.
 
-    Raises ModelError if the checkpoint is not what `share` says.
+    `stored` says how the checkpoint is quantised, `on_load` what to make of it if it is not. Raises ModelError if the
+    checkpoint is not what `share` says.
     """
-    layout = PackedLayout.of(share, dtype, library)
     with open_checkpoint(model_dir) as checkpoint:
-        key = hashlib.blake2b(repr((library.slipstream_pack_format(), checkpoint.identity(), layout)).encode())
-        contents = cached(
-            cache_dir, key.digest()[:32], layout.num_bytes, lambda into: _fill(into, layout, checkpoint, library)
-        )
+        quantized = None if stored is None else QuantizedReader(checkpoint, stored)
+        reader = LinearReader(checkpoint, dtype, quantized, on_load)
+        layout = PackedLayout.of(share, reader, library)
+        identity = (library.slipstream_pack_format(), checkpoint.identity(), stored, on_load, layout)
+        key = hashlib.blake2b(repr(identity).encode(), digest_size=32).digest()
+        contents = cached(cache_dir, key, layout.num_bytes, lambda into: _fill(into, layout, reader, library))
     return PackedWeights(layout, contents)
 
 
-def _fill(contents: Bytes, layout: PackedLayout, checkpoint: Checkpoint, library: ctypes.CDLL) -> None:
+def _fill(contents: Bytes, layout: PackedLayout, reader: LinearReader, library: ctypes.CDLL) -> None:
     for slot in layout.plain_slots():
-        _copy(contents, slot, checkpoint)
-    slots = list(layout.linear_slots())
-    jobs = (PackJob * len(slots))()
-    mapped: list[Tensor] = []  # must stay until they have been read
-    for job, linear in zip(jobs, slots, strict=True):
-        rows = (SourceRows * len(linear.weights))()
-        for row, part in zip(rows, linear.weights, strict=True):
-            mapped.append(stored := _readable(checkpoint.mapped(part)))
-            row.outputs, row.values, row.stride = stored.shape[0], stored.data_ptr(), stored.stride(0)
-            row.values_type = SCALARS[stored.dtype]
-        job.shape, job.sources, job.num_sources = linear.shape, rows, len(rows)
-        job.packed = contents.ctypes.data + linear.offset
-    library.slipstream_pack(jobs, len(jobs))
+        _copy(contents, slot, reader.checkpoint)
+    plain = replace(reader, quantized=None, on_load="none")
+    for linear in layout.linear_slots():
+        keep: list[Tensor] = []
+        rows = list((plain if linear is layout.lm_head else reader).rows(linear.share, linear.form, keep))
+        job = PackJob(linear.shape, (SourceRows * len(rows))(*rows), len(rows), contents.ctypes.data + linear.offset)
+        library.slipstream_pack(job, 1)
 
 
 def _copy(contents: Bytes, slot: PlainSlot, checkpoint: Checkpoint) -> None:
@@ -161,8 +164,8 @@ def _copy(contents: Bytes, slot: PlainSlot, checkpoint: Checkpoint) -> None:
         first += count * slot.dtype.itemsize
 
 
-def _readable(stored: Tensor) -> Tensor:
-    return stored if stored.dtype in SCALARS else stored.float()
+def _weight_shape(share: LinearShare, form: PackedForm, paired: bool) -> WeightShape:
+    return WeightShape(form.kind, paired, share.num_rows, share.num_columns, form.group)
 
 
 def _num_elements(part: Part) -> int:
@@ -172,9 +175,9 @@ def _num_elements(part: Part) -> int:
 class _Planner:
     """Gives out places, one behind the other."""
 
-    def __init__(self, dtype: torch.dtype, library: ctypes.CDLL) -> None:
+    def __init__(self, reader: LinearReader, library: ctypes.CDLL) -> None:
         self.num_bytes = 0
-        self._dtype = dtype
+        self._reader = reader
         self._library = library
 
     def layer(self, share: LayerShare) -> LayerSlots:
@@ -189,17 +192,17 @@ class _Planner:
         )
 
     def plain(self, *parts: Part, dtype: torch.dtype | None = None) -> PlainSlot:
-        slot = PlainSlot(self.num_bytes, dtype or self._dtype, parts)
+        slot = PlainSlot(self.num_bytes, dtype or self._reader.dtype, parts)
         self._take(slot.num_bytes)
         return slot
 
-    def linear(self, share: LinearShare, *, paired: bool = False) -> LinearSlot:
-        kind = KINDS[self._dtype]
-        shape = WeightShape(kind, paired, share.num_rows, share.num_columns, 0)
-        num_bytes, offset = self._library.slipstream_packed_bytes(shape), self.num_bytes
+    def linear(self, share: LinearShare, form: PackedForm | None = None, *, paired: bool = False) -> LinearSlot:
+        form = self._reader.form(share) if form is None else form
+        offset = self.num_bytes
+        num_bytes = self._library.slipstream_packed_bytes(_weight_shape(share, form, paired))
         self._take(num_bytes)
         bias = None if share.biases is None else self.plain(*share.biases, dtype=torch.float32)
-        return LinearSlot(offset, num_bytes, kind, paired, share.weights, bias)
+        return LinearSlot(offset, num_bytes, form, paired, share, bias)
 
     def _qk_norm(self, share: LayerShare) -> PlainSlot | None:
         """The same weight for all query heads, another for all key heads."""

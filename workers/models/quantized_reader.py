@@ -49,6 +49,21 @@ class QuantizedReader:
                 raise
             raise ModelError(f"{self.checkpoint.model_dir}: tensor {share.weights[0].name}: {error}") from error
 
+    def is_quantized(self, share: LinearShare) -> bool:
+        """Whether the checkpoint has any of it quantised. Reads no weights."""
+        return any(self._is_quantized(part) for part in share.weights)
+
+    def is_reordered(self, share: LinearShare) -> bool:
+        """Whether inputs were quantised in another order than they come in (GPTQ's act-order)."""
+        for part in share.weights:
+            name = _sibling(part, "g_idx")
+            if self.checkpoint.shape_of(name) is not None:
+                groups = Part(name, (part.stored_shape[1],), _columns(part))
+                g_idx = self.checkpoint.mapped(groups, (torch.int32, torch.int64))
+                if (g_idx.diff() < 0).any():
+                    return True
+        return False
+
     def _is_quantized(self, part: Part) -> bool:
         if isinstance(self.stored, Fp8Stored):
             return self._scale_name(part) is not None

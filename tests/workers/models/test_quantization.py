@@ -13,11 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from slipstream.kernels.cpu.library import native_library
 from slipstream.kernels.quantized_weight import Fp8Weight, Int4Weight, Int8Weight, dequantize
 from slipstream.workers.models.checkpoint import open_checkpoint
 from slipstream.workers.models.config import ModelConfig
 from slipstream.workers.models.json_keys import ModelError
 from slipstream.workers.models.loader import load_model
+from slipstream.workers.models.native import load_native
 from slipstream.workers.models.quantization import AwqStored, Fp8Stored, GptqStored
 from slipstream.workers.models.quantized_reader import QuantizedReader
 from slipstream.workers.models.rank_share import LinearShare, RankShare
@@ -54,10 +56,11 @@ SCHEMES: dict[str, dict[str, Any]] = {
 
 def stored_fp8(name: str, weight: Tensor, scheme: dict[str, Any]) -> tuple[dict[str, Tensor], Tensor]:
     """The tensors of a projection, and the matrix that they stand for."""
-    if scheme == FP8_BLOCKS:
-        blocks = weight.unflatten(1, (-1, 16)).unflatten(0, (-1, 16))
+    if "weight_block_size" in scheme:
+        size = scheme["weight_block_size"][0]
+        blocks = weight.unflatten(1, (-1, size)).unflatten(0, (-1, size))
         scale = blocks.abs().amax(dim=(1, 3)) / 448
-        wide = scale.repeat_interleave(16, 0).repeat_interleave(16, 1)
+        wide = scale.repeat_interleave(size, 0).repeat_interleave(size, 1)
         scale_name = "weight_scale_inv"
     elif scheme == COMPRESSED:
         scale = wide = (weight.abs().amax(dim=1, keepdim=True) / 448).bfloat16()
@@ -70,11 +73,11 @@ def stored_fp8(name: str, weight: Tensor, scheme: dict[str, Any]) -> tuple[dict[
 
 
 def stored_int4(name: str, weight: Tensor, scheme: dict[str, Any]) -> tuple[dict[str, Tensor], Tensor]:
-    num_inputs = weight.shape[1]
-    groups = torch.arange(num_inputs) // GROUP
+    num_inputs, group_size = weight.shape[1], scheme["group_size"]
+    groups = torch.arange(num_inputs) // group_size
     if scheme.get("desc_act"):
         groups = groups[torch.randperm(num_inputs, generator=torch.Generator().manual_seed(num_inputs))]
-    by_group = torch.stack([weight[:, groups == group] for group in range(num_inputs // GROUP)])
+    by_group = torch.stack([weight[:, groups == group] for group in range(num_inputs // group_size)])
     low, high = by_group.amin(dim=2), by_group.amax(dim=2)
     scales = ((high - low) / 15).half()
     zeros = (-low / scales.float()).round().clamp(0, 15).long()  # [groups, out]
@@ -132,6 +135,47 @@ def test_a_quantised_checkpoint_computes_what_its_numbers_do(
     model = load_model(stored, dtype=torch.float32, keep_codes=keep_codes)
     assert isinstance(model.weights.layers[0].qkv.weight, Tensor) is not keep_codes
     torch.testing.assert_close(logits(stored, keep_codes=keep_codes), logits(plain), atol=1e-4, rtol=1e-4)
+
+
+NATIVE_SCHEMES = {
+    "fp8 by block of 32": FP8_BLOCKS | {"weight_block_size": [32, 32]},
+    "awq in groups of 32": AWQ | {"group_size": 32},
+    "gptq in groups of 32": GPTQ | {"group_size": 32},
+    "gptq in activation order of 32": GPTQ | {"group_size": 32, "desc_act": True},
+    **SCHEMES,
+}
+
+
+@pytest.mark.parametrize("name", NATIVE_SCHEMES)
+def test_native_kernels_compute_what_the_numbers_of_a_quantised_checkpoint_do(
+    quantized_dirs: Callable[[dict[str, Any]], tuple[Path, Path]], name: str
+) -> None:
+    """Those of 16 inputs a scale and of another order widen the weights, the others read codes."""
+    library = native_library()
+    if library is None:
+        pytest.skip("no native kernels here")
+    stored, plain = quantized_dirs(NATIVE_SCHEMES[name])
+    model = load_native(stored, library, dtype=torch.float32, page_tokens=8)
+    scores = PagedRun(model).step({"a": [3, 1, 2, 5]})
+    assert scores is not None
+    torch.testing.assert_close(scores, logits(plain), atol=2e-4, rtol=2e-4)
+    kinds = {slot.form.kind for slot in model.weights.layout.linear_slots()}
+    assert (len(kinds) == 1) is (name in ("fp8 by block", "awq", "gptq", "gptq_v2") or "activation order" in name)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
+def test_native_kernels_quantise_a_plain_checkpoint_as_torch_does(
+    tiny_model_dir: Callable[[str], Path], kind: Any
+) -> None:
+    library = native_library()
+    if library is None:
+        pytest.skip("no native kernels here")
+    directory = tiny_model_dir("qwen2")
+    model = load_native(directory, library, dtype=torch.float32, page_tokens=8, quantization=kind)
+    scores = PagedRun(model).step({"a": [3, 1, 2, 5]})
+    assert scores is not None
+    torch.testing.assert_close(scores, logits(directory, quantization=kind), atol=2e-4, rtol=2e-4)
+    assert not torch.equal(scores, logits(directory))
 
 
 @pytest.mark.parametrize("scheme", [FP8_BLOCKS, FP8_TENSOR, COMPRESSED, AWQ, GPTQ], ids=lambda s: s["quant_method"])
