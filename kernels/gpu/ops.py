@@ -22,10 +22,9 @@ from slipstream.kernels.device_inputs import DeviceInputs
 from slipstream.kernels.gpu.decode_attention import decode_attention
 from slipstream.kernels.gpu.decode_linear import MAX_ROWS, decode_linear
 from slipstream.kernels.gpu.fp8_linear import fp8_linear
+from slipstream.kernels.gpu.int4_linear import MIN_GROUP, int4_linear
 from slipstream.kernels.gpu.int4_linear import OFFSETS as INT4_DTYPES
-from slipstream.kernels.gpu.int4_linear import int4_linear
 from slipstream.kernels.gpu.kv_layer import KvLayer
-from slipstream.kernels.gpu.int4_linear import MIN_GROUP, OFFSETS, int4_linear
 from slipstream.kernels.gpu.prefill_attention import prefill_attention
 from slipstream.kernels.gpu.rms_norm import rms_norm
 from slipstream.kernels.gpu.rope_kv_write import rope_kv_write, rope_table
@@ -129,7 +128,7 @@ def _product(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
             return F.linear(x, weight, bias)
         case Fp8Weight():
             return fp8_linear(x, weight, bias)
-        case Int4Weight() if x.dtype in INT4_DTYPES:
+        case Int4Weight() if x.dtype in INT4_DTYPES and weight.group_size % MIN_GROUP == 0:
             return int4_linear(x, weight, bias)
         case _:
             return F.linear(x, dequantize(weight, x.dtype), bias)
