@@ -52,6 +52,7 @@ class Team {
   };
 
   void start_helpers();
+  void keep_clear_of_caller();
   Look claim();
   void finish_tile(Work* work, int phase, int thread);
   void advance(Work* work, int phase, int thread);
@@ -70,6 +71,9 @@ class Team {
   std::atomic<int> num_sleepers_{0};
   alignas(64) pthread_mutex_t turn_ = PTHREAD_MUTEX_INITIALIZER;
   int num_helpers_ = 0;
+  int caller_cpu_ = -1;  // that helpers keep away from
+  int num_clear_ = 0;    // helpers that do
+  std::atomic<pid_t> helper_ids_[kMaxThreads] = {};  // 0: not running yet
 };
 
 // Never destroyed: helpers sleep on it until the process is gone.
@@ -91,6 +95,7 @@ void* helper_main(void* thread) {
 void Team::run(Work& work) {
   pthread_mutex_lock(&turn_);
   start_helpers();
+  keep_clear_of_caller();
   advance(&work, -1, 0);
   for (;;) {
     const Look look = claim();
@@ -106,8 +111,27 @@ void Team::run(Work& work) {
   pthread_mutex_unlock(&turn_);
 }
 
+// A helper that is woken after a pause is often put on the core of the thread that wakes it, where it waits for the end
+// of that thread's time slice, milliseconds, while another core idles. So helpers may run anywhere but there.
+void Team::keep_clear_of_caller() {
+  const int cpu = sched_getcpu();
+  if (num_cpus.load(std::memory_order_relaxed) > 0) return;  // bound already
+  if (cpu == caller_cpu_ && num_clear_ == num_helpers_) return;
+  cpu_set_t set;
+  if (cpu < 0 || sched_getaffinity(0, sizeof set, &set) != 0) return;
+  CPU_CLR(cpu, &set);
+  if (CPU_COUNT(&set) == 0) return;
+  num_clear_ = 0;
+  for (int i = 1; i <= num_helpers_; ++i) {
+    const pid_t helper = helper_ids_[i].load(std::memory_order_acquire);
+    num_clear_ += helper != 0 && sched_setaffinity(helper, sizeof set, &set) == 0;
+  }
+  caller_cpu_ = cpu;
+}
+
 void Team::help(int thread) {
   int version = 0;
+  helper_ids_[thread].store(static_cast<pid_t>(syscall(SYS_gettid)), std::memory_order_release);
   for (;;) {
     bind(thread, &version);
     const bool takes_part = thread < num_threads.load(std::memory_order_relaxed);
@@ -238,6 +262,8 @@ void Team::bind(int thread, int* version) const {
 void Team::after_fork() {
   // The helpers have stayed behind, possibly in the middle of something.
   num_helpers_ = 0;
+  num_clear_ = 0;
+  for (auto& id : helper_ids_) id = 0;
   num_sleepers_ = 0;
   num_done_ = 0;
   num_tiles_ = 0;

@@ -30,7 +30,8 @@ class Work {
   ~Work() = default;
 };
 
-// Runs `work` to its end, on the calling thread (number 0) and on the helpers. Callers take turns. Helpers start with
+// Runs `work` to its end, on the calling thread (number 0) and on the helpers, which keep off the core that it is called
+// on. Callers take turns. Helpers start with
 // the first work that has a use for them, sleep when there is none, end with the process, and start anew in a child
 // after a fork.
 void run_together(Work& work);

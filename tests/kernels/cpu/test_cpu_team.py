@@ -57,6 +57,24 @@ def test_sleeping_at_once_and_spinning_long_lose_no_wake_up(library: ctypes.CDLL
         library.slipstream_set_spin_ns(20_000)
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_helpers_keep_off_the_core_of_the_caller(library: ctypes.CDLL) -> None:
+    allowed = os.sched_getaffinity(0)
+    library.slipstream_set_num_threads(3)
+    count(library)  # helpers exist from here on
+    try:
+        for cpu in sorted(allowed)[:2]:
+            os.sched_setaffinity(0, {cpu})
+            count(library)
+            os.sched_setaffinity(0, allowed)
+            count(library)
+            threads = [int(thread) for thread in os.listdir("/proc/self/task")]
+            places = [os.sched_getaffinity(thread) for thread in threads]
+            assert sum(len(allowed - place) == 1 for place in places) >= 2
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
 def test_callers_on_several_threads_take_turns(library: ctypes.CDLL) -> None:
     library.slipstream_set_num_threads(2)
     failures: list[BaseException] = []
