@@ -14,6 +14,7 @@ from slipstream.kv_transfer.agent import TransferAgent
 from slipstream.kv_transfer.events import Received, ReceiveFailed, SendFailed, Sent, TransferEvent
 from slipstream.kv_transfer.plan import TicketError
 from slipstream.kv_transfer.pool import HostPagePool
+from slipstream.kv_transfer.pool_memory import PoolMemory
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
 from slipstream.router.messages import unpack_ids
 from slipstream.workers.config import WorkerConfig
@@ -23,6 +24,7 @@ from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.engine.plan import PageSend, SendProgress
 from slipstream.workers.engine.runner import ModelRunner
 from slipstream.workers.group_transfers import RankOutcome
+from slipstream.workers.kv_memory import KvMemory
 from slipstream.workers.models.tensor_parallel import TensorParallel
 from slipstream.workers.ticket_office import TicketOffice
 
@@ -30,24 +32,30 @@ from slipstream.workers.ticket_office import TicketOffice
 class RankAgent:
     """A rank's transfer agent: takes the commands of the group and, from the runner, news of finished pages.
 
-    Every transfer that is begun here ends in one `RankOutcome`, given to `ended` on the agent's thread or, if the
+    `memory` is what the runner's pool lies in, if that can be shared. Every transfer that is begun here ends in one `RankOutcome`, given to `ended` on the agent's thread or, if the
     ticket does not fit this rank, at once.
     """
 
     def __init__(
-        self, runner: ModelRunner, tp: TensorParallel, config: WorkerConfig, ended: Callable[[RankOutcome], None]
+        self,
+        runner: ModelRunner,
+        memory: PoolMemory | None,
+        tp: TensorParallel,
+        config: WorkerConfig,
+        ended: Callable[[RankOutcome], None],
     ) -> None:
         self._ended = ended
         self._tp = tp
         # numpy moves rows of host memory at full speed, torch at a tenth of it.
         self._device_pages = DevicePagePool(runner.kv) if runner.kv.is_cuda else None
         self._agent = TransferAgent(
-            self._device_pages or HostPagePool(runner.page_bytes()),
+            self._device_pages or HostPagePool(runner.page_bytes(), memory),
             rank=tp.rank,
             tp=tp.size,
             peer=PeerId(config.name, 0),
             config=config.transfer,
             on_event=self._on_event,
+            token=config.token,
         )
 
     @property
@@ -134,7 +142,9 @@ def rank_parts(config: WorkerConfig, tp: TensorParallel, ended: Callable[[RankOu
         max_queued_tokens=config.max_queued_tokens,
         ranks_on_host=config.ranks_on_host,
     )
-    runner = build_runner(config.model_dir, engine, limits.num_pages, tp=tp)
-    with closing(RankAgent(runner, tp, config, ended)) as agent:
+    memory = KvMemory() if config.transfer.transport != "ucx" else None
+    runner = build_runner(config.model_dir, engine, limits.num_pages, tp=tp, memory=memory)
+    pool_memory = memory.pool if memory is not None else None
+    with closing(RankAgent(runner, pool_memory, tp, config, ended)) as agent:
         runner.sink = agent
         yield RankParts(limits, runner, agent)

@@ -18,6 +18,7 @@ from slipstream.workers.engine.gpu_build import build_gpu_runner
 from slipstream.workers.engine.kv_budget import auto_num_pages, require_room
 from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.engine.runner import Model, ModelRunner
+from slipstream.workers.kv_memory import KvMemory
 from slipstream.workers.models.config import ModelConfig
 from slipstream.workers.models.llama import Llama
 from slipstream.workers.models.loader import TORCH_DTYPES, load_model
@@ -96,9 +97,15 @@ def engine_limits(
 
 
 def build_runner(
-    model_dir: Path | str, config: EngineConfig, num_pages: int, *, tp: TensorParallel | None = None
+    model_dir: Path | str,
+    config: EngineConfig,
+    num_pages: int,
+    *,
+    tp: TensorParallel | None = None,
+    memory: KvMemory | None = None,
 ) -> ModelRunner:
-    """Loads a rank's share of the model and allocates its pool of `num_pages` pages (see `engine_limits`).
+    """Loads a rank's share of the model and allocates its pool of `num_pages` pages (see `engine_limits`), on the host
+    from `memory` if that is given.
 
     Sets the process's number of threads, torch's and the native kernels', where `num_threads` is given. Raises
     ModelError, and EngineConfigError if the device is not there or the pool does not fit into its memory.
@@ -113,7 +120,10 @@ def build_runner(
     key = f"kv_cache_mib {config.kv_cache_mib}" if config.num_pages is None else f"num_pages {num_pages}"
     require_room(key, math.prod(shape) * dtype.itemsize, device)
     # Written, not only mapped: the first requests should not pay for page faults.
-    kv = torch.empty(shape, dtype=dtype, device=device).zero_()
+    if memory is not None and device.type == "cpu":
+        kv = memory.zeros(shape, dtype)
+    else:
+        kv = torch.empty(shape, dtype=dtype, device=device).zero_()
     if isinstance(model, Llama) and device.type == "cuda":
         longest = min(model.config.max_position_embeddings, num_pages * config.page_tokens)
         max_model_len = min(longest, config.max_model_len or longest)
