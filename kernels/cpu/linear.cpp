@@ -19,8 +19,8 @@ constexpr int kLeastRows = 48;
 constexpr int64_t kRowsBytes = 256 * 1024;
 // Longer panels are multiplied in blocks of this size, for the same reason.
 constexpr int kBlockWordSteps = 1024;
-// Codes are expanded in blocks of about this many inputs: short ones, so that memory is not idle for long while a thread
-// expands, and long enough that adding their sums up costs little.
+// Codes are expanded in blocks of about this many inputs: short ones, so that memory is not idle for long while a
+// thread expands, and long enough that adding their sums up costs little.
 constexpr int kExpandedInputs = 128;
 
 // A tile should take a few microseconds, as far as that leaves tiles enough for all.
@@ -84,7 +84,11 @@ template <class T>
 class Tile {
  public:
   Tile(const LinearCall& call, Share rows, std::byte* scratch)
-      : call_(call), shape_(call.weight->shape), rows_(rows), space_(scratch), row_groups_(ceil_div(rows.count, kMaxRows)) {}
+      : call_(call),
+        shape_(call.weight->shape),
+        rows_(rows),
+        space_(scratch),
+        row_groups_(ceil_div(rows.count, kMaxRows)) {}
 
   // `next` is where this thread is likely to go on.
   void run_panel(int panel, const std::byte* next) const {
@@ -123,7 +127,7 @@ class Tile {
       const Block block{reinterpret_cast<const std::byte*>(space_.words), inputs, grouped ? from : nullptr,
                         group_bytes(shape_), shape_.group, begin == 0};
       const int64_t bytes = code_bytes(shape_.kind, inputs) + (grouped ? ceil_div(inputs, shape_.group) * header : 0);
-      const std::byte* following = grouped ? from + bytes : from + header + code_bytes(shape_.kind, begin + block_inputs);
+      const std::byte* following = from + (grouped ? bytes : header + code_bytes(shape_.kind, begin + block_inputs));
       multiply(panel, begin, block, last, last ? next : following, bytes, scales);
     }
   }

@@ -5,13 +5,14 @@
 //     panel 0: outputs 0 .. 63 | panel 1: outputs 64 .. 127 | ...        (zeros past the last output)
 //
 //     f32    [inputs, 64]                   bf16   [inputs / 2, 64, 2]
-//     int8, fp8, int4: see linear_pack.cpp
+//     int8, fp8, int4: see linear_layout.hpp
 //
-// A *paired* weight holds gate and up projection: panel p has the gate outputs 32 p .. 32 p + 31 and then the up outputs
-// of the same numbers, so that the epilogue finds both and computes silu(gate) * up.
+// A *paired* weight holds gate and up projection: panel p has the gate outputs 32 p .. 32 p + 31 and then the up
+// outputs of the same numbers, so that the epilogue finds both and computes silu(gate) * up.
 //
-// Every output is a chain of fused multiply-adds over the inputs in order, in float32, cut at fixed inputs, whatever the
-// number of rows and whichever tile it lies in: a row's result does not depend, not in one bit, on the rows beside it.
+// Every output is a chain of fused multiply-adds over the inputs in order, in float32, cut at fixed inputs, whatever
+// the number of rows and whichever tile it lies in: a row's result does not depend, not in one bit, on the rows beside
+// it.
 #pragma once
 
 #include <cstddef>
@@ -58,8 +59,8 @@ int64_t packed_bytes(const WeightShape& shape);  // num_panels * panel_bytes
 // (q, k and v; gate and up).
 struct SourceRows {
   int32_t outputs;
-  const void* values;   // f32, bf16: Scalar [outputs, inputs]; int8: int8; fp8: its bytes; int4: int32 [outputs, inputs / 8],
-                        // eight codes each, the first in the lowest four bits
+  const void* values;   // f32, bf16: Scalar [outputs, inputs]; int8: int8; fp8: its bytes; int4: int32
+                        // [outputs, inputs / 8], eight codes each, the first in the lowest four bits
   int64_t stride;       // elements of `values` from one output to the next
   Scalar values_type;   // f32 and bf16 only: converted on the way, to nearest even
   // The quantised kinds: [ceil(outputs / scale_outputs), groups], with one row of scales for `scale_outputs` outputs.

@@ -123,7 +123,8 @@ struct Lookup {
     const __m512i lower = _mm512_permutex2var_epi8(low[0], codes, low[1]);
     const __m512i magnitude = _mm512_permutex2var_epi8(high[0], codes, high[1]);
     constexpr int kOrAnd = 0xf8;  // a | (b & c)
-    const __m512i upper = _mm512_ternarylogic_epi32(magnitude, codes, _mm512_set1_epi8(static_cast<char>(0x80)), kOrAnd);
+    const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
+    const __m512i upper = _mm512_ternarylogic_epi32(magnitude, codes, sign, kOrAnd);
     _mm512_store_si512(words, _mm512_unpacklo_epi8(lower, upper));
     _mm512_store_si512(words + 32, _mm512_unpackhi_epi8(lower, upper));
   }

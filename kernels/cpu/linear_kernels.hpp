@@ -63,8 +63,8 @@ inline __attribute__((always_inline)) void step(const T* x, int64_t x_stride, co
   }
 }
 
-// sums [ROWS, 64] += x [ROWS, inputs] * block, for VECTORS registers of outputs from `column` on. In each step it asks for
-// AHEAD cache lines from `ahead` on.
+// sums [ROWS, 64] += x [ROWS, inputs] * block, for VECTORS registers of outputs from `column` on. In each step it
+// asks for AHEAD cache lines from `ahead` on.
 template <class T, int ROWS, int VECTORS, int AHEAD>
 inline void multiply_columns(const T* x, int64_t x_stride, const Block& block, int column, const std::byte* ahead,
                              float* sums) {

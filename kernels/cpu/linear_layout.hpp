@@ -23,7 +23,9 @@ inline bool has_codes(WeightKind kind) { return kind != WeightKind::f32 && kind 
 inline int num_groups(const WeightShape& shape) { return shape.group == 0 ? 1 : ceil_div(shape.inputs, shape.group); }
 
 // Scales and zeros before the codes of a group.
-inline int64_t group_header_bytes(WeightKind kind) { return kScaleBytes + (kind == WeightKind::int4 ? kPanelOutputs : 0); }
+inline int64_t group_header_bytes(WeightKind kind) {
+  return kScaleBytes + (kind == WeightKind::int4 ? kPanelOutputs : 0);
+}
 
 // Of the codes of `inputs` inputs for all outputs of a panel.
 inline int64_t code_bytes(WeightKind kind, int inputs) {

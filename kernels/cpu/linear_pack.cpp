@@ -92,8 +92,9 @@ uint8_t code_at(WeightKind kind, const Output& output, int input) {
     return static_cast<uint8_t>(word >> (input % 8 * 4) & 15);
   }
   const uint8_t code = static_cast<const uint8_t*>(source.values)[row + input];
-  if (kind == WeightKind::fp8 || code < 128) return code;
-  return static_cast<uint8_t>(0x80 | (code == 128 ? 127 : 256 - code));
+  if (kind == WeightKind::fp8) return code;
+  const int value = static_cast<int8_t>(code), magnitude = value < 0 ? -value : value;
+  return static_cast<uint8_t>((code & 0x80) | (magnitude > 127 ? 127 : magnitude));
 }
 
 uint8_t zero_at(const Output& output, int group) {
@@ -145,8 +146,8 @@ int64_t panel_bytes(const WeightShape& shape) {
     case WeightKind::bf16: return int64_t{ceil_div(shape.inputs, 2)} * kStepBytes;
     default: break;
   }
-  return num_groups(shape) * group_header_bytes(shape.kind) + (num_groups(shape) - 1) * code_bytes(shape.kind, shape.group) +
-         code_bytes(shape.kind, shape.inputs - (num_groups(shape) - 1) * shape.group);
+  const int whole_groups = num_groups(shape) - 1, last_inputs = shape.inputs - whole_groups * shape.group;
+  return whole_groups * group_bytes(shape) + group_header_bytes(shape.kind) + code_bytes(shape.kind, last_inputs);
 }
 
 int64_t packed_bytes(const WeightShape& shape) { return num_panels(shape) * panel_bytes(shape); }
