@@ -157,7 +157,8 @@ class TileRun {
   void scale_keys() {
     using namespace simd;
     float* scales = memory_.block->key_scales;
-    for (int i = 0; i < kBlockKeys; i += kLanes) store(scales + i, mul(load(scales + i), broadcast(shape_.scale * kLog2E)));
+    const F32 all = broadcast(shape_.scale * kLog2E);
+    for (int i = 0; i < kBlockKeys; i += kLanes) store(scales + i, mul(load(scales + i), all));
   }
 
   void run_block(int block) {

@@ -15,6 +15,8 @@ constexpr int kManyTiles = 16;                        // enough for all threads,
 
 int divide_up(int a, int b) { return (a + b - 1) / b; }
 
+size_t partial_floats(const AttentionShape& shape) { return gathered_floats(shape, max_split_rows(shape)); }
+
 }  // namespace
 
 AttentionPlan::AttentionPlan(const AttentionShape& shape) : shape_(shape) {}
@@ -41,13 +43,13 @@ void AttentionPlan::build(const AttentionBatch& batch) {
     pending_[i].store(splits_[i].num_segments, std::memory_order_relaxed);
     num_partials += splits_[i].num_segments;
   }
-  const size_t partials = static_cast<size_t>(num_partials) * gathered_floats(shape_, max_split_rows(shape_));
+  const size_t partials = static_cast<size_t>(num_partials) * partial_floats(shape_);
   if (partials_.size() < partials) partials_.resize(partials);
 }
 
 float* AttentionPlan::partial(const AttentionSplit& split, int segment) const {
   const int64_t number = split.first_partial + segment - split.first_segment;
-  return const_cast<float*>(partials_.data()) + static_cast<size_t>(number) * gathered_floats(shape_, max_split_rows(shape_));
+  return const_cast<float*>(partials_.data()) + static_cast<size_t>(number) * partial_floats(shape_);
 }
 
 bool AttentionPlan::ends_split(const AttentionTile& tile) const {

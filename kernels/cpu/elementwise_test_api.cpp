@@ -26,22 +26,22 @@ T* as(void* memory, T) {
 
 }  // namespace
 
-SLIPSTREAM_API void slipstream_rms_norm(int32_t type, const float* x, const int32_t* rows, const void* weight, void* out,
-                                        int32_t num_rows, int32_t dim, float eps) {
+SLIPSTREAM_API void slipstream_rms_norm(int32_t type, const float* x, const int32_t* rows, const void* weight,
+                                        void* out, int32_t num_rows, int32_t dim, float eps) {
   with_type(type, [&](auto t) {
     if (rows == nullptr) return rms_norm(x, as(weight, t), as(out, t), dim, eps, 0, num_rows);
     rms_norm_gathered(x, rows, as(weight, t), as(out, t), dim, eps, 0, num_rows);
   });
 }
 
-SLIPSTREAM_API void slipstream_rotary_table(const int32_t* positions, const float* inv_freq, int32_t half_dim, float scale,
-                                            float* cosines, float* sines, int32_t num_tokens) {
+SLIPSTREAM_API void slipstream_rotary_table(const int32_t* positions, const float* inv_freq, int32_t half_dim,
+                                            float scale, float* cosines, float* sines, int32_t num_tokens) {
   rotary_table(positions, inv_freq, half_dim, scale, cosines, sines, 0, num_tokens);
 }
 
 SLIPSTREAM_API void slipstream_write_keys_values(int32_t type, const KvShape* kv, int32_t num_heads, void* qkv,
-                                                 const float* cosines, const float* sines, const void* qk_norm, float eps,
-                                                 const int32_t* slots, void* kv_layer, int32_t num_tokens) {
+                                                 const float* cosines, const float* sines, const void* qk_norm,
+                                                 float eps, const int32_t* slots, void* kv_layer, int32_t num_tokens) {
   with_type(type, [&](auto t) {
     const KvWrite<decltype(t)> write{*kv, num_heads, as(qkv, t), cosines, sines, as(qk_norm, t), eps, slots, kv_layer};
     write_keys_values(write, 0, num_tokens);

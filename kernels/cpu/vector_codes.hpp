@@ -62,11 +62,6 @@ inline void store_codes(Fp8* to, F32 x, int count) {
   _mm_mask_storeu_epi8(to, first_lanes(count), _mm512_cvtepi32_epi8(code));
 }
 
-// `low` in the first 16 numbers, `high` in the others.
-inline Pairs round_to_pairs(F32 low, F32 high) {
-  return _mm512_inserti64x4(_mm512_castsi256_si512(round_to_bf16(low)), round_to_bf16(high), 1);
-}
-
 // Turns square[i][j] into square[j][i].
 inline void transpose(F32 (&square)[16]) {
   F32 t[16];
@@ -115,14 +110,39 @@ inline F32 zip_high(F32 a, F32 b) {
   return as_f32(_mm512_permutex2var_epi16(as_words(a), order, as_words(b)));
 }
 
+// 32 codes as bf16 numbers, exactly.
+inline F32 widen_to_pairs(const Int8* from) {
+  const auto floats = [](const Int8* codes) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
+    return as_words(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)));
+  };
+  // The high halves of the floats: what is cut off is zero.
+  const I32 order = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23,
+                                     21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+  return as_f32(_mm512_permutex2var_epi16(floats(from), order, floats(from + 16)));
+}
+inline F32 widen_to_pairs(const Fp8* from) {
+  const I32 code = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  const I32 sign = _mm512_slli_epi16(_mm512_and_si512(code, _mm512_set1_epi16(0x80)), 8);
+  const I32 size = _mm512_and_si512(code, _mm512_set1_epi16(0x7f));
+  const I32 normal = _mm512_add_epi16(_mm512_slli_epi16(size, 4), _mm512_set1_epi16(120 << 7));
+  // 0 to 7 times 2^-9
+  const I32 subnormals = _mm512_castsi128_si512(
+      _mm_set_epi16(0x3c60, 0x3c40, 0x3c20, 0x3c00, 0x3bc0, 0x3b80, 0x3b00, 0));
+  const __mmask32 small = _mm512_cmplt_epi16_mask(size, _mm512_set1_epi16(8));
+  return as_f32(_mm512_or_si512(_mm512_mask_permutexvar_epi16(normal, small, size, subnormals), sign));
+}
+
 // The first `count` words of pairs, zeros behind them.
 inline F32 load_pair_words(const Bf16* from, int count) {
   return as_f32(_mm512_maskz_loadu_epi32(first_lanes(count), from));
 }
 template <class Code>
 inline F32 load_pair_words(const Code* from, int count) {
-  const int low = count < 8 ? 2 * count : 16;
-  return as_f32(round_to_pairs(load_some(from, low), load_some(from + 16, 2 * count - low)));
+  if (count == kLanes) return widen_to_pairs(from);
+  Code some[2 * kLanes] = {};
+  std::memcpy(some, from, static_cast<size_t>(2 * count));
+  return widen_to_pairs(some);
 }
 
 // Words of one number of either row, `count` of them, filled up with zeros to a whole vector.
