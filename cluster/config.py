@@ -152,7 +152,7 @@ class ClusterConfig:
         if self.router.worker_port and self.router.worker_port == self.router.http.port:
             raise ValueError(f"router.worker_port must differ from router.http.port, got {self.router.worker_port}")
         # Pages travel as they are, so both sides must cut a sequence at the same places and in the same type.
-        for key in ("page_tokens", "dtype"):
+        for key in ("page_tokens", "dtype", "kv_cache_dtype"):
             ours, theirs = getattr(self.prefill.engine, key), getattr(self.decode.engine, key)
             if ours != theirs:
                 raise ValueError(f"{key} must be the same for prefill and decode, got {ours} and {theirs}")

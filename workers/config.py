@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from slipstream.kv_transfer.config import TransferConfig
 from slipstream.router.messages import Role
-from slipstream.workers.models.quantization import OnLoad
+from slipstream.workers.models.quantization import KvCacheDtype, OnLoad
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,8 @@ class EngineConfig:
     user's cache directory, null keeps them in each worker's own memory.
 
     `quantization` rounds the linear layers of a model that is not quantised already while it is loaded: to fp8 or int8
-    with a scale an output, or to 4 bits with a scale for every 128 inputs of an output."""
+    with a scale an output, or to 4 bits with a scale for every 128 inputs of an output. `kv_cache_dtype` keeps keys and
+    values in eight bits, with a scale a token and head; it must be the same wherever pages travel."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -39,6 +40,7 @@ class EngineConfig:
     cpu_kernels: Literal["auto", "off"] = "auto"
     weight_cache_dir: str | None = "auto"
     quantization: OnLoad = "none"
+    kv_cache_dtype: KvCacheDtype = "auto"
 
     def __post_init__(self) -> None:
         for key in ("page_tokens", "max_num_seqs", "max_step_tokens"):

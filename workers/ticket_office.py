@@ -19,6 +19,7 @@ class TicketOffice:
     num_layers: int
     num_kv_heads: int  # of the whole model
     head_bytes: int  # K and V of one head of one page
+    page_dtype: str = ""  # what pages hold (see `rank_parts.page_dtype`)
     _ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def open_epoch(self) -> PeerId:
@@ -38,4 +39,5 @@ class TicketOffice:
             self.num_layers,
             self.num_kv_heads,
             self.head_bytes,
+            self.page_dtype,
         )

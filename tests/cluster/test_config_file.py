@@ -127,6 +127,14 @@ MODEL = "model: {path: tiny}\n"
             MODEL + "prefill:\n  engine: {page_tokens: 32}\n",
             "c.yaml: page_tokens must be the same for prefill and decode, got 32 and 16",
         ),
+        (
+            MODEL + "decode:\n  engine: {kv_cache_dtype: fp8}\n",
+            "c.yaml: kv_cache_dtype must be the same for prefill and decode, got auto and fp8",
+        ),
+        (
+            MODEL + "engine: {kv_cache_dtype: int4}\n",
+            "c.yaml:2: engine.kv_cache_dtype: must be 'auto', 'fp8' or 'int8'",
+        ),
         (MODEL + "name: a\nname: b\n", "c.yaml:3: name: given twice (first in line 2)"),
         (
             MODEL + "router:\n  http: {port: 1}\n  http: {port: 2}\n",

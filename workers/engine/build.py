@@ -23,7 +23,7 @@ from slipstream.workers.models.config import ModelConfig
 from slipstream.workers.models.llama import Llama
 from slipstream.workers.models.loader import TORCH_DTYPES, load_model
 from slipstream.workers.models.native import is_native, load_native
-from slipstream.workers.models.pool import kv_shape
+from slipstream.workers.models.pool import kv_dtype, kv_shape
 from slipstream.workers.models.tensor_parallel import TensorParallel
 from slipstream.workers.models.weight_cache import default_directory
 
@@ -44,7 +44,7 @@ def engine_limits(
 
     `kv_cache_mib` is the memory of one rank; where it is `auto`, a group's ranks call this together, and
     `ranks_on_host` share the host's memory. Without `max_model_len` it is what the model allows and the pool holds.
-    `model_id` tells the prefix cache which KV is compatible; by default the directory and the dtype.
+    `model_id` tells the prefix cache which KV is compatible; by default the directory, the dtypes and the quantisation.
 
     Raises ModelError if the directory cannot be served and EngineConfigError, naming the key, if the settings do not
     fit the model.
@@ -52,7 +52,8 @@ def engine_limits(
     model = ModelConfig.read(model_dir)
     tp = TensorParallel() if tp is None else tp
     dtype = _dtype(config, model)
-    page_bytes = math.prod(kv_shape(model, tp, 1, config.page_tokens)) * dtype.itemsize
+    of_pages = kv_dtype(config.kv_cache_dtype, dtype)
+    page_bytes = math.prod(kv_shape(model, tp, 1, config.page_tokens, of_pages)) * of_pages.itemsize
     if config.num_pages is None and config.kv_cache_mib == "auto":
         device, longest = _device(config, tp), config.max_model_len or model.max_position_embeddings
         max_useful = config.max_num_seqs * -(-longest // config.page_tokens)
@@ -91,7 +92,7 @@ def engine_limits(
         max_queued_tokens=max_queued_tokens,
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
-        model_id=model_id or f"{Path(model_dir).resolve()}:{dtype}:{config.quantization}",
+        model_id=model_id or f"{Path(model_dir).resolve()}:{dtype}:{config.quantization}:{of_pages}",
         prefix_caching=config.prefix_caching,
     )
 
@@ -115,15 +116,16 @@ def build_runner(
     tp = TensorParallel() if tp is None else tp
     device = _device(config, tp)
     dtype = _dtype(config, ModelConfig.read(model_dir))
+    of_pages = kv_dtype(config.kv_cache_dtype, dtype)
     model = _load(Path(model_dir), config, dtype, device, tp)
-    shape = kv_shape(model.config, tp, num_pages, config.page_tokens)
+    shape = kv_shape(model.config, tp, num_pages, config.page_tokens, of_pages)
     key = f"kv_cache_mib {config.kv_cache_mib}" if config.num_pages is None else f"num_pages {num_pages}"
-    require_room(key, math.prod(shape) * dtype.itemsize, device)
+    require_room(key, math.prod(shape) * of_pages.itemsize, device)
     # Written, not only mapped: the first requests should not pay for page faults.
     if memory is not None and device.type == "cpu":
-        kv = memory.zeros(shape, dtype)
+        kv = memory.zeros(shape, of_pages)
     else:
-        kv = torch.empty(shape, dtype=dtype, device=device).zero_()
+        kv = torch.empty(shape, dtype=of_pages, device=device).zero_()
     if isinstance(model, Llama) and device.type == "cuda":
         longest = min(model.config.max_position_embeddings, num_pages * config.page_tokens)
         max_model_len = min(longest, config.max_model_len or longest)
@@ -156,8 +158,7 @@ def warm_up(limits: EngineLimits, executor: Executor) -> None:
 
 def _load(model_dir: Path, config: EngineConfig, dtype: torch.dtype, device: torch.device, tp: TensorParallel) -> Model:
     """The native model where it serves, else the torch one."""
-    is_plain = config.quantization == "none" and is_native(ModelConfig.read(model_dir), dtype)
-    if device.type == "cpu" and config.cpu_kernels == "auto" and is_plain:
+    if device.type == "cpu" and config.cpu_kernels == "auto" and is_native(ModelConfig.read(model_dir), dtype):
         library = native_library()
         if library is not None:
             library.slipstream_set_num_threads(config.num_threads or _default_native_threads(tp))
@@ -165,7 +166,14 @@ def _load(model_dir: Path, config: EngineConfig, dtype: torch.dtype, device: tor
             if config.weight_cache_dir == "auto":
                 cache_dir = default_directory()
             return load_native(
-                model_dir, library, dtype=dtype, page_tokens=config.page_tokens, tp=tp, cache_dir=cache_dir
+                model_dir,
+                library,
+                dtype=dtype,
+                page_tokens=config.page_tokens,
+                of_pages=kv_dtype(config.kv_cache_dtype, dtype),
+                tp=tp,
+                cache_dir=cache_dir,
+                quantization=config.quantization,
             )
     return load_model(model_dir, dtype=dtype, device=device, tp=tp, quantization=config.quantization)
 

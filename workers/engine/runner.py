@@ -63,7 +63,8 @@ class PageSink(Protocol):
 class ModelRunner:
     """Runs step plans on one rank. The rank whose model gives logits (rank 0) samples; the others return no tokens.
 
-    `kv` is the rank's pool, `[layers, pages, kv_heads, 2, page_tokens, head_dim]`.
+    `kv` is the rank's pool, `[layers, pages, kv_heads, 2, page_tokens, head_dim]`, or quantised
+    `[layers, pages, kv_heads, head_bytes]`.
     """
 
     def __init__(self, model: Model, kv: Tensor) -> None:

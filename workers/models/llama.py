@@ -83,7 +83,7 @@ class Llama:
     def forward(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor:
         """The last hidden states of a step, [tokens, hidden_size], before the final norm.
 
-        `kv` is the rank's pool (see `kv_shape`) in the model's dtype; the step's keys and values are written into it.
+        `kv` is the rank's pool (see `kv_shape`), plain or quantised; the step's keys and values are written into it.
         `layer_done(layer)` is called as soon as that layer's are there.
         """
         return self.run(batch.token_ids, self.ops.begin_step(batch, self.attention, kv), kv, layer_done)

@@ -1,17 +1,32 @@
-"""The shape of a rank's KV pool."""
+"""The shape and dtype of a rank's KV pool."""
 
 from __future__ import annotations
 
+import torch
+
+from slipstream.kernels.quantized_kv import head_bytes
 from slipstream.workers.models.config import ModelConfig
+from slipstream.workers.models.quantization import KvCacheDtype
 from slipstream.workers.models.tensor_parallel import TensorParallel
+
+CODES: dict[KvCacheDtype, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+
+
+def kv_dtype(kv_cache_dtype: KvCacheDtype, model_dtype: torch.dtype) -> torch.dtype:
+    """The pool's dtype: that of codes where it is quantised (see `kernels.quantized_kv`), else the model's."""
+    return CODES.get(kv_cache_dtype, model_dtype)
 
 
 def kv_shape(
-    config: ModelConfig, tp: TensorParallel, num_pages: int, page_tokens: int
-) -> tuple[int, int, int, int, int, int]:
-    """[layers, pages, kv_heads of the rank, 2, page_tokens, head_dim].
+    config: ModelConfig, tp: TensorParallel, num_pages: int, page_tokens: int, dtype: torch.dtype | None = None
+) -> tuple[int, ...]:
+    """[layers, pages, kv_heads of the rank, 2, page_tokens, head_dim], or where `dtype`, the pool's, is one of codes
+    [layers, pages, kv_heads of the rank, head_bytes].
 
     Raises ModelError if the KV heads cannot be dealt out to the group.
     """
     heads = tp.shard(config.num_kv_heads, "num_key_value_heads")
-    return (config.num_layers, num_pages, heads.stop - heads.start, 2, page_tokens, config.head_dim)
+    pages = (config.num_layers, num_pages, heads.stop - heads.start)
+    if dtype in CODES.values():
+        return (*pages, head_bytes(page_tokens, config.head_dim))
+    return (*pages, 2, page_tokens, config.head_dim)

@@ -20,6 +20,7 @@ from slipstream.workers.models.json_keys import Keys
 
 CONFIG_KEYS = ("quantization_config", "compression_config")
 OnLoad = Literal["none", "fp8", "int8", "int4"]  # what to make of a checkpoint that is not quantised
+KvCacheDtype = Literal["auto", "fp8", "int8"]  # of keys and values; auto: the model's
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,17 @@ PAGE_TOKENS = 8
 
 
 def load(
-    kind: str, model_dir: Path, dtype: torch.dtype = torch.float32, tp: TensorParallel | None = None
+    kind: str,
+    model_dir: Path,
+    dtype: torch.dtype = torch.float32,
+    tp: TensorParallel | None = None,
+    codes: torch.dtype | None = None,
 ) -> Llama | NativeLlama:
-    """For pages of PAGE_TOKENS. `kind` is one of KINDS; the test is skipped where the machine has no native kernels."""
+    """For pages of PAGE_TOKENS, in `codes` or the same dtype. `kind` is one of KINDS; the test is skipped where the
+    machine has no native kernels."""
     if kind == "torch":
         return load_model(model_dir, dtype=dtype, tp=tp)
     library = native_library()
     if library is None:
         pytest.skip("no native kernels here")
-    return load_native(model_dir, library, dtype=dtype, page_tokens=PAGE_TOKENS, tp=tp)
+    return load_native(model_dir, library, dtype=dtype, page_tokens=PAGE_TOKENS, of_pages=codes, tp=tp)

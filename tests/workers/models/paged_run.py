@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -20,16 +21,20 @@ NUM_PAGES = 96
 
 @dataclass
 class PagedRun:
-    """Sequences by name; each `step` computes the next tokens of some. The pool starts out as nan."""
+    """Sequences by name; each `step` computes the next tokens of some. The pool is in the model's dtype or in codes of
+    `codes`, and starts out as nan."""
 
     model: Llama | NativeLlama
     page_tokens: int = 8
+    codes: torch.dtype | None = None
     positions: dict[str, int] = field(default_factory=dict)
     pages: dict[str, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        shape = kv_shape(self.model.config, self.model.tp, NUM_PAGES, self.page_tokens)
-        self.kv = torch.full(shape, float("nan"), dtype=self.model.dtype)
+        dtype = self.codes or self.model.dtype
+        shape = kv_shape(self.model.config, self.model.tp, NUM_PAGES, self.page_tokens, dtype)
+        num_bytes = math.prod(shape) * dtype.itemsize
+        self.kv = torch.full((num_bytes,), 0xFF, dtype=torch.uint8).view(dtype).view(shape)  # nan in every float
         self.free = np.random.default_rng(0).permutation(NUM_PAGES).tolist()
 
     def step(self, tokens: dict[str, list[int]], layer_done: Callable[[int], None] | None = None) -> Tensor | None:
