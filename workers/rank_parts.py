@@ -46,6 +46,7 @@ class RankAgent:
     ) -> None:
         self._ended = ended
         self._tp = tp
+        self._page_dtype = page_dtype(runner)
         # numpy moves rows of host memory at full speed, torch at a tenth of it.
         self._device_pages = DevicePagePool(runner.kv) if runner.kv.is_cuda else None
         self._agent = TransferAgent(
@@ -86,6 +87,10 @@ class RankAgent:
 
     def begin_sends(self, sends: tuple[PageSend, ...]) -> None:
         for send in sends:
+            if send.ticket.page_dtype != self._page_dtype:
+                reason = f"its pages are to be {send.ticket.page_dtype}, here they are {self._page_dtype}"
+                self._ended(RankOutcome(send.ticket.key, f"{reason}: kv_cache_dtype and dtype must be the same"))
+                continue
             try:
                 self._agent.send(send.ticket, unpack_ids(send.page_ids))
             except TicketError as error:
@@ -118,10 +123,15 @@ class RankParts:
 
     def ticket_office(self, worker: PeerId, addresses: tuple[TransferAddress, ...], slab_pages: int) -> TicketOffice:
         """Tickets for pools like this rank's."""
-        kv = self.runner.kv  # [layers, pages, kv_heads, 2, page_tokens, head_dim]
+        kv = self.runner.kv  # [layers, pages, kv_heads, ...]
         num_heads = kv.shape[2] * len(addresses)
         head_bytes = math.prod(kv.shape[3:]) * kv.element_size()
-        return TicketOffice(worker, addresses, slab_pages, kv.shape[0], num_heads, head_bytes)
+        return TicketOffice(worker, addresses, slab_pages, kv.shape[0], num_heads, head_bytes, page_dtype(self.runner))
+
+
+def page_dtype(runner: ModelRunner) -> str:
+    """What the numbers of its pages are, for tickets."""
+    return str(runner.kv.dtype).removeprefix("torch.")
 
 
 @contextmanager
