@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.ops import Ops, Weight
+from slipstream.kernels.quantized_kv import codes_and_scales, head_bytes
 from slipstream.kernels.quantized_weight import Fp8Weight, quantize_fp8
 from slipstream.workers.models.config import ModelConfig
 from slipstream.workers.models.llama import LayerWeights, Linear, Llama, LlamaWeights
@@ -71,6 +72,19 @@ TINY: dict[str, dict[str, Any]] = {
         "bos_token_id": 0,
     }
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a model's products and its pages are kept in."""
+
+    name: str
+    fp8_weights: bool = False
+    fp8_kv: bool = False
+
+
+BF16, FP8, FP8_KV = Form("bf16"), Form("fp8", fp8_weights=True), Form("fp8, fp8 KV", fp8_weights=True, fp8_kv=True)
+FORMS = (BF16, FP8, FP8_KV)
 WEIGHT_SCALE = 0.02  # standard deviation, as models are initialised with
 
 
@@ -133,9 +147,23 @@ def weight_bytes(model: Llama) -> int:
     return sum(_bytes(weight) for weight in [*(linear.weight for linear in linears), model.weights.lm_head])
 
 
-def kv_token_bytes(config: ModelConfig) -> int:
-    """Keys and values of one token in all layers, in bfloat16."""
-    return config.num_layers * 2 * config.num_kv_heads * config.head_dim * 2
+def kv_token_bytes(config: ModelConfig, form: Form) -> int:
+    """Keys and values of one token in all layers."""
+    head = head_bytes(1, config.head_dim) if form.fp8_kv else 2 * 2 * config.head_dim
+    return config.num_layers * config.num_kv_heads * head
+
+
+def random_pool(config: ModelConfig, form: Form, num_pages: int, page_tokens: int, device: torch.device) -> Tensor:
+    """A pool of random keys and values, of a magnitude that a softmax has use for."""
+    pages = (config.num_layers, num_pages, config.num_kv_heads)
+    if not form.fp8_kv:
+        return torch.randn(*pages, 2, page_tokens, config.head_dim, device=device, dtype=torch.bfloat16)
+    kv = torch.empty(*pages, head_bytes(page_tokens, config.head_dim), device=device, dtype=torch.float8_e4m3fn)
+    codes, scales = codes_and_scales(kv, config.head_dim)
+    for layer in codes.view(torch.uint8):
+        layer.random_(0, 0x7E)  # all that are numbers, and positive
+    scales.fill_(1 / 64)
+    return kv
 
 
 def prefill_flops(config: ModelConfig, num_tokens: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from gpu_checks.shapes import random_model, read_config
+from gpu_checks.shapes import Form, random_model, random_pool, read_config
 
 from slipstream.kernels.gpu_modules import gpu_module
 from slipstream.kernels.ops import Ops, TorchOps
@@ -21,7 +21,6 @@ from slipstream.workers.engine.plan import StepPlan
 from slipstream.workers.engine.runner import ModelRunner
 from slipstream.workers.engine.step_arrays import SequenceSlice, StepArrays
 from slipstream.workers.models.llama import Llama
-from slipstream.workers.models.pool import kv_shape
 
 PAGE_TOKENS = 16
 
@@ -48,6 +47,7 @@ class Subject:
     """A runner with a pool full of random keys and values, so that any context can be stepped upon."""
 
     model: Llama
+    form: Form
     executor: Executor
     limits: EngineLimits
 
@@ -79,14 +79,20 @@ class Subject:
 
 
 def make_subject(
-    shape: str, ops: Ops, device: torch.device, *, fp8: bool, num_tokens: int, max_num_seqs: int, max_step_tokens: int
+    shape: str,
+    form: Form,
+    ops: Ops,
+    device: torch.device,
+    *,
+    num_tokens: int,
+    max_num_seqs: int,
+    max_step_tokens: int,
 ) -> Subject:
     """A model in `shape`, with a pool for `num_tokens`; decode steps are recorded as graphs on a GPU."""
     config = read_config(shape)
-    model = random_model(config, ops, device, fp8=fp8)
+    model = random_model(config, ops, device, fp8=form.fp8_weights)
     num_pages = num_tokens // PAGE_TOKENS
-    kv = torch.empty(kv_shape(config, model.tp, num_pages, PAGE_TOKENS), dtype=torch.bfloat16, device=device)
-    kv.normal_()
+    kv = random_pool(config, form, num_pages, PAGE_TOKENS, device)
     limits = EngineLimits(
         num_pages=num_pages,
         page_tokens=PAGE_TOKENS,
@@ -98,7 +104,7 @@ def make_subject(
         eos_token_ids=(),
         model_id=shape,
     )
-    return Subject(model, _executor(model, ops, kv, limits), limits)
+    return Subject(model, form, _executor(model, ops, kv, limits), limits)
 
 
 def requests(work: Work, vocab_size: int) -> list[EngineRequest]:

@@ -1,0 +1,244 @@
+"""Pages from device memory to device memory: gathered, sent and scattered without passing through the host.
+
+    pages --kernel--> [ staging in device memory ] ==UCX, cuda_ipc or RDMA==> [ staging ] --kernel--> pages
+
+UCX knows nothing of streams: a buffer is handed to it once the event behind the gathering kernel has come to pass, and
+a staging slot is used again once the event behind the scattering kernel has.
+
+There is no checksum. On the host it comes with the copy for nothing; here it would be a kernel of its own and a look
+at its result from the host, for each message and at both ends, which costs more than the copy. What it guards against
+is guarded otherwise: device memory and NVLink correct and detect errors, and a message that is not the expected one
+differs in tag or size. So both ends of a link must be of this kind: to one that expects a checksum, every message has
+the wrong size, and the transfer fails.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.kernels.gpu_modules import gpu_module
+from slipstream.kv_transfer.page_transport import Landed, Pages
+from slipstream.kv_transfer.staging import StagingError
+from slipstream.kv_transfer.ticket import TransferAddress
+from slipstream.kv_transfer.transport import Arrival, Buffer, Done, Link, Transport, TransportEvents
+from slipstream.workers.device_pages import DevicePagePool, PageCopy
+
+SLOT_ALIGNMENT = 4096
+MAX_IN_FLIGHT = 8
+
+
+class DeviceSlots:
+    """Equal slots of one allocation in device memory, made when the first is taken. Raises StagingError if there is
+    not room for two."""
+
+    def __init__(self, slot_bytes: int, total_bytes: int, device: torch.device) -> None:
+        self._slot_bytes = -(-slot_bytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
+        self.num_slots = total_bytes // self._slot_bytes
+        if self.num_slots < 2:
+            raise StagingError(
+                f"{total_bytes} bytes of staging a direction hold {self.num_slots} messages of {slot_bytes} bytes, "
+                f"at least 2 are needed: raise staging_mib or lower slab_pages"
+            )
+        self._device = device
+        self._memory: Tensor | None = None
+        self._free = list(reversed(range(self.num_slots)))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def take(self, num_bytes: int) -> tuple[int, Tensor]:
+        """A slot and the first bytes of its memory. There must be one."""
+        if self._memory is None:
+            self._memory = torch.empty(self.num_slots * self._slot_bytes, dtype=torch.uint8, device=self._device)
+        slot = self._free.pop()
+        return slot, self._memory[slot * self._slot_bytes :][:num_bytes]
+
+    def give_back(self, slot: int) -> None:
+        assert len(self._free) < self.num_slots
+        self._free.append(slot)
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathering:
+    event: torch.cuda.Event | None
+    link: Link
+    tag: int
+    memory: Tensor
+    sent: Done
+
+
+@dataclass(frozen=True, slots=True)
+class _Scattering:
+    event: torch.cuda.Event | None
+    slot: int
+    landed: Landed
+
+
+class DeviceStagedTransport:
+    """A `PageTransport` over any `Transport` that takes device memory. Arguments as of `StagedTransport`."""
+
+    def __init__(self, transport: Transport, pool: DevicePagePool, message_bytes: int, staging_bytes: int) -> None:
+        self._transport = transport
+        self._pool = pool
+        self._outgoing = DeviceSlots(message_bytes, staging_bytes // 2, pool.device)
+        self._incoming = DeviceSlots(message_bytes, staging_bytes // 2, pool.device)
+        self._events: TransportEvents | None = None
+        self._gatherings: deque[_Gathering] = deque()  # in the order in which their stream works them off
+        self._scatterings: deque[_Scattering] = deque()
+        self._is_current = False  # the device is the thread's own
+        # Half the slots at most: a peer that has stalled must not stop the others.
+        self._max_in_flight = max(1, min(MAX_IN_FLIGHT, self._outgoing.num_slots // 2))
+
+    @property
+    def address(self) -> TransferAddress:
+        return self._transport.address
+
+    @property
+    def num_in_flight(self) -> int:
+        return self._transport.num_in_flight + len(self._gatherings) + len(self._scatterings)
+
+    def start(self, events: TransportEvents) -> None:
+        self._events = events
+        self._transport.start(self)
+
+    def connect(self, address: TransferAddress) -> Link:
+        return self._transport.connect(address)
+
+    def disconnect(self, link: Link) -> None:
+        self._transport.disconnect(link)
+
+    def send_record(self, link: Link, record: bytes) -> None:
+        self._transport.send_record(link, record)
+
+    def can_send(self, link: Link, num_in_flight: int) -> bool:
+        return num_in_flight < self._max_in_flight and bool(self._outgoing.num_free)
+
+    def can_receive(self, arrival: Arrival, num_in_flight: int) -> bool:
+        return num_in_flight < self._max_in_flight and bool(self._incoming.num_free)
+
+    def send(self, link: Link, tag: int, pages: Pages, done: Done) -> None:
+        num_bytes = len(pages.page_ids) * len(pages.heads) * self._pool.geometry.head_bytes
+        slot, memory = self._outgoing.take(num_bytes)
+        event = self._pool.queue_gather(pages.layer, pages.page_ids, pages.heads, memory)
+        self._gatherings.append(_Gathering(event, link, tag, memory, partial(self._on_sent, slot, done)))
+
+    def receive(self, arrival: Arrival, pages: Pages, landed: Landed) -> None:
+        slot, memory = self._incoming.take(arrival.num_bytes)
+        self._transport.receive(arrival, _buffer(memory), partial(self._on_received, pages, slot, memory, landed))
+
+    def discard(self, arrival: Arrival) -> None:
+        self._transport.receive(arrival, np.empty(arrival.num_bytes, np.uint8), _forget)
+
+    def progress(self) -> bool:
+        if not self._is_current and self._pool.device.type == "cuda":
+            torch.cuda.set_device(self._pool.device)  # UCX maps memory in the context of the calling thread
+            self._is_current = True
+        busy = self._transport.progress()
+        while self._gatherings and _has_passed(self._gatherings[0].event):
+            self._post(self._gatherings.popleft())
+            busy = True
+        while self._scatterings and _has_passed(self._scatterings[0].event):
+            self._finish(self._scatterings.popleft())
+            busy = True
+        return busy
+
+    def wait(self, timeout_s: float) -> None:
+        # Copies take microseconds; what they hold up is not to sleep on a file descriptor.
+        if not self._gatherings and not self._scatterings:
+            self._transport.wait(timeout_s)
+
+    def wake(self) -> None:
+        self._transport.wake()
+
+    def close(self) -> None:
+        while self._gatherings:
+            gathering = self._gatherings.popleft()
+            _wait_for(gathering.event)
+            gathering.sent("the transport is closed")
+        self._transport.close()
+        while self._scatterings:
+            scattering = self._scatterings.popleft()
+            _wait_for(scattering.event)
+            self._finish(scattering)
+
+    # ---- what the transport tells
+
+    def on_link(self, link: Link) -> None:
+        assert self._events is not None
+        self._events.on_link(link)
+
+    def on_record(self, link: Link, record: bytes) -> None:
+        assert self._events is not None
+        self._events.on_record(link, record)
+
+    def on_arrival(self, arrival: Arrival) -> None:
+        assert self._events is not None
+        self._events.on_arrival(arrival)
+
+    def on_lost(self, link: Link, reason: str) -> None:
+        assert self._events is not None
+        self._events.on_lost(link, reason)
+
+    # ---- inside
+
+    def _post(self, gathering: _Gathering) -> None:
+        """A link that has gone down meanwhile fails the message from within."""
+        self._transport.send(gathering.link, gathering.tag, _buffer(gathering.memory), gathering.sent)
+
+    def _on_sent(self, slot: int, done: Done, error: str | None) -> None:
+        self._outgoing.give_back(slot)
+        done(error)
+
+    def _on_received(self, pages: Pages, slot: int, memory: Tensor, landed: Landed, error: str | None) -> None:
+        if error is None:
+            event = self._pool.queue_scatter(pages.layer, pages.page_ids, pages.heads, memory)
+            self._scatterings.append(_Scattering(event, slot, landed))
+        else:
+            self._incoming.give_back(slot)
+            landed(error, False)
+
+    def _finish(self, scattering: _Scattering) -> None:
+        self._incoming.give_back(scattering.slot)
+        scattering.landed(None, True)
+
+
+class StagedDevicePool(DevicePagePool):
+    """A `DevicePagePool` whose pages travel from device to device."""
+
+    def page_transport(self, transport: Transport, message_bytes: int, staging_bytes: int) -> DeviceStagedTransport:
+        """Raises StagingError."""
+        return DeviceStagedTransport(transport, self, message_bytes, staging_bytes)
+
+
+def device_page_pool(kv: Tensor, tls: str) -> DevicePagePool:
+    """For a pool on a GPU. Pages stay on devices if `tls` (UCX_TLS) names a transport that takes device memory; UCX
+    would crash on it otherwise, so they then pass through the host."""
+    copy: PageCopy | None = gpu_module("page_copy")
+    return StagedDevicePool(kv, copy) if "cuda" in tls else DevicePagePool(kv, copy)
+
+
+def _buffer(memory: Tensor) -> Buffer:
+    """Device memory passes for a buffer: it has a length and says where it is (`__cuda_array_interface__`), which is
+    all that UCX asks for."""
+    return cast(Buffer, memory) if memory.is_cuda else memory.numpy()
+
+
+def _has_passed(event: torch.cuda.Event | None) -> bool:
+    return event is None or event.query()  # type: ignore[no-untyped-call]
+
+
+def _wait_for(event: torch.cuda.Event | None) -> None:
+    if event is not None:
+        event.synchronize()
+
+
+def _forget(error: str | None) -> None:
+    """An unwanted message is gone, whole or broken."""
