@@ -18,7 +18,7 @@ from slipstream.kv_transfer.pool_memory import PoolMemory
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
 from slipstream.router.messages import unpack_ids
 from slipstream.workers.config import WorkerConfig
-from slipstream.workers.device_pages import DevicePagePool
+from slipstream.workers.device_staging import device_page_pool
 from slipstream.workers.engine.build import build_runner, engine_limits
 from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.engine.plan import PageSend, SendProgress
@@ -48,7 +48,7 @@ class RankAgent:
         self._tp = tp
         self._page_dtype = page_dtype(runner)
         # numpy moves rows of host memory at full speed, torch at a tenth of it.
-        self._device_pages = DevicePagePool(runner.kv) if runner.kv.is_cuda else None
+        self._device_pages = device_page_pool(runner.kv, config.transfer.tls) if runner.kv.is_cuda else None
         self._agent = TransferAgent(
             self._device_pages or HostPagePool(runner.page_bytes(), memory),
             rank=tp.rank,
