@@ -76,7 +76,8 @@ struct AttentionTile {
 struct AttentionSplit {
   int32_t first_segment;
   int32_t num_segments;
-  int64_t first_partial;  // in the plan's partial results
+  size_t first_partial;  // offset of the first segment's results in those of the plan
+  size_t partial_size;   // floats of a segment
 };
 
 // Which tiles a step has. Reused from step to step: its memory only grows, to that of the largest step so far.
@@ -103,6 +104,7 @@ class AttentionPlan {
  private:
   void add_sequence(int seq);
   void add_split(const AttentionTile& tile);
+  size_t end_of_partials() const;
   int64_t cost(const AttentionTile& tile) const;
 
   AttentionShape shape_;
@@ -112,7 +114,7 @@ class AttentionPlan {
   std::vector<uint32_t> order_;
   std::vector<int64_t> costs_;
   std::vector<AttentionSplit> splits_;
-  std::vector<float> partials_;
+  mutable std::vector<float> partials_;
   mutable std::vector<std::atomic<int32_t>> pending_;  // [splits] tiles that have not ended yet
 };
 

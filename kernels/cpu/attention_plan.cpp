@@ -15,8 +15,6 @@ constexpr int kManyTiles = 16;                        // enough for all threads,
 
 int divide_up(int a, int b) { return (a + b - 1) / b; }
 
-size_t partial_floats(const AttentionShape& shape) { return gathered_floats(shape, max_split_rows(shape)); }
-
 }  // namespace
 
 AttentionPlan::AttentionPlan(const AttentionShape& shape) : shape_(shape) {}
@@ -38,18 +36,16 @@ void AttentionPlan::build(const AttentionBatch& batch) {
   });
 
   if (pending_.size() < splits_.size()) pending_ = std::vector<std::atomic<int32_t>>(splits_.size() * 2);
-  int64_t num_partials = 0;
   for (size_t i = 0; i < splits_.size(); ++i) {
     pending_[i].store(splits_[i].num_segments, std::memory_order_relaxed);
-    num_partials += splits_[i].num_segments;
   }
-  const size_t partials = static_cast<size_t>(num_partials) * partial_floats(shape_);
-  if (partials_.size() < partials) partials_.resize(partials);
+  const size_t partials = end_of_partials();
+  if (partials_.size() < partials) partials_ = std::vector<float>(partials);
 }
 
 float* AttentionPlan::partial(const AttentionSplit& split, int segment) const {
-  const int64_t number = split.first_partial + segment - split.first_segment;
-  return const_cast<float*>(partials_.data()) + static_cast<size_t>(number) * partial_floats(shape_);
+  const auto number = static_cast<size_t>(segment - split.first_segment);
+  return partials_.data() + split.first_partial + number * split.partial_size;
 }
 
 bool AttentionPlan::ends_split(const AttentionTile& tile) const {
@@ -92,16 +88,21 @@ void AttentionPlan::add_sequence(int seq) {
 }
 
 void AttentionPlan::add_split(const AttentionTile& tile) {
-  const AttentionSplit* before = splits_.empty() ? nullptr : &splits_.back();
-  const int64_t first_partial = before == nullptr ? 0 : before->first_partial + before->num_segments;
   AttentionTile part = tile;
   part.split = static_cast<int32_t>(splits_.size());
   part.num_segments = 1;
-  splits_.push_back({tile.first_segment, tile.num_segments, first_partial});
+  splits_.push_back({tile.first_segment, tile.num_segments, end_of_partials(),
+                     gathered_floats(shape_, tile.num_queries * group_size(shape_))});
   for (int i = 0; i < tile.num_segments; ++i) {
     part.first_segment = tile.first_segment + i;
     tiles_.push_back(part);
   }
+}
+
+size_t AttentionPlan::end_of_partials() const {
+  if (splits_.empty()) return 0;
+  const AttentionSplit& last = splits_.back();
+  return last.first_partial + static_cast<size_t>(last.num_segments) * last.partial_size;
 }
 
 int64_t AttentionPlan::cost(const AttentionTile& tile) const {
