@@ -198,6 +198,11 @@ def test_the_configurations_that_come_along_are_valid(path: Path) -> None:
             "Gemma2ForCausalLM",
         ),
         ("config.json", json.dumps(MODEL_CONFIG | {"num_attention_heads": 5}).encode(), "num_key_value_heads"),
+        (
+            "config.json",
+            json.dumps(MODEL_CONFIG | {"quantization_config": {"quant_method": "bitsandbytes"}}).encode(),
+            "quantization_config.quant_method: 'bitsandbytes' is not supported, only fp8, compressed-tensors",
+        ),
         ("tokenizer.json", None, "no tokenizer.json in "),
         ("model.safetensors", None, "no *.safetensors in "),
         ("model.safetensors", b"", "model.safetensors is truncated or no safetensors file (0 bytes)"),
