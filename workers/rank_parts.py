@@ -32,8 +32,8 @@ from slipstream.workers.ticket_office import TicketOffice
 class RankAgent:
     """A rank's transfer agent: takes the commands of the group and, from the runner, news of finished pages.
 
-    `memory` is what the runner's pool lies in, if that can be shared. Every transfer that is begun here ends in one `RankOutcome`, given to `ended` on the agent's thread or, if the
-    ticket does not fit this rank, at once.
+    `memory` is what the runner's pool lies in, if that can be shared. Every transfer that is begun here ends in one
+    `RankOutcome`, given to `ended` on the agent's thread or, if the ticket does not fit this rank, at once.
     """
 
     def __init__(
