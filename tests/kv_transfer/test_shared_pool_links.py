@@ -1,0 +1,317 @@
+"""Links over shared memory: who is let in, what is handed over, and which transport a peer gets."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import math
+import mmap
+import os
+import resource
+import socket
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slipstream.kv_transfer.agent import TransferAgent
+from slipstream.kv_transfer.config import TransferConfig
+from slipstream.kv_transfer.events import Received, ReceiveFailed, SendFailed, Sent, TransferEvent
+from slipstream.kv_transfer.greeting import Greeter
+from slipstream.kv_transfer.layout import PoolGeometry
+from slipstream.kv_transfer.pool import HostPagePool
+from slipstream.kv_transfer.pool_memory import PoolMemory, view_of
+from slipstream.kv_transfer.shared_pool import fill_packets
+from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
+from tests.kv_transfer.tickets import make_ticket
+
+SHAPE = (2, 32, 2, 8192)
+PAGE_IDS = range(16)
+EVENT_S = 20.0
+
+transfer_ids = count()
+
+
+class Rank:
+    """The only rank of a worker, with a pool full of one value."""
+
+    def __init__(self, name: str, value: int, token: str, is_shared: bool, shape: Any, **settings: Any) -> None:
+        self.peer = PeerId(name, 1)
+        self.memory = PoolMemory(math.prod(shape))
+        self.pages = np.frombuffer(self.memory.buffer, np.uint8).reshape(shape)
+        self.pages[:] = value
+        self.events: SimpleQueue[TransferEvent] = SimpleQueue()
+        config = TransferConfig(**{"slab_pages": 4, "staging_mib": 2, "lease_s": 10.0} | settings)
+        pool = HostPagePool(self.pages, self.memory if is_shared else None)
+        self.agent = TransferAgent(
+            pool, rank=0, tp=1, peer=self.peer, config=config, on_event=self.events.put, token=token
+        )
+
+    def ticket(self) -> HandoffTicket:
+        geometry = PoolGeometry(*self.pages.shape)
+        return make_ticket(
+            next(transfer_ids),
+            destination=self.peer,
+            addresses=[self.agent.address],
+            num_pages=len(PAGE_IDS),
+            slab_pages=4,
+            num_layers=geometry.num_layers,
+            num_kv_heads=geometry.num_heads,
+            head_bytes=geometry.head_bytes,
+        )
+
+    def next_event(self) -> TransferEvent:
+        return self.events.get(timeout=EVENT_S)
+
+
+Open = Callable[..., Rank]
+
+
+@pytest.fixture
+def open_rank() -> Iterator[Open]:
+    ranks: list[Rank] = []
+
+    def open_one(
+        name: str, value: int = 0, token: str = "secret", is_shared: bool = True, shape: Any = SHAPE, **settings: Any
+    ) -> Rank:
+        ranks.append(Rank(name, value, token, is_shared, shape, **settings))
+        return ranks[-1]
+
+    yield open_one
+    for rank in ranks:
+        rank.agent.close()
+
+
+def transfer(source: Rank, destination: Rank) -> tuple[TransferEvent, TransferEvent]:
+    ticket = destination.ticket()
+    destination.agent.expect(ticket, PAGE_IDS, source.peer, 1)
+    source.agent.send(ticket, PAGE_IDS, len(PAGE_IDS))
+    return source.next_event(), destination.next_event()
+
+
+def assert_transfers(source: Rank, destination: Rank) -> None:
+    destination.pages[:] = 0
+    sent, received = transfer(source, destination)
+    assert isinstance(sent, Sent), sent
+    assert isinstance(received, Received), received
+    assert (destination.pages[:, PAGE_IDS] == source.pages[:, PAGE_IDS]).all()
+
+
+def num_views() -> int:
+    """Mappings of other ranks' pools: those that cannot be written."""
+    with open("/proc/self/maps") as maps:
+        return sum("slipstream-kv-pool" in line and " r--s " in line for line in maps)
+
+
+def num_open_files() -> int:
+    """Without those of pools, which are open for as long as their ranks are referred to."""
+    links = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the one that lists them
+            links.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return sum("slipstream-kv-pool" not in link for link in links)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + EVENT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_peers_of_one_host_share_memory_and_leave_nothing_behind(open_rank: Open) -> None:
+    destination = open_rank("decode")
+    costs = []
+    for value in range(1, 5):
+        source = open_rank("prefill", value)
+        assert_transfers(source, destination)
+        assert num_views() == 1
+        source.agent.close()
+        source.memory.close()
+        wait_until(lambda: num_views() == 0)
+        wait_until(lambda: destination.agent.stats().links_open == 0)
+        costs.append(num_open_files())
+    assert len(set(costs[1:])) == 1, costs
+
+
+@pytest.mark.parametrize("private", ["source", "both"])
+def test_a_source_with_private_memory_goes_by_ucx(open_rank: Open, private: str) -> None:
+    source = open_rank("prefill", 7, is_shared=False)
+    destination = open_rank("decode", is_shared=private == "source")
+    assert_transfers(source, destination)
+    assert num_views() == 0
+    if private == "source":
+        assert_transfers(destination, source)
+        assert num_views() == 1
+
+
+def test_a_peer_that_allows_only_ucx_gets_it(open_rank: Open) -> None:
+    assert_transfers(open_rank("prefill", 7), open_rank("decode", transport="ucx"))
+    assert num_views() == 0
+
+
+def test_shared_memory_alone_refuses_a_peer_that_cannot(open_rank: Open) -> None:
+    source, destination = open_rank("prefill", transport="shared_memory"), open_rank("decode", transport="ucx")
+    source.agent.send(destination.ticket(), PAGE_IDS, len(PAGE_IDS))
+    failed = source.next_event()
+    assert isinstance(failed, SendFailed)
+    assert "is not on this host" in failed.reason
+
+
+def test_a_peer_whose_view_cannot_be_mapped_is_called_by_ucx_from_then_on(
+    open_rank: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, destination = open_rank("prefill", 7), open_rank("decode")
+
+    def view_fails(file: int, num_bytes: int) -> mmap.mmap:
+        raise OSError("no addresses left")
+
+    monkeypatch.setattr("slipstream.kv_transfer.shared_pool.view_of", view_fails)
+    ticket = destination.ticket()
+    source.agent.send(ticket, PAGE_IDS, len(PAGE_IDS))
+    assert isinstance(source.next_event(), SendFailed)
+    assert "takes no pages from shared memory" in caplog.text
+    assert_transfers(source, destination)
+    assert num_views() == 0
+
+
+@pytest.mark.parametrize("way", ["auto", "ucx"])
+def test_a_rank_with_another_token_is_turned_away(open_rank: Open, way: str) -> None:
+    destination = open_rank("decode", transport=way)
+    stranger = open_rank("prefill", token="guessed", transport=way)
+    stranger.agent.send(destination.ticket(), PAGE_IDS, len(PAGE_IDS))
+    failed = stranger.next_event()
+    assert isinstance(failed, SendFailed)
+    assert "is lost" in failed.reason
+    assert_transfers(open_rank("prefill", 7, transport=way), destination)
+
+
+def test_a_caller_that_guesses_the_name_is_turned_away(open_rank: Open, caplog: pytest.LogCaptureFixture) -> None:
+    destination = open_rank("decode")
+    name = Greeter("secret").socket_name(destination.agent.address)
+    for packet in (b"x", Greeter("guessed").greet(destination.agent.address, bytes(32)), b""):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+            stranger.settimeout(EVENT_S)
+            stranger.connect("\0" + name)
+            if packet:
+                stranger.send(packet)
+                assert stranger.recv(1) == b""
+    assert "turned away" in caplog.text
+    assert_transfers(open_rank("prefill", 7), destination)
+
+
+def test_pages_that_change_after_they_were_offered_are_caught(open_rank: Open) -> None:
+    """What a reader finds that went on too late: it must not take it for what was meant."""
+    source, destination = open_rank("prefill", 7), open_rank("decode")
+    ticket = destination.ticket()
+    # Offered before anybody expects them, so they lie there unread.
+    source.agent.send(ticket, PAGE_IDS, len(PAGE_IDS))
+    wait_until(lambda: source.agent.stats().messages_in_flight == 8)
+    wait_until(lambda: destination.agent.stats().links_open == 1)
+    time.sleep(0.05)
+    source.pages[1, 5, 1, 100] ^= 1
+    destination.agent.expect(ticket, PAGE_IDS, source.peer, 1)
+    failed = destination.next_event()
+    assert isinstance(failed, ReceiveFailed)
+    assert "wrong checksum" in failed.reason
+    assert source.next_event().key == ticket.key
+
+
+def test_a_pool_of_another_shape_is_turned_away(open_rank: Open, caplog: pytest.LogCaptureFixture) -> None:
+    destination = open_rank("decode", transport="shared_memory")
+    other = open_rank("prefill", shape=(3, 8, 2, 8192), transport="shared_memory")
+    ticket = make_ticket(
+        0, destination=destination.peer, addresses=[destination.agent.address], num_layers=3, num_kv_heads=2,
+        head_bytes=8192, num_pages=2,
+    )  # fmt: skip
+    other.agent.send(ticket, range(2), 2)
+    assert isinstance(other.next_event(), SendFailed)
+    assert "does not fit" in caplog.text
+
+
+@pytest.mark.parametrize("way", ["shared_memory", "ucx"])
+def test_running_out_of_file_descriptors_turns_callers_away_and_does_not_end_the_agent(
+    open_rank: Open, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    destination = open_rank("decode", transport=way)
+    address = destination.agent.address
+    if way == "ucx":
+        family, kind, target = socket.AF_INET, socket.SOCK_STREAM, (address.host, address.port)
+    else:
+        family, kind, target = socket.AF_UNIX, socket.SOCK_SEQPACKET, "\0" + Greeter("secret").socket_name(address)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket(family, kind) as stranger, contextlib.ExitStack() as taken:
+        stranger.settimeout(EVENT_S)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (stranger.fileno() + 20, limits[1]))
+        taken.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        with contextlib.suppress(OSError):
+            while True:
+                taken.enter_context(open(os.devnull))
+        stranger.connect(target)
+        assert stranger.recv(1) == b""
+    assert "turned away: Too many open files" in caplog.text
+    assert_transfers(open_rank("prefill", 7, transport=way), destination)
+
+
+def test_the_memory_that_is_handed_out_can_neither_be_written_nor_shrunk() -> None:
+    memory = PoolMemory(1 << 20)
+    assert memory.file is not None
+    memory.buffer[5] = 42
+    view = view_of(memory.file, 1 << 20)
+    assert view[5] == 42
+    with pytest.raises(PermissionError):
+        mmap.mmap(memory.file, 1 << 20, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    with pytest.raises(OSError, match=r"Invalid argument|not permitted"):
+        os.ftruncate(memory.file, 0)
+    memory.close()
+
+
+def test_a_view_of_memory_that_could_shrink_is_refused() -> None:
+    file = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(file, 4096)
+        with pytest.raises(ValueError, match="not sealed"):
+            view_of(file, 4096)
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        with pytest.raises(ValueError, match="has 4096 bytes, not 8192"):
+            view_of(file, 8192)
+    finally:
+        os.close(file)
+
+
+def test_without_shared_memory_there_is_a_warning_and_private_memory(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def memfd_fails(name: str, flags: int) -> int:
+        raise OSError("not implemented here")
+
+    monkeypatch.setattr(os, "memfd_create", memfd_fails)
+    with caplog.at_level(logging.WARNING):
+        memory = PoolMemory(8192)
+    assert memory.file is None
+    assert len(memory.buffer) == 8192
+    assert "pages will go to other workers by UCX" in caplog.text
+
+
+def test_a_greeting_is_for_one_listener_and_one_token_and_an_answer_for_one_greeting() -> None:
+    here, there = TransferAddress("127.0.0.1", 1), TransferAddress("127.0.0.1", 2)
+    greeter, other = Greeter("secret"), Greeter("guessed")
+    greeting = greeter.greet(here, b"body")
+    assert greeter.check_greeting(here, greeting) == b"body"
+    assert greeter.check_greeting(there, greeting) is None
+    assert other.check_greeting(here, greeting) is None
+    assert greeter.check_greeting(here, greeting[:-1] + b"x") is None
+    assert greeter.check_greeting(here, b"") is None
+    answer = greeter.answer(greeting, b"")
+    assert greeter.check_answer(greeting, answer) == b""
+    assert greeter.check_answer(greeter.greet(here, b"other"), answer) is None
+    assert greeter.check_answer(greeting, other.answer(greeting, b"")) is None
+
+
+def test_offers_share_packets_as_far_as_they_fit() -> None:
+    assert list(fill_packets([b"aa", b"bbb", b"cccc", b"d"], 5)) == [b"aabbb", b"ccccd"]
