@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from pathlib import Path
@@ -26,6 +27,8 @@ from slipstream.workers.models.native import is_native, load_native
 from slipstream.workers.models.pool import kv_dtype, kv_shape
 from slipstream.workers.models.tensor_parallel import TensorParallel
 from slipstream.workers.models.weight_cache import default_directory
+
+logger = logging.getLogger(__name__)
 
 WARM_UP_TOKENS = 32
 SMALL_MACHINE_CORES = 8
@@ -158,7 +161,8 @@ def warm_up(limits: EngineLimits, executor: Executor) -> None:
 
 def _load(model_dir: Path, config: EngineConfig, dtype: torch.dtype, device: torch.device, tp: TensorParallel) -> Model:
     """The native model where it serves, else the torch one."""
-    if device.type == "cpu" and config.cpu_kernels == "auto" and is_native(ModelConfig.read(model_dir), dtype):
+    model = ModelConfig.read(model_dir)
+    if device.type == "cpu" and config.cpu_kernels == "auto" and is_native(model, dtype):
         library = native_library()
         if library is not None:
             library.slipstream_set_num_threads(config.num_threads or _default_native_threads(tp))
@@ -175,6 +179,9 @@ def _load(model_dir: Path, config: EngineConfig, dtype: torch.dtype, device: tor
                 cache_dir=cache_dir,
                 quantization=config.quantization,
             )
+    if device.type == "cpu" and (model.quantization is not None or config.quantization != "none"):
+        name = str(dtype).removeprefix("torch.")
+        logger.warning("without native kernels quantised weights are widened to %s: they save no memory, no time", name)
     return load_model(model_dir, dtype=dtype, device=device, tp=tp, quantization=config.quantization)
 
 

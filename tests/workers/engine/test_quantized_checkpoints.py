@@ -83,7 +83,7 @@ def test_a_quantised_checkpoint_generates_what_its_numbers_do(
 @pytest.mark.parametrize("kernels", ["auto", "off"])
 @pytest.mark.parametrize("form", ["fp8", "int8", "int4"])
 def test_a_plain_checkpoint_is_quantised_where_the_engine_is_asked_to(
-    form: Any, kernels: Any, tiny_model_dir: Callable[[str], Path], tmp_path: Path
+    form: Any, kernels: Any, tiny_model_dir: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory, cache = tiny_model_dir("llama"), tmp_path / "cache"
     plain = generated(directory, weight_cache_dir=str(cache))
@@ -92,6 +92,7 @@ def test_a_plain_checkpoint_is_quantised_where_the_engine_is_asked_to(
     sizes = sorted(path.stat().st_size for path in cache.glob("*.weights"))
     assert len(sizes) == (2 if kernels == "auto" else 1)
     assert kernels == "off" or sizes[0] < 0.6 * sizes[1]
+    assert ("quantised weights are widened to float32" in caplog.text) is (kernels == "off")
 
 
 def test_an_unknown_method_is_refused_in_a_sentence(tiny_model_dir: Callable[[str], Path], tmp_path: Path) -> None:
