@@ -1,15 +1,15 @@
 """What fewer bits cost in quality, and what they gain in speed on this CPU.
 
     python scripts/bench_quantization.py loss
-    python scripts/bench_quantization.py speed --model-dir DIR
+    python scripts/bench_quantization.py speed
 
 `loss` reads held-out files of the standard library (see `train_demo_model.load_corpus`) in windows, in steps of a few
 tokens each, so that most keys and values come from KV pages. All variants read the same windows: the standard error is
 that of the mean difference to bf16 over windows. Scales are chosen as `engine.quantization` does it, for each output
 (fp8, int8), or for groups of inputs (int4), with smaller groups where a layer's inputs do not divide.
 
-`speed` times decode steps of the engine: variants take turns, figures are medians over all rounds. The weights are
-packed in memory, so nothing is left on the disk.
+`speed` times decode steps of the engine with a model of 100M parameters with random weights, or with `--model-dir`'s:
+variants take turns, figures are medians over all rounds. Nothing is left on the disk.
 """
 
 from __future__ import annotations
@@ -46,9 +46,11 @@ from slipstream.workers.models.pool import kv_dtype, kv_shape
 from slipstream.workers.models.quantization import KvCacheDtype, OnLoad
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
+DEMO_MODEL = ROOT / "models" / "slipstream-demo"
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "scripts" / "engine_bench")]
 
 from train_demo_model import encode, load_corpus  # noqa: E402
+from yardstick_models import make_model  # noqa: E402
 
 PAGE_TOKENS = 16
 WINDOWS_OF_STEP = 8
@@ -94,7 +96,7 @@ SPEED_VARIANTS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("section", choices=("loss", "speed"))
-    parser.add_argument("--model-dir", type=Path, default=ROOT / "models" / "slipstream-demo")
+    parser.add_argument("--model-dir", type=Path)
     parser.add_argument("--windows", type=int, default=256, help="loss: how many")
     parser.add_argument("--window-tokens", type=int, default=256)
     parser.add_argument("--chunk-tokens", type=int, default=32, help="loss: of a window in each step")
@@ -109,10 +111,12 @@ def main() -> None:
     library.slipstream_set_num_threads(args.threads)
     torch.set_num_threads(args.threads)
     if args.section == "loss":
-        print_losses(args.model_dir, library, windows_of(args.model_dir, args), args.chunk_tokens)
-    else:
-        cells = [tuple(map(int, cell.split("x"))) for cell in args.cells.split(",")]
-        print_speeds(args.model_dir, cells, args)
+        model_dir = args.model_dir or DEMO_MODEL
+        print_losses(model_dir, library, windows_of(model_dir, args), args.chunk_tokens)
+        return
+    cells = [tuple(map(int, cell.split("x"))) for cell in args.cells.split(",")]
+    with tempfile.TemporaryDirectory() as folder:
+        print_speeds(args.model_dir or make_model("M-bf16", Path(folder)), cells, args)
 
 
 # ---- loss

@@ -26,7 +26,7 @@ pytestmark = [
 NUM_PAGES = 96
 
 
-def config(device: str) -> EngineConfig:
+def config(device: str, pages: str = "auto") -> EngineConfig:
     return EngineConfig(
         dtype="float32",
         device=device,  # type: ignore[arg-type]
@@ -35,6 +35,7 @@ def config(device: str) -> EngineConfig:
         max_num_seqs=12,
         max_step_tokens=64,
         cpu_kernels="off",
+        kv_cache_dtype=pages,  # type: ignore[arg-type]
     )
 
 
@@ -53,13 +54,17 @@ def requests() -> list[EngineRequest]:
     ]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
-def test_tokens_are_those_of_the_cpu(family: str, tiny_model_dir: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize(
+    ("family", "pages"),
+    [("llama", "auto"), ("qwen3", "auto"), ("mistral", "auto"), ("llama", "int8"), ("llama", "fp8")],
+)
+def test_tokens_are_those_of_the_cpu(family: str, pages: str, tiny_model_dir: Callable[[str], Path]) -> None:
     model_dir = tiny_model_dir(family)
     found = []
     for device in ("cpu", "cuda"):
-        runner = build_runner(model_dir, config(device), NUM_PAGES)
-        found.append(tokens_of(build_engine(engine_limits(model_dir, config(device)), runner), *requests()))
+        settings = config(device, pages)
+        runner = build_runner(model_dir, settings, NUM_PAGES)
+        found.append(tokens_of(build_engine(engine_limits(model_dir, settings), runner), *requests()))
     assert found[0] == found[1]
 
 
