@@ -13,21 +13,24 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LAYERS = ("cluster", "workers", "router", "kv_transfer", "kernels")
+NATIVE_SOURCES = (Path("kernels/cpu/team.cpp"), Path("kv_transfer/native/page_copy.cpp"))
 CAN_COMPILE = sys.platform == "linux" and platform.machine() == "x86_64" and shutil.which("g++") is not None
+NATIVE = ("kernels/cpu", "kv_transfer/native")
 VARIANTS = ("avx512", "avx2") if CAN_COMPILE else ()
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, so that nothing is left in the checkout. Of the native library one source is enough here: the
-    whole takes half a minute to compile, and `scripts/setup` has done that."""
+    """Built from a copy, so that nothing is left in the checkout. Of each native library one source is enough here: all
+    of them take half a minute to compile, and `scripts/setup` has done that."""
     source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "setup.py"):
         shutil.copy(ROOT / name, source)
     for name in ("slipstream", *LAYERS):
         ignored = shutil.ignore_patterns("__pycache__", "*.cpp", "*.so")
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
-    shutil.copy(ROOT / "kernels" / "cpu" / "team.cpp", source / "kernels" / "cpu")
+    for path in NATIVE_SOURCES:
+        shutil.copy(ROOT / path, source / path)
     target = tmp_path_factory.mktemp("wheel")
     pip(source, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(target), ".")
     (built,) = target.glob("slipstream-*.whl")
@@ -44,7 +47,7 @@ def test_a_wheel_holds_every_module_under_slipstream_and_nothing_beside_it(wheel
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     modules = {f"slipstream/{path.relative_to(ROOT)}" for layer in LAYERS for path in (ROOT / layer).rglob("*.py")}
-    libraries = {f"slipstream/kernels/cpu/_{variant}.so" for variant in VARIANTS}
+    libraries = {f"slipstream/{folder}/_{variant}.so" for folder in NATIVE for variant in VARIANTS}
     assert names == {"slipstream/__init__.py", *modules, *libraries}
 
 
