@@ -31,7 +31,7 @@ from slipstream.kernels.gpu.decode_linear_kernels import gemv_kernel, join_kerne
 from slipstream.kernels.quantized_weight import Fp8Weight
 
 MAX_ROWS = 64
-NUM_SMS = 132  # H100 and H200
+NUM_MULTIPROCESSORS = 132  # H100 and H200
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def choose_config(
     halves = 2 if gated else 1
     most_outputs, most_inputs = (128, 1024) if scale_block is None else scale_block
     if num_rows == 1:
-        rows_of_weight = next((size for size in (16, 8) if num_outputs * halves >= 1.8 * NUM_SMS * size), 4)
+        rows_of_weight = next((size for size in (16, 8) if num_outputs * halves >= 1.8 * NUM_MULTIPROCESSORS * size), 4)
         block_outputs = min(rows_of_weight // halves, most_outputs)
         block_inputs = min(8192 // rows_of_weight, _power_below(num_inputs), most_inputs)
         tile_bytes = rows_of_weight * block_inputs * weight_bytes
@@ -77,7 +77,7 @@ def choose_config(
     block_outputs = max(16, min(rows_of_weight // halves, most_outputs))
     block_inputs = max(16, min(16384 // (rows_of_weight * weight_bytes), 256, _power_below(num_inputs), most_inputs))
     programs, steps = -(-num_outputs // block_outputs), -(-num_inputs // block_inputs)
-    num_splits = max(1, min(round(NUM_SMS / programs), steps, 16))
+    num_splits = max(1, min(round(NUM_MULTIPROCESSORS / programs), steps, 16))
     tile_bytes = (rows_of_weight * weight_bytes + block_rows * 2) * block_inputs
     return DecodeConfig(
         block_rows, block_outputs, block_inputs, num_splits, num_warps=4, num_stages=_stages(48, tile_bytes)
@@ -109,6 +109,8 @@ def decode_linear(
         raise ValueError(f"x must be 1 to {MAX_ROWS} dense rows, got {list(x.shape)} with strides {list(x.stride())}")
     if codes.dim() != 2 or codes.shape[1] != num_inputs or not codes.is_contiguous():
         raise ValueError(f"weight must be contiguous [out, {num_inputs}], got {list(codes.shape)}")
+    if scales is not None and not scales.is_contiguous():
+        raise ValueError(f"weight must have contiguous scales, got strides {list(scales.stride())}")
     if gated and codes.shape[0] % 2:
         raise ValueError(f"weight must have gate and up, an even number of outputs, got {codes.shape[0]}")
     _check_vector("bias", bias, codes.shape[0])

@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.gpu.benchmark import Case, rotated
-from slipstream.kernels.gpu.decode_linear import MAX_ROWS, decode_linear, layer_cases
+from slipstream.kernels.gpu.decode_linear import MAX_ROWS, NUM_MULTIPROCESSORS, decode_linear, layer_cases
 from slipstream.kernels.quantized_weight import FP8_MAX, Fp8Weight, dequantize
 
 BLOCK_INPUTS = 128  # also the run of inputs that scales of blocks are for
@@ -190,6 +190,8 @@ def fp8_gemm(
         raise ValueError(f"codes must be contiguous e4m3 [rows, {num_inputs}], got {list(codes.shape)} {codes.dtype}")
     if x_scales.shape != (num_rows, num_runs) or not x_scales.is_contiguous():
         raise ValueError(f"x_scales must be contiguous [{num_rows}, {num_runs}], got {list(x_scales.shape)}")
+    if not (weight.codes.is_contiguous() and weight.scales.is_contiguous()):
+        raise ValueError("weight must be of contiguous tensors")
     if by_block and weight.block[1] != BLOCK_INPUTS:
         raise ValueError(f"weight must have scales of blocks of {BLOCK_INPUTS} inputs, got {weight.block}")
     if bias is not None and (bias.shape != (num_outputs,) or not bias.is_contiguous()):
@@ -223,9 +225,9 @@ def fp8_gemm(
 
 
 def choose_gemm(num_rows: int, num_outputs: int) -> GemmConfig:
-    """Large tiles where they make two rounds of programs on 132 multiprocessors."""
+    """Large tiles where they make two rounds of programs."""
     programs = triton.cdiv(num_rows, LARGE.block_rows) * triton.cdiv(num_outputs, LARGE.block_outputs)
-    return LARGE if programs >= 2 * 132 else SMALL
+    return LARGE if programs >= 2 * NUM_MULTIPROCESSORS else SMALL
 
 
 def fp8_linear_reference(x: Tensor, weight: Fp8Weight, bias: Tensor | None = None) -> Tensor:

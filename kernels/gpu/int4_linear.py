@@ -30,6 +30,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.gpu.benchmark import Case, rotated
+from slipstream.kernels.gpu.decode_linear import NUM_MULTIPROCESSORS
 from slipstream.kernels.gpu.decode_linear_kernels import join_kernel
 from slipstream.kernels.quantized_weight import CODES_PER_WORD, Int4Weight
 
@@ -38,7 +39,6 @@ BLOCK_INPUTS = 128  # at most; a power of two that divides the group, so that a 
 MIN_GROUP = 16  # the fewest inputs that tensor cores multiply at once; groups must be a multiple
 # Bits that a code is put into, and the number that they are without it.
 OFFSETS = {torch.bfloat16: (0x43004300, 128.0), torch.float16: (0x64006400, 1024.0)}
-NUM_SMS = 132  # H100 and H200
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,8 @@ def choose_config(num_rows: int, num_outputs: int, num_steps: int) -> Int4Config
     weights must lie in shared memory: they would be written there two bytes at a time."""
     block_rows = 16 if num_rows <= 16 else 32
     programs = -(-num_rows // block_rows) * -(-num_outputs // 64)
-    num_splits = max(1, min(round(2 * NUM_SMS / programs), num_steps // 4, 16))
+    num_splits = max(1, min(round(2 * NUM_MULTIPROCESSORS / programs), num_steps // 4, 16))
+    num_splits = triton.cdiv(num_steps, triton.cdiv(num_steps, num_splits))  # as many as get steps
     return Int4Config(block_rows, block_outputs=64, num_splits=num_splits, num_warps=4, num_stages=8)
 
 
@@ -175,6 +176,9 @@ def int4_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None, confi
         return out
     num_steps = num_inputs // block_inputs
     c = config or choose_config(num_rows, num_outputs, num_steps)
+    steps_of_split = triton.cdiv(num_steps, c.num_splits)
+    if (c.num_splits - 1) * steps_of_split >= num_steps:  # a split without steps would look for scales behind the last
+        raise ValueError(f"config must leave steps to every split of {num_steps}, got {c}")
     parts = out  # not used
     if c.num_splits > 1:
         parts = torch.empty(c.num_splits, num_rows, num_outputs, dtype=torch.float32, device=x.device)
@@ -193,7 +197,7 @@ def int4_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None, confi
         num_outputs,
         num_inputs,
         x.stride(0),
-        triton.cdiv(num_steps, c.num_splits),
+        steps_of_split,
         weight.group_size,
         HAS_BIAS=bias is not None,
         SPLIT=c.num_splits > 1,

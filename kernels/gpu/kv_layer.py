@@ -62,6 +62,14 @@ class KvLayer:
         scales = kv_layer.view(torch.float32) if quantized else kv_layer
         return KvLayer(kv_layer, scales, kv_layer.shape[1], page_tokens, quantized)
 
+    def check_heads(self, num_heads: int) -> None:
+        """Raises ValueError if `num_heads` query heads cannot attend to this layer."""
+        group, rest = divmod(num_heads, self.num_kv_heads)
+        if rest or not 1 <= group <= MAX_GROUP:
+            raise ValueError(
+                f"num_heads: {num_heads} cannot share {self.num_kv_heads} KV heads, which serve up to {MAX_GROUP} each"
+            )
+
     def check_step(
         self, q: Tensor, out: Tensor, page_table: Tensor, kv_lens: Tensor, scale: float, window: int | None
     ) -> None:
@@ -71,9 +79,7 @@ class KvLayer:
         for name, rows in (("q", q), ("out", out)):
             if rows.shape != q.shape or rows.dtype != q.dtype or rows.stride()[1:] != (head_dim, 1):
                 raise ValueError(f"{name}: {rows.dtype} {list(rows.shape)} with strides {rows.stride()}")
-        group, rest = divmod(num_heads, self.num_kv_heads)
-        if rest or not 1 <= group <= MAX_GROUP:
-            raise ValueError(f"q: {num_heads} heads cannot share {self.num_kv_heads} KV heads")
+        self.check_heads(num_heads)
         if page_table.dtype != torch.int32 or page_table.shape[:1] != (num_seqs,) or page_table.stride(-1) != 1:
             raise ValueError(f"page_table: {page_table.dtype} {list(page_table.shape)} for {num_seqs} sequences")
         if kv_lens.dtype != torch.int32 or kv_lens.dim() != 1 or not kv_lens.is_contiguous():
@@ -124,7 +130,14 @@ def load_tile(
 
 
 @triton.jit
+def first_scales(runs, VALUES: tl.constexpr, PAGE_TOKENS: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """Where the scales of keys, or with VALUES of values, begin in each run, in float32 numbers of the layer: behind
+    2 * PAGE_TOKENS * HEAD_DIM bytes of codes, four bytes a scale."""
+    return runs // 4 + PAGE_TOKENS * HEAD_DIM // 2 + VALUES * PAGE_TOKENS
+
+
+@triton.jit
 def load_scales(scales, runs, positions, mask, VALUES: tl.constexpr, PAGE_TOKENS: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """[positions] in float32. Behind 2 * PAGE_TOKENS * HEAD_DIM bytes of codes; four bytes a scale."""
-    first = runs // 4 + PAGE_TOKENS * HEAD_DIM // 2 + VALUES * PAGE_TOKENS
+    """[positions] in float32."""
+    first = first_scales(runs, VALUES, PAGE_TOKENS, HEAD_DIM)
     return tl.load(scales + first + positions % PAGE_TOKENS, mask=mask, other=0.0)

@@ -35,7 +35,7 @@ from slipstream.kernels.quantized_weight import Fp8Weight, Int4Weight, dequantiz
 
 def check_pool(kv: Tensor, attention: AttentionShape) -> None:
     """Raises ValueError if the kernels cannot work on a pool like this."""
-    KvLayer.of(kv[0], attention.head_dim, attention.dtype)
+    KvLayer.of(kv[0], attention.head_dim, attention.dtype).check_heads(attention.num_heads)
 
 
 class TritonOps:

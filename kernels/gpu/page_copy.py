@@ -69,17 +69,13 @@ def gather_reference(pool: Tensor, page_ids: Tensor, *, layers: range, heads: ra
 
 
 def _copy(pool: Tensor, page_ids: Tensor, buffer: Tensor, layers: range, heads: range, *, to_buffer: bool) -> None:
-    if pool.dim() < 4 or not pool.is_contiguous():
-        raise ValueError(f"pool must be contiguous [layers, pages, kv_heads, ...], got {list(pool.shape)}")
-    if page_ids.dim() != 1 or page_ids.dtype not in (torch.int32, torch.int64) or not page_ids.is_contiguous():
-        raise ValueError(f"page_ids must be contiguous [n] int32 or int64, got {list(page_ids.shape)} {page_ids.dtype}")
+    head_bytes = head_run_bytes("pool", pool)
+    check_ids("page_ids", page_ids)
     if page_ids.device != pool.device:
         raise ValueError(f"page_ids must be on {pool.device}, got {page_ids.device}")
     num_layers, num_pages, num_heads = pool.shape[:3]
-    for name, part, count in (("layers", layers, num_layers), ("heads", heads, num_heads)):
-        if part.step != 1 or not 0 <= part.start < part.stop <= count:
-            raise ValueError(f"{name} must be a range within 0 .. {count}, got {part}")
-    head_bytes = pool[0, 0, 0].numel() * pool.element_size()
+    check_part("layers", layers, num_layers)
+    check_part("heads", heads, num_heads)
     run_bytes = len(heads) * head_bytes
     num_bytes = len(layers) * len(page_ids) * run_bytes
     if not buffer.is_contiguous() or buffer.numel() * buffer.element_size() != num_bytes:
@@ -88,7 +84,7 @@ def _copy(pool: Tensor, page_ids: Tensor, buffer: Tensor, layers: range, heads: 
         )
     if not len(page_ids):
         return
-    words = _words(head_bytes, pool, buffer)
+    words = widest_words(head_bytes, pool, buffer)
     word_bytes = words.itemsize
     page_words = num_heads * head_bytes // word_bytes
     grid = (len(page_ids), len(layers), triton.cdiv(run_bytes // word_bytes, BLOCK_WORDS))
@@ -106,7 +102,26 @@ def _copy(pool: Tensor, page_ids: Tensor, buffer: Tensor, layers: range, heads: 
     )
 
 
-def _words(head_bytes: int, *tensors: Tensor) -> torch.dtype:
+def head_run_bytes(name: str, pool: Tensor) -> int:
+    """Bytes of one head of one page in one layer. Raises ValueError if `pool` is no contiguous pool."""
+    if pool.dim() < 4 or not pool.is_contiguous():
+        raise ValueError(f"{name} must be contiguous [layers, pages, kv_heads, ...], got {list(pool.shape)}")
+    return pool[0, 0, 0].numel() * pool.element_size()
+
+
+def check_ids(name: str, ids: Tensor) -> None:
+    """Raises ValueError if `ids` is not [n] integers side by side."""
+    if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64) or not ids.is_contiguous():
+        raise ValueError(f"{name} must be contiguous [n] int32 or int64, got {list(ids.shape)} {ids.dtype}")
+
+
+def check_part(name: str, part: range, count: int) -> None:
+    """Raises ValueError if `part` is not some neighbours of 0 .. `count`."""
+    if part.step != 1 or not 0 <= part.start < part.stop <= count:
+        raise ValueError(f"{name} must be a range within 0 .. {count}, got {part}")
+
+
+def widest_words(head_bytes: int, *tensors: Tensor) -> torch.dtype:
     """The widest words that head runs are a multiple of and that lie on addresses of their size."""
     places = (head_bytes, *(tensor.data_ptr() for tensor in tensors))
     return next(words for words in WORDS if all(place % words.itemsize == 0 for place in places))

@@ -16,9 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.gpu.benchmark import Case, rotated
-
-BLOCK_WORDS = 2048  # of 8 bytes: 8 loads of 16 bytes a thread of 4 warps, all before the first store
-WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+from slipstream.kernels.gpu.page_copy import BLOCK_WORDS, check_ids, check_part, head_run_bytes, widest_words
 
 
 @triton.jit
@@ -63,7 +61,7 @@ def pull_pages(
     those written all different. They are not looked at on the host: one out of range reads or writes memory of others.
     Raises ValueError.
     """
-    source_bytes, head_bytes = _head_bytes("source", source), _head_bytes("pool", pool)
+    source_bytes, head_bytes = head_run_bytes("source", source), head_run_bytes("pool", pool)
     if source_bytes != head_bytes or source.shape[0] != pool.shape[0]:
         raise ValueError(
             f"source has {source.shape[0]} layers and heads of {source_bytes} bytes, "
@@ -71,20 +69,14 @@ def pull_pages(
         )
     if len(source_heads) != len(heads) or len(source_ids) != len(page_ids):
         raise ValueError(f"source_heads, heads: {source_heads}, {heads}; {len(source_ids)} and {len(page_ids)} ids")
-    for name, ids in (("source_ids", source_ids), ("page_ids", page_ids)):
-        if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64) or not ids.is_contiguous():
-            raise ValueError(f"{name} must be contiguous [n] int32 or int64, got {list(ids.shape)} {ids.dtype}")
-    for name, part, count in (
-        ("layers", layers, pool.shape[0]),
-        ("source_heads", source_heads, source.shape[2]),
-        ("heads", heads, pool.shape[2]),
-    ):
-        if part.step != 1 or not 0 <= part.start < part.stop <= count:
-            raise ValueError(f"{name} must be a range within 0 .. {count}, got {part}")
+    check_ids("source_ids", source_ids)
+    check_ids("page_ids", page_ids)
+    check_part("layers", layers, pool.shape[0])
+    check_part("source_heads", source_heads, source.shape[2])
+    check_part("heads", heads, pool.shape[2])
     if not len(page_ids):
         return
-    places = (head_bytes, source.data_ptr(), pool.data_ptr())
-    words = next(w for w in WORDS if all(place % w.itemsize == 0 for place in places))
+    words = widest_words(head_bytes, source, pool)
     head_words = head_bytes // words.itemsize
     strides = []
     for tensor, part in ((source, source_heads), (pool, heads)):
@@ -102,12 +94,6 @@ def pull_pages(
         BLOCK=BLOCK_WORDS,
         num_warps=4,
     )
-
-
-def _head_bytes(name: str, pool: Tensor) -> int:
-    if pool.dim() < 4 or not pool.is_contiguous():
-        raise ValueError(f"{name} must be contiguous [layers, pages, kv_heads, ...], got {list(pool.shape)}")
-    return pool[0, 0, 0].numel() * pool.element_size()
 
 
 def benchmark_cases() -> tuple[Case, ...]:

@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.gpu.benchmark import Case, rotated
-from slipstream.kernels.gpu.kv_layer import KvLayer
+from slipstream.kernels.gpu.kv_layer import KvLayer, first_scales
 from slipstream.kernels.gpu.random_pages import kv_bytes, random_pages
 from slipstream.kernels.quantized_kv import LARGEST_CODE, SMALLEST_MAGNITUDE
 
@@ -62,8 +62,8 @@ def store_in_page(
     if LARGEST > 0:
         magnitude = tl.maximum(tl.max(tl.abs(low), axis=1), tl.max(tl.abs(high), axis=1))
         scale = tl.div_rn(tl.maximum(magnitude, SMALLEST), LARGEST)
-        first_scale = runs // 4 + PAGE_TOKENS * HEAD_DIM // 2 + VALUES * PAGE_TOKENS
-        tl.store(scales + first_scale + offsets, scale, mask=token_mask)
+        first = first_scales(runs, VALUES, PAGE_TOKENS, HEAD_DIM)
+        tl.store(scales + first + offsets, scale, mask=token_mask)
         low = to_codes(low, scale[:, None], LARGEST)
         high = to_codes(high, scale[:, None], LARGEST)
     columns = tl.arange(0, BLOCK_HALF)[None, :]
@@ -197,8 +197,7 @@ def rope_kv_write(
             raise ValueError(f"{name}: {table.dtype} {list(table.shape)} with strides {table.stride()}")
     if slots.dtype not in (torch.int32, torch.int64) or slots.shape != (num_tokens,) or not slots.is_contiguous():
         raise ValueError(f"slots: {slots.dtype} {list(slots.shape)} for {num_tokens} tokens")
-    if num_heads % kv.num_kv_heads:
-        raise ValueError(f"num_heads: {num_heads} heads cannot share {kv.num_kv_heads} KV heads")
+    kv.check_heads(num_heads)
     gains_shape = (num_heads + kv.num_kv_heads, head_dim)
     if qk_norm is not None and (qk_norm.shape != gains_shape or not qk_norm.is_contiguous()):
         raise ValueError(f"qk_norm: {list(qk_norm.shape)}, not {list(gains_shape)}")

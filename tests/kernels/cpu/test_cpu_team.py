@@ -38,12 +38,12 @@ def count(library: ctypes.CDLL) -> set[int]:
     return set(threads[EXPECTED > 0].tolist())
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 3, 7, 64, 2, 1])
-def test_every_tile_runs_once_and_phases_in_order(library: ctypes.CDLL, num_threads: int) -> None:
-    library.slipstream_set_num_threads(num_threads)
-    used = set.union(*(count(library) for _ in range(5)))
-    assert used <= set(range(num_threads))
-    assert 0 in used
+def test_every_tile_runs_once_and_phases_in_order_while_threads_come_and_go(library: ctypes.CDLL) -> None:
+    for num_threads in (1, 2, 3, 64, 7, 2, 1):
+        library.slipstream_set_num_threads(num_threads)
+        used = set.union(*(count(library) for _ in range(5)))
+        assert used <= set(range(num_threads))
+        assert 0 in used
 
 
 @pytest.mark.parametrize("spin_ns", [0, 1_000_000])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from slipstream.kernels.device_inputs import DeviceInputs
-from slipstream.kernels.gpu.ops import TritonOps
+from slipstream.kernels.gpu.ops import TritonOps, check_pool
 from slipstream.kernels.ops import TorchOps
 from slipstream.kernels.quantized_kv import head_bytes
 from slipstream.kernels.quantized_weight import quantize_fp8
@@ -120,6 +121,16 @@ def test_padding_stores_nothing_and_leaves_the_other_rows_alone(
     assert changed == [1, 4]  # the last pages of the two
     alone = run(memory.inputs(2, 64), 2, before)
     torch.testing.assert_close(padded[:2], alone, atol=1e-4, rtol=1e-4)
+
+
+def test_more_query_heads_than_a_program_takes_are_refused_before_the_first_step(
+    device: torch.device, tiny_model_dir: Callable[[str], Path]
+) -> None:
+    model = load_model(tiny_model_dir("llama"), dtype=torch.float32)
+    kv = pool(model, torch.float32, device)
+    check_pool(kv, model.attention)
+    with pytest.raises(ValueError, match="serve up to 32 each"):
+        check_pool(kv, replace(model.attention, num_heads=33 * model.attention.num_kv_heads))
 
 
 def on_triton(model_dir: Path, device: torch.device) -> Llama:

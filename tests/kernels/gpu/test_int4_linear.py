@@ -42,11 +42,11 @@ def test_inputs_sorted_by_group_meet_their_own_weights(device: torch.device, row
     assert relative_error(int4_linear(x, weight), expected) < TOLERANCE[torch.bfloat16]
 
 
-@pytest.mark.parametrize("splits", [2, 3, 4])
+@pytest.mark.parametrize("splits", [2, 3, 5])
 def test_split_inputs_give_the_same_sums(device: torch.device, splits: int) -> None:
     torch.manual_seed(0)
-    weight = random_weight(70, 512, 128, device)
-    x, bias = torch.randn(5, 512, device=device).bfloat16(), torch.randn(70, device=device).bfloat16()
+    weight = random_weight(70, 640, 128, device)
+    x, bias = torch.randn(5, 640, device=device).bfloat16(), torch.randn(70, device=device).bfloat16()
     config = Int4Config(block_rows=16, block_outputs=32, num_splits=splits, num_warps=4, num_stages=3)
     expected = x.double() @ dequantize(weight, torch.float64).t() + bias.double()
     assert relative_error(int4_linear(x, weight, bias, config), expected) < TOLERANCE[torch.bfloat16]
@@ -80,6 +80,14 @@ def test_programs_fill_the_gpu_at_the_sizes_of_llama(rows: int, outputs: int, in
     assert ahead_bytes * min(2, programs / 132) >= 24_000
 
 
+@pytest.mark.parametrize("outputs", [64, 320, 1000, 4096])
+@pytest.mark.parametrize("rows", [1, 17, 64])
+def test_every_split_has_steps(rows: int, outputs: int) -> None:
+    for num_steps in range(1, 200):
+        num_splits = choose_config(rows, outputs, num_steps).num_splits
+        assert (num_splits - 1) * -(-num_steps // num_splits) < num_steps
+
+
 def test_what_does_not_fit_together_is_refused(device: torch.device) -> None:
     weight, x = random_weight(16, 64, 32, device), torch.randn(2, 64, device=device).bfloat16()
     with pytest.raises(ValueError, match="x must be"):
@@ -90,3 +98,6 @@ def test_what_does_not_fit_together_is_refused(device: torch.device) -> None:
         int4_linear(x, weight, x[0])
     with pytest.raises(ValueError, match="groups of a multiple of 16"):
         int4_linear(x, random_weight(16, 64, 8, device))
+    empty_split = Int4Config(block_rows=16, block_outputs=16, num_splits=3, num_warps=4, num_stages=3)
+    with pytest.raises(ValueError, match="leave steps to every split"):
+        int4_linear(x[:, :32].repeat(1, 16), random_weight(16, 512, 128, device), config=empty_split)
