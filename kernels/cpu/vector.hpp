@@ -146,6 +146,7 @@ inline __m256i first_lanes(int count) {
 // The first `count` (0 to kLanes) numbers, zeros behind them; memory behind them is not touched.
 inline F32 load_some(const float* from, int count) { return _mm256_maskload_ps(from, first_lanes(count)); }
 inline F32 load_some(const Bf16* from, int count) {
+  if (count == kLanes) return load(from);
   Bf16 some[kLanes] = {};
   std::memcpy(some, from, sizeof(Bf16) * static_cast<size_t>(count));
   return load(some);
@@ -163,6 +164,7 @@ inline void store(float* to, F32 x) { _mm256_storeu_ps(to, x); }
 inline void store(Bf16* to, F32 x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(to), round_to_bf16(x)); }
 inline void store_some(float* to, F32 x, int count) { _mm256_maskstore_ps(to, first_lanes(count), x); }
 inline void store_some(Bf16* to, F32 x, int count) {
+  if (count == kLanes) return store(to, x);
   Bf16 some[kLanes];
   store(some, x);
   std::memcpy(to, some, sizeof(Bf16) * static_cast<size_t>(count));

@@ -163,6 +163,7 @@ inline F32 as_f32(I32 words) { return _mm256_castsi256_ps(words); }
 inline I32 as_words(F32 x) { return _mm256_castps_si256(x); }
 
 inline __m128i load_codes(const void* from, int count) {
+  if (count == kLanes) return _mm_loadl_epi64(static_cast<const __m128i*>(from));
   uint64_t codes = 0;
   std::memcpy(&codes, from, static_cast<size_t>(count));
   return _mm_cvtsi64_si128(static_cast<long long>(codes));
@@ -182,7 +183,9 @@ inline F32 load_some(const Fp8* from, int count) {
 
 inline void store_low_bytes(void* to, I32 words, int count) {
   const __m128i halves = _mm_packs_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-  const auto bytes = static_cast<uint64_t>(_mm_cvtsi128_si64(_mm_packs_epi16(halves, halves)));
+  const __m128i packed = _mm_packs_epi16(halves, halves);
+  if (count == kLanes) return _mm_storel_epi64(static_cast<__m128i*>(to), packed);
+  const auto bytes = static_cast<uint64_t>(_mm_cvtsi128_si64(packed));
   std::memcpy(to, &bytes, static_cast<size_t>(count));
 }
 // Numbers from -127 to 127 are rounded to the nearest even.
