@@ -1,8 +1,11 @@
 """From what the scheduler has chosen to the numbers of a step.
 
 A decode step differs little from the one before: the page tables stay, but for a page that some sequence has begun. So
-the arrays live from step to step, a page table is copied only when another sequence comes to its row, and everything
-else is computed for all sequences at once. Nothing here costs Python work per token.
+the arrays live from step to step, and a page table is copied only when another sequence comes to its row.
+
+Sequences that decode are gone through in plain Python. For a few dozen that is as fast as numpy; and after a model has
+streamed its weights through the caches, code comes from memory, where the many short routines of numpy cost several
+times what they do in a loop that does nothing else.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.engine.plan import PageSend, SamplingRow, SendProgress, StepPlan
 from slipstream.workers.engine.scheduler import ScheduledChunk, ScheduledStep
 from slipstream.workers.engine.sequence import Sequence
-from slipstream.workers.engine.step_arrays import Int32s, StepArrays
+from slipstream.workers.engine.step_arrays import StepArrays
 
 
 class Composer:
@@ -29,69 +32,99 @@ class Composer:
         self._query_starts = np.arange(max_seqs + 1, dtype=np.int32)
         self._kv_lens = np.zeros(max_seqs, np.int32)
         self._page_table = np.zeros((max_seqs, limits.pages_for(limits.max_model_len)), np.int32)
-        self._rows: list[Sequence] = []  # whose decoding has its pages in each row of the table
+        self._decoding: list[Sequence] = []  # whose pages are in the first rows of the table
+        # The last plan of a step of plainly greedy decoding: it serves for the next one of the same shape.
+        self._plan = StepPlan(self._decode_arrays(0, 0), greedy=True)
 
     def compose(self, step: ScheduledStep) -> tuple[StepPlan, list[SamplingRow]]:
         """`step` has at least one token. There are no sampling rows where the plan is greedy."""
-        num_decoding = len(step.decoding)
-        num_tokens, num_seqs = num_decoding + step.num_chunk_tokens, num_decoding + len(step.chunks)
-        positions = self._positions[:num_tokens]
-        self._lay_out_decoding(step.decoding)
-        query_starts, seqs = self._counting[: num_seqs + 1], self._counting[:num_seqs]
-        sample_rows, sampling = seqs, step.decoding
+        num_pages = self._lay_out_decoding(step.decoding)
+        sampling = step.decoding
         if step.chunks:
-            query_starts = self._query_starts[: num_seqs + 1]
-            self._lay_out_chunks(step.chunks, num_decoding, query_starts)
-            samples = [at for at, chunk in enumerate(step.chunks, num_decoding + 1) if chunk.samples]
-            sample_rows = np.concatenate((seqs[:num_decoding], query_starts[samples] - 1))
+            arrays = self._with_chunks(step, num_pages)
             sampling = [*sampling, *(chunk.sequence for chunk in step.chunks if chunk.samples)]
-            seqs = np.repeat(seqs, np.diff(query_starts))
-        kv_lens, slots = self._kv_lens[:num_seqs], self._slots[:num_tokens]
-        columns, offsets = np.divmod(positions, self._page_tokens)
-        np.multiply(self._page_table[seqs, columns], self._page_tokens, out=slots)
-        slots += offsets
-        num_pages = (int(kv_lens.max()) - 1) // self._page_tokens + 1
-        page_table = self._page_table[:num_seqs, :num_pages]
-        arrays = StepArrays(
-            self._token_ids[:num_tokens], positions, slots, query_starts, kv_lens, page_table, sample_rows
+        elif self._plan.arrays.page_table.shape == (len(sampling), num_pages):
+            arrays = self._plan.arrays
+        else:
+            arrays = self._decode_arrays(len(sampling), num_pages)
+        for sequence in sampling:
+            if not sequence.is_plainly_greedy or len(sequence.tokens) < sequence.min_tokens:
+                rows = [_sampling_row(sequence) for sequence in sampling]
+                return StepPlan(arrays, False, *self._sends(step.chunks)), rows
+        if step.chunks:
+            return StepPlan(arrays, True, *self._sends(step.chunks)), []
+        if arrays is not self._plan.arrays:
+            self._plan = StepPlan(arrays, greedy=True)
+        return self._plan, []
+
+    def _decode_arrays(self, num_seqs: int, num_pages: int) -> StepArrays:
+        """With one token a sequence, so that what is counted by sequences and by tokens is the same."""
+        return StepArrays(
+            self._token_ids[:num_seqs],
+            self._positions[:num_seqs],
+            self._slots[:num_seqs],
+            self._counting[: num_seqs + 1],
+            self._kv_lens[:num_seqs],
+            self._page_table[:num_seqs, :num_pages],
+            self._counting[:num_seqs],
         )
-        greedy = all(s.is_plainly_greedy and len(s.tokens) >= s.min_tokens for s in sampling)
-        rows = [] if greedy else [_sampling_row(sequence) for sequence in sampling]
-        return StepPlan(arrays, greedy, *self._sends(step.chunks)), rows
 
-    def _lay_out_decoding(self, decoding: list[Sequence]) -> None:
-        """Rows 0 .. len(decoding) of everything that is counted by sequences or by tokens; here these are the same."""
-        num, known = len(decoding), self._rows
-        self._rows = decoding
-        self._token_ids[:num] = [sequence.tokens[-1] for sequence in decoding]
-        positions = self._positions[:num]
-        positions[:] = [sequence.num_computed for sequence in decoding]
-        np.add(positions, 1, out=self._kv_lens[:num])
-        if decoding == known:
-            for row in np.flatnonzero(positions % self._page_tokens == 0).tolist():  # those that begin a page
-                pages = decoding[row].pages
-                self._page_table[row, len(pages) - 1] = pages[-1]
-            return
+    def _lay_out_decoding(self, decoding: list[Sequence]) -> int:
+        """Fills the first rows and returns the pages of the longest sequence."""
+        page_tokens, page_table = self._page_tokens, self._page_table
+        token_ids, positions = memoryview(self._token_ids), memoryview(self._positions)
+        slots, kv_lens = memoryview(self._slots), memoryview(self._kv_lens)
+        known, num_known = self._decoding, len(self._decoding)
+        last_page = -1
         for row, sequence in enumerate(decoding):
-            pages = sequence.pages
-            if row < len(known) and known[row] is sequence:
-                self._page_table[row, len(pages) - 1] = pages[-1]
-            else:
+            position, pages = sequence.num_computed, sequence.pages
+            page, offset = divmod(position, page_tokens)
+            token_ids[row] = sequence.tokens[position]
+            positions[row] = position
+            kv_lens[row] = position + 1
+            slots[row] = pages[page] * page_tokens + offset
+            if row >= num_known or known[row] is not sequence:
                 self._set_pages(row, sequence, len(pages))
+            elif not offset:
+                page_table[row, page] = pages[page]
+            if page > last_page:
+                last_page = page
+        self._decoding = decoding
+        return last_page + 1
 
-    def _lay_out_chunks(self, chunks: list[ScheduledChunk], num_before: int, query_starts: Int32s) -> None:
-        """Behind `num_before` sequences of one token."""
-        at = num_before
-        query_starts[: num_before + 1] = self._counting[: num_before + 1]
-        for row, chunk in enumerate(chunks, num_before):
-            sequence, start, end = chunk.sequence, at, at + chunk.num_tokens
-            first, last = sequence.num_computed, sequence.num_computed + chunk.num_tokens
-            self._token_ids[start:end] = sequence.tokens[first:last]
-            np.add(self._counting[: chunk.num_tokens], first, out=self._positions[start:end])
+    def _with_chunks(self, step: ScheduledStep, num_pages: int) -> StepArrays:
+        """The chunks behind the sequences that decode, which need `num_pages` columns of the table."""
+        num_decoding, page_tokens = len(step.decoding), self._page_tokens
+        query_starts = self._query_starts[: num_decoding + len(step.chunks) + 1]
+        query_starts[: num_decoding + 1] = self._counting[: num_decoding + 1]
+        sample_rows = list(range(num_decoding))
+        end = num_decoding
+        for row, chunk in enumerate(step.chunks, num_decoding):
+            sequence, first, num_tokens = chunk.sequence, chunk.sequence.num_computed, chunk.num_tokens
+            last = first + num_tokens
+            begin, end = end, end + num_tokens
+            num_own_pages = -(-last // page_tokens)
+            num_pages = max(num_pages, num_own_pages)
+            self._set_pages(row, sequence, num_own_pages)
+            positions = self._positions[begin:end]
+            np.add(self._counting[:num_tokens], first, out=positions)
+            pages = self._page_table[row, positions // page_tokens]
+            np.add(pages * page_tokens, positions % page_tokens, out=self._slots[begin:end])
+            self._token_ids[begin:end] = sequence.tokens[first:last]
             query_starts[row + 1] = end
             self._kv_lens[row] = last
-            self._set_pages(row, sequence, -(-last // self._page_tokens))
-            at = end
+            if chunk.samples:
+                sample_rows.append(end - 1)
+        num_seqs = len(query_starts) - 1
+        return StepArrays(
+            self._token_ids[:end],
+            self._positions[:end],
+            self._slots[:end],
+            query_starts,
+            self._kv_lens[:num_seqs],
+            self._page_table[:num_seqs, :num_pages],
+            np.array(sample_rows, np.int32),
+        )
 
     def _set_pages(self, row: int, sequence: Sequence, num_pages: int) -> None:
         self._page_table[row, :num_pages] = sequence.pages[:num_pages]

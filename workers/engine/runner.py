@@ -70,6 +70,7 @@ class ModelRunner:
     def __init__(self, model: Model, kv: Tensor) -> None:
         self.kv = kv
         self.sink: PageSink | None = None
+        self._device = kv.device
         self._model = model
         self._greedy_model = model if isinstance(model, GreedyModel) else None
         self._page_tokens = page_tokens_of(kv, model.config.head_dim)
@@ -86,7 +87,7 @@ class ModelRunner:
             def layer_done(layer: int) -> None:
                 sink.layer_done(layer, plan.progress)
 
-        batch = StepBatch(plan.arrays, self._page_tokens, self.kv.device)
+        batch = StepBatch(plan.arrays, self._page_tokens, self._device)
         if self._greedy_model is not None and plan.greedy and len(plan.arrays.sample_rows):
             best = self._greedy_model.greedy(batch, self.kv, layer_done)
             return SampledTokens() if best is None else sampled_tokens(best.token_ids, best.is_sound, None)

@@ -238,8 +238,9 @@ def sampled_tokens(
 ) -> SampledTokens:
     """Tokens [rows], without those of rows that are not sound."""
     ids: list[int | None] = token_ids.tolist()
-    if not is_sound.all():
-        ids = [token_id if sound else None for token_id, sound in zip(ids, is_sound.tolist(), strict=True)]
+    sound = is_sound.tolist()
+    if not all(sound):
+        ids = [token_id if good else None for token_id, good in zip(ids, sound, strict=True)]
     return SampledTokens(ids, logprobs)
 
 

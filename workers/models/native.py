@@ -24,6 +24,7 @@ from slipstream.kernels.cpu.interface import (
 )
 from slipstream.kernels.quantized_kv import page_tokens_of
 from slipstream.workers.engine.runner import GreedyTokens
+from slipstream.workers.engine.step_arrays import StepArrays
 from slipstream.workers.models.batch import StepBatch
 from slipstream.workers.models.config import ModelConfig
 from slipstream.workers.models.packed_form import SCALARS
@@ -119,6 +120,8 @@ class NativeLlama:
         self._handle = library.slipstream_model_create(shape, _model_weights(weights, config, inv_freq))
         weakref.finalize(self, library.slipstream_model_destroy, self._handle)
         self._step = Step()
+        self._taken: StepArrays | None = None  # what `_step` points at
+        self._taken_kv: Tensor | None = None
         self._x = torch.empty(0, config.hidden_size)
         self._partial = torch.empty(0, config.hidden_size)
         self._logits = torch.empty(0, share.vocab_share)
@@ -140,6 +143,7 @@ class NativeLlama:
 
         A collective call; the whole vocabulary comes together on rank 0, the other ranks get None.
         """
+        self._taken = None
         hidden = hidden.contiguous()
         rows = np.arange(len(hidden), dtype=np.int32)
         self._make_room_for_samples(len(hidden))
@@ -177,6 +181,9 @@ class NativeLlama:
     def _take(self, batch: StepBatch, kv: Tensor) -> None:
         """Points the step at its arrays and at room for what comes out."""
         arrays, step = batch.arrays, self._step
+        if arrays is self._taken and kv is self._taken_kv:
+            return  # other numbers at the same places
+        self._taken, self._taken_kv = None, kv
         page_tokens = page_tokens_of(kv, self.config.head_dim)
         if kv.dtype != self.of_pages or page_tokens != self._page_tokens or not kv.is_contiguous():
             raise ValueError(
@@ -198,6 +205,7 @@ class NativeLlama:
         step.sample_rows = _address(arrays.sample_rows)
         step.kv, step.num_pages = kv.data_ptr(), kv.shape[1]
         step.x, step.partial = self._x.data_ptr(), self._partial.data_ptr()
+        self._taken = arrays
 
     def _make_room_for_samples(self, num_samples: int) -> None:
         if len(self._logits) < num_samples:
