@@ -7,12 +7,12 @@
 #include "model.hpp"
 #include "team.hpp"
 
-using slipstream::SourceRows;
-using slipstream::WeightShape;
 using slipstream::Model;
 using slipstream::ModelShape;
 using slipstream::ModelWeights;
+using slipstream::SourceRows;
 using slipstream::Step;
+using slipstream::WeightShape;
 
 namespace {
 

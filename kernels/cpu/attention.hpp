@@ -22,6 +22,8 @@
 
 namespace slipstream {
 
+constexpr int kMaxHeadDim = 256;
+
 // How pages hold keys and values: in the model's dtype, or as codes with one float32 scale a token and head.
 enum class KvFormat : int32_t { model = 0, int8 = 1, fp8 = 2 };
 
@@ -30,7 +32,7 @@ enum class KvFormat : int32_t { model = 0, int8 = 1, fp8 = 2 };
 //     int8, fp8    K codes | V codes | K scales float32 [page_tokens] | V scales float32 [page_tokens]
 struct KvShape {
   int num_kv_heads;
-  int head_dim;  // a multiple of 8, 8 to 256
+  int head_dim;  // a multiple of 8, up to kMaxHeadDim
   int page_tokens;
   KvFormat format;
 

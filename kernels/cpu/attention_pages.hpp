@@ -16,7 +16,6 @@
 
 namespace slipstream {
 
-constexpr int kMaxHeadDim = 256;
 constexpr int kRowsAheadOfSquare = 5;  // asked for while kLanes by kLanes words of keys are turned
 
 struct KeyValueBlock {

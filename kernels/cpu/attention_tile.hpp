@@ -9,7 +9,7 @@ namespace slipstream {
 
 // Contexts are cut here, and results put together in order, always: by several tiles or within one.
 constexpr int kSegmentKeys = 1024;
-constexpr int kTileRows = 96;      // of a tile with several queries: reading keys and values is little beside them
+constexpr int kTileRows = 96;  // of a tile with several queries: reading keys and values is little beside them
 
 inline int group_size(const AttentionShape& shape) { return shape.num_heads / shape.kv.num_kv_heads; }
 

@@ -93,19 +93,6 @@ void rotary_table(const int32_t* positions, const float* inv_freq, int half_dim,
 }
 
 template <typename T>
-void silu_mul(const T* gate_up, T* out, int dim, int first, int last) {
-  for (int64_t row = first; row < last; ++row) {
-    const T* gate = gate_up + row * 2 * dim;
-    const T* up = gate + dim;
-    T* to = out + row * dim;
-    for (int i = 0; i < dim; i += kLanes) {
-      const int left = std::min(kLanes, dim - i);
-      store_some(to + i, mul(silu(load_some(gate + i, left)), load_some(up + i, left)), left);
-    }
-  }
-}
-
-template <typename T>
 void embed(const T* table, const int32_t* token_ids, int32_t first_id, int32_t share, float* out, int dim, int first,
            int last) {
   for (int64_t token = first; token < last; ++token) {
@@ -136,8 +123,6 @@ template void rms_norm<float>(const float*, const float*, float*, int, float, in
 template void rms_norm<Bf16>(const float*, const Bf16*, Bf16*, int, float, int, int);
 template void rms_norm_gathered<float>(const float*, const int32_t*, const float*, float*, int, float, int, int);
 template void rms_norm_gathered<Bf16>(const float*, const int32_t*, const Bf16*, Bf16*, int, float, int, int);
-template void silu_mul<float>(const float*, float*, int, int, int);
-template void silu_mul<Bf16>(const Bf16*, Bf16*, int, int, int);
 template void embed<float>(const float*, const int32_t*, int32_t, int32_t, float*, int, int, int);
 template void embed<Bf16>(const Bf16*, const int32_t*, int32_t, int32_t, float*, int, int, int);
 

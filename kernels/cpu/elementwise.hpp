@@ -1,4 +1,4 @@
-// What a layer does between its products: norms, rotary embedding with the writing of keys and values, gates.
+// What a layer does between its products: norms, rotary embedding with the writing of keys and values.
 //
 // T is the model's dtype, float or Bf16. Every function works on rows first .. last (last excluded) of a step, and rows
 // do not depend on each other: a phase is cut into tiles of as many rows as one likes. None needs scratch memory.
@@ -41,10 +41,6 @@ struct KvWrite {
 // Norms (if the model does) and rotates queries and keys, stores queries back, and keys and values in their slots.
 template <typename T>
 void write_keys_values(const KvWrite<T>& write, int first, int last);
-
-// out = silu(gate) * up. gate_up is [rows, 2 * dim], gate first; out [rows, dim].
-template <typename T>
-void silu_mul(const T* gate_up, T* out, int dim, int first, int last);
 
 // Rows of a rank's share of the embedding, ids first_id .. first_id + share; zeros for ids of other ranks.
 // table [share, dim], out [tokens, dim] float32.

@@ -10,7 +10,6 @@ namespace {
 
 using namespace simd;
 
-constexpr int kMaxHeadDim = 256;
 constexpr float kSmallestMagnitude = 1e-30f;  // what is smaller becomes zero; its scale is still a normal number
 
 template <class Code>

@@ -48,10 +48,6 @@ SLIPSTREAM_API void slipstream_write_keys_values(int32_t type, const KvShape* kv
   });
 }
 
-SLIPSTREAM_API void slipstream_silu_mul(int32_t type, const void* gate_up, void* out, int32_t num_rows, int32_t dim) {
-  with_type(type, [&](auto t) { silu_mul(as(gate_up, t), as(out, t), dim, 0, num_rows); });
-}
-
 SLIPSTREAM_API void slipstream_embed(int32_t type, const void* table, const int32_t* token_ids, int32_t first_id,
                                      int32_t share, float* out, int32_t num_tokens, int32_t dim) {
   with_type(type, [&](auto t) { embed(as(table, t), token_ids, first_id, share, out, dim, 0, num_tokens); });

@@ -99,14 +99,14 @@ class TypedModel final : public Model, private Work {
 
 template <typename T>
 TypedModel<T>::TypedModel(const ModelShape& shape, const ModelWeights& weights)
-  : shape_(shape),
-   weights_(weights),
-   layers_(weights.layers, weights.layers + shape.num_layers),
-   inv_freq_(weights.inv_freq, weights.inv_freq + shape.head_dim / 2),
-   kv_shape_{shape.num_kv_heads, shape.head_dim, shape.page_tokens, shape.kv_format},
-   page_bytes_(static_cast<int64_t>(shape.num_kv_heads * kv_shape_.head_bytes(sizeof(T)))),
-   qkv_size_((shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim),
-   attended_size_(shape.num_heads * shape.head_dim) {
+    : shape_(shape),
+      weights_(weights),
+      layers_(weights.layers, weights.layers + shape.num_layers),
+      inv_freq_(weights.inv_freq, weights.inv_freq + shape.head_dim / 2),
+      kv_shape_{shape.num_kv_heads, shape.head_dim, shape.page_tokens, shape.kv_format},
+      page_bytes_(static_cast<int64_t>(shape.num_kv_heads * kv_shape_.head_bytes(sizeof(T)))),
+      qkv_size_((shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim),
+      attended_size_(shape.num_heads * shape.head_dim) {
   std::vector<int> windows;
   size_t attention_bytes = 0;
   for (const LayerWeights& layer : layers_) {
@@ -129,7 +129,7 @@ void TypedModel<T>::run(const Step& step, int first, int last) {
   for (int stage = first; stage < last; ++stage) add_stage(stage);
   if (first == 0) {
     const AttentionBatch batch{step.num_seqs, step.query_starts, step.kv_lens, step.page_table,
-                 step.page_table_stride};
+                               step.page_table_stride};
     for (AttentionPlan& plan : plans_) plan.build(batch);
   }
   run_together(*this);
@@ -165,7 +165,6 @@ void TypedModel<T>::make_room() {
   sampled_.reserve(static_cast<size_t>(step_.num_samples) * shape_.hidden_size);
   cosines_.reserve(tokens * shape_.head_dim / 2);
   sines_.reserve(tokens * shape_.head_dim / 2);
-  scratch_.reserve(static_cast<size_t>(num_threads()) * scratch_bytes_);
 }
 
 template <typename T>
@@ -181,6 +180,8 @@ void TypedModel<T>::count_time(int phase) {
 
 template <typename T>
 int TypedModel<T>::begin_phase(int phase, int) {
+  // Here, where the number of threads is that of this work.
+  if (phase == 0) scratch_.reserve(static_cast<size_t>(num_threads() * scratch_bytes_));
   if (is_timed) count_time(phase);
   if (phase == static_cast<int>(phases_.size())) return kWorkEnds;
   return begin(phases_[static_cast<size_t>(phase)]);
@@ -209,14 +210,14 @@ int TypedModel<T>::begin(const Phase& phase) {
       return begin_linear(layer.output, attended_.data(), tokens, adds, sum, hidden);
     case Op::gate_up:
       return begin_linear(layer.gate_up, normed_.data(), tokens, Epilogue::silu_mul, inner_.data(),
-                shape_.intermediate_size);
+                          shape_.intermediate_size);
     case Op::down:
       return begin_linear(layer.down, inner_.data(), tokens, adds, sum, hidden);
     case Op::final_norm:
       return begin_rows(samples, hidden);
     case Op::logits:
       return begin_linear(weights_.lm_head, sampled_.data(), samples, Epilogue::store_f32, step_.logits,
-                shape_.vocab_share);
+                          shape_.vocab_share);
     case Op::best:
       return shape_.num_ids == 0 ? 0 : begin_rows(samples, shape_.num_ids);
   }
@@ -232,10 +233,10 @@ int TypedModel<T>::begin_rows(int rows, int numbers_of_row) {
 
 template <typename T>
 int TypedModel<T>::begin_linear(const LinearWeights& weights, const T* x, int rows, Epilogue epilogue, void* y,
-                int y_stride) {
+                                int y_stride) {
   const int inputs = weights.weight.shape.inputs;
   if (weights.weight.shape.outputs == 0) return 0;  // a rank without a share of the vocabulary
-  call_ = {&weights.weight, weights.bias, shape_.type, x, inputs, rows, epilogue, y, y_stride};
+  call_ = {&weights.weight, weights.bias, shape_.type, x, inputs, rows, epilogue, y, y_stride, num_threads()};
   return num_tiles(call_);
 }
 
@@ -248,11 +249,11 @@ void TypedModel<T>::run_tile(int phase, int tile, int thread) {
   switch (op) {
     case Op::embed:
       embed(static_cast<const T*>(weights_.embedding), step_.token_ids, shape_.first_id, shape_.vocab_share,
-         step_.x, hidden, first, last);
+            step_.x, hidden, first, last);
       return;
     case Op::rotary:
       rotary_table(step_.positions, inv_freq_.data(), half_dim, shape_.rotary_scale, cosines_.data(),
-            sines_.data(), first, last);
+                   sines_.data(), first, last);
       return;
     case Op::attention_norm:
     case Op::mlp_norm: {
@@ -262,18 +263,18 @@ void TypedModel<T>::run_tile(int phase, int tile, int thread) {
     }
     case Op::write: {
       const KvWrite<T> write{kv_shape_,       shape_.num_heads, qkv_.data(),
-                 cosines_.data(), sines_.data(),    static_cast<const T*>(layer.qk_norm),
-                 shape_.norm_eps, step_.slots,      kv_layer(index)};
+                             cosines_.data(), sines_.data(),    static_cast<const T*>(layer.qk_norm),
+                             shape_.norm_eps, step_.slots,      kv_layer(index)};
       write_keys_values(write, first, last);
       return;
     }
     case Op::attend:
       slipstream::attend(plan_of(index), qkv_.data(), qkv_size_, kv_layer(index), attended_.data(), attended_size_,
-            tile, scratch(thread));
+                         tile, scratch(thread));
       return;
     case Op::final_norm:
       rms_norm_gathered(step_.x, step_.sample_rows, static_cast<const T*>(weights_.final_norm), sampled_.data(),
-               hidden, shape_.norm_eps, first, last);
+                        hidden, shape_.norm_eps, first, last);
       return;
     case Op::best:
       argmax(step_.logits, shape_.vocab_share, shape_.num_ids, step_.best_ids, step_.is_sound, first, last);

@@ -72,12 +72,12 @@ struct Step {
   const int32_t* kv_lens;       // [seqs]
   const int32_t* page_table;    // [seqs, stride]
   int64_t page_table_stride;
-  const int32_t* sample_rows;  // [samples] rows of x whose scores are wanted
-  std::byte* kv;                    // [layers, pages, kv_heads, head run]
+  const int32_t* sample_rows;   // [samples] rows of x whose scores are wanted
+  std::byte* kv;                // [layers, pages, kv_heads, head run]
   int64_t num_pages;
-  float* x;        // [tokens, hidden] the residual stream
-  float* partial;  // [tokens, hidden] of a sharded model
-  float* logits;   // [samples, vocab_share]
+  float* x;           // [tokens, hidden] the residual stream
+  float* partial;     // [tokens, hidden] of a sharded model
+  float* logits;      // [samples, vocab_share]
   int32_t* best_ids;  // [samples], numbers within the share
   uint8_t* is_sound;  // [samples]
 };

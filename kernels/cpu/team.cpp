@@ -34,6 +34,7 @@ void pause() { __builtin_ia32_pause(); }
 class Team {
  public:
   void run(Work& work);
+  void set_num_threads(int count);
   void help(int thread);
   void after_fork();
 
@@ -108,6 +109,12 @@ void Team::run(Work& work) {
       wait_beyond(look.epoch, false);
     }
   }
+  pthread_mutex_unlock(&turn_);
+}
+
+void Team::set_num_threads(int count) {
+  pthread_mutex_lock(&turn_);
+  num_threads = std::clamp(count, 1, kMaxThreads);
   pthread_mutex_unlock(&turn_);
 }
 
@@ -278,7 +285,7 @@ void run_together(Work& work) { team().run(work); }
 
 int num_threads() { return team().num_threads.load(std::memory_order_relaxed); }
 
-void set_num_threads(int num_threads) { team().num_threads = std::clamp(num_threads, 1, kMaxThreads); }
+void set_num_threads(int num_threads) { team().set_num_threads(num_threads); }
 
 void set_spin_ns(int64_t spin_ns) { team().spin_ns = spin_ns; }
 

@@ -31,14 +31,14 @@ class Work {
 };
 
 // Runs `work` to its end, on the calling thread (number 0) and on the helpers, which keep off the core that it is called
-// on. Callers take turns. Helpers start with
-// the first work that has a use for them, sleep when there is none, end with the process, and start anew in a child
-// after a fork.
+// on. Callers take turns. Helpers start with the first work that has a use for them, sleep when there is none, end with
+// the process, and start anew in a child after a fork.
 void run_together(Work& work);
 
+// Does not change while a work runs: what is sized by it in `begin_phase` fits.
 int num_threads();
 
-// 1 .. kMaxThreads, the caller's included; takes effect with the next work. Other values are clamped.
+// 1 .. kMaxThreads, the caller's included; other values are clamped. Waits for the work that runs.
 void set_num_threads(int num_threads);
 
 // How long a thread without a tile spins for the next phase before it sleeps. 0 sleeps at once.

@@ -16,7 +16,6 @@ from slipstream.kernels.kv_pages import kv_rows, write_kv
 from slipstream.kernels.quantized_kv import codes_and_scales, head_bytes, quantize_kv
 from slipstream.kernels.rms_norm import rms_norm
 from slipstream.kernels.rotary import rotary_angles, rotary_embedding
-from slipstream.kernels.silu_mul import silu_mul
 
 SCALARS = {torch.float32: 0, torch.bfloat16: 1}
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 4e-3}  # half a step of bfloat16 is 2e-3
@@ -42,7 +41,6 @@ def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
         "rms_norm": [c_int32, pointer, pointer, pointer, pointer, c_int32, c_int32, c_float],
         "rotary_table": [pointer, pointer, c_int32, c_float, pointer, pointer, c_int32],
         "write_keys_values": [c_int32, pointer, c_int32, *[pointer] * 4, c_float, pointer, pointer, c_int32],
-        "silu_mul": [c_int32, pointer, pointer, c_int32, c_int32],
         "embed": [c_int32, pointer, pointer, c_int32, c_int32, pointer, c_int32, c_int32],
         "argmax": [pointer, c_int64, c_int32, pointer, pointer, c_int32],
     }.items():
@@ -186,17 +184,6 @@ def test_a_key_that_is_no_number_has_a_scale_that_is_none(
     page, offset = divmod(int(tokens.slots[3]), 8)
     assert not scales[page, 0, 0, offset].isfinite()
     assert scales.isfinite().sum() == scales.numel() - 1
-
-
-@pytest.mark.parametrize("dtype", SCALARS)
-@pytest.mark.parametrize("dim", DIMS)
-def test_silu_mul(library: ctypes.CDLL, dtype: torch.dtype, dim: int) -> None:
-    torch.manual_seed(0)
-    gate_up = (torch.randn(4, 2 * dim) * 6).to(dtype)
-    gate_up[0, :4] = torch.tensor([-200.0, -89.0, 89.0, 200.0])
-    out = torch.empty(4, dim, dtype=dtype)
-    library.slipstream_silu_mul(SCALARS[dtype], gate_up.data_ptr(), out.data_ptr(), 4, dim)
-    assert_near(out, silu_mul(gate_up.double()))
 
 
 @pytest.mark.parametrize("dtype", SCALARS)

@@ -226,6 +226,13 @@ def test_gate_and_up_become_one_result(library: Library, dtype: torch.dtype, wit
     check(library.linear(packed, x, SILU_MUL, bias=bias), expected, TOLERANCE[dtype])
 
 
+@Dtype
+def test_gates_far_from_zero_neither_overflow_nor_let_through(library: Library, dtype: torch.dtype) -> None:
+    one, x = torch.ones(1, 1, dtype=dtype), torch.tensor([[-200.0], [-89.0], [0.0], [89.0], [200.0]], dtype=dtype)
+    packed = library.pack(SCALARS[dtype], [plain_rows(one), plain_rows(one)], 1, paired=True)
+    assert library.linear(packed, x, SILU_MUL)[:, 0].tolist() == pytest.approx([0, 0, 0, 89**2, 200**2], rel=4e-3)
+
+
 def quantized(kind: str, weight: Tensor) -> tuple[int, int, Fp8Weight | Int8Weight | Int4Weight]:
     """(kind, group, weight)"""
     match kind.split("-"):
