@@ -41,7 +41,7 @@ def load_config(path: Path) -> ClusterConfig:
     try:
         config = _validate(raw)
     except ValidationError as error:
-        raise ConfigError([_sentence(path, lines, e) for e in error.errors()]) from None
+        raise ConfigError([_sentence(path, lines, e) for e in _one_a_key(error.errors())]) from None
     except (TypeError, ValueError) as error:  # a value that JSON does not know: a date, a set, binary
         raise ConfigError([f"{path}: {error}"]) from None
     model_dir = Path(os.path.normpath(path.resolve().parent / os.path.expanduser(config.model.path)))
@@ -146,6 +146,21 @@ def _json(raw: dict[Hashable, Any] | dict[str, Any]) -> str:
     # A section without content (`ray:` and nothing below) reads as null and means the defaults.
     sections = {k for k, v in typing.get_type_hints(ClusterConfig).items() if dataclasses.is_dataclass(v)}
     return json.dumps({str(k): v for k, v in raw.items() if not (v is None and k in sections)}, default=unknown)
+
+
+def _one_a_key(errors: list[ErrorDetails]) -> list[ErrorDetails]:
+    """A value that may be of several kinds is wrong once for each; pydantic names the kind below the key."""
+    merged: dict[tuple[int | str, ...], ErrorDetails] = {}
+    for number, error in enumerate(errors):
+        loc = error["loc"]
+        parent = tuple(str(part) for part in loc[:-1])
+        if len(parent) < 2 or _settings_at(parent) or parent[-1] not in _settings_at(parent[:-1]):
+            merged[(number,)] = error
+        elif loc[:-1] in merged:
+            merged[loc[:-1]]["msg"] += " or " + error["msg"].removeprefix("Input should be ")
+        else:
+            merged[loc[:-1]] = {**error, "loc": loc[:-1]}
+    return list(merged.values())
 
 
 def _sentence(path: Path, lines: dict[Key, int], error: ErrorDetails) -> str:

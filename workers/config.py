@@ -37,7 +37,7 @@ class EngineConfig:
     max_step_tokens: int = 512
     prefix_caching: bool = True
     num_threads: int | None = None
-    cpu_kernels: Literal["auto", "off"] = "auto"
+    cpu_kernels: Literal["auto", "off", False] = "auto"  # False: what YAML makes of a bare `off`
     weight_cache_dir: str | None = "auto"
     quantization: OnLoad = "none"
     kv_cache_dtype: KvCacheDtype = "auto"
@@ -52,6 +52,8 @@ class EngineConfig:
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ValueError(f"{key} must be at least 1 or null, got {value}")
+        if self.cpu_kernels is False:
+            object.__setattr__(self, "cpu_kernels", "off")
         if self.weight_cache_dir == "":
             raise ValueError("weight_cache_dir must be a directory, auto or null, got ''")
 

@@ -72,6 +72,12 @@ def test_pools_share_the_engine_settings_and_override_them(folder: Path) -> None
     assert config.model.name == "m"
 
 
+@pytest.mark.parametrize("off", ["off", "'off'", "false"])
+def test_off_without_quotes_is_off(folder: Path, off: str) -> None:
+    config = load(folder, MODEL + f"engine: {{cpu_kernels: {off}}}\ndecode: {{engine: {{cpu_kernels: auto}}}}\n")
+    assert (config.prefill.engine.cpu_kernels, config.decode.engine.cpu_kernels) == ("off", "auto")
+
+
 def test_an_empty_section_means_the_defaults(folder: Path) -> None:
     assert load(folder, "model: {path: tiny}\nray:\nprefill:\n").prefill.replicas == 1
 
@@ -141,6 +147,11 @@ MODEL = "model: {path: tiny}\n"
             "c.yaml:4: router.http: given twice (first in line 3)",
         ),
         (MODEL + "router: {http: [}\n", "c.yaml:2: not valid YAML: "),
+        (
+            MODEL + "engine:\n  kv_cache_mib: lots\n",
+            "c.yaml:3: engine.kv_cache_mib: must be a valid integer or 'auto', got \"lots\"",
+        ),
+        (MODEL + "engine: {cpu_kernels: on}\n", "c.yaml:2: engine.cpu_kernels: must be 'auto'"),
         (MODEL + "\tname: x\n", "c.yaml:2: not valid YAML: "),
         ("model: &a {path: tiny}\nx: !!python/object:os.system {}\n", "c.yaml:2: not valid YAML: "),
         ("model: {path: nowhere}\n", "c.yaml:1: model.path: no such directory: "),
