@@ -166,9 +166,6 @@ def _load(model_dir: Path, config: EngineConfig, dtype: torch.dtype, device: tor
         library = native_library()
         if library is not None:
             library.slipstream_set_num_threads(config.num_threads or _default_native_threads(tp))
-            cache_dir = None if config.weight_cache_dir is None else Path(config.weight_cache_dir).expanduser()
-            if config.weight_cache_dir == "auto":
-                cache_dir = default_directory()
             return load_native(
                 model_dir,
                 library,
@@ -176,13 +173,26 @@ def _load(model_dir: Path, config: EngineConfig, dtype: torch.dtype, device: tor
                 page_tokens=config.page_tokens,
                 of_pages=kv_dtype(config.kv_cache_dtype, dtype),
                 tp=tp,
-                cache_dir=cache_dir,
+                cache_dir=_weight_cache_dir(config),
                 quantization=config.quantization,
             )
     if device.type == "cpu" and (model.quantization is not None or config.quantization != "none"):
         name = str(dtype).removeprefix("torch.")
         logger.warning("without native kernels quantised weights are widened to %s: they save no memory, no time", name)
     return load_model(model_dir, dtype=dtype, device=device, tp=tp, quantization=config.quantization)
+
+
+def _weight_cache_dir(config: EngineConfig) -> Path | None:
+    """None, after a warning, where it lies below a home directory and there is none: a user without a name."""
+    if config.weight_cache_dir is None:
+        return None
+    try:
+        return default_directory() if config.weight_cache_dir == "auto" else Path(config.weight_cache_dir).expanduser()
+    except RuntimeError as error:
+        logger.warning(
+            "weight_cache_dir %s: %s Packed weights take memory in each worker", config.weight_cache_dir, error
+        )
+        return None
 
 
 def _default_native_threads(tp: TensorParallel) -> int:

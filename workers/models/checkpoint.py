@@ -28,11 +28,16 @@ class Checkpoint:
     files: dict[str, Any]  # safe_open handle by file name
     file_of: dict[str, str]  # file name by tensor name
 
-    def identity(self) -> tuple[tuple[str, int, int], ...]:
-        """Changes whenever a file does: path, size and time of the last change of each."""
+    def identity(self) -> tuple[tuple[str, int, int, int], ...]:
+        """Changes whenever a file does: path, size, time of the last write and of the last change of each.
+
+        The time of the last write alone can be set back: by `cp -p`, by rsync, by what unpacks an image."""
         paths = [(self.model_dir / file).resolve() for file in sorted(self.files)]
         stats = [path.stat() for path in paths]
-        return tuple((str(path), stat.st_size, stat.st_mtime_ns) for path, stat in zip(paths, stats, strict=True))
+        return tuple(
+            (str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+            for path, stat in zip(paths, stats, strict=True)
+        )
 
     def copy_into(self, out: Tensor, part: Part) -> None:
         """Fills `out` with a part of a tensor, cast to its dtype. Raises ModelError if the tensor is missing, is not of

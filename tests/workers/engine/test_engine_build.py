@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from slipstream.kernels.cpu.library import native_library
 from slipstream.workers.config import EngineConfig
+from slipstream.workers.engine import build
 from slipstream.workers.engine.build import build_engine, build_runner, engine_limits, warm_up
 from slipstream.workers.engine.errors import EngineConfigError
 from slipstream.workers.engine.plan import SampledTokens, SamplingRow, StepPlan
@@ -119,3 +121,18 @@ def test_half_precision_generates_in_chunks_and_leaves_only_numbers_in_the_pool(
     [tokens] = tokens_of(engine, make_request("a", range(50), max_tokens=6, ignore_eos=True))
     assert len(tokens) == 6
     assert runner.kv.isfinite().all()
+
+
+def test_without_a_home_the_weights_are_kept_in_memory(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if native_library() is None:
+        pytest.skip("no native library here")
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(build, "default_directory", no_home)
+    config = EngineConfig(dtype="float32", num_pages=8, num_threads=1)
+    build_runner(model_dir, config, 8)
+    assert "weight_cache_dir auto: Could not determine home directory." in caplog.text
