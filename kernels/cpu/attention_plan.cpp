@@ -13,7 +13,7 @@ constexpr int64_t kRowsOfReading = 16;  // reading a key and its value costs as 
 constexpr int64_t kSmallTile = 256 * kRowsOfReading;  // tiles are not made smaller for the sake of more of them
 constexpr int kManyTiles = 16;                        // enough for all threads, however they share the machine
 
-int divide_up(int a, int b) { return (a + b - 1) / b; }
+int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 }  // namespace
 
@@ -59,7 +59,7 @@ void AttentionPlan::add_sequence(int seq) {
   const int first_row = batch_.query_starts[seq];
   const int queries = batch_.query_starts[seq + 1] - first_row;
   const int start = batch_.kv_lens[seq] - queries;
-  const int num_blocks = divide_up(queries, queries_a_tile(shape_));
+  const int num_blocks = ceil_div(queries, queries_a_tile(shape_));
   for (int block = 0, query = 0; block < num_blocks; ++block) {
     const int count = (queries - query) / (num_blocks - block);
     AttentionTile tile{};
@@ -70,7 +70,7 @@ void AttentionPlan::add_sequence(int seq) {
     tile.first_position = start + query;
     tile.split = AttentionTile::kNotSplit;
     tile.first_segment = first_key(tile, shape_.window) / kSegmentKeys;
-    tile.num_segments = divide_up(tile.first_position + count, kSegmentKeys) - tile.first_segment;
+    tile.num_segments = ceil_div(tile.first_position + count, kSegmentKeys) - tile.first_segment;
     const bool is_split = tile.num_segments > 1 && count * group_size(shape_) <= max_split_rows(shape_);
     // Tiles of few keys come together, as long as there are tiles enough.
     const int heads = is_split || cost(tile) > kSmallTile ? 1 : kv_heads_a_tile_;

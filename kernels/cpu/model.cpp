@@ -1,11 +1,10 @@
 #include "model.hpp"
 
-#include <time.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <vector>
 
+#include "clock.hpp"
 #include "elementwise.hpp"
 #include "team.hpp"
 
@@ -15,12 +14,6 @@ namespace {
 // Numbers that a tile of an elementwise phase reads: a few microseconds of work.
 constexpr int kTileNumbers = 16384;
 constexpr int kStagesOfLayer = 3;
-
-int64_t now_ns() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
-}
 
 // Memory that a step writes: grows to what the largest step needs, and its contents do not matter in between.
 template <typename T>

@@ -5,7 +5,6 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include <climits>
 #include <new>
 
+#include "clock.hpp"
 #include "export.hpp"
 
 namespace slipstream {
@@ -22,12 +22,6 @@ constexpr int64_t kDefaultSpinNs = 20'000;
 constexpr int kPausesPerLook = 8;
 constexpr int kTileBits = 24;
 constexpr uint64_t kTileMask = (uint64_t{1} << kTileBits) - 1;
-
-int64_t now_ns() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
-}
 
 void pause() { __builtin_ia32_pause(); }
 

@@ -41,10 +41,10 @@ inline Bf16 to_bf16(float x) {
 
 namespace simd {
 
-inline void store_scalar(float* to, float x) { *to = x; }
-inline void store_scalar(Bf16* to, float x) { *to = to_bf16(x); }
-
 #if defined(__AVX512F__)
+#if !defined(__AVX512BF16__)
+#error "AVX-512 without bf16 products is built for AVX2"
+#endif
 
 constexpr int kLanes = 16;
 using F32 = __m512;
@@ -65,18 +65,7 @@ inline F32 load_some(const Bf16* from, int count) {
   const __m256i half = _mm256_maskz_loadu_epi16(first_lanes(count), from);
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
-inline __m256i round_to_bf16(F32 x) {
-#if defined(__AVX512BF16__)
-  return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
-#else
-  const I32 bits = _mm512_castps_si512(x);
-  const I32 odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const I32 rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-  const I32 quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
-  const I32 kept = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), quiet);
-  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(kept, 16));
-#endif
-}
+inline __m256i round_to_bf16(F32 x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)); }
 inline void store(float* to, F32 x) { _mm512_storeu_ps(to, x); }
 inline void store(Bf16* to, F32 x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), round_to_bf16(x)); }
 inline void store_some(float* to, F32 x, int count) { _mm512_mask_storeu_ps(to, first_lanes(count), x); }
@@ -88,11 +77,10 @@ inline F32 add(F32 a, F32 b) { return _mm512_add_ps(a, b); }
 inline F32 sub(F32 a, F32 b) { return _mm512_sub_ps(a, b); }
 inline F32 mul(F32 a, F32 b) { return _mm512_mul_ps(a, b); }
 inline F32 div(F32 a, F32 b) { return _mm512_div_ps(a, b); }
-inline F32 fma(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }      // a * b + c
-inline F32 fnma(F32 a, F32 b, F32 c) { return _mm512_fnmadd_ps(a, b, c); }    // c - a * b
-inline F32 fms(F32 a, F32 b, F32 c) { return _mm512_fmsub_ps(a, b, c); }      // a * b - c
-inline F32 max(F32 a, F32 b) { return _mm512_max_ps(a, b); }                  // b where either is nan
-inline F32 min(F32 a, F32 b) { return _mm512_min_ps(a, b); }                  // b where either is nan
+inline F32 fma(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }  // a * b + c
+inline F32 fnma(F32 a, F32 b, F32 c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a * b
+inline F32 max(F32 a, F32 b) { return _mm512_max_ps(a, b); }  // b where either is nan
+inline F32 min(F32 a, F32 b) { return _mm512_min_ps(a, b); }  // b where either is nan
 inline F32 absolute(F32 x) { return _mm512_abs_ps(x); }
 inline F32 round(F32 x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 // x in lanes first .. last (last excluded, both may lie outside), `otherwise` in the others.
@@ -117,13 +105,7 @@ inline Pairs broadcast_pair(const void* from) {
 }
 // acc + the products of both halves of each word.
 inline F32 dot_pairs(F32 acc, Pairs a, Pairs b) {
-#if defined(__AVX512BF16__)
   return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
-#else
-  const I32 high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
-  acc = fma(_mm512_castsi512_ps(_mm512_slli_epi32(a, 16)), _mm512_castsi512_ps(_mm512_slli_epi32(b, 16)), acc);
-  return fma(_mm512_castsi512_ps(_mm512_and_si512(a, high)), _mm512_castsi512_ps(_mm512_and_si512(b, high)), acc);
-#endif
 }
 
 #elif defined(__AVX2__) && defined(__FMA__)
@@ -174,11 +156,10 @@ inline F32 add(F32 a, F32 b) { return _mm256_add_ps(a, b); }
 inline F32 sub(F32 a, F32 b) { return _mm256_sub_ps(a, b); }
 inline F32 mul(F32 a, F32 b) { return _mm256_mul_ps(a, b); }
 inline F32 div(F32 a, F32 b) { return _mm256_div_ps(a, b); }
-inline F32 fma(F32 a, F32 b, F32 c) { return _mm256_fmadd_ps(a, b, c); }      // a * b + c
-inline F32 fnma(F32 a, F32 b, F32 c) { return _mm256_fnmadd_ps(a, b, c); }    // c - a * b
-inline F32 fms(F32 a, F32 b, F32 c) { return _mm256_fmsub_ps(a, b, c); }      // a * b - c
-inline F32 max(F32 a, F32 b) { return _mm256_max_ps(a, b); }                  // b where either is nan
-inline F32 min(F32 a, F32 b) { return _mm256_min_ps(a, b); }                  // b where either is nan
+inline F32 fma(F32 a, F32 b, F32 c) { return _mm256_fmadd_ps(a, b, c); }  // a * b + c
+inline F32 fnma(F32 a, F32 b, F32 c) { return _mm256_fnmadd_ps(a, b, c); }  // c - a * b
+inline F32 max(F32 a, F32 b) { return _mm256_max_ps(a, b); }  // b where either is nan
+inline F32 min(F32 a, F32 b) { return _mm256_min_ps(a, b); }  // b where either is nan
 inline F32 absolute(F32 x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 inline F32 round(F32 x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 // x in lanes first .. last (last excluded, both may lie outside), `otherwise` in the others.

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from slipstream.kernels.cpu.interface import SourceRows
 from slipstream.kernels.cpu.library import NEEDED_FLAGS, fits, open_library
 from slipstream.kernels.quantized_weight import (
     Fp8Weight,
@@ -26,22 +27,6 @@ SCALARS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 F32, BF16, INT8, FP8, INT4 = range(5)
 STORE, STORE_F32, ADD_RESIDUAL, SILU_MUL = range(4)
 TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 5e-3}  # of the largest result; bfloat16 results are rounded
-
-
-class SourceRows(Structure):
-    _fields_ = (
-        ("outputs", c_int32),
-        ("values", c_void_p),
-        ("stride", c_int64),
-        ("values_type", c_int32),
-        ("scales", c_void_p),
-        ("scales_type", c_int32),
-        ("scales_stride", c_int64),
-        ("scale_outputs", c_int32),
-        ("scale_first", c_int32),
-        ("zeros", c_void_p),
-        ("zeros_stride", c_int64),
-    )
 
 
 class LinearCall(Structure):
