@@ -161,6 +161,10 @@ def native_libraries() -> list[Path]:
     return [library for folder in NATIVE for library in folder.glob("*.so")]
 
 
+def has_native() -> bool:
+    return all(any(folder.glob("*.so")) for folder in NATIVE)
+
+
 def install(dev: bool) -> None:
     gpu = has_nvidia_gpu()
     make_venv()
@@ -179,7 +183,7 @@ def install(dev: bool) -> None:
         pip_install("--no-deps", "--no-build-isolation", "-e", ROOT)
     except subprocess.CalledProcessError as error:
         raise SetupFailed(f"Slipstream itself could not be installed: {reason(error)}") from error
-    if not all(any(folder.glob("*.so")) for folder in NATIVE):
+    if not has_native():
         say(f"no native CPU kernels (they take g++ on 64-bit x86 Linux; see {LOG}): slower forms will serve")
 
 
@@ -195,7 +199,7 @@ def main() -> int:
             fcntl.flock(lock, fcntl.LOCK_EX)
         stamp = VENV / ".slipstream-setup"
         contents = f"{inputs}\n{want}\n{ROOT}\n"
-        if stamp.exists() and stamp.read_text() == contents:
+        if stamp.exists() and stamp.read_text().startswith(contents):
             return 0
         stamp.unlink(missing_ok=True)
         begin = time.monotonic()
@@ -208,7 +212,8 @@ def main() -> int:
         except KeyboardInterrupt:
             print("setup: interrupted; run it again to go on", file=sys.stderr)
             return 130
-        stamp.write_text(contents)
+        native = "built" if has_native() else f"not built: {shutil.which('g++') or 'none'}"
+        stamp.write_text(f"{contents}{native}\n")
         say(f"done in {time.monotonic() - begin:.0f} s")
     return 0
 
