@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 
 from slipstream.kv_transfer.page_transport import Landed, Pages
-from slipstream.kv_transfer.shared_pool import SharedLink, SharedPoolTransport, is_offer
+from slipstream.kv_transfer.shared_link import SharedLink, is_offer
+from slipstream.kv_transfer.shared_pool import SharedPoolTransport
 from slipstream.kv_transfer.staged import StagedTransport
 from slipstream.kv_transfer.ticket import TransferAddress
 from slipstream.kv_transfer.transport import Arrival, Done, Link, TransportError, TransportEvents

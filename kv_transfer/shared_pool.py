@@ -24,61 +24,45 @@ socket for one that is about to sleep and wakes the reader on the writer's core,
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import select
 import struct
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from slipstream.kv_transfer.greeting import Greeter
-from slipstream.kv_transfer.layout import PoolGeometry
-from slipstream.kv_transfer.packet_socket import PACKET_BYTES, PacketListener, PacketSocket
+from slipstream.kv_transfer.packet_socket import PacketListener, PacketSocket
 from slipstream.kv_transfer.page_pull import PagePull, pull_pages, sum_pages
 from slipstream.kv_transfer.page_transport import FireDrill, Landed, Pages
-from slipstream.kv_transfer.pool import HostPagePool, HostPages, PageIds
+from slipstream.kv_transfer.pool import HostPagePool, HostPages
 from slipstream.kv_transfer.pool_memory import view_of
+from slipstream.kv_transfer.shared_link import (
+    OFFERS,
+    RECORD,
+    TAKEN,
+    Offer,
+    SharedLink,
+    encode_offer,
+    encode_taken,
+    fill_packets,
+    read_offers,
+    read_taken,
+)
 from slipstream.kv_transfer.ticket import TransferAddress
 from slipstream.kv_transfer.transport import Arrival, Done, Link, TransportError, TransportEvents
 
 logger = logging.getLogger(__name__)
 
 _GEOMETRY = struct.Struct("<QQQQ")  # layers, pages, heads, head_bytes: the body of a greeting
-_OFFER = struct.Struct("<IIIIQQQ")  # layer, first head, heads, pages, number, tag, checksum; then the page ids
-_NUMBER = struct.Struct("<Q")
-_RECORD, _OFFERS, _TAKEN = (kind.to_bytes(8, "little") for kind in (1, 2, 3))  # what a packet begins with
 MAX_IN_FLIGHT = 32  # of a link; far enough ahead that neither end waits for the other, near enough for the L3 cache
 MAX_BATCH = 8  # copies in one call: what Python does for them is done at once, before they sweep it out of the caches
 SPIN_S = 50e-6
 MAX_SLEEP_S = 60.0
 MAX_CALLERS = 64  # that have connected and not said a greeting yet
-
-
-@dataclass(slots=True, eq=False)
-class SharedLink:
-    socket: PacketSocket
-    greeting: bytes
-    bell: int | None = None  # the peer's
-    pool: HostPages | None = None  # the peer's, if it sends
-    is_alive: bool = True
-    is_answered: bool = False
-    num_offers: int = 0
-    offers: dict[int, Done] = field(default_factory=dict)  # by number
-
-
-@dataclass(frozen=True, slots=True)
-class _Offer:
-    link: SharedLink
-    number: int
-    layer: int
-    heads: range
-    page_ids: PageIds
-    checksum: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +77,7 @@ class _Sum:
 
 @dataclass(frozen=True, slots=True)
 class _Pull:
-    offer: _Offer
+    offer: Offer
     pages: Pages
     landed: Landed
 
@@ -186,13 +170,10 @@ class SharedPoolTransport:
     def send_record(self, link: Link, record: bytes) -> None:
         assert isinstance(link, SharedLink)
         if link.is_alive:
-            self._write(link, _RECORD + record)
+            self._write(link, RECORD + record)
 
     def _write(self, link: SharedLink, packet: bytes) -> None:
-        link.socket.send(packet)
-        if link.bell is not None:
-            with contextlib.suppress(BlockingIOError):  # it has been rung often enough
-                os.eventfd_write(link.bell, 1)
+        link.write(packet)
         if link.socket.wants_to_write:
             self._watch(link)
 
@@ -225,7 +206,7 @@ class SharedPoolTransport:
 
     def receive(self, arrival: Arrival, pages: Pages, landed: Landed) -> None:
         offer = arrival.handle
-        assert isinstance(offer, _Offer)
+        assert isinstance(offer, Offer)
         if not offer.link.is_alive:
             landed("the link is down", False)
         elif offer.layer != pages.layer:
@@ -237,30 +218,28 @@ class SharedPoolTransport:
 
     def discard(self, arrival: Arrival) -> None:
         offer = arrival.handle
-        assert isinstance(offer, _Offer)
+        assert isinstance(offer, Offer)
         if offer.link.is_alive:
-            self._write(offer.link, _TAKEN + _NUMBER.pack(offer.number))
+            self._write(offer.link, encode_taken([offer.number]))
 
     def _make_offers(self) -> None:
         sums = [self._sums.popleft() for _ in range(min(MAX_BATCH, len(self._sums)))]
         packets: dict[SharedLink, list[bytes]] = {}
         for one, checksum in zip(sums, sum_pages(self._pool, [one.pages for one in sums]), strict=True):
-            pages, heads = one.pages, one.pages.heads
             told = checksum ^ 0x10 if self._drill.strikes() else checksum
-            head = _OFFER.pack(pages.layer, heads.start, len(heads), len(pages.page_ids), one.number, one.tag, told)
-            packets.setdefault(one.link, []).append(head + pages.page_ids.tobytes())
+            packets.setdefault(one.link, []).append(encode_offer(one.pages, one.number, one.tag, told))
         for link, offers in packets.items():
-            for packet in fill_packets(offers, PACKET_BYTES - len(_OFFERS)):
-                self._write(link, _OFFERS + packet)
+            for packet in fill_packets(offers):
+                self._write(link, OFFERS + packet)
 
     def _run_pulls(self) -> None:
         pulls = [self._pulls.popleft() for _ in range(min(MAX_BATCH, len(self._pulls)))]
         checksums = pull_pages(self._pool, [self._as_page_pull(pull) for pull in pulls])
-        taken: dict[SharedLink, list[bytes]] = {}
+        taken: dict[SharedLink, list[int]] = {}
         for pull in pulls:
-            taken.setdefault(pull.offer.link, []).append(_NUMBER.pack(pull.offer.number))
+            taken.setdefault(pull.offer.link, []).append(pull.offer.number)
         for link, numbers in taken.items():
-            self._write(link, _TAKEN + b"".join(numbers))
+            self._write(link, encode_taken(numbers))
         for pull, checksum in zip(pulls, checksums, strict=True):
             error = "it names pages that its sender does not have" if checksum is None else None
             pull.landed(error, checksum == pull.offer.checksum)
@@ -381,18 +360,18 @@ class SharedPoolTransport:
     def _take(self, link: SharedLink, packet: bytes) -> None:
         assert self._events is not None
         kind, body = packet[:8], packet[8:]
-        if kind == _TAKEN:
-            for (number,) in _NUMBER.iter_unpack(body[: len(body) // _NUMBER.size * _NUMBER.size]):
+        if kind == TAKEN:
+            for number in read_taken(body):
                 self._let_go(link, number)
-        elif kind == _OFFERS and link.pool is not None:
+        elif kind == OFFERS and link.pool is not None:
             try:
-                arrivals = list(_read_offers(link, link.pool.geometry, body))
+                arrivals = list(read_offers(link, link.pool.geometry, body))
             except ValueError as error:
                 self._lose(link, str(error))
                 return
             for arrival in arrivals:
                 self._events.on_arrival(arrival)
-        elif kind == _RECORD:
+        elif kind == RECORD:
             self._events.on_record(link, body)
         else:
             self._lose(link, "it does not keep to the protocol")
@@ -430,35 +409,3 @@ class SharedPoolTransport:
         self._listener.close()
         self._poller.close()
         os.close(self._wake_fd)
-
-
-def is_offer(arrival: Arrival) -> bool:
-    """Whether an arrival is one of this transport."""
-    return isinstance(arrival.handle, _Offer)
-
-
-def fill_packets(parts: Sequence[bytes], max_bytes: int) -> Iterator[bytes]:
-    """Joins the parts, in order, into as few packets as hold them; no part may be longer than a packet."""
-    packet = b""
-    for part in parts:
-        if len(packet) + len(part) > max_bytes:
-            yield packet
-            packet = b""
-        packet += part
-    yield packet
-
-
-def _read_offers(link: SharedLink, geometry: PoolGeometry, body: bytes) -> Iterator[Arrival]:
-    """Raises ValueError for bytes that are no offers of pages of such a pool."""
-    at = 0
-    while at < len(body):
-        if len(body) - at < _OFFER.size:
-            raise ValueError("half an offer")
-        layer, first_head, num_heads, num_pages, number, tag, checksum = _OFFER.unpack_from(body, at)
-        at += _OFFER.size
-        if first_head + num_heads > geometry.num_heads or 8 * num_pages > len(body) - at:
-            raise ValueError(f"an offer of heads {first_head} + {num_heads} of {geometry.num_heads}, {num_pages} pages")
-        page_ids = np.frombuffer(body, np.int64, num_pages, at)
-        at += 8 * num_pages
-        offer = _Offer(link, number, layer, range(first_head, first_head + num_heads), page_ids, checksum)
-        yield Arrival(tag, num_pages * num_heads * geometry.head_bytes, offer)

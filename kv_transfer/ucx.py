@@ -35,17 +35,16 @@ import logging
 import os
 import select
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from ucxx._lib import libucxx
-from ucxx._lib.arr import Array
 
 from slipstream.kv_transfer.frame_socket import FrameListener, FrameSocket
 from slipstream.kv_transfer.greeting import Greeter
 from slipstream.kv_transfer.ticket import TransferAddress
 from slipstream.kv_transfer.transport import Arrival, Buffer, Done, Link, TransportError, TransportEvents
+from slipstream.kv_transfer.ucx_link import UcxLink
 
 logger = logging.getLogger(__name__)
 
@@ -58,37 +57,6 @@ LOOK_S = 200e-6  # sockets, and requests that complete in a call that said it di
 MIN_STALL_S, MAX_STALL_S = 50e-6, 5e-3
 MAX_SLEEP_S = 1.0  # UCX's event fd is not promised to fire for everything; ucxx's own threads wake as often
 END_PROGRESS_CALLS = 1000  # what it takes at most for a closed endpoint's requests to come back
-
-
-@dataclass(slots=True, eq=False)
-class _Operation:
-    request: Any
-    buffer: Buffer
-    done: Done
-
-
-@dataclass(slots=True, eq=False)
-class UcxLink:
-    socket: FrameSocket
-    worker: Any
-    greeting: bytes = b""  # that was sent
-    endpoint: Any = None  # as soon as the peer's greeting has told its worker's address
-    is_alive: bool = True
-    operations: list[_Operation] = field(default_factory=list)
-    untaken: set[Any] = field(default_factory=set)  # probed messages that nobody has received yet
-
-    def complete(self) -> bool:
-        """Take note of the operations that are done."""
-        finished: list[_Operation] = []
-        going: list[_Operation] = []
-        for operation in self.operations:
-            (finished if operation.request.completed else going).append(operation)
-        if not finished:
-            return False
-        self.operations = going  # before the callbacks, which may post more
-        for operation in finished:
-            operation.done(_error_of(operation.request))
-        return True
 
 
 class UcxTransport:
@@ -124,7 +92,7 @@ class UcxTransport:
 
     @property
     def num_in_flight(self) -> int:
-        return sum(len(link.operations) for link in self._links.values())
+        return sum(link.num_in_flight for link in self._links.values())
 
     def start(self, events: TransportEvents) -> None:
         self._events = events
@@ -164,15 +132,14 @@ class UcxTransport:
         if link.endpoint is not None:
             link.endpoint.close_blocking()
         for probed in link.untaken.copy():
-            self._take(link, probed, np.empty(probed.length, np.uint8), _forget)
+            link.take(probed, np.empty(probed.length, np.uint8), _forget)
         for _ in range(END_PROGRESS_CALLS):
             if not link.operations:
                 break
             link.worker.progress_once()
             link.complete()
         # Whatever UCX still holds goes down with the worker, and only then may its buffers be used again.
-        abandoned = [operation.done for operation in link.operations]
-        link.operations.clear()
+        abandoned = link.give_up()
         link.endpoint = link.worker = None
         del self._links[fd]
         for done in abandoned:
@@ -181,7 +148,7 @@ class UcxTransport:
     def send_record(self, link: Link, record: bytes) -> None:
         assert isinstance(link, UcxLink)
         if link.is_alive:
-            link.socket.send(record)
+            link.send_record(record)
             self._watch(link)
 
     def _open_link(self, socket: FrameSocket) -> UcxLink:
@@ -221,8 +188,7 @@ class UcxTransport:
         if link.endpoint is None:
             done("the link is down" if not link.is_alive else "the link is not up yet")
             return
-        request = link.endpoint.tag_send(Array(buffer), libucxx.UCXXTag(tag))
-        link.operations.append(_Operation(request, buffer, done))
+        link.send(tag, buffer, done)
         self._fresh = True
 
     def receive(self, arrival: Arrival, buffer: Buffer, done: Done) -> None:
@@ -233,13 +199,10 @@ class UcxTransport:
         if not link.is_alive:
             done("the link is down")
             return
-        self._take(link, probed, buffer, done)
+        link.take(probed, buffer, done)
+        if link.socket.wants_to_write:
+            self._watch(link)
         self._fresh = True
-
-    def _take(self, link: UcxLink, probed: Any, buffer: Buffer, done: Done) -> None:
-        link.untaken.remove(probed)
-        request = link.worker.tag_recv_with_handle(Array(buffer), probed)
-        link.operations.append(_Operation(request, buffer, done))
 
     # ---- the loop
 
@@ -350,7 +313,8 @@ class UcxTransport:
             if not link.is_alive:
                 return
             if link.endpoint is not None:
-                self._events.on_record(link, frame)
+                if (record := link.read_frame(frame)) is not None:
+                    self._events.on_record(link, record)
             elif (worker_address := self._greeter.check_answer(link.greeting, frame)) is not None:
                 self._reach(link, worker_address)
             else:
@@ -402,13 +366,22 @@ def _open_context(tls: str) -> Any:
         "TLS": tls,
         "POSIX_ERROR_HANDLING": "y",
         "POSIX_FIFO_SIZE": "256",  # lets one end run on while the other is not scheduled
+        "POSIX_SEG_SIZE": "16k",
+        "POSIX_RX_BUFS_GROW": "256",  # of these segments, so 4 MiB
         "WARN_UNUSED_ENV_VARS": "n",
     }
+    if _names_no_device(tls):
+        options["RNDV_THRESH"] = "intra:inf,inter:auto"
     features = (libucxx.Feature.TAG, libucxx.Feature.WAKEUP)
     try:
         return libucxx.UCXContext(options, feature_flags=features)
     except (libucxx.UCXError, RuntimeError) as error:
         raise TransportError(f"UCX with TLS={tls!r} does not start: {error}") from error
+
+
+def _names_no_device(tls: str) -> bool:
+    """Device memory must not be copied through the host, as it would be in eager messages."""
+    return not tls.startswith("^") and "cuda" not in tls and "all" not in tls.split(",")
 
 
 def _without_shm(tls: str) -> str:
@@ -431,11 +404,3 @@ def _free_bytes(folder: str) -> int:
 
 def _forget(error: str | None) -> None:
     """A message of a link that has ended."""
-
-
-def _error_of(request: Any) -> str | None:
-    try:
-        request.check_error()
-    except libucxx.UCXError as error:
-        return f"{type(error).__name__}: {error}"
-    return None

@@ -27,7 +27,7 @@ from slipstream.kv_transfer.greeting import Greeter
 from slipstream.kv_transfer.layout import PoolGeometry
 from slipstream.kv_transfer.pool import HostPagePool
 from slipstream.kv_transfer.pool_memory import PoolMemory, view_of
-from slipstream.kv_transfer.shared_pool import fill_packets
+from slipstream.kv_transfer.shared_link import fill_packets
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
 from tests.kv_transfer.tickets import make_ticket
 
