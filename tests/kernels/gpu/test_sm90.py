@@ -12,6 +12,8 @@ import pytest
 
 from tests.kernels.gpu.sm90 import SHARED_MEMORY_BYTES, Resources
 
+pytestmark = pytest.mark.timeout(400)  # everything is compiled where nothing has been before
+
 FOLDER = Path(__file__).resolve().parent
 MAX_STACK_BYTES = 64  # a few spilled numbers, outside of the loops that matter
 
