@@ -30,9 +30,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Literal
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "scripts" / "engine_bench"))
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "engine_bench"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 from yardstick_models import make_model
