@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import sys
 from pathlib import Path
@@ -51,6 +52,7 @@ def mock_worker_command(
         for one in ROLES[role]
         for number in range(count)
     ]
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     try:
         uvloop.run(run_mock_workers(configs))
     except* WorkerFailed as failures:

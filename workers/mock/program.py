@@ -7,6 +7,7 @@ connect -> Hello -> Welcome -> serve ... -> connection lost -> again, as the nex
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import time
@@ -40,6 +41,8 @@ CLOSE_TIMEOUT_S = 2.0
 # What a small model's pages would be; only sums of bytes that nobody sends depend on it.
 NUM_LAYERS, NUM_KV_HEADS, HEAD_BYTES, SLAB_PAGES = 12, 4, 4096, 8
 NOWHERE = TransferAddress("127.0.0.1", 1)  # nothing is ever sent
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,10 @@ class MockWorker:
                 if self._draining:
                     self._serving.drain()
                 await self._serving.over
-            except OSError:
+            except OSError as error:
+                if delay_s == RETRY_FIRST_S:
+                    config = self._config
+                    log.warning("%s:%d does not answer yet: %s", config.router_host, config.router_port, error)
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, RETRY_MAX_S)
             finally:
