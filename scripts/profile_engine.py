@@ -2,8 +2,8 @@
 
     python scripts/profile_engine.py MODEL_DIR [--threads 2]
 
-Milliseconds a step on the calling thread: decode steps of 1, 8 and 32 sequences with 128 to 250 tokens each, and prompts
-of 128, 512 and 1024 tokens, each computed in steps of at most 512. Everything outside the model is `engine`.
+Milliseconds a step on the calling thread: decode steps of 1, 8 and 32 sequences with 128 to 250 tokens each, and
+prompts of 128, 512 and 1024 tokens, each computed in steps of at most 512. Everything outside the model is `engine`.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def vocab_size(model_dir: Path) -> int:
 
 
 def measure(engine: EngineAdapter, section: str, round_number: int, vocab: int) -> Result:
-    """Runs `ttft-ISL`, `decode-BATCH` or `mixed` once."""
+    """Runs `ttft-ISL`, `decode-BATCH` or `mixed` once, after a short request that brings back what has idled."""
     kind, _, size = section.partition("-")
     rng = random.Random(f"{section} {round_number}")
     run: Callable[[], dict[str, float]] = {
@@ -76,6 +76,7 @@ def measure(engine: EngineAdapter, section: str, round_number: int, vocab: int) 
         "decode": lambda: _decode(engine, int(size), rng, vocab),
         "mixed": lambda: _mixed(engine, rng, vocab),
     }[kind]
+    _timed(engine, [Request(_prompt(rng, DECODE_ISL, vocab), 8)])
     cpu_s, begin = time.process_time(), time.perf_counter()
     figures = run()
     wall_s, cpu_s = time.perf_counter() - begin, time.process_time() - cpu_s
