@@ -158,15 +158,22 @@ class NativeLlama:
     ) -> GreedyTokens | None:
         """`forward`, then the highest of `logits` for the rows that sample. None on ranks other than 0."""
         if self.tp.size > 1:
-            logits = self.logits(self.forward(batch, kv, layer_done)[batch.sample_indices])
-            if logits is None:
-                return None
-            highest, token_ids = logits.max(dim=-1)
-            return GreedyTokens(token_ids.int().numpy(), highest.isfinite().numpy())
+            return self._gathered_greedy(batch, kv, layer_done)
         self._take(batch, kv)
         self._run_layers(layer_done, self._end_of_layers + 2)
         num_samples = len(batch.arrays.sample_rows)
         return GreedyTokens(self._best_ids[:num_samples], self._is_sound[:num_samples])
+
+    @torch.inference_mode()
+    def _gathered_greedy(
+        self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None
+    ) -> GreedyTokens | None:
+        """`greedy` where each rank has a part of the vocabulary."""
+        logits = self.logits(self.forward(batch, kv, layer_done)[batch.sample_indices])
+        if logits is None:
+            return None
+        highest, token_ids = logits.max(dim=-1)
+        return GreedyTokens(token_ids.int().numpy(), highest.isfinite().numpy())
 
     def time_ops(self, is_on: bool) -> None:
         """Begins anew, or ends, to count the time of each kind of op (see `op_times`)."""
