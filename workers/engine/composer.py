@@ -72,8 +72,8 @@ class Composer:
     def _lay_out_decoding(self, decoding: list[Sequence]) -> int:
         """Fills the first rows and returns the pages of the longest sequence."""
         page_tokens, page_table = self._page_tokens, self._page_table
-        token_ids, positions = memoryview(self._token_ids), memoryview(self._positions)
-        slots, kv_lens = memoryview(self._slots), memoryview(self._kv_lens)
+        token_ids, positions = self._token_ids.data, self._positions.data
+        slots, kv_lens = self._slots.data, self._kv_lens.data
         known, num_known = self._decoding, len(self._decoding)
         last_page = -1
         for row, sequence in enumerate(decoding):
