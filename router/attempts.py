@@ -20,7 +20,9 @@ from slipstream.router.messages import (
     TokenChunk,
 )
 from slipstream.router.output_log import OutputError
-from slipstream.router.placement import Placement, cached_prefix_decision, decode_charge, prefill_charge
+from slipstream.router.placement.capacity import decode_charge, prefill_charge
+from slipstream.router.placement.decision import Placement
+from slipstream.router.placement.isl_threshold import cached_prefix_decision
 from slipstream.router.request_book import RequestBook
 from slipstream.router.request_state import RequestState
 from slipstream.router.roster import WorkerState

@@ -23,10 +23,22 @@ ErrorKind = Literal[
 
 
 @dataclass(frozen=True, slots=True)
+class Slo:
+    """What the client hopes for, in seconds: time to first token, and between tokens. None: the cluster's default."""
+
+    ttft_s: float | None = None
+    itl_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """`prompt_ids` as a list or packed by `messages.pack_ids`. Lower `priority` is more urgent. `cache_salt` keeps
-    prefix caches of different values apart; `tenant` is for accounting. `request_id` is unique; `names` are what else
-    the client may ask for it by, and may be used again."""
+    prefix caches of different values apart; `tenant` is for accounting and fairness. `request_id` is unique; `names`
+    are what else the client may ask for it by, and may be used again.
+
+    `session` names a conversation, whose requests had better go where its KV is. `expected_output_tokens` is the
+    client's guess, below `sampling.max_tokens`. `timeout_s`, from being queued to the end, can only shorten the
+    router's own limit."""
 
     request_id: str
     prompt_ids: bytes | list[int]
@@ -35,6 +47,10 @@ class GenerateRequest:
     cache_salt: str = ""
     tenant: str = ""
     names: tuple[str, ...] = ()
+    slo: Slo = Slo()
+    session: str = ""
+    expected_output_tokens: int | None = None
+    timeout_s: float | None = None
 
     def packed_prompt(self) -> bytes:
         """The prompt as packed int32. Raises ValueError or OverflowError if it is not one."""

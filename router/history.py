@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from slipstream.router.generation import GenerationFinish, Phase
-from slipstream.router.placement import Decision
+from slipstream.router.placement.decision import Decision
 
 
 @dataclass(slots=True)

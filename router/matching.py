@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from slipstream.router.generation import GenerationError
-from slipstream.router.placement import Placement, Wait, place, refusal
+from slipstream.router.placement.capacity import refusal
+from slipstream.router.placement.decision import Placement, Wait
+from slipstream.router.placement.isl_threshold import place
 from slipstream.router.request_book import RequestBook
 from slipstream.router.request_state import RequestState
 from slipstream.router.roster import Roster

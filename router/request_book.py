@@ -24,7 +24,7 @@ from slipstream.router.history import History, RequestRecord, Timeline
 from slipstream.router.messages import Cancel, FinishReason, RouterMessage
 from slipstream.router.output_log import OutputLog
 from slipstream.router.pace import PlacementPace
-from slipstream.router.placement import refusal
+from slipstream.router.placement.capacity import refusal
 from slipstream.router.queue import WorkQueue
 from slipstream.router.request_state import RequestState
 from slipstream.router.roster import WorkerState

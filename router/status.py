@@ -9,7 +9,7 @@ from typing import Literal
 from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.generation import ErrorKind, GenerationFinish
 from slipstream.router.messages import Role, Stats
-from slipstream.router.placement import PlacementReason
+from slipstream.router.placement.decision import PlacementReason
 from slipstream.router.roster import WorkerState
 
 RetryCause = Literal["worker_lost", "worker_failed", "reserve_timeout", "worker_drained", "bad_output", "refused"]

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from slipstream.router.generation import AdmissionError, GenerateRequest
+from slipstream.router.generation import AdmissionError, GenerateRequest, Slo
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.reader import Request
@@ -177,6 +177,10 @@ class OpenAiApi:
             cache_salt=body.cache_salt or "",
             tenant=body.user or "",
             names=names,
+            slo=slo_of(body),
+            session=body.session_id or "",
+            expected_output_tokens=body.expected_output_tokens,
+            timeout_s=body.timeout_s,
         )
         try:
             stream = self._service.submit(request)
@@ -218,6 +222,14 @@ class OpenAiApi:
             "owned_by": "slipstream",
             "max_model_len": self._service.max_model_len,
         }
+
+
+def slo_of(body: GenerationFields) -> Slo:
+    """In seconds."""
+    if body.slo is None:
+        return Slo()
+    ttft_ms, itl_ms = body.slo.ttft_ms, body.slo.itl_ms
+    return Slo(ttft_ms and ttft_ms / 1e3, itl_ms and itl_ms / 1e3)
 
 
 def wants_usage(body: GenerationFields) -> bool:

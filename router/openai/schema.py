@@ -34,6 +34,8 @@ MAX_CHOICES = 128
 MAX_PROMPTS = 1024
 MAX_MESSAGES = 8192  # messages, and parts of messages
 INT32_MAX = 2**31 - 1
+MAX_MILLISECONDS = 86_400_000
+MAX_TIMEOUT_S = 86_400
 
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
@@ -96,6 +98,13 @@ class StreamOptions(Strict):
     include_obfuscation: Annotated[Any, only(False)] = None
 
 
+class SloFields(Strict):
+    """What the client hopes for, in milliseconds."""
+
+    ttft_ms: Annotated[FiniteFloat, Field(gt=0, le=MAX_MILLISECONDS)] | None = None
+    itl_ms: Annotated[FiniteFloat, Field(gt=0, le=MAX_MILLISECONDS)] | None = None
+
+
 class TextFormat(Strict):
     type: Annotated[Any, exactly("text")]
 
@@ -126,6 +135,11 @@ class GenerationFields(Strict):
     stream_options: StreamOptions | None = None
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
     cache_salt: Label | None = None
+    session_id: Label | None = None
+    slo: SloFields | None = None
+    expected_output_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    timeout_s: Annotated[FiniteFloat, Field(gt=0, le=MAX_TIMEOUT_S)] | None = None
+    explain: bool | None = None
     user: Label | None = None
     metadata: Annotated[dict[str, Label], at_most(MAX_METADATA)] | None = None
 

@@ -2,7 +2,9 @@
 
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
 from slipstream.router.messages import PROTOCOL_VERSION, Credits, Hello
-from slipstream.router.placement import Placement, Wait, place, refusal
+from slipstream.router.placement.capacity import refusal
+from slipstream.router.placement.decision import Placement, Wait
+from slipstream.router.placement.isl_threshold import place
 from slipstream.router.roster import WorkerState
 
 LOCAL_MAX = 100
@@ -119,6 +121,9 @@ def test_a_decision_names_all_candidates_and_says_why_in_one_line():
     decodes = [worker("decode", "d"), worker("decode", "full", free=(0, 0, 0))]
     found = put(200, decodes, [worker("prefill", "p")])
     assert isinstance(found, Placement)
-    assert {(c.worker.name, c.fits) for c in found.decision.candidates} == {("d", True), ("full", False), ("p", True)}
+    assert {(c.decode.name, c.prefill and c.prefill.name, c.fits) for c in found.decision.candidates} == {
+        ("d", "p", True),
+        ("full", "p", False),
+    }
     assert found.decision.why.startswith("remote on p -> d: long_prompt; 200 tokens")
     assert "\n" not in found.decision.why
