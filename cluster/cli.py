@@ -14,6 +14,7 @@ import psutil
 
 from slipstream.cluster import console, processes, run_state
 from slipstream.cluster.config_file import ConfigError, load_config
+from slipstream.cluster.doubts import doubts_about, machine_memory_bytes
 from slipstream.cluster.run_state import ClusterState
 from slipstream.cluster.serve import serve_command
 from slipstream.cluster.status import describe, router_status
@@ -45,6 +46,8 @@ def check_command(configs: tuple[Path, ...]) -> None:
                 console.error(problem)
         else:
             pools = ", ".join(f"{pool.replicas} x {role} (tp {pool.tp})" for role, pool in config.pools())
+            for doubt in doubts_about(config, machine_memory_bytes()):
+                console.warning(f"{path}: {doubt}")
             click.echo(f"{path}: ok: {config.model.name} with {pools}, HTTP port {config.router.http.port}")
     sys.exit(2 if failed else 0)
 

@@ -60,3 +60,7 @@ class Console:
 
 def error(text: str) -> None:
     print(f"slipstream: {text}", file=sys.stderr, flush=True)
+
+
+def warning(text: str) -> None:
+    error(f"warning: {text}")

@@ -27,6 +27,7 @@ from slipstream.cluster import console, own_ray, run_state
 from slipstream.cluster.config import ClusterConfig, RayConfig
 from slipstream.cluster.config_file import ConfigError, load_config
 from slipstream.cluster.console import Console
+from slipstream.cluster.doubts import doubts_about, machine_memory_bytes
 from slipstream.cluster.own_ray import OwnRay
 from slipstream.cluster.process_log import redirect_output
 
@@ -49,6 +50,8 @@ def serve(config_path: Path, *, name: str | None, port: int | None, timings: boo
         for problem in error.problems:
             console.error(problem)
         return 2
+    for doubt in doubts_about(config, machine_memory_bytes()):
+        console.warning(f"{config_path}: {doubt}")
     address = ray_address(config.ray)
     try:
         if address is None:

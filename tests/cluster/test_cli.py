@@ -87,6 +87,18 @@ def test_check_accepts_what_is_right(slipstream: CommandLine) -> None:
     assert done.stdout == f"{LOCAL}: ok: slipstream-demo with 1 x prefill (tp 1), 1 x decode (tp 1), HTTP port 8000\n"
 
 
+def test_check_warns_of_what_is_hardly_meant(slipstream: CommandLine) -> None:
+    path = slipstream.home / "c.yaml"
+    engines = "prefill: {engine: {quantization: fp8}}\ndecode: {engine: {kv_cache_mib: 1000000000}}\n"
+    path.write_text(f"model: {{path: {MODEL}}}\n{engines}")
+    done = slipstream("check", path)
+    assert done.returncode == 0
+    assert "ok: slipstream-demo" in done.stdout
+    quantization, memory = sentences(done)
+    assert quantization.startswith(f"slipstream: warning: {path}: quantization is fp8 for prefill and none for decode")
+    assert memory.startswith(f"slipstream: warning: {path}: decode.engine.kv_cache_mib is 1000000000, and this machine")
+
+
 @pytest.mark.parametrize("command", ["check", "serve"])
 def test_a_broken_configuration_is_one_sentence_and_exit_code_2(slipstream: CommandLine, command: str) -> None:
     path = slipstream.home / "c.yaml"

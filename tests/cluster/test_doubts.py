@@ -1,0 +1,48 @@
+"""What `check` warns of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slipstream.cluster.config import ClusterConfig, ModelConfig, PoolConfig
+from slipstream.cluster.doubts import doubts_about
+from slipstream.workers.config import EngineConfig
+
+MIB = 2**20
+
+
+def cluster(prefill: dict[str, Any], decode: dict[str, Any], **pool: int) -> ClusterConfig:
+    return ClusterConfig(
+        model=ModelConfig("models/m"),
+        prefill=PoolConfig(engine=EngineConfig(**prefill), **pool),
+        decode=PoolConfig(engine=EngineConfig(**decode)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "doubt"),
+    [
+        (cluster({"quantization": "fp8"}, {}), "quantization is fp8 for prefill and none for decode"),
+        (cluster({}, {"kv_cache_mib": 4097}), "decode.engine.kv_cache_mib is 4097, and this machine has 4096 MiB"),
+        (cluster({"kv_cache_mib": 2048}, {"kv_cache_mib": 2049}), "of all 2 ranks together is 4097, and this machine"),
+        (cluster({"kv_cache_mib": 1024}, {}, replicas=2, tp=2), "of all 5 ranks together is 4352, and this machine"),
+    ],
+)
+def test_each_doubt_names_its_key_and_what_is_there(config: ClusterConfig, doubt: str) -> None:
+    [told] = doubts_about(config, 4096 * MIB)
+    assert doubt in told
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"kv_cache_mib": "auto"},
+        {"kv_cache_mib": 4096, "device": "cuda"},
+        {"kv_cache_mib": 3840, "quantization": "none"},
+        {"kv_cache_mib": 1 << 40, "num_pages": 8},  # which wins
+    ],
+)
+def test_what_fits_or_cannot_be_known_is_not_doubted(engine: dict[str, Any]) -> None:
+    assert list(doubts_about(cluster({}, engine), 4096 * MIB)) == []
