@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import resource
 import time
@@ -33,7 +34,7 @@ def open_pool(name: str, options: argparse.Namespace, seed: int) -> Pool:
     """An agent with a registered pool of four times the pages, and the pages that take part, as descriptors."""
     generator = np.random.default_rng(seed)
     shape = (options.num_layers, 4 * options.num_pages, options.page_bytes)
-    array = generator.integers(0, 256, shape, np.uint8)
+    array = generator.integers(0, 1 << 64, math.prod(shape) // 8, np.uint64).view(np.uint8).reshape(shape)
     page_ids = generator.permutation(shape[1])[: options.num_pages]
     agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=options.way == "default"))
     agent.register_memory([(array.ctypes.data, array.nbytes, 0, "pool")], "DRAM")
@@ -45,9 +46,13 @@ def open_pool(name: str, options: argparse.Namespace, seed: int) -> Pool:
     return agent, array, descriptors, page_ids
 
 
+def sum_of(array: np.ndarray, page_ids: np.ndarray) -> int:
+    return int(array.view(np.uint64)[:, page_ids].sum())  # modulo 2**64
+
+
 def own(connection: Connection, options: argparse.Namespace) -> None:
     agent, array, descriptors, page_ids = open_pool("owner", options, 1)
-    connection.send((agent.get_agent_metadata(), descriptors, array[:, page_ids].sum(dtype=np.uint64)))
+    connection.send((agent.get_agent_metadata(), descriptors, sum_of(array, page_ids)))
     while connection.recv():
         began = cpu_s()
         connection.send(None)
@@ -87,7 +92,7 @@ def main() -> None:
         seconds, cpu = time.perf_counter() - began, cpu_s() - cpu
         assert state == "DONE", state
         owner_cpu = connection.recv()
-        assert array[:, page_ids].sum(dtype=np.uint64) == expected, "the pages are not the same"
+        assert sum_of(array, page_ids) == expected, "the pages are not the same"
         agent.release_xfer_handle(handle)
         if repeat:  # the first one connects
             rates.append(gigabytes / seconds)

@@ -99,7 +99,7 @@ def open_end(case: Case, peer: PeerId, config: TransferConfig) -> tuple[Transfer
     shape = (case.num_layers, 4 * case.num_pages, case.num_heads, case.head_bytes)
     memory = PoolMemory(math.prod(shape))
     array = np.frombuffer(memory.buffer, np.uint8).reshape(shape)
-    array[:] = generator.integers(0, 256, shape, np.uint8)
+    array.reshape(-1).view(np.uint64)[:] = generator.integers(0, 1 << 64, array.size // 8, np.uint64)
     events: Events = SimpleQueue()
     agent = TransferAgent(
         HostPagePool(array, memory),
@@ -113,9 +113,13 @@ def open_end(case: Case, peer: PeerId, config: TransferConfig) -> tuple[Transfer
     return agent, array, events, page_ids
 
 
+def sum_of(array: np.ndarray, page_ids: list[int]) -> int:
+    return int(array.view(np.uint64)[:, page_ids].sum())  # modulo 2**64
+
+
 def send_side(connection: Connection, case: Case, config: TransferConfig) -> None:
     agent, array, events, page_ids = open_end(case, SOURCE, config)
-    connection.send(array[:, page_ids].sum(dtype=np.uint64))
+    connection.send(sum_of(array, page_ids))
     while (ticket := connection.recv()) is not None:
         cpu, began = cpu_s(), time.perf_counter()
         agent.send(ticket, page_ids, case.num_pages)
@@ -153,7 +157,7 @@ def run(case: Case, config: TransferConfig, repeats: int) -> Figures:
         cpu = cpu_s() - cpu
         assert isinstance(event, Received), event
         began, sender_cpu = connection.recv()
-        assert array[:, page_ids].sum(dtype=np.uint64) == expected, "the pages are not the same"
+        assert sum_of(array, page_ids) == expected, "the pages are not the same"
         if transfer_id:  # the first one connects and touches the memory
             figures.rates.append(case.gigabytes / (ended - began))
             figures.sending.append(sender_cpu / case.gigabytes)
