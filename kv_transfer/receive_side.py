@@ -65,11 +65,13 @@ class ReceiveSide:
         config: TransferConfig,
         counters: Counters,
         emit: Callable[[TransferEvent], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._transport = transport
         self._lease_s = config.lease_s
         self._counters = counters
         self._emit = emit
+        self._clock = clock
         self._receivings: dict[TransferKey, _Receiving] = {}
         self._sources: dict[PeerId, _Source] = {}
         self._links: dict[Link, Hello | None] = {}
@@ -92,7 +94,7 @@ class ReceiveSide:
     # ---- what the agent asks
 
     def begin(self, ticket: HandoffTicket, source: PeerId, plans: list[StreamPlan], page_ids: PageIds) -> None:
-        now = time.monotonic()
+        now = self._clock()
         key = ticket.key
         if key in self._receivings:
             self._emit(ReceiveFailed(key, f"transfer {key.transfer_id} is being received already"))
@@ -111,7 +113,7 @@ class ReceiveSide:
     def fail(self, key: TransferKey, reason: str) -> None:
         receiving = self._receivings.get(key)
         if receiving is not None:
-            self._apply(receiving, receiving.handoff.fail(reason, time.monotonic()))
+            self._apply(receiving, receiving.handoff.fail(reason, self._clock()))
 
     def peer_lost(self, peer: PeerId, reason: str) -> None:
         """Fails what the peer has yet to send, whether or not it ever connected."""
@@ -176,7 +178,7 @@ class ReceiveSide:
         elif key in self._ended or self._num_unclaimed >= MAX_UNCLAIMED:
             self._transport.discard(arrival)
         else:
-            unclaimed = self._unclaimed.setdefault(key, _Unclaimed(time.monotonic() + self._lease_s))
+            unclaimed = self._unclaimed.setdefault(key, _Unclaimed(self._clock() + self._lease_s))
             unclaimed.arrivals.append((tag, arrival))
             self._num_unclaimed += 1
 
@@ -209,12 +211,12 @@ class ReceiveSide:
             del self._sources[peer]
 
     def _queue(self, receiving: _Receiving, tag: MessageTag, arrival: Arrival) -> None:
-        receiving.handoff.arrived(time.monotonic())
+        receiving.handoff.arrived(self._clock())
         source = self._sources.setdefault(receiving.source, _Source())
         source.waiting.append((receiving, tag, arrival))
 
     def _post(self, source: _Source, receiving: _Receiving, tag: MessageTag, arrival: Arrival) -> None:
-        actions = receiving.handoff.accept(tag.source_rank, tag.index, arrival.num_bytes, time.monotonic())
+        actions = receiving.handoff.accept(tag.source_rank, tag.index, arrival.num_bytes, self._clock())
         match actions:
             case [Land(plan, message)]:
                 source.num_in_flight += 1
@@ -240,7 +242,7 @@ class ReceiveSide:
             self._counters.bytes_received += message.num_bytes
         elif error is None:
             self._counters.checksum_failures += 1
-        now = time.monotonic()
+        now = self._clock()
         self._apply(receiving, receiving.handoff.received(plan, message.index, error, is_whole, now))
 
     # ---- the machinery

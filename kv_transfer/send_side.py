@@ -57,11 +57,13 @@ class SendSide:
         config: TransferConfig,
         counters: Counters,
         emit: Callable[[TransferEvent], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._transport = transport
         self._lease_s = config.lease_s
         self._counters = counters
         self._emit = emit
+        self._clock = clock
         self._sendings: dict[TransferKey, _Sending] = {}
         self._outbounds: dict[tuple[PeerId, TransferAddress], _Outbound] = {}
         self._by_link: dict[Link, _Outbound] = {}
@@ -85,7 +87,7 @@ class SendSide:
     def begin(
         self, me: PeerId, ticket: HandoffTicket, plans: list[StreamPlan], page_ids: PageIds, num_ready_pages: int
     ) -> None:
-        now = time.monotonic()
+        now = self._clock()
         key = ticket.key
         if key in self._sendings:
             self._emit(SendFailed(key, f"transfer {key.transfer_id} is being sent already"))
@@ -106,7 +108,7 @@ class SendSide:
 
     def pages_ready(self, key: TransferKey, layer: int, num_pages: int) -> None:
         sending = self._sendings.get(key)
-        if sending is None or not sending.handoff.pages_ready(layer, num_pages, time.monotonic()):
+        if sending is None or not sending.handoff.pages_ready(layer, num_pages, self._clock()):
             return
         for stream in sending.streams:
             if not stream.is_queued:
@@ -116,7 +118,7 @@ class SendSide:
     def fail(self, key: TransferKey, reason: str) -> None:
         sending = self._sendings.get(key)
         if sending is not None:
-            self._apply(sending, sending.handoff.fail(reason, time.monotonic()))
+            self._apply(sending, sending.handoff.fail(reason, self._clock()))
 
     def peer_lost(self, peer: PeerId, reason: str) -> None:
         for outbound in list(self._outbounds.values()):
@@ -170,7 +172,7 @@ class SendSide:
             return False
         stream = outbound.ready[0]
         sending, plan = stream.sending, stream.plan
-        message = sending.handoff.take(plan, time.monotonic())
+        message = sending.handoff.take(plan, self._clock())
         if message is None:
             outbound.ready.popleft()
             stream.is_queued = False
@@ -186,7 +188,7 @@ class SendSide:
         stream.outbound.num_in_flight -= 1
         if error is None:
             self._counters.bytes_sent += num_bytes
-        self._apply(stream.sending, stream.sending.handoff.sent(error, time.monotonic()))
+        self._apply(stream.sending, stream.sending.handoff.sent(error, self._clock()))
 
     # ---- the machinery
 
@@ -227,7 +229,7 @@ class SendSide:
         outbound.is_open = False
         outbound.ready.clear()
         self._transport.disconnect(outbound.link)
-        now = time.monotonic()
+        now = self._clock()
         for sending in list(self._sendings.values()):
             if any(stream.outbound is outbound for stream in sending.streams):
                 self._apply(sending, sending.handoff.fail(reason, now))

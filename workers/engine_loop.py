@@ -75,7 +75,8 @@ class RouterPort(Protocol):
 class EngineLoop:
     """Owns engine, role and transfers; runs on one thread from beginning to end.
 
-    `hello` builds the greeting of an incarnation; `show` tells the supervisor the state and a line about it.
+    `hello` builds the greeting of an incarnation; `show` tells the supervisor the state and a line about it. `clock`
+    gives seconds that never go back.
     """
 
     engine: Engine
@@ -88,6 +89,7 @@ class EngineLoop:
     hello: Callable[[PeerId], Hello]
     show: Callable[[WorkerState, str], None]
     drain_s: float
+    clock: Callable[[], float] = time.monotonic
     _out: list[WorkerMessage] = field(default_factory=list)
     _connected: bool = False
     _connecting: bool = False
@@ -100,16 +102,8 @@ class EngineLoop:
     def run(self) -> None:
         """Returns after a drain or a stop. Raises WorkerFailed, after every request was told."""
         try:
-            while not self._finished:
-                self._reconnect()
-                for event in self.inbox.take(self.next_turn_s()):
-                    self._accept(event)
-                if self.engine.has_work:
-                    if self._out:
-                        self._flush()  # a reservation should not wait for the step to be told
-                    self._out += self.role.sampled(self.engine.step())
-                self._watch_the_clock()
-                self._flush()
+            while not self.is_finished:
+                self.turn()
         except WorkerFailed as error:
             self._say_goodbye(str(error))
             raise
@@ -120,8 +114,20 @@ class EngineLoop:
             raise WorkerFailed(reason) from error
         self._say_goodbye("the worker stops")
 
+    def turn(self) -> None:
+        """Waits for something to do, and does it."""
+        self._reconnect()
+        for event in self.inbox.take(self.next_turn_s()):
+            self._accept(event)
+        if self.engine.has_work:
+            if self._out:
+                self._flush()  # a reservation should not wait for the step to be told
+            self._out += self.role.sampled(self.engine.step())
+        self._watch_the_clock()
+        self._flush()
+
     @property
-    def _finished(self) -> bool:
+    def is_finished(self) -> bool:
         return self._stopped or (self._draining and self._is_quiet)
 
     @property
@@ -147,7 +153,7 @@ class EngineLoop:
             return 0.0
         deadlines = [self.role.next_deadline_s(), self.stats.next_due_s(), self._deadline_s]
         waiting = [at for at in deadlines if at is not None]
-        return max(0.0, min(waiting) - time.monotonic()) if waiting else None
+        return max(0.0, min(waiting) - self.clock()) if waiting else None
 
     def _accept(self, event: EngineEvent) -> None:
         match event:
@@ -155,7 +161,7 @@ class EngineLoop:
                 ended = self.transfers.ended(rank, outcome)
                 if ended is not None:
                     self.stats.count_transfer(ended)
-                    self._out += self.role.transfer_ended(ended, time.monotonic())
+                    self._out += self.role.transfer_ended(ended, self.clock())
             case Welcome():
                 self._connected, self._connecting = True, False
                 self.show("draining" if self._draining else "ready", "")
@@ -172,7 +178,7 @@ class EngineLoop:
             case GroupBroken(reason):
                 raise WorkerFailed(reason)
             case _:
-                self._out += self.role.handle(event, time.monotonic())
+                self._out += self.role.handle(event, self.clock())
                 if isinstance(event, Generate | Reserve | Prefill):
                     self._last_seq = event.seq
 
@@ -180,12 +186,12 @@ class EngineLoop:
         if self._draining:
             return
         self._draining = True
-        self._deadline_s = time.monotonic() + within_s
+        self._deadline_s = self.clock() + within_s
         self.role.refuse("the worker drains")
         self.show("draining", f"{self.role.num_attempts} requests to finish")
 
     def _watch_the_clock(self) -> None:
-        now_s = time.monotonic()
+        now_s = self.clock()
         self._out += self.role.expire(now_s)
         if self._deadline_s is not None and now_s >= self._deadline_s:
             self._stopped = True
@@ -197,7 +203,7 @@ class EngineLoop:
             if credits != self._credits:
                 self._credits = credits
                 self._out.append(credits)
-            stats = self.stats.due(time.monotonic())
+            stats = self.stats.due(self.clock())
             if stats is not None:
                 self._out.append(stats)
             if self._out:
