@@ -9,6 +9,7 @@ from __future__ import annotations
 from slipstream.router.actions import Emit
 from slipstream.router.credits import Charge
 from slipstream.router.generation import GenerationError
+from slipstream.router.history import PagesLanded
 from slipstream.router.messages import (
     Failed,
     Generate,
@@ -41,8 +42,7 @@ class AttemptFlow:
         decode, group = placement.decode, placement.prefill
         self._book.leave_queue(state, now)
         self._book.totals.placements[placement.decision.reason] += 1
-        state.record.decisions.append(placement.decision)
-        state.enter("placed", now, placement.decision.why)
+        state.enter("placed", now, decision=placement.decision)
         state.decode = decode
         decode.request_ids.add(request_id)
         seq = decode.ledger.spend(decode_charge(decode, state.num_tokens))
@@ -71,12 +71,11 @@ class AttemptFlow:
             group.request_ids.discard(state.request_id)
             state.prefill = None
             decision = cached_prefix_decision(worker, state.num_tokens, message.num_cached_tokens)
-            state.record.decisions.append(decision)
             self._book.totals.placements[decision.reason] += 1
             # The reservation has been charged; converting it takes nothing more.
             seq = worker.ledger.spend(Charge())
             self._book.send(worker, Generate(seq, state.engine_request()))
-            state.enter("prefill", now, decision.why)
+            state.enter("prefill", now, decision=decision)
         else:
             seq = group.ledger.spend(charge)
             state.prefill_sent = True
@@ -116,6 +115,7 @@ class AttemptFlow:
         if state is None or worker is not state.decode or state.handed_off:
             return
         state.handed_off = True
+        state.record.landed = PagesLanded(now, state.attempt, message.num_bytes, message.seconds)
         totals = self._book.totals
         totals.num_transfers += 1
         totals.transfer_bytes += message.num_bytes
@@ -162,7 +162,7 @@ class AttemptFlow:
         if not part.token_ids:
             return
         if state.num_cached_tokens is None:
-            state.num_cached_tokens = part.num_cached_tokens
+            state.num_cached_tokens = state.record.num_cached_tokens = part.num_cached_tokens
         state.record.timeline.mark("first_token", now)
         self._book.totals.num_output_tokens += len(part.token_ids)
         self._book.actions.append(Emit(state.request_id, part.token_ids, part.logprobs))

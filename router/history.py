@@ -1,12 +1,22 @@
-"""The record of each request's way through the cluster, kept for a while after its end so that it can be explained."""
+"""The record of each request's way through the cluster, kept for a while after its end so that it can be explained.
+
+Records are bounded each, so that `History` is: a request that is refused and placed again a hundred times keeps its
+first and its latest events, and only so many decisions keep all that was compared.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
-from slipstream.router.generation import GenerationFinish, Phase
+from slipstream.router.generation import GenerationFinish, Phase, Slo, Usage
+from slipstream.router.output_log import OutputLog
 from slipstream.router.placement.decision import Decision
+
+MAX_EVENTS = 64  # of a record: half of them its first, half its latest
+MAX_FULL_DECISIONS = 8  # of a record; later ones keep only the chosen of their candidates
+MAX_CANDIDATES = 64  # of a decision, the best ones
 
 
 @dataclass(slots=True)
@@ -33,17 +43,28 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class RequestEvent:
-    """`detail` is one line for a human: where it went and why, or what went wrong."""
+    """`detail` is one line for a human: where it went and why, or what went wrong. A placement has its `decision`."""
 
     time_s: float
     phase: Phase
     attempt: int
     detail: str = ""
+    decision: Decision | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PagesLanded:
+    """A hand-off that came whole. `seconds` from the first page to the last, as the decode worker measured it."""
+
+    time_s: float
+    attempt: int
+    num_bytes: int
+    seconds: float
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Everything that happened to one request. Holds no tokens."""
+    """Everything that happened to one request. Holds no tokens once it has ended; `output` is there until then."""
 
     request_id: str
     tenant: str
@@ -51,13 +72,52 @@ class RequestRecord:
     num_prompt_tokens: int
     timeline: Timeline
     events: list[RequestEvent] = field(default_factory=list)
-    decisions: list[Decision] = field(default_factory=list)
     finish: GenerationFinish | None = None
     names: tuple[str, ...] = ()
+    slo: Slo = field(default_factory=Slo)
+    session: str = ""
+    timeout_s: float | None = None
+    max_output_tokens: int = 0
+    expected_output_tokens: int | None = None
+    num_cached_tokens: int | None = None  # of the prompt, known with the first token
+    output: OutputLog | None = None
+    landed: PagesLanded | None = None  # the latest
+    num_events_left_out: int = 0  # between the first MAX_EVENTS / 2 and the rest
+    num_full_decisions: int = 0
 
-    def note(self, phase: Phase, now: float, attempt: int, detail: str = "") -> None:
+    def note(self, phase: Phase, now: float, attempt: int, detail: str = "", decision: Decision | None = None) -> None:
+        """Something happened. `decision` explains itself: `detail` is then its reason why."""
         self.timeline.mark(phase, now)
-        self.events.append(RequestEvent(now, phase, attempt, detail))
+        if decision is not None:
+            decision = self._bounded(decision)
+            detail = decision.why
+        if len(self.events) == MAX_EVENTS:
+            del self.events[MAX_EVENTS // 2]
+            self.num_events_left_out += 1
+        self.events.append(RequestEvent(now, phase, attempt, detail, decision))
+
+    def end(self, finish: GenerationFinish) -> None:
+        """It is over; its tokens are not needed for its story."""
+        self.finish = finish
+        self.output = None
+
+    def _bounded(self, decision: Decision) -> Decision:
+        self.num_full_decisions += 1
+        if self.num_full_decisions > MAX_FULL_DECISIONS:
+            return replace(decision, candidates=tuple(c for c in decision.candidates if decision.chose(c)))
+        if len(decision.candidates) > MAX_CANDIDATES:
+            return replace(decision, candidates=decision.candidates[:MAX_CANDIDATES])
+        return decision
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """Where it was placed, try by try."""
+        return tuple(event.decision for event in self.events if event.decision is not None)
+
+    @property
+    def phase(self) -> Phase:
+        """Where it is."""
+        return self.events[-1].phase if self.events else "queued"
 
     @property
     def num_attempts(self) -> int:
@@ -65,9 +125,18 @@ class RequestRecord:
         return self.events[-1].attempt + 1 if self.decisions else 0
 
     @property
+    def usage(self) -> Usage:
+        """Its tokens: so far, or at its end."""
+        if self.finish is not None:
+            return self.finish.usage
+        num_output_tokens = len(self.output) if self.output is not None else 0
+        return Usage(self.num_prompt_tokens, num_output_tokens, self.num_cached_tokens or 0)
+
+    @property
     def why(self) -> str:
         """The latest placement in one line."""
-        return self.decisions[-1].why if self.decisions else "not placed yet"
+        decisions = self.decisions
+        return decisions[-1].why if decisions else "not placed yet"
 
     def lines(self) -> list[str]:
         """The whole story, one line an event, in milliseconds since the request came."""
@@ -89,6 +158,14 @@ class History:
 
     def __len__(self) -> int:
         return len(self._records)
+
+    @property
+    def capacity(self) -> int:
+        return self._capacity
+
+    def latest(self) -> Iterator[RequestRecord]:
+        """The records, the one that came last first."""
+        return reversed(self._records.values())
 
     def add(self, record: RequestRecord) -> None:
         earlier = self._records.pop(record.request_id, None)

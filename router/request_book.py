@@ -84,6 +84,7 @@ class RequestBook:
             self.totals.rejections[error.error.kind] += 1
             raise
         num_prompt_tokens = len(prompt_ids) // 4
+        output = OutputLog(request.sampling.max_tokens)
         record = RequestRecord(
             request.request_id,
             request.tenant,
@@ -91,8 +92,14 @@ class RequestBook:
             num_prompt_tokens,
             Timeline(now),
             names=request.names,
+            slo=request.slo,
+            session=request.session,
+            timeout_s=request.timeout_s,
+            max_output_tokens=request.sampling.max_tokens,
+            expected_output_tokens=request.expected_output_tokens,
+            output=output,
         )
-        state = RequestState(request, prompt_ids, OutputLog(request.sampling.max_tokens), record)
+        state = RequestState(request, prompt_ids, output, record)
         self._requests[state.request_id] = state
         self.history.add(record)
         self.totals.num_prompt_tokens += num_prompt_tokens
@@ -192,7 +199,7 @@ class RequestBook:
         self._request_deadlines.drop(request_id)
         del self._requests[request_id]
         finish = GenerationFinish(reason, state.usage, stop_token_id, error)
-        state.record.finish = finish
+        state.record.end(finish)
         state.enter("finished", now, f"{error.kind}: {error.message}" if error is not None else reason)
         self.totals.count_finish(finish)
         self.actions.append(Finish(request_id, finish))

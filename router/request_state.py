@@ -18,6 +18,7 @@ from slipstream.router.generation import GenerateRequest, Phase, Usage
 from slipstream.router.history import RequestRecord
 from slipstream.router.messages import EngineRequest
 from slipstream.router.output_log import OutputLog
+from slipstream.router.placement.decision import Decision
 from slipstream.router.roster import WorkerState
 
 
@@ -77,9 +78,9 @@ class RequestState:
             priority=self.request.priority,
         )
 
-    def enter(self, phase: Phase, now: float, detail: str = "") -> None:
+    def enter(self, phase: Phase, now: float, detail: str = "", decision: Decision | None = None) -> None:
         self.phase = phase
-        self.record.note(phase, now, self.attempt, detail)
+        self.record.note(phase, now, self.attempt, detail, decision)
 
     def begin_next_attempt(self) -> None:
         """Forgets the current attempt's workers and progress, keeps the output."""

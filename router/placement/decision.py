@@ -67,6 +67,10 @@ class Decision:
     predicted_itl_s: float | None = None
     predicted_output_tokens: int | None = None
 
+    def chose(self, candidate: Candidate) -> bool:
+        """Whether it is the one that was taken."""
+        return candidate.decode == self.decode and candidate.prefill == self.prefill
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
