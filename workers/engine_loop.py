@@ -134,9 +134,14 @@ class EngineLoop:
     def _is_quiet(self) -> bool:
         return self.role.num_attempts == 0 and self.transfers.num_active == 0
 
+    @property
+    def can_reconnect(self) -> bool:
+        """The next turn begins a new epoch."""
+        return not (self._connected or self._connecting) and self._is_quiet
+
     def _reconnect(self) -> None:
         """A new epoch begins only when nothing of the old one is left."""
-        if self._connected or self._connecting or not self._is_quiet:
+        if not self.can_reconnect:
             return
         self._connecting = True
         self._last_seq = 0
@@ -151,7 +156,9 @@ class EngineLoop:
         """How long to wait for the next event: not at all with work to do, else till the next deadline."""
         if self.engine.has_work:
             return 0.0
-        deadlines = [self.role.next_deadline_s(), self.stats.next_due_s(), self._deadline_s]
+        # Without a router there is nobody to tell statistics to, however overdue they are.
+        stats_due_s = self.stats.next_due_s() if self._connected else None
+        deadlines = [self.role.next_deadline_s(), stats_due_s, self._deadline_s]
         waiting = [at for at in deadlines if at is not None]
         return max(0.0, min(waiting) - self.clock()) if waiting else None
 

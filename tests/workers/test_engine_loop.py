@@ -104,7 +104,7 @@ class Running:
 
 
 @contextmanager
-def running(executor: Executor | None = None, drain_s: float = 20.0) -> Iterator[Running]:
+def running(executor: Executor | None = None, drain_s: float = 20.0, is_welcome: bool = True) -> Iterator[Running]:
     limits = make_limits()
     transfers = GroupTransfers(())
     executor = executor or FakeExecutor(limits.num_pages, limits.page_tokens, limits.vocab_size)
@@ -136,7 +136,8 @@ def running(executor: Executor | None = None, drain_s: float = 20.0) -> Iterator
     thread.start()
     try:
         port.wait_connect(1)
-        inbox.put(Welcome("router"))
+        if is_welcome:
+            inbox.put(Welcome("router"))
         yield Running(loop, inbox, port, thread, errors)
     finally:
         inbox.put_always(Stop(drain=False, within_s=0))
@@ -263,6 +264,12 @@ def test_an_idle_loop_sleeps() -> None:
             if it.loop.next_turn_s() is None:
                 break
             deadline.wait(0.02)
+        assert it.loop.next_turn_s() is None
+
+
+def test_a_loop_without_a_router_sleeps_until_there_is_one() -> None:
+    """It has statistics to tell and nobody to tell them to: that must not keep a core busy."""
+    with running(is_welcome=False) as it:
         assert it.loop.next_turn_s() is None
 
 
