@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+MAX_HISTORY_REQUESTS = 100_000
+
 
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
@@ -44,3 +46,8 @@ class RouterConfig:
     dispatch: DispatchConfig = field(default_factory=DispatchConfig)
     worker_host: str = "127.0.0.1"
     worker_port: int = 0  # 0: a free one
+    history_requests: int = 1024  # running and finished ones that can be explained; one takes 5 to 50 KiB
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.history_requests <= MAX_HISTORY_REQUESTS:
+            raise ValueError(f"history_requests must be 1 to {MAX_HISTORY_REQUESTS}, got {self.history_requests}")

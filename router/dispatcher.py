@@ -12,6 +12,7 @@ The rules are in docs/design.md under "Attempts" and "Credits"; the parts:
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from copy import deepcopy
 from typing import assert_never
 
@@ -73,6 +74,10 @@ class Dispatcher:
     def record(self, request_id: str) -> RequestRecord | None:
         """The story of a request, running or finished a while ago."""
         return self._book.history.get(request_id)
+
+    def records(self) -> Iterator[RequestRecord]:
+        """The stories that are kept, the request that came last first."""
+        return self._book.history.latest()
 
     def snapshot(self, now: float) -> Snapshot:
         return Snapshot(

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import re
 import uuid
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import orjson
 
-from slipstream.router.history import RequestRecord
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.reader import Request
 from slipstream.router.http.routes import Routes
 from slipstream.router.metrics import CONTENT_TYPE, FrontMetrics, MetricsPage
 from slipstream.router.openai.api import Generations, OpenAiApi
+from slipstream.router.request_pages import Records, RequestPages
 from slipstream.router.status import Snapshot
 from slipstream.router.tokenizer import Tokenizer
 
@@ -25,11 +24,10 @@ REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 CLIENT_LEFT = 499  # nginx's number for it; counted, never sent
 
 
-class Cluster(Generations, Protocol):
+class Cluster(Generations, Records, Protocol):
     """What the front needs of `GenerationService`."""
 
     def snapshot(self) -> Snapshot: ...
-    def explain(self, request_id: str) -> RequestRecord | None: ...
 
 
 class Front:
@@ -54,7 +52,7 @@ class Front:
         self._routes.add("GET", "/health/ready", self.ready)
         self._routes.add("GET", "/metrics", self.metrics)
         self._routes.add("GET", "/cluster/status", self.status)
-        self._routes.add_item("GET", "/v1/requests/", "/explain", self.explain)
+        RequestPages(service).add_to(self._routes)
 
     async def __call__(self, request: Request, exchange: Exchange) -> None:
         """Serve one request. The client's X-Request-Id comes back if it is a harmless one, else a new id."""
@@ -104,35 +102,3 @@ class Front:
             "totals": snapshot.totals,
         }
         exchange.respond(200, orjson.dumps(status, option=orjson.OPT_NON_STR_KEYS))
-
-    async def explain(self, request: Request, exchange: Exchange, request_id: str) -> None:
-        """The way of a request through the cluster, and why it went that way."""
-        record = self._service.explain(request_id)
-        if record is None:
-            message = f"There is no record of request {request_id!r}; only the latest are kept."
-            raise HttpError(404, message, param="id", code="request_not_found")
-        exchange.respond(200, orjson.dumps(explanation(record)))
-
-
-def explanation(record: RequestRecord) -> dict[str, Any]:
-    """For JSON; dataclasses in it are written as objects. Times are in seconds since the request was queued."""
-    queued_s = record.timeline.queued
-    timeline = {
-        phase: None if at_s is None else at_s - queued_s for phase, at_s in dataclasses.asdict(record.timeline).items()
-    }
-    return {
-        "request_id": record.request_id,
-        "names": record.names,
-        "why": record.why,
-        "num_prompt_tokens": record.num_prompt_tokens,
-        "priority": record.priority,
-        "tenant": record.tenant,
-        "timeline": timeline,
-        "events": [
-            {"at_s": event.time_s - queued_s, "phase": event.phase, "attempt": event.attempt, "detail": event.detail}
-            for event in record.events
-        ],
-        "decisions": record.decisions,
-        "finish": record.finish,
-        "story": record.lines(),
-    }

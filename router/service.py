@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Iterator
 
 from slipstream.router.actions import Emit, Finish
 from slipstream.router.config import RouterConfig
@@ -35,7 +36,7 @@ class GenerationService:
     """
 
     def __init__(self, config: RouterConfig, *, model: str, token: str) -> None:
-        self._dispatcher = Dispatcher(config.dispatch)
+        self._dispatcher = Dispatcher(config.dispatch, config.history_requests)
         self._port = WorkerPort(
             self._dispatcher,
             config,
@@ -100,6 +101,10 @@ class GenerationService:
         """The way of one of the last requests, by its id or one of its names: `record.lines()` tells it,
         `record.decisions` has the placements."""
         return self._dispatcher.record(request_id)
+
+    def latest(self) -> Iterator[RequestRecord]:
+        """The requests that can be explained, the last one first."""
+        return self._dispatcher.records()
 
     def drain_worker(self, name: str) -> bool:
         """Lets a worker finish what it has and exit. False if it is not connected."""

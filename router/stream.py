@@ -36,6 +36,10 @@ class GenerationStream:
         return self._record.request_id
 
     @property
+    def record(self) -> RequestRecord:
+        return self._record
+
+    @property
     def timeline(self) -> Timeline:
         return self._record.timeline
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,6 +89,9 @@ class FakeService:
 
     def explain(self, request_id: str) -> RequestRecord | None:
         return self.records.get(request_id)
+
+    def latest(self) -> Iterator[RequestRecord]:
+        return reversed(self.records.values())
 
     async def close(self) -> None:
         for task in list(self._tasks):

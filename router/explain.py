@@ -1,0 +1,189 @@
+"""A request's record as JSON: where it was when, what was decided and why, and whether it came out as foreseen.
+
+The form is documented in docs/api.md and only grows. All times are seconds, those of events since the request was
+queued; a time that has not come and a prediction that nobody made are null.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, datetime
+from typing import Any
+
+from slipstream.router.generation import GenerationFinish
+from slipstream.router.history import RequestRecord
+from slipstream.router.placement.decision import Candidate, Decision
+from slipstream.router.stages import attempts_of
+
+Json = dict[str, Any]
+
+
+def summary(record: RequestRecord, unix_offset_s: float) -> Json:
+    """One request in a list of many. `unix_offset_s` leads from the record's clock to seconds since 1970."""
+    timeline, usage = record.timeline, record.usage
+    decisions = record.decisions
+    return {
+        "request_id": record.request_id,
+        "names": record.names,
+        "queued_at": moment(timeline.queued + unix_offset_s),
+        "phase": record.phase,
+        "outcome": outcome(record.finish),
+        "tenant": record.tenant,
+        "prefill": decisions[-1].prefill.name if decisions and decisions[-1].prefill is not None else None,
+        "decode": decisions[-1].decode.name if decisions else None,
+        "num_attempts": record.num_attempts,
+        "num_prompt_tokens": record.num_prompt_tokens,
+        "num_cached_tokens": usage.num_cached_tokens,
+        "num_output_tokens": usage.num_output_tokens,
+        "ttft_s": since(timeline.queued, timeline.first_token),
+        "itl_s": mean_itl_s(record),
+        "total_s": since(timeline.queued, timeline.finished),
+    }
+
+
+def explanation(record: RequestRecord, unix_offset_s: float) -> Json:
+    """Everything that is known of one request, running or finished."""
+    queued_s = record.timeline.queued
+    timeline = dataclasses.asdict(record.timeline)
+    return {
+        **summary(record, unix_offset_s),
+        "priority": record.priority,
+        "session_id": record.session,
+        "slo": dataclasses.asdict(record.slo),
+        "timeout_s": record.timeout_s,
+        "max_output_tokens": record.max_output_tokens,
+        "why": record.why,
+        "queue_s": since(queued_s, record.timeline.placed),
+        "timeline": {phase: since(queued_s, at_s) for phase, at_s in timeline.items()},
+        "predictions": predictions(record),
+        "attempts": attempts(record),
+        "transfer": transfer(record),
+        "decisions": [
+            {"attempt": event.attempt, "at_s": since(queued_s, event.time_s), **decision_json(event.decision)}
+            for event in record.events
+            if event.decision is not None
+        ],
+        "events": [
+            {
+                "at_s": since(queued_s, event.time_s),
+                "phase": event.phase,
+                "attempt": event.attempt,
+                "detail": event.detail,
+            }
+            for event in record.events
+        ],
+        "num_events_left_out": record.num_events_left_out,
+        "finish": None if record.finish is None else dataclasses.asdict(record.finish),
+        "story": record.lines(),
+    }
+
+
+def predictions(record: RequestRecord) -> dict[str, Json]:
+    """What the first placement foresaw, beside what came out of it."""
+    decisions = record.decisions
+    usage = record.usage if record.finish is not None else None
+    measured = {
+        "ttft_s": since(record.timeline.queued, record.timeline.first_token),
+        "itl_s": mean_itl_s(record),
+        "output_tokens": usage and usage.num_output_tokens,
+        "cached_tokens": record.num_cached_tokens,
+    }
+    foreseen: dict[str, float | None] = {}
+    if decisions:
+        first = decisions[0]
+        chosen = chosen_of(first)
+        foreseen = {
+            "ttft_s": first.predicted_ttft_s,
+            "itl_s": first.predicted_itl_s,
+            "output_tokens": first.predicted_output_tokens,
+            "cached_tokens": chosen.num_cached_tokens if chosen is not None else None,
+        }
+    return {what: {"predicted": foreseen.get(what), "measured": value} for what, value in measured.items()}
+
+
+def attempts(record: RequestRecord) -> list[Json]:
+    queued_s = record.timeline.queued
+    return [
+        {
+            "attempt": attempt.number,
+            "begin_s": since(queued_s, attempt.begin_s),
+            "end_s": since(queued_s, attempt.end_s),
+            "prefill": attempt.decision.prefill.name if attempt.decision and attempt.decision.prefill else None,
+            "decode": attempt.decision.decode.name if attempt.decision else None,
+            "failure": attempt.failure or None,
+            "stages": [
+                {
+                    "stage": stage.name,
+                    "begin_s": since(queued_s, stage.begin_s),
+                    "end_s": since(queued_s, stage.end_s),
+                    "where": stage.where or None,
+                }
+                for stage in attempt.stages
+            ],
+        }
+        for attempt in attempts_of(record)
+    ]
+
+
+def transfer(record: RequestRecord) -> Json | None:
+    """The latest hand-off of pages, None if there was none."""
+    landed = record.landed
+    if landed is None:
+        return None
+    at_s = since(record.timeline.queued, landed.time_s)
+    return {"attempt": landed.attempt, "at_s": at_s, "num_bytes": landed.num_bytes, "seconds": landed.seconds}
+
+
+def decision_json(decision: Decision) -> Json:
+    return {
+        "policy": decision.policy,
+        "reason": decision.reason,
+        "why": decision.why,
+        "prefill": decision.prefill.name if decision.prefill is not None else None,
+        "decode": decision.decode.name,
+        "margin": decision.margin,
+        "predicted_ttft_s": decision.predicted_ttft_s,
+        "predicted_itl_s": decision.predicted_itl_s,
+        "predicted_output_tokens": decision.predicted_output_tokens,
+        "candidates": [candidate_json(candidate, decision) for candidate in decision.candidates],
+    }
+
+
+def candidate_json(candidate: Candidate, decision: Decision) -> Json:
+    return {
+        "prefill": candidate.prefill.name if candidate.prefill is not None else None,
+        "decode": candidate.decode.name,
+        "chosen": decision.chose(candidate),
+        "fits": candidate.fits,
+        "excluded": candidate.excluded or None,
+        "cost": candidate.cost,
+        "terms": {term.name: term.value for term in candidate.terms},
+        "num_cached_tokens": candidate.num_cached_tokens,
+    }
+
+
+def chosen_of(decision: Decision) -> Candidate | None:
+    return next((candidate for candidate in decision.candidates if decision.chose(candidate)), None)
+
+
+def outcome(finish: GenerationFinish | None) -> str | None:
+    """`stop`, `length`, `abort`, or what kind of error it was; None while it runs."""
+    if finish is None:
+        return None
+    return finish.error.kind if finish.error is not None else finish.reason
+
+
+def mean_itl_s(record: RequestRecord) -> float | None:
+    """From the first token to the end, by the tokens after the first; None while it runs or if there is only one."""
+    first_s, end_s = record.timeline.first_token, record.timeline.finished
+    num_gaps = record.usage.num_output_tokens - 1
+    return (end_s - first_s) / num_gaps if first_s is not None and end_s is not None and num_gaps > 0 else None
+
+
+def since(begin_s: float, at_s: float | None) -> float | None:
+    """To the microsecond: more digits are noise."""
+    return None if at_s is None else round(at_s - begin_s, 6)
+
+
+def moment(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds")

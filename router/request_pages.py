@@ -1,0 +1,112 @@
+"""What can be asked about requests: the latest ones as a list, and one of them with its whole way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from itertools import islice
+from typing import Protocol
+from urllib.parse import parse_qsl
+
+import orjson
+
+from slipstream.router.explain import Json, explanation, outcome, summary
+from slipstream.router.explain_table import listing, table
+from slipstream.router.history import RequestRecord
+from slipstream.router.http.errors import HttpError
+from slipstream.router.http.exchange import JSON, Exchange
+from slipstream.router.http.reader import Request
+from slipstream.router.http.routes import Routes
+
+TEXT = "text/plain; charset=utf-8"
+DEFAULT_LIMIT = 50
+MAX_LIMIT = 1000
+
+
+class Records(Protocol):
+    """What the pages need of `GenerationService`."""
+
+    def explain(self, request_id: str) -> RequestRecord | None: ...
+    def latest(self) -> Iterable[RequestRecord]: ...
+
+
+class RequestPages:
+    """JSON, or with `?format=text` or an Accept header that wants plain text a table."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+
+    def add_to(self, routes: Routes) -> None:
+        """Register the pages."""
+        routes.add("GET", "/v1/requests", self.list)
+        routes.add_item("GET", "/v1/requests/", "/explain", self.explain)
+
+    async def list(self, request: Request, exchange: Exchange) -> None:
+        """The latest requests, the last one first; `limit`, `tenant` and `outcome` (or phase) choose among them."""
+        fields = query_fields(request, ("limit", "tenant", "outcome", "format"))
+        limit = limit_of(fields.get("limit", str(DEFAULT_LIMIT)))
+        tenant, wanted = fields.get("tenant"), fields.get("outcome")
+        records = (
+            record
+            for record in self._records.latest()
+            if tenant in (None, record.tenant) and wanted in (None, outcome(record.finish) or record.phase)
+        )
+        offset_s = unix_offset_s()
+        told = [summary(record, offset_s) for record in islice(records, limit)]
+        if wants_text(request, fields):
+            exchange.respond(200, listing(told).encode(), TEXT)
+        else:
+            exchange.respond(200, orjson.dumps({"object": "list", "data": told}), JSON)
+
+    async def explain(self, request: Request, exchange: Exchange, request_id: str) -> None:
+        """The way of a request through the cluster, and why it went that way."""
+        as_text = wants_text(request, query_fields(request, ("format",)))
+        record = self._records.explain(request_id)
+        if record is None:
+            message = (
+                f"There is no record of request {request_id!r}: it was never queued here, or so many came after it "
+                "that it is forgotten."
+            )
+            raise HttpError(404, message, param="id", code="request_not_found")
+        told = explanation(record, unix_offset_s())
+        if as_text:
+            exchange.respond(200, table(told).encode(), TEXT)
+        else:
+            exchange.respond(200, orjson.dumps(told), JSON)
+
+
+def unix_offset_s() -> float:
+    """From `time.monotonic()`, which records are kept in, to seconds since 1970, as the clocks stand now."""
+    return time.time() - time.monotonic()
+
+
+def told_now(records: Iterable[RequestRecord]) -> list[Json]:
+    """The explanations of some requests, at this moment."""
+    offset_s = unix_offset_s()
+    return [explanation(record, offset_s) for record in records]
+
+
+def wants_text(request: Request, fields: dict[str, str]) -> bool:
+    """Raises HttpError 400 for a format that there is not."""
+    form = fields.get("format")
+    if form is None:
+        return request.headers.get(b"accept", b"").strip().lower().startswith(b"text/plain")
+    if form not in ("json", "text"):
+        raise HttpError(400, f"'format' is json or text, not {form[:64]!r}.", param="format", code="invalid_value")
+    return form == "text"
+
+
+def query_fields(request: Request, known: tuple[str, ...]) -> dict[str, str]:
+    """The fields of the query, each once. Raises HttpError 400 that names one that is not known."""
+    fields = dict(parse_qsl(request.query, keep_blank_values=True, errors="replace"))
+    for name in fields:
+        if name not in known:
+            message = f"Unrecognized query parameter: {name[:64]!r}; known are {', '.join(known)}."
+            raise HttpError(400, message, param=name[:64], code="unknown_parameter")
+    return fields
+
+
+def limit_of(text: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) < 8 and 1 <= int(text) <= MAX_LIMIT:
+        return int(text)
+    raise HttpError(400, f"'limit' must be 1 to {MAX_LIMIT}, got {text[:64]!r}.", param="limit", code="invalid_value")
