@@ -1,6 +1,8 @@
-"""Deadlines that all lie the same time ahead."""
+"""Deadlines: of one length for all, and of any length."""
 
 from __future__ import annotations
+
+from slipstream.router.ranked_heap import RankedHeap
 
 
 class DeadlineRing:
@@ -38,4 +40,40 @@ class DeadlineRing:
             due.append(request_id)
         for request_id in due:
             del self._due[request_id]
+        return due
+
+
+class Deadlines:
+    """Ids with a deadline each. O(log n)."""
+
+    def __init__(self) -> None:
+        self._heap: RankedHeap[str] = RankedHeap()
+        self._due: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._due
+
+    @property
+    def first(self) -> float | None:
+        """The earliest deadline."""
+        return self._due[self._heap.first()] if self._due else None
+
+    def set(self, request_id: str, due: float) -> None:
+        self._due[request_id] = due
+        self._heap.push(due, request_id)
+
+    def drop(self, request_id: str) -> None:
+        if self._due.pop(request_id, None) is not None:
+            self._heap.discard(request_id)
+
+    def pop_due(self, now: float) -> list[str]:
+        """Removes and returns the ids whose deadline has come, the earliest first."""
+        due = []
+        while self._due and self._due[self._heap.first()] <= now:
+            request_id = self._heap.first()
+            self.drop(request_id)
+            due.append(request_id)
         return due

@@ -9,12 +9,15 @@ from slipstream.router.messages import FinishReason, SamplingParams, pack_ids
 
 Phase = Literal["queued", "placed", "reserved", "prefill", "first_token", "transfer", "decode", "finished"]
 
-# Who is at fault, and so the HTTP status: the request (400), its size (400), load (503 with Retry-After),
+# Who is at fault, and so the HTTP status: the request (400), its size (400), load (503 with Retry-After), its tenant's
+# load (429 with Retry-After), load that leaves its deadline no hope (503 with Retry-After), load in spite of hope (503),
 # its deadline (504), the workers after all retries (500 or an error event in the stream), the server leaving (503).
 ErrorKind = Literal[
     "invalid_request",
     "prompt_too_long",
     "queue_full",
+    "tenant_queue_full",
+    "deadline_unreachable",
     "queue_timeout",
     "request_timeout",
     "worker_failed",
@@ -24,10 +27,12 @@ ErrorKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What the client hopes for, in seconds: time to first token, and between tokens. None: the cluster's default."""
+    """What the client hopes for, in seconds: time to first token, and between tokens. None: the cluster's default.
+    `strict`: who cannot have the first token in time wants to be told so at once."""
 
     ttft_s: float | None = None
     itl_s: float | None = None
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,8 @@ class GenerateRequest:
 
     `session` names a conversation, whose requests had better go where its KV is. `expected_output_tokens` is the
     client's guess, below `sampling.max_tokens`. `timeout_s`, from being queued to the end, can only shorten the
-    router's own limit."""
+    router's own limit. `weight` is the tenant's share of the cluster beside others of its class; `choice` counts the
+    requests that one question of a client became."""
 
     request_id: str
     prompt_ids: bytes | list[int]
@@ -51,6 +57,8 @@ class GenerateRequest:
     session: str = ""
     expected_output_tokens: int | None = None
     timeout_s: float | None = None
+    weight: float = 1.0
+    choice: int = 0
 
     def packed_prompt(self) -> bytes:
         """The prompt as packed int32. Raises ValueError or OverflowError if it is not one."""
@@ -102,6 +110,22 @@ class QueueFullError(AdmissionError):
 
     def __init__(self, num_queued: int, retry_after_s: float) -> None:
         super().__init__(GenerationError("queue_full", f"{num_queued} requests are waiting already", retry_after_s))
+
+
+class TenantQueueFullError(AdmissionError):
+    """So many requests of one tenant are waiting that a further one would be at the cost of others."""
+
+    def __init__(self, num_queued: int, retry_after_s: float) -> None:
+        message = f"{num_queued} requests of this tenant are waiting already"
+        super().__init__(GenerationError("tenant_queue_full", message, retry_after_s))
+
+
+class DeadlineUnreachableError(AdmissionError):
+    """The queue is so long that the request could not keep the deadline called `name`."""
+
+    def __init__(self, name: str, limit_s: float, wait_s: float, retry_after_s: float) -> None:
+        message = f"the queue takes about {wait_s:.1f} s, which leaves no hope for {name} ({limit_s:g} s)"
+        super().__init__(GenerationError("deadline_unreachable", message, retry_after_s))
 
 
 class PromptTooLongError(AdmissionError):

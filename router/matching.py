@@ -33,11 +33,11 @@ def match_credits(
     """
     passed: list[tuple[RequestState, Wait]] = []
     prefill_closed = False
-    position = 0
-    while position < len(book.queue) and len(passed) <= LOOKAHEAD:
+    for state in book.queue.candidates(now):
+        if len(passed) > LOOKAHEAD:
+            return
         if not any(w.ledger.free_slots > 0 and w.ledger.free_pages > 0 for w in roster.decode_workers):
             return
-        state = book.queue[position]
         found = place(
             state.num_tokens,
             state.failed_on,
@@ -58,7 +58,6 @@ def match_credits(
             book.finish(state, now, "error", error=GenerationError("prompt_too_long", message))
         else:
             passed.append((state, found))
-            position += 1
         exhausted = {wait.lacks for other, wait in passed if other.num_passed >= MAX_PASSED}
         if "decode" in exhausted:
             return

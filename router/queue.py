@@ -1,72 +1,160 @@
-"""The work queue: who is next, with priorities that cannot starve anybody.
+"""The work queue: who is next. Sans-IO; time is an argument.
 
-The order is by `submitted_s + priority * ageing_s`: waiting `ageing_s` lifts a request by one class, exactly, and the
-order of two waiting requests never changes, so one sorted list is enough. Within a class the earliest goes first.
+    class -8 | tenant a: r r r r     most urgent class first, but every second turn goes to the class whose oldest
+    class  0 | tenant a: r r         request has waited `ageing_s` for each class that stands before it
+             | tenant b: r
+    class  1 | tenant c: r r         in a class the tenant that had the fewest tokens for its weight (`fair_line`)
+                                     of a tenant the earliest TTFT deadline
+
+Nobody starves: what comes more than `ageing_s` a class later than a request can only take every second turn from its
+class. Nor does a class that has aged keep out a more urgent one, which still has the other turns, so that a crowd of
+old requests of one tenant delays an urgent one of another by one turn and no more.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections import Counter
+import itertools
+from collections.abc import Iterator
 
+from slipstream.router.fair_line import FairLine
 from slipstream.router.request_state import RequestState
 
-_Rank = tuple[float, int]  # (virtual time, tie breaker)
+MAX_PRIORITY = 8  # and -8: what is beyond counts as this, which bounds how long anybody can be kept waiting
+MAX_TTFT_S = 60.0  # later deadlines count as this one, or a request could be overtaken for as long as it likes
+
+
+def priority_class(priority: int) -> int:
+    return min(max(priority, -MAX_PRIORITY), MAX_PRIORITY)
 
 
 class WorkQueue:
-    """Requests waiting for a place, in order. The bound on their number is the dispatcher's: retries always fit."""
+    """Requests waiting for a place. The bound on their number is the book's: retries always fit.
 
-    def __init__(self, ageing_s: float) -> None:
+    `default_ttft_s` is the deadline of requests that do not say one. Every operation is O(log n).
+    """
+
+    def __init__(self, ageing_s: float, default_ttft_s: float) -> None:
         self._ageing_s = ageing_s
-        self._order: list[tuple[_Rank, str]] = []
-        self._waiting: dict[str, tuple[_Rank, RequestState]] = {}
-        self._depth: Counter[int] = Counter()
-        self._num_pushed = 0
+        self._default_ttft_s = default_ttft_s
+        self._lines: dict[int, FairLine] = {}
+        self._waiting: dict[str, RequestState] = {}
+        self._aged_had_turn = True  # the first turn is for the most urgent
+        self._now = 0.0
+        self._version = 0
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self._waiting)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._waiting
 
     def __getitem__(self, position: int) -> RequestState:
-        return self._waiting[self._order[position][1]][1]
+        """The request at a position, as things stood when the time was last told."""
+        return next(itertools.islice(self.candidates(self._now), position, None))
 
     @property
     def depth_by_priority(self) -> dict[int, int]:
-        return dict(self._depth)
+        return {priority: len(line) for priority, line in sorted(self._lines.items()) if line}
 
-    def push(self, state: RequestState) -> None:
-        """Adds a new request behind those of its class."""
-        self._num_pushed += 1
-        self._insert(state, (self._virtual_time(state), self._num_pushed))
+    def oldest_by_priority(self) -> dict[int, float]:
+        """When the oldest waiting request of each class came."""
+        return {priority: line.oldest_s for priority, line in sorted(self._lines.items()) if line}
+
+    def num_waiting_of(self, tenant: str) -> int:
+        return sum(line.num_waiting_of(tenant) for line in self._lines.values())
+
+    def num_before(self, tenant: str, priority: int) -> int:
+        """About how many requests would have their turn before a new one of the tenant; rather too few than too many:
+        the other tenants get as many turns as this one, and no more than they wait for."""
+        num_others = num_own = num_tenants = 0
+        own_class = priority_class(priority)
+        for line_class, line in self._lines.items():
+            if line_class <= own_class:
+                own = line.num_waiting_of(tenant)
+                num_own += own
+                num_others += len(line) - own
+                num_tenants += line.num_tenants - bool(own)
+        return num_own + min(num_others, num_tenants * (num_own + 1))
+
+    def push(self, state: RequestState, late_s: float = 0.0) -> None:
+        """Adds a new request. It counts as one that came `late_s` later than it did."""
+        ttft_s = state.request.slo.ttft_s
+        ttft_s = self._default_ttft_s if ttft_s is None else min(ttft_s, MAX_TTFT_S)
+        self._enter(state).push(state, state.record.timeline.queued + ttft_s + late_s)
 
     def push_front(self, state: RequestState) -> None:
         """Adds a request that comes back, before everybody of its class."""
-        self._num_pushed += 1
-        virtual_time = self._virtual_time(state)
-        for (waiting_time, _), request_id in self._order:
-            if waiting_time >= virtual_time:
-                break
-            if self._waiting[request_id][1].request.priority == state.request.priority:
-                virtual_time = waiting_time
-                break
-        self._insert(state, (virtual_time, -self._num_pushed))
+        self._enter(state).push_front(state)
+
+    def take(self, request_id: str, now: float) -> None:
+        """The request has its turn. Its tenant is charged for it."""
+        state = self._waiting[request_id]
+        own_class = priority_class(state.request.priority)
+        self._now = now
+        aged = self._aged_class(now)
+        self._leave(state).take(state)
+        self._aged_had_turn = aged is None or own_class == aged
 
     def remove(self, request_id: str) -> None:
-        rank, state = self._waiting.pop(request_id)
-        del self._order[bisect_left(self._order, (rank, request_id))]
-        priority = state.request.priority
-        self._depth[priority] -= 1
-        if not self._depth[priority]:
-            del self._depth[priority]
+        """The request leaves without having had its turn."""
+        state = self._waiting[request_id]
+        self._leave(state).remove(state)
 
-    def _virtual_time(self, state: RequestState) -> float:
-        return state.record.timeline.queued + state.request.priority * self._ageing_s
+    def settle(self, state: RequestState, num_tokens: int) -> None:
+        """A request that had its turn has ended; `num_tokens` is what it really took."""
+        if state.charged_tokens:
+            self._version += 1
+            self._lines[priority_class(state.request.priority)].settle(state, num_tokens)
 
-    def _insert(self, state: RequestState, rank: _Rank) -> None:
-        request_id = state.request.request_id
-        insort(self._order, (rank, request_id))
-        self._waiting[request_id] = (rank, state)
-        self._depth[state.request.priority] += 1
+    def candidates(self, now: float) -> Iterator[RequestState]:
+        """Waiting requests in the order of their turns, each once. They may be taken and removed meanwhile: what
+        follows is the order as it is then."""
+        seen: set[str] = set()
+        while True:
+            version = self._version
+            for state in self._walk(now):
+                if state.request_id not in seen:
+                    seen.add(state.request_id)
+                    yield state
+                    if self._version != version:
+                        break
+            else:
+                return
+
+    def _walk(self, now: float) -> Iterator[RequestState]:
+        self._now = now
+        aged = self._aged_class(now)
+        lines = {priority: iter(line) for priority, line in sorted(self._lines.items()) if line}
+        is_aged_turn = not self._aged_had_turn
+        while lines:
+            if aged not in lines:
+                aged = None
+            turn = aged if aged is not None and is_aged_turn else next(iter(lines))
+            state = next(lines[turn], None)
+            if state is None:
+                del lines[turn]
+                continue
+            is_aged_turn = aged is not None and turn != aged
+            yield state
+
+    def _aged_class(self, now: float) -> int | None:
+        """The class that has every second turn, if one has waited long enough for it."""
+        oldest = self.oldest_by_priority()
+        if len(oldest) < 2:
+            return None
+        top = next(iter(oldest))
+        del oldest[top]
+        aged = min(oldest, key=lambda priority: oldest[priority] + priority * self._ageing_s)
+        return aged if now - oldest[aged] >= (aged - top) * self._ageing_s else None
+
+    def _enter(self, state: RequestState) -> FairLine:
+        assert state.request_id not in self._waiting
+        self._version += 1
+        self._waiting[state.request_id] = state
+        self._now = max(self._now, state.record.timeline.queued)
+        return self._lines.setdefault(priority_class(state.request.priority), FairLine())
+
+    def _leave(self, state: RequestState) -> FairLine:
+        self._version += 1
+        del self._waiting[state.request_id]
+        return self._lines[priority_class(state.request.priority)]

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from slipstream.router.actions import Action, Finish, Send
+from slipstream.router.admission import check_admission
 from slipstream.router.config import DispatchConfig
-from slipstream.router.deadlines import DeadlineRing
+from slipstream.router.deadlines import DeadlineRing, Deadlines
 from slipstream.router.generation import (
     AdmissionError,
     GenerateRequest,
@@ -18,14 +19,13 @@ from slipstream.router.generation import (
     GenerationFinish,
     InvalidRequestError,
     PromptTooLongError,
-    QueueFullError,
 )
 from slipstream.router.history import History, RequestRecord, Timeline
 from slipstream.router.messages import Cancel, FinishReason, RouterMessage
 from slipstream.router.output_log import OutputLog
 from slipstream.router.pace import PlacementPace
 from slipstream.router.placement.capacity import refusal
-from slipstream.router.queue import WorkQueue
+from slipstream.router.queue import WorkQueue, priority_class
 from slipstream.router.request_state import RequestState
 from slipstream.router.roster import WorkerState
 from slipstream.router.status import RetryCause, Totals
@@ -42,9 +42,9 @@ class RequestBook:
         self._config = config
         self._requests: dict[str, RequestState] = {}
         self._queue_deadlines = DeadlineRing(config.queue_timeout_s)
-        self._request_deadlines = DeadlineRing(config.request_timeout_s)
+        self._request_deadlines = Deadlines()
         self.reserve_deadlines = DeadlineRing(config.reserve_timeout_s)
-        self.queue = WorkQueue(config.ageing_s)
+        self.queue = WorkQueue(config.ageing_s, config.default_ttft_s)
         self.history = History(history_capacity)
         self.totals = Totals()
         self.pace = PlacementPace()
@@ -103,9 +103,11 @@ class RequestBook:
         self._requests[state.request_id] = state
         self.history.add(record)
         self.totals.num_prompt_tokens += num_prompt_tokens
-        self._request_deadlines.set(state.request_id, now)
+        self._request_deadlines.set(state.request_id, now + self._timeout_s(request))
         self._queue_deadlines.set(state.request_id, now)
-        self.queue.push(state)
+        # Of the choices of one question each later one stands behind what comes meanwhile, as if the client had asked
+        # for them one after the other.
+        self.queue.push(state, request.choice * (self.pace.interval_s(now) or 0.0))
         state.enter("queued", now)
 
     def _checked_prompt(self, request: GenerateRequest, decode_workers: Sequence[WorkerState], now: float) -> bytes:
@@ -122,17 +124,22 @@ class RequestBook:
         refused = refusal(len(prompt_ids) // 4, decode_workers)
         if refused is not None:
             raise PromptTooLongError(refused)
-        if len(self.queue) >= self._config.max_queued_requests:
-            raise QueueFullError(len(self.queue), self.pace.retry_after_s(len(self.queue), now))
+        check_admission(request, self.queue, self.pace, self._config, now)
         return prompt_ids
+
+    def _timeout_s(self, request: GenerateRequest) -> float:
+        longest_s = self._config.request_timeout_s
+        return longest_s if request.timeout_s is None else min(request.timeout_s, longest_s)
 
     # ---- on
 
     def leave_queue(self, state: RequestState, now: float) -> None:
         """A place was found."""
-        self.queue.remove(state.request_id)
+        if state.attempt == 0:
+            self.totals.count_wait(priority_class(state.request.priority), now - state.record.timeline.queued)
+        self.queue.take(state.request_id, now)
         self._queue_deadlines.drop(state.request_id)
-        self.pace.note(now)
+        self.pace.note(len(self.queue), now)
 
     # ---- back and out
 
@@ -195,6 +202,7 @@ class RequestBook:
         self._leave_workers(state, silent)
         if request_id in self.queue:
             self.queue.remove(request_id)
+        self.queue.settle(state, state.num_tokens - state.usage.num_cached_tokens)
         self._queue_deadlines.drop(request_id)
         self._request_deadlines.drop(request_id)
         del self._requests[request_id]
@@ -207,9 +215,9 @@ class RequestBook:
     def expire(self, now: float) -> None:
         """Ends what has waited or lived too long."""
         for request_id in self._request_deadlines.pop_due(now):
-            message = f"not finished within {self._config.request_timeout_s:g} s"
-            error = GenerationError("request_timeout", message)
-            self.finish(self._requests[request_id], now, "error", error=error)
+            state = self._requests[request_id]
+            error = GenerationError("request_timeout", f"not finished within {self._timeout_s(state.request):g} s")
+            self.finish(state, now, "error", error=error)
         for request_id in self._queue_deadlines.pop_due(now):
             message = f"no worker had room within {self._config.queue_timeout_s:g} s"
             error = GenerationError("queue_timeout", message, self.pace.retry_after_s(len(self.queue), now))

@@ -41,6 +41,7 @@ class RequestState:
     num_refusals: int = 0
     num_cached_tokens: int | None = None  # of the prompt, as the first token said
     num_passed: int = 0  # requests behind it that were placed while it did not fit
+    charged_tokens: int = 0  # to its tenant's share of the queue, since its first turn
     failed_on: set[PeerId] = field(default_factory=set)
 
     @property

@@ -181,6 +181,7 @@ class OpenAiApi:
             session=body.session_id or "",
             expected_output_tokens=body.expected_output_tokens,
             timeout_s=body.timeout_s,
+            choice=index,
         )
         try:
             stream = self._service.submit(request)
@@ -229,7 +230,7 @@ def slo_of(body: GenerationFields) -> Slo:
     if body.slo is None:
         return Slo()
     ttft_ms, itl_ms = body.slo.ttft_ms, body.slo.itl_ms
-    return Slo(ttft_ms and ttft_ms / 1e3, itl_ms and itl_ms / 1e3)
+    return Slo(ttft_ms and ttft_ms / 1e3, itl_ms and itl_ms / 1e3, bool(body.slo.strict))
 
 
 def wants_usage(body: GenerationFields) -> bool:

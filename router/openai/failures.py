@@ -22,6 +22,8 @@ VERDICTS: dict[ErrorKind, Verdict] = {
     "invalid_request": Verdict(400, "invalid_request_error", "invalid_value"),
     "prompt_too_long": Verdict(400, "invalid_request_error", "context_length_exceeded"),
     "queue_full": Verdict(503, "server_error", "overloaded"),
+    "tenant_queue_full": Verdict(429, "rate_limit_error", "tenant_queue_full"),
+    "deadline_unreachable": Verdict(503, "server_error", "deadline_unreachable"),
     "queue_timeout": Verdict(503, "server_error", "queue_timeout"),
     "request_timeout": Verdict(504, "server_error", "request_timeout"),
     "worker_failed": Verdict(500, "server_error", "worker_failed"),

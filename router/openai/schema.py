@@ -99,10 +99,11 @@ class StreamOptions(Strict):
 
 
 class SloFields(Strict):
-    """What the client hopes for, in milliseconds."""
+    """What the client hopes for, in milliseconds. `strict`: or else it had rather be refused at once."""
 
     ttft_ms: Annotated[FiniteFloat, Field(gt=0, le=MAX_MILLISECONDS)] | None = None
     itl_ms: Annotated[FiniteFloat, Field(gt=0, le=MAX_MILLISECONDS)] | None = None
+    strict: bool | None = None
 
 
 class TextFormat(Strict):

@@ -1,0 +1,140 @@
+"""The requests of one priority class: tenants share it by tokens, and the requests of a tenant go by their deadlines.
+
+Start-time fair queueing (Goyal, Vin, Cheng 1996): every tenant has a tag, the tokens that it was given so far divided
+by its weight, and the lowest tag is next. A tenant that comes to wait starts at the tag that was served last, so that
+it neither saves up turns while it is away nor owes any to those who have waited. Between two tenants that keep
+waiting, tokens per weight differ by no more than one request of each.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from slipstream.router.ranked_heap import RankedHeap
+from slipstream.router.request_state import RequestState
+
+EXPECTED_OUTPUT_TOKENS = 256  # of a request that does not say; what is wrong about it is settled at its end
+MAX_AWAY = 1024  # tags that are kept of tenants who are not waiting, beyond those who are
+
+
+def expected_tokens(state: RequestState) -> int:
+    """What a request will probably take, known before it runs."""
+    wanted = state.request.expected_output_tokens or EXPECTED_OUTPUT_TOKENS
+    return state.num_prompt_tokens + min(state.request.sampling.max_tokens, wanted)
+
+
+@dataclass(slots=True, eq=False)
+class _Flow:
+    """What one tenant has waiting."""
+
+    tenant: str
+    weight: float
+    tag: float
+    waiting: RankedHeap[RequestState] = field(default_factory=RankedHeap)
+
+
+class FairLine:
+    """Requests that come back after a failed attempt stand before all others; they have been charged already."""
+
+    def __init__(self) -> None:
+        self._flows: dict[str, _Flow] = {}
+        self._by_tag: RankedHeap[_Flow] = RankedHeap()
+        self._away: dict[str, float] = {}  # tags of tenants with nothing waiting
+        self._floor = 0.0  # the tag that was served last
+        self._returned: RankedHeap[RequestState] = RankedHeap()
+        self._arrivals: dict[RequestState, None] = {}  # in the order of their coming
+
+    def __len__(self) -> int:
+        return len(self._arrivals)
+
+    @property
+    def oldest_s(self) -> float:
+        """When the request came that stands here longest."""
+        return next(iter(self._arrivals)).record.timeline.queued
+
+    @property
+    def num_tenants(self) -> int:
+        return len(self._flows)
+
+    def num_waiting_of(self, tenant: str) -> int:
+        flow = self._flows.get(tenant)
+        return len(flow.waiting) if flow is not None else 0
+
+    def push(self, state: RequestState, due_s: float) -> None:
+        """`due_s` orders the requests of a tenant."""
+        tenant, weight = state.request.tenant, state.request.weight
+        flow = self._flows.get(tenant)
+        if flow is None:
+            tag = max(self._away.pop(tenant, 0.0), self._floor)
+            flow = self._flows[tenant] = _Flow(tenant, weight, tag)
+            self._by_tag.push(tag, flow)
+        flow.weight = weight
+        flow.waiting.push(due_s, state)
+        self._arrivals[state] = None
+
+    def push_front(self, state: RequestState) -> None:
+        """Among those that come back, the one that came first is first."""
+        self._returned.push(state.record.timeline.queued, state)
+        self._arrivals[state] = None
+
+    def take(self, state: RequestState) -> None:
+        """Its turn has come: it leaves, and its tenant is charged."""
+        if state not in self._returned:
+            flow = self._flows[state.request.tenant]
+            self._floor = max(self._floor, flow.tag)
+            state.charged_tokens = expected_tokens(state)
+            self._move(flow, state.charged_tokens)
+        self.remove(state)
+
+    def remove(self, state: RequestState) -> None:
+        """It leaves without having had its turn."""
+        del self._arrivals[state]
+        if state in self._returned:
+            self._returned.discard(state)
+        else:
+            flow = self._flows[state.request.tenant]
+            flow.waiting.discard(state)
+            if not flow.waiting:
+                del self._flows[flow.tenant]
+                self._by_tag.discard(flow)
+                self._away[flow.tenant] = flow.tag
+        if not self._arrivals:
+            self._away.clear()
+            self._floor = 0.0
+        elif len(self._away) > len(self._flows) + MAX_AWAY:
+            self._away = {tenant: tag for tenant, tag in self._away.items() if tag > self._floor}
+
+    def settle(self, state: RequestState, num_tokens: int) -> None:
+        """The request has ended and took `num_tokens` in all, more or fewer than it was charged."""
+        num_missing, state.charged_tokens = num_tokens - state.charged_tokens, num_tokens
+        tenant = state.request.tenant
+        if tenant in self._flows:
+            self._move(self._flows[tenant], num_missing)
+        elif tenant in self._away:
+            self._away[tenant] += num_missing / state.request.weight
+
+    def _move(self, flow: _Flow, num_tokens: int) -> None:
+        flow.tag = max(flow.tag + num_tokens / flow.weight, 0.0)
+        self._by_tag.push(flow.tag, flow)
+
+    def __iter__(self) -> Iterator[RequestState]:
+        """In the order in which they would have their turns. Not to be changed meanwhile."""
+        yield from self._returned
+        newcomers = iter(self._by_tag)
+        following = next(newcomers, None)
+        again: list[tuple[float, int, _Flow, Iterator[RequestState]]] = []
+        for number in itertools.count():
+            if following is not None and (not again or following.tag <= again[0][0]):
+                flow, tag, waiting = following, following.tag, iter(following.waiting)
+                following = next(newcomers, None)
+            elif again:
+                tag, _, flow, waiting = heapq.heappop(again)
+            else:
+                return
+            state = next(waiting, None)
+            if state is not None:
+                yield state
+                heapq.heappush(again, (tag + expected_tokens(state) / flow.weight, number, flow, waiting))

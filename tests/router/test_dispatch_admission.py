@@ -1,0 +1,164 @@
+"""Who is turned away at once, and what deadlines of one's own do."""
+
+import pytest
+
+from slipstream.kv_transfer.ticket import PeerId, TransferAddress
+from slipstream.router.actions import Finish
+from slipstream.router.config import DispatchConfig
+from slipstream.router.dispatcher import Dispatcher
+from slipstream.router.generation import (
+    AdmissionError,
+    DeadlineUnreachableError,
+    GenerateRequest,
+    QueueFullError,
+    Slo,
+    TenantQueueFullError,
+)
+from slipstream.router.messages import PROTOCOL_VERSION, Credits, Hello, SamplingParams, StepOutput, TokenChunk
+from slipstream.router.pace import LATEST_SAMPLES, MIN_SAMPLES, UNKNOWN_RETRY_S, PlacementPace
+
+D = PeerId("d", 1)
+
+
+class Lab:
+    """One decode worker with one slot; `serve` lets its request end and the next begin."""
+
+    def __init__(self, **config):
+        self.dispatcher = Dispatcher(DispatchConfig(local_prefill_max_tokens=1000, **config))
+        self.now, self.num_sent, self.running = 0.0, 0, []
+        address = (TransferAddress("h", 1),)
+        hello = Hello(PROTOCOL_VERSION, "t", D, "decode", "m", 1, 1, address, 16, 100, 1, 1000, 4096)
+        self.do(self.dispatcher.worker_joined(hello, 0.0))
+        self.credit()
+
+    def do(self, actions):
+        for action in actions:
+            message = getattr(action, "message", None)
+            if type(message).__name__ == "Generate":
+                self.num_sent = message.seq
+                self.running.append(message.request.request_id)
+        self.dispatcher.check_integrity()
+        return actions
+
+    def credit(self):
+        self.do(self.dispatcher.worker_message(D, Credits(self.num_sent, 1, 100, 1000), self.now))
+
+    def submit(self, request_id, **more):
+        request = GenerateRequest(request_id, [7] * 5, SamplingParams(10), **more)
+        return self.do(self.dispatcher.submit(request, self.now))
+
+    def serve(self):
+        chunk = TokenChunk(self.running[-1], 0, 0, (1,), finish_reason="stop", stop_token_id=1, num_cached_tokens=0)
+        self.do(self.dispatcher.worker_message(D, StepOutput((chunk,)), self.now))
+        self.credit()
+
+
+def busy_lab(num_waiting=100, **config):
+    """A lab that serves one request a second, with a queue."""
+    lab = Lab(**config)
+    for i in range(num_waiting + 20):
+        lab.submit(f"r{i}")
+    for _ in range(19):
+        lab.now += 1.0
+        lab.serve()
+    return lab
+
+
+def test_a_deadline_that_the_queue_leaves_no_hope_for_is_refused_at_once_with_a_time_to_come_back():
+    lab = busy_lab(100)
+    with pytest.raises(DeadlineUnreachableError, match=r"timeout_s \(20 s\)") as refused:
+        lab.submit("hopeless", timeout_s=20.0)
+    assert refused.value.error.kind == "deadline_unreachable"
+    assert refused.value.error.retry_after_s == pytest.approx(100 / 2 - 20, rel=0.1)
+    lab.submit("hopeful", timeout_s=60.0)
+    assert lab.dispatcher.snapshot(lab.now).totals.rejections == {"deadline_unreachable": 1}
+
+
+def test_a_wait_beyond_the_queue_timeout_is_refused_before_it_is_waited():
+    lab = busy_lab(100, queue_timeout_s=30.0)
+    with pytest.raises(DeadlineUnreachableError, match="queue_timeout_s"):
+        lab.submit("hopeless")
+    lab.submit("of another tenant", tenant="other")  # has its turn after one of the flood
+    lab.submit("urgent", priority=-1)
+
+
+def test_an_slo_refuses_only_where_it_is_strict():
+    lab = busy_lab(100)
+    lab.submit("wish", slo=Slo(1.0))
+    with pytest.raises(DeadlineUnreachableError, match=r"slo\.ttft_ms \(1 s\)"):
+        lab.submit("demand", slo=Slo(1.0, strict=True))
+    with pytest.raises(DeadlineUnreachableError, match=r"slo\.ttft_ms"):
+        busy_lab(100, strict_slo=True).submit("wish", slo=Slo(1.0))
+
+
+def test_where_nobody_waits_nobody_is_refused_whatever_the_pace_was():
+    lab = busy_lab(0)
+    assert lab.dispatcher.snapshot(lab.now).num_waiting == 0
+    lab.submit("first", timeout_s=0.001, slo=Slo(0.001, strict=True))
+    assert lab.dispatcher.snapshot(lab.now).num_waiting == 1
+
+
+def test_a_tenant_fills_half_of_the_queue_at_most_and_the_nameless_all_of_it():
+    lab = Lab(max_queued_requests=8)
+    lab.submit("running")
+    for i in range(4):
+        lab.submit(f"a{i}", tenant="a")
+    with pytest.raises(TenantQueueFullError, match="4 requests of this tenant") as refused:
+        lab.submit("a4", tenant="a")
+    assert refused.value.error.kind == "tenant_queue_full"
+    assert refused.value.error.retry_after_s == UNKNOWN_RETRY_S
+    for i in range(4):
+        lab.submit(f"n{i}")
+    with pytest.raises(QueueFullError):
+        lab.submit("b", tenant="b")
+
+
+def test_the_bound_of_a_tenant_can_be_set():
+    lab = Lab(max_queued_per_tenant=1)
+    lab.submit("running", tenant="a")
+    lab.submit("waiting", tenant="a")
+    with pytest.raises(AdmissionError):
+        lab.submit("too many", tenant="a")
+
+
+def test_a_request_ends_at_its_own_deadline_queued_or_running():
+    lab = Lab(request_timeout_s=50.0)
+    lab.submit("running", timeout_s=3.0)
+    lab.submit("waiting", timeout_s=2.0)
+    lab.submit("long", timeout_s=1000.0)
+    assert lab.dispatcher.next_deadline() == 2.0
+    ends = {}
+    for lab.now in (2.0, 3.0, 50.0):
+        for action in lab.do(lab.dispatcher.tick(lab.now)):
+            if isinstance(action, Finish):
+                ends[action.request_id] = (lab.now, action.finish.error.kind, action.finish.error.message)
+    assert ends == {
+        "waiting": (2.0, "request_timeout", "not finished within 2 s"),
+        "running": (3.0, "request_timeout", "not finished within 3 s"),
+        "long": (50.0, "request_timeout", "not finished within 50 s"),
+    }
+    assert lab.dispatcher.num_requests == 0
+
+
+def test_the_pace_is_told_only_from_placements_out_of_a_queue():
+    pace = PlacementPace()
+    assert pace.wait_s(10, 0.0) is None
+    assert pace.retry_after_s(10, 0.0) == UNKNOWN_RETRY_S
+    for now in range(100):  # one by one, nobody waiting: a hundred seconds that say nothing
+        pace.note(0, float(now))
+    assert pace.interval_s(100.0) is None
+    for i in range(MIN_SAMPLES):
+        pace.note(5, 100.0 + i / 10)
+    assert pace.interval_s(100.0 + (MIN_SAMPLES - 1) / 10) == pytest.approx(0.1)
+    assert pace.interval_s(200.0) > 10  # nothing has been placed for a while
+    pace.note(0, 101.0)
+    assert pace.interval_s(500.0) == pytest.approx(1.0 / MIN_SAMPLES)  # the queue is empty: no stall
+
+
+def test_a_stall_that_is_over_is_forgotten_after_a_few_placements():
+    pace = PlacementPace()
+    for i in range(20):
+        pace.note(5, i / 10)
+    for i in range(LATEST_SAMPLES):
+        pace.note(5, 60.0 + i / 10)
+    assert pace.interval_s(60.0 + (LATEST_SAMPLES - 1) / 10) == pytest.approx(0.1)
