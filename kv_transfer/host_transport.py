@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import logging
 
-from slipstream.kv_transfer.page_transport import Landed, Pages
+from slipstream.kv_transfer.page_transport import Landed, Pages, PageTransport
 from slipstream.kv_transfer.shared_link import SharedLink, is_offer
 from slipstream.kv_transfer.shared_pool import SharedPoolTransport
-from slipstream.kv_transfer.staged import StagedTransport
 from slipstream.kv_transfer.ticket import TransferAddress
 from slipstream.kv_transfer.transport import Arrival, Done, Link, TransportError, TransportEvents
 
@@ -21,7 +20,7 @@ logger = logging.getLogger(__name__)
 class HostTransport:
     """`remote` must sleep with an eye on `shared` (`UcxTransport.wake_for`); both have the same address."""
 
-    def __init__(self, shared: SharedPoolTransport, remote: StagedTransport) -> None:
+    def __init__(self, shared: SharedPoolTransport, remote: PageTransport) -> None:
         self._shared = shared
         self._remote = remote
         self._events: TransportEvents | None = None
@@ -112,8 +111,8 @@ class HostTransport:
             self._refused.add(address)
         self._events.on_lost(link, reason)
 
-    def _of(self, link: Link) -> SharedPoolTransport | StagedTransport:
+    def _of(self, link: Link) -> PageTransport:
         return self._shared if isinstance(link, SharedLink) else self._remote
 
-    def _taking(self, arrival: Arrival) -> SharedPoolTransport | StagedTransport:
+    def _taking(self, arrival: Arrival) -> PageTransport:
         return self._shared if is_offer(arrival) else self._remote

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import logging
 import secrets
+from typing import TYPE_CHECKING
 
 from slipstream.kv_transfer.config import TransferConfig
 from slipstream.kv_transfer.host_transport import HostTransport
+from slipstream.kv_transfer.page_stream import native_streams
 from slipstream.kv_transfer.page_transport import DevicePool, FireDrill, PageTransport
 from slipstream.kv_transfer.plan import message_bytes
 from slipstream.kv_transfer.pool import HostPagePool, PagePool
+from slipstream.kv_transfer.row_copy import MIN_BYTES
 from slipstream.kv_transfer.shared_pool import SharedPoolTransport
 from slipstream.kv_transfer.staged import StagedTransport
+from slipstream.kv_transfer.streamed import StreamedTransport
 from slipstream.kv_transfer.ticket import TransferAddress
 from slipstream.kv_transfer.transport import Transport, TransportError
+
+if TYPE_CHECKING:
+    from slipstream.kv_transfer.ucx import UcxTransport
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +41,11 @@ def open_page_transport(
     from slipstream.kv_transfer.ucx import UcxTransport
 
     ucx = UcxTransport(config.host, config.tls, token)
-    if config.transport == "ucx" or not isinstance(pool, HostPagePool):
+    if not isinstance(pool, HostPagePool):
         return _remote(ucx, pool, config, drill)
-    remote = _staged(ucx, pool, config, drill)
+    remote = _over_ucx(ucx, pool, config, drill)
+    if config.transport == "ucx":
+        return remote
     try:
         shared = SharedPoolTransport(ucx.address, pool, token, drill)
     except TransportError as error:
@@ -50,6 +59,15 @@ def _remote(transport: Transport, pool: PagePool, config: TransferConfig, drill:
     if isinstance(pool, DevicePool):
         return pool.page_transport(transport, message_bytes(config.slab_pages, pool.geometry), config.staging_mib << 20)
     return _staged(transport, pool, config, drill)
+
+
+def _over_ucx(
+    ucx: UcxTransport, pool: HostPagePool, config: TransferConfig, drill: FireDrill
+) -> StreamedTransport | StagedTransport:
+    library = native_streams() if pool.geometry.head_bytes >= MIN_BYTES else None
+    if library is not None and ucx.takes_streams(library):
+        return StreamedTransport(ucx, pool, library, drill)
+    return _staged(ucx, pool, config, drill)
 
 
 def _staged(transport: Transport, pool: PagePool, config: TransferConfig, drill: FireDrill) -> StagedTransport:

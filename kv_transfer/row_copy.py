@@ -100,20 +100,31 @@ def copy_rows(native: CopyRows, copies: Sequence[RowCopy]) -> list[int | None]:
 def native_copy_rows() -> CopyRows | None:
     """The native form for this processor, or None, after one warning, where there is none."""
     reasons = []
-    for variant, needed in NEEDED_FLAGS.items():
-        if sys.platform == "linux" and platform.machine() == "x86_64" and needed <= _processor_flags():
-            try:
-                return open_native(variant)
-            except OSError as error:
-                reasons.append(str(error))
+    for variant in usable_variants():
+        try:
+            return open_native(variant)
+        except OSError as error:
+            reasons.append(str(error))
     why = "; ".join(reasons) or "the processor has neither AVX-512 nor AVX2"
     logger.warning("no native page copy (%s): numpy copies the pages, which is slower", why)
     return None
 
 
-def open_native(variant: str) -> CopyRows:
+def usable_variants() -> list[str]:
+    """The builds that this processor can run, best first."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return []
+    return [variant for variant, needed in NEEDED_FLAGS.items() if needed <= _processor_flags()]
+
+
+def open_library(variant: str) -> ctypes.CDLL:
     """The build `variant`, a key of NEEDED_FLAGS. Raises OSError if it is not there."""
-    function = ctypes.CDLL(str(FOLDER / f"_{variant}.so")).slipstream_copy_rows
+    return ctypes.CDLL(str(FOLDER / f"_{variant}.so"))
+
+
+def open_native(variant: str) -> CopyRows:
+    """Raises OSError as `open_library`."""
+    function = open_library(variant).slipstream_copy_rows
     function.argtypes = (c_char_p, c_int64, c_void_p, c_void_p)
     function.restype = None
     return function

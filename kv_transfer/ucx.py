@@ -15,8 +15,8 @@ What was learnt about UCX and holds this file's shape:
 - The thread sleeps on the workers' event fds; an idle agent costs nothing. But two ends that sleep after every
   fragment wake each other by system call for each of them (0.5 GB/s). Yielding the processor for a few dozen
   microseconds after the last sign of life, before sleeping, brings 8 to 10 GB/s on the same two cores.
-- ucxx gives no completion callbacks without its own progress thread: completion is read off the request objects, of
-  which there are never more than there are staging buffers. Dropping a request object cancels it, so they are kept.
+- Messages are UCX's own calls and not ucxx's (`ucp.py`), which has none for a datatype of ours. Completion is read off
+  the requests, of which there are few.
 - A message probed with `remove` is ours and waits for as long as we like; for rendezvous messages its bytes are
   still at the sender.
 - UCX aborts the process when it is given an address that it did not make. A worker is made, and the address looked
@@ -42,8 +42,10 @@ from ucxx._lib import libucxx
 
 from slipstream.kv_transfer.frame_socket import FrameListener, FrameSocket
 from slipstream.kv_transfer.greeting import Greeter
+from slipstream.kv_transfer.page_stream import StreamLibrary
 from slipstream.kv_transfer.ticket import TransferAddress
-from slipstream.kv_transfer.transport import Arrival, Buffer, Done, Link, TransportError, TransportEvents
+from slipstream.kv_transfer.transport import Arrival, Done, Link, TransportError, TransportEvents
+from slipstream.kv_transfer.ucp import Content, Ucp
 from slipstream.kv_transfer.ucx_link import UcxLink
 
 logger = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ MAX_CALLERS = 64  # that have connected and not said a greeting yet
 SHM_DIR = "/dev/shm"
 MIN_SHM_BYTES = 32 << 20  # UCX's 16 MiB, and what other processes may take while a worker is made
 SHM_TRANSPORTS = {"posix", "mm", "sm", "shm"}
+COPYING_TRANSPORTS = SHM_TRANSPORTS | {"self", "tcp"}  # the processor moves the bytes, so it may as well gather them
 SPIN_S = 50e-6
 LOOK_S = 200e-6  # sockets, and requests that complete in a call that said it did nothing, can wait so long
 MIN_STALL_S, MAX_STALL_S = 50e-6, 5e-3
@@ -84,7 +87,7 @@ class UcxTransport:
         self._spin_until = 0.0
         self._next_look = 0.0
         self._stall_s = MIN_STALL_S
-        self._any_tag = libucxx.UCXXTag(0), libucxx.UCXXTagMask(0)
+        self._ucp = Ucp()
 
     @property
     def address(self) -> TransferAddress:
@@ -96,6 +99,14 @@ class UcxTransport:
 
     def start(self, events: TransportEvents) -> None:
         self._events = events
+
+    def takes_streams(self, library: StreamLibrary) -> bool:
+        """Whether messages may be streams of `library`: where all transports copy, and not where a network card would
+        read and write contiguous memory by itself. Raises TransportError."""
+        if not COPYING_TRANSPORTS.issuperset(self._tls.split(",")):
+            return False
+        self._ucp.use_streams(library)
+        return True
 
     def wake_for(self, fd: int) -> None:
         """End `wait` when `fd` is readable, too."""
@@ -132,7 +143,8 @@ class UcxTransport:
         if link.endpoint is not None:
             link.endpoint.close_blocking()
         for probed in link.untaken.copy():
-            link.take(probed, np.empty(probed.length, np.uint8), _forget)
+            link.take(probed, np.empty(probed.num_bytes, np.uint8), _forget)
+        link.cancel()
         for _ in range(END_PROGRESS_CALLS):
             if not link.operations:
                 break
@@ -159,7 +171,7 @@ class UcxTransport:
             worker.init_blocking_progress_mode()
         except (libucxx.UCXError, RuntimeError) as error:
             raise TransportError(f"UCX cannot make a worker: {error}") from error
-        link = UcxLink(socket, worker)
+        link = UcxLink(socket, worker, self._ucp)
         self._links[socket.fileno()] = link
         self._poller.register(worker.epoll_file_descriptor, select.EPOLLIN)
         return link
@@ -183,23 +195,22 @@ class UcxTransport:
 
     # ---- messages
 
-    def send(self, link: Link, tag: int, buffer: Buffer, done: Done) -> None:
+    def send(self, link: Link, tag: int, content: Content, done: Done) -> None:
         assert isinstance(link, UcxLink)
         if link.endpoint is None:
             done("the link is down" if not link.is_alive else "the link is not up yet")
             return
-        link.send(tag, buffer, done)
+        link.send(tag, content, done)
         self._fresh = True
 
-    def receive(self, arrival: Arrival, buffer: Buffer, done: Done) -> None:
+    def receive(self, arrival: Arrival, content: Content, done: Done) -> None:
         link, probed = arrival.handle
-        if arrival.num_bytes > len(buffer):
-            # ucxx would write all of it, whatever the size of the buffer.
-            raise ValueError(f"a message of {arrival.num_bytes} bytes does not fit a buffer of {len(buffer)}")
+        if arrival.num_bytes > len(content):
+            raise ValueError(f"a message of {arrival.num_bytes} bytes does not fit in {len(content)}")
         if not link.is_alive:
             done("the link is down")
             return
-        link.take(probed, buffer, done)
+        link.take(probed, content, done)
         if link.socket.wants_to_write:
             self._watch(link)
         self._fresh = True
@@ -230,9 +241,8 @@ class UcxTransport:
     def _probe(self, link: UcxLink) -> bool:
         assert self._events is not None
         busy = False
-        while link.is_alive and (found := link.worker.tag_probe(*self._any_tag, remove=True)).matched:
-            arrival = Arrival(int(found.sender_tag.value), int(found.length), (link, found))
-            link.untaken.add(found)
+        while link.is_alive and (probed := link.probe()) is not None:
+            arrival = Arrival(probed.tag, probed.num_bytes, (link, probed))
             self._events.on_arrival(arrival)
             busy = True
         return busy

@@ -12,25 +12,24 @@ receiver acknowledges what it has taken, and the sender keeps at most `WINDOW` m
 from __future__ import annotations
 
 import contextlib
+import struct
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from ucxx._lib import libucxx
-from ucxx._lib.arr import Array
-
 from slipstream.kv_transfer.frame_socket import FrameSocket
-from slipstream.kv_transfer.transport import Buffer, Done
+from slipstream.kv_transfer.transport import Done
+from slipstream.kv_transfer.ucp import Content, Probed, Request, Ucp
 
-WINDOW = 32
-ACKNOWLEDGE_EVERY = 8  # messages; must divide the window, or a sender may wait for the rest for ever
+WINDOW_BYTES = 8 << 20
+ACKNOWLEDGE_BYTES = 2 << 20  # less than the window, or a sender may wait for the rest for ever
 _RECORD, _ACK = b"\0", b"\1"  # what a frame after the greeting begins with
+_COUNT = struct.Struct("<I")
 
 
 @dataclass(slots=True, eq=False)
 class _Operation:
-    request: Any
-    buffer: Buffer
+    request: Request
     done: Done
 
 
@@ -38,32 +37,41 @@ class _Operation:
 class UcxLink:
     socket: FrameSocket
     worker: Any
+    ucp: Ucp
     greeting: bytes = b""  # that was sent
     endpoint: Any = None  # as soon as the peer's greeting has told its worker's address
     is_alive: bool = True
     operations: list[_Operation] = field(default_factory=list)
-    untaken: set[Any] = field(default_factory=set)  # probed messages that nobody has received yet
-    held: deque[tuple[int, Buffer, Done]] = field(default_factory=deque)  # messages to send that the window keeps back
-    num_unacknowledged: int = 0
-    num_taken: int = 0  # since the last acknowledgement
+    untaken: set[Probed] = field(default_factory=set)  # probed messages that nobody has received yet
+    held: deque[tuple[int, Content, Done]] = field(default_factory=deque)  # messages that the window keeps back
+    unacknowledged: deque[int] = field(default_factory=deque)  # bytes of each message that was sent
+    num_unacknowledged_bytes: int = 0
+    num_taken: int = 0  # messages since the last acknowledgement
+    num_taken_bytes: int = 0
 
     @property
     def num_in_flight(self) -> int:
         return len(self.operations) + len(self.held)
 
-    def send(self, tag: int, buffer: Buffer, done: Done) -> None:
-        self.held.append((tag, buffer, done))
+    def send(self, tag: int, content: Content, done: Done) -> None:
+        self.held.append((tag, content, done))
         self._post()
 
-    def take(self, probed: Any, buffer: Buffer, done: Done) -> None:
+    def probe(self) -> Probed | None:
+        """The next message that nobody has taken yet."""
+        if (probed := self.ucp.probe(self.worker)) is not None:
+            self.untaken.add(probed)
+        return probed
+
+    def take(self, probed: Probed, content: Content, done: Done) -> None:
         """Receive a message that was probed."""
         self.untaken.remove(probed)
-        request = self.worker.tag_recv_with_handle(Array(buffer), probed)
-        self.operations.append(_Operation(request, buffer, done))
+        self.operations.append(_Operation(self.ucp.receive(self.worker, probed, content), done))
         self.num_taken += 1
-        if self.num_taken == ACKNOWLEDGE_EVERY:
-            self.num_taken = 0
-            self.socket.send(_ACK)
+        self.num_taken_bytes += probed.num_bytes
+        if self.num_taken_bytes >= ACKNOWLEDGE_BYTES:
+            self.socket.send(_ACK + _COUNT.pack(self.num_taken))
+            self.num_taken = self.num_taken_bytes = 0
             with contextlib.suppress(OSError):  # shows when the socket is read
                 self.socket.flush()
 
@@ -72,8 +80,10 @@ class UcxLink:
 
     def read_frame(self, frame: bytes) -> bytes | None:
         """The record in it, if it is one."""
-        if frame == _ACK:
-            self.num_unacknowledged = max(0, self.num_unacknowledged - ACKNOWLEDGE_EVERY)
+        if frame.startswith(_ACK) and len(frame) == len(_ACK) + _COUNT.size:
+            (num_taken,) = _COUNT.unpack_from(frame, len(_ACK))
+            for _ in range(min(num_taken, len(self.unacknowledged))):
+                self.num_unacknowledged_bytes -= self.unacknowledged.popleft()
             self._post()
             return None
         return frame.removeprefix(_RECORD)
@@ -83,12 +93,12 @@ class UcxLink:
         finished: list[_Operation] = []
         going: list[_Operation] = []
         for operation in self.operations:
-            (finished if operation.request.completed else going).append(operation)
+            (finished if operation.request.is_done() else going).append(operation)
         if not finished:
             return False
         self.operations = going  # before the callbacks, which may post more
         for operation in finished:
-            operation.done(_error_of(operation.request))
+            operation.done(operation.request.error)
         return True
 
     def give_up(self) -> list[Done]:
@@ -98,17 +108,14 @@ class UcxLink:
         self.held.clear()
         return left
 
+    def cancel(self) -> None:
+        """Ends what UCX may still be waiting for. The link is down."""
+        for operation in self.operations:
+            operation.request.cancel(self.worker)
+
     def _post(self) -> None:
-        while self.held and self.num_unacknowledged < WINDOW:
-            tag, buffer, done = self.held.popleft()
-            self.num_unacknowledged += 1
-            request = self.endpoint.tag_send(Array(buffer), libucxx.UCXXTag(tag))
-            self.operations.append(_Operation(request, buffer, done))
-
-
-def _error_of(request: Any) -> str | None:
-    try:
-        request.check_error()
-    except libucxx.UCXError as error:
-        return f"{type(error).__name__}: {error}"
-    return None
+        while self.held and self.num_unacknowledged_bytes < WINDOW_BYTES:
+            tag, content, done = self.held.popleft()
+            self.unacknowledged.append(len(content))
+            self.num_unacknowledged_bytes += len(content)
+            self.operations.append(_Operation(self.ucp.send(self.endpoint, tag, content), done))

@@ -5,108 +5,15 @@
 // row after this one is asked for in time. Rows that are not read again soon are stored past the caches, which saves
 // reading them before they are overwritten.
 
-#include "xxh3.hpp"
+#include "rows.hpp"
 
-#include <algorithm>
-#include <cstdint>
-#include <cstring>
+using rows::Job;
+using rows::Table;
+using xxh3::Store;
 
 namespace {
 
-using xxh3::kBlockBytes;
-using xxh3::kStripeBytes;
-using xxh3::Store;
-
-constexpr int64_t kAheadBytes = 16 * kBlockBytes;
-
 enum Outcome { kDone = 0, kOutOfRange = 1, kTooShort = 2 };
-
-struct Table {
-    uint8_t* base;
-    int64_t row_stride;
-    int64_t num_rows;
-    const int64_t* ids;  // or null: rows 0, 1, 2, ...
-
-    uint8_t* row(int64_t i) const { return base + (ids ? ids[i] : i) * row_stride; }
-
-    bool holds(int64_t num_runs) const {
-        if (!ids) return num_runs <= num_rows;
-        return std::all_of(ids, ids + num_runs, [this](int64_t id) { return 0 <= id && id < num_rows; });
-    }
-};
-
-// The place in the source that is asked for ahead of time.
-class Ahead {
-  public:
-    Ahead(const Table& source, int64_t num_runs, int64_t run_bytes)
-        : source_(source), num_runs_(num_runs), run_bytes_(run_bytes) {
-        skip(kAheadBytes);
-    }
-
-    const uint8_t* next() {
-        const uint8_t* place = source_.row(std::min(row_, num_runs_ - 1)) + offset_;
-        skip(kBlockBytes);
-        return place;
-    }
-
-  private:
-    void skip(int64_t num_bytes) {
-        offset_ += num_bytes;
-        while (offset_ >= run_bytes_) {
-            offset_ -= run_bytes_;
-            ++row_;
-        }
-    }
-
-    const Table& source_;
-    int64_t num_runs_, run_bytes_, row_ = 0, offset_ = 0;
-};
-
-template <Store kStore>
-uint64_t copy(const Table& to, const Table& from, int64_t num_runs, int64_t run_bytes, uint64_t seed) {
-    const int64_t num_bytes = num_runs * run_bytes;
-    int64_t blocks_left = (num_bytes - 1) / kBlockBytes;  // the rest, 1 to 1024 bytes, is the tail
-    xxh3::Digest digest(seed);
-    Ahead ahead(from, num_runs, run_bytes);
-    // What does not come as a whole block within a row is put together here; before it, the 64 bytes that preceded.
-    uint8_t buffer[kStripeBytes + kBlockBytes];
-    uint8_t* const pending = buffer + kStripeBytes;
-    int64_t num_pending = 0;
-    for (int64_t i = 0; i < num_runs; ++i) {
-        const uint8_t* src = from.row(i);
-        uint8_t* dst = kStore == Store::kNone ? nullptr : to.row(i);
-        for (int64_t left = run_bytes; left > 0;) {
-            int64_t size = kBlockBytes;
-            if (num_pending == 0 && left >= kBlockBytes && blocks_left > 0) {
-                digest.take_block<kStore>(src, dst, ahead.next());
-                if (--blocks_left == 0) std::memcpy(buffer, src + kBlockBytes - kStripeBytes, kStripeBytes);
-            } else {
-                size = std::min(kBlockBytes - num_pending, left);
-                std::memcpy(pending + num_pending, src, size);
-                if (kStore != Store::kNone) std::memcpy(dst, pending + num_pending, size);
-                num_pending += size;
-                if (num_pending == kBlockBytes && blocks_left > 0) {
-                    digest.take_block<Store::kNone>(pending, nullptr, ahead.next());
-                    std::memcpy(buffer, pending + kBlockBytes - kStripeBytes, kStripeBytes);
-                    --blocks_left;
-                    num_pending = 0;
-                }
-            }
-            src += size;
-            if (kStore != Store::kNone) dst += size;
-            left -= size;
-        }
-    }
-    if (kStore == Store::kStreaming) _mm_sfence();
-    return digest.finish(pending, num_pending, num_bytes);
-}
-
-// One copy: `run_bytes` of each of `num_runs` rows; `to.base` null only looks at them. `past_caches` is a wish.
-struct Job {
-    Table to, from;
-    int64_t num_runs, run_bytes, past_caches;
-    uint64_t seed;
-};
 
 }  // namespace
 
@@ -126,13 +33,12 @@ extern "C" __attribute__((visibility("default"))) void slipstream_copy_rows(cons
             outcomes[i] = kOutOfRange;
             continue;
         }
-        const bool is_aligned = (reinterpret_cast<uintptr_t>(to.base) | to.row_stride | job.run_bytes) % kStripeBytes == 0;
         if (!to.base) {
-            checksums[i] = copy<Store::kNone>(to, from, job.num_runs, job.run_bytes, job.seed);
-        } else if (job.past_caches && is_aligned) {
-            checksums[i] = copy<Store::kStreaming>(to, from, job.num_runs, job.run_bytes, job.seed);
+            checksums[i] = rows::copy<Store::kNone>(to, from, job.num_runs, job.run_bytes, job.seed);
+        } else if (job.past_caches && rows::fits_streaming_stores(to, job.run_bytes)) {
+            checksums[i] = rows::copy<Store::kStreaming>(to, from, job.num_runs, job.run_bytes, job.seed);
         } else {
-            checksums[i] = copy<Store::kCached>(to, from, job.num_runs, job.run_bytes, job.seed);
+            checksums[i] = rows::copy<Store::kCached>(to, from, job.num_runs, job.run_bytes, job.seed);
         }
         outcomes[i] = kDone;
     }

@@ -1,0 +1,200 @@
+// Rows as a message that is packed and unpacked piece by piece: UCX asks for the next piece when it has a buffer of its
+// own to fill, and hands over each piece as it comes, so that the bytes are copied once at either end.
+//
+//     rows of the table | checksum, 8 bytes
+//
+// The checksum is taken on the way, as long as the pieces come in order. Nothing but a wire of several lanes would bring
+// them in another; then the rows are looked at a second time at the end.
+
+#include "rows.hpp"
+
+#include <cstddef>
+#include <new>
+
+using rows::Job;
+using rows::Table;
+using xxh3::kBlockBytes;
+using xxh3::kStripeBytes;
+using xxh3::Store;
+
+namespace {
+
+constexpr int64_t kChecksumBytes = 8;
+constexpr int32_t kOk = 0, kTruncated = -9;  // of UCX
+
+class Stream {
+  public:
+    Stream(const Job& job, uint64_t spoil)
+        : rows_(job.from), num_runs_(job.num_runs), run_bytes_(job.run_bytes), num_bytes_(num_runs_ * run_bytes_),
+          seed_(job.seed), spoil_(spoil), streams_(job.past_caches && rows::fits_streaming_stores(rows_, run_bytes_)),
+          digest_(seed_), ahead_(rows_, num_runs_, run_bytes_), blocks_left_((num_bytes_ - 1) / kBlockBytes) {}
+
+    Stream(const Stream&) = delete;
+    Stream& operator=(const Stream&) = delete;
+
+    int64_t size() const { return num_bytes_ + kChecksumBytes; }
+
+    int64_t pack(int64_t offset, uint8_t* dest, int64_t max_bytes) {
+        const int64_t num_bytes = std::min(max_bytes, size() - offset);
+        const int64_t of_rows = std::clamp<int64_t>(num_bytes_ - offset, 0, num_bytes);
+        move<true>(offset, dest, of_rows);
+        if (of_rows < num_bytes) {
+            const uint64_t told = checksum() ^ spoil_;
+            uint8_t bytes[kChecksumBytes];
+            std::memcpy(bytes, &told, kChecksumBytes);
+            std::memcpy(dest + of_rows, bytes + (offset + of_rows - num_bytes_), num_bytes - of_rows);
+        }
+        return num_bytes;
+    }
+
+    bool unpack(int64_t offset, const uint8_t* src, int64_t num_bytes) {
+        if (offset < 0 || num_bytes < 0 || offset > size() - num_bytes) return false;
+        const int64_t of_rows = std::clamp<int64_t>(num_bytes_ - offset, 0, num_bytes);
+        move<false>(offset, const_cast<uint8_t*>(src), of_rows);
+        std::memcpy(told_ + std::max<int64_t>(offset - num_bytes_, 0), src + of_rows, num_bytes - of_rows);
+        num_unpacked_ += num_bytes;
+        return true;
+    }
+
+    bool is_whole() {
+        uint64_t told;
+        std::memcpy(&told, told_, kChecksumBytes);
+        return num_unpacked_ == size() && told == checksum();
+    }
+
+  private:
+    template <bool kPack>
+    void move(int64_t offset, uint8_t* wire, int64_t num_bytes) {
+        if (num_bytes == 0) return;
+        if (offset != offset_) is_in_order_ = false;
+        if (!is_in_order_) {
+            move_plainly<kPack>(offset, wire, num_bytes);
+        } else {
+            offset_ += num_bytes;
+            if (kPack) {
+                take<true, Store::kCached>(wire, num_bytes);
+            } else if (streams_) {
+                take<false, Store::kStreaming>(wire, num_bytes);
+                _mm_sfence();
+            } else {
+                take<false, Store::kCached>(wire, num_bytes);
+            }
+        }
+    }
+
+    // The bytes that follow those before. What does not come as a whole block within a row and within this piece is put
+    // together in `pending_`, as in rows::copy.
+    template <bool kPack, Store kStore>
+    void take(uint8_t* wire, int64_t left) {
+        while (left > 0) {
+            uint8_t* const place = rows_.row(row_) + at_;
+            const uint8_t* src = kPack ? place : wire;
+            uint8_t* dst = kPack ? wire : place;
+            const int64_t here = std::min(left, run_bytes_ - at_);
+            int64_t size = kBlockBytes;
+            if (num_pending_ == 0 && here >= kBlockBytes && blocks_left_ > 0) {
+                const uint8_t* ahead = kPack ? ahead_.next() : wire + std::min(left - kBlockBytes, 4 * kBlockBytes);
+                digest_.take_block<kStore>(src, dst, ahead);
+                if (--blocks_left_ == 0) std::memcpy(buffer_, src + kBlockBytes - kStripeBytes, kStripeBytes);
+            } else {
+                uint8_t* const pending = buffer_ + kStripeBytes;
+                size = std::min(kBlockBytes - num_pending_, here);
+                std::memcpy(pending + num_pending_, src, size);
+                std::memcpy(dst, pending + num_pending_, size);
+                num_pending_ += size;
+                if (num_pending_ == kBlockBytes && blocks_left_ > 0) {
+                    digest_.take_block<Store::kNone>(pending, nullptr, kPack ? ahead_.next() : pending);
+                    std::memcpy(buffer_, pending + kBlockBytes - kStripeBytes, kStripeBytes);
+                    --blocks_left_;
+                    num_pending_ = 0;
+                }
+            }
+            wire += size;
+            left -= size;
+            at_ += size;
+            if (at_ == run_bytes_) {
+                at_ = 0;
+                ++row_;
+            }
+        }
+    }
+
+    template <bool kPack>
+    void move_plainly(int64_t offset, uint8_t* wire, int64_t left) {
+        while (left > 0) {
+            const int64_t at = offset % run_bytes_, size = std::min(left, run_bytes_ - at);
+            uint8_t* const place = rows_.row(offset / run_bytes_) + at;
+            std::memcpy(kPack ? wire : place, kPack ? place : wire, size);
+            wire += size;
+            offset += size;
+            left -= size;
+        }
+    }
+
+    uint64_t checksum() {
+        if (!is_summed_) {
+            is_summed_ = true;
+            checksum_ = is_in_order_ && offset_ == num_bytes_
+                            ? digest_.finish(buffer_ + kStripeBytes, num_pending_, num_bytes_)
+                            : rows::copy<Store::kNone>(Table{}, rows_, num_runs_, run_bytes_, seed_);
+        }
+        return checksum_;
+    }
+
+    const Table rows_;
+    const int64_t num_runs_, run_bytes_, num_bytes_;
+    const uint64_t seed_, spoil_;
+    const bool streams_;
+    xxh3::Digest digest_;
+    rows::Ahead ahead_;
+    int64_t blocks_left_;
+    int64_t offset_ = 0, row_ = 0, at_ = 0, num_pending_ = 0, num_unpacked_ = 0;
+    bool is_in_order_ = true, is_summed_ = false;
+    uint64_t checksum_ = 0;
+    uint8_t told_[kChecksumBytes] = {};
+    uint8_t buffer_[kStripeBytes + kBlockBytes];
+};
+
+Stream* as_stream(void* state) { return static_cast<Stream*>(state); }
+
+// What UCX calls for a datatype of our own, in the order of its ucp_generic_dt_ops. A stream is its own state.
+struct Operations {
+    void* (*start_pack)(void*, const void*, size_t);
+    void* (*start_unpack)(void*, void*, size_t);
+    size_t (*packed_size)(void*);
+    size_t (*pack)(void*, size_t, void*, size_t);
+    int32_t (*unpack)(void*, size_t, const void*, size_t);
+    void (*finish)(void*);
+};
+
+const Operations kOperations = {
+    [](void*, const void* stream, size_t) { return const_cast<void*>(stream); },
+    [](void*, void* stream, size_t) { return stream; },
+    [](void* state) { return static_cast<size_t>(as_stream(state)->size()); },
+    [](void* state, size_t offset, void* dest, size_t max_bytes) {
+        const int64_t size = as_stream(state)->pack(offset, static_cast<uint8_t*>(dest), max_bytes);
+        return static_cast<size_t>(size);
+    },
+    [](void* state, size_t offset, const void* src, size_t num_bytes) {
+        return as_stream(state)->unpack(offset, static_cast<const uint8_t*>(src), num_bytes) ? kOk : kTruncated;
+    },
+    [](void*) {},
+};
+
+}  // namespace
+
+#define SLIPSTREAM_API extern "C" __attribute__((visibility("default")))
+
+SLIPSTREAM_API const void* slipstream_stream_operations() { return &kOperations; }
+
+// A stream of the rows `job.from`, to be packed or to be unpacked; null if an id is none of its table's rows, if there
+// are at most 240 bytes in all, or no memory. `spoil` makes the checksum wrong that is packed.
+SLIPSTREAM_API void* slipstream_open_stream(const Job* job, uint64_t spoil) {
+    if (job->num_runs * job->run_bytes < xxh3::kMinBytes || !job->from.holds(job->num_runs)) return nullptr;
+    return new (std::nothrow) Stream(*job, spoil);
+}
+
+// All bytes have been unpacked, and the checksum that came with them is theirs.
+SLIPSTREAM_API int32_t slipstream_stream_is_whole(void* stream) { return as_stream(stream)->is_whole(); }
+
+SLIPSTREAM_API void slipstream_close_stream(void* stream) { delete as_stream(stream); }
