@@ -6,6 +6,8 @@ dropped here.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from slipstream.router.actions import Emit
 from slipstream.router.credits import Charge
 from slipstream.router.generation import GenerationError
@@ -21,9 +23,12 @@ from slipstream.router.messages import (
     TokenChunk,
 )
 from slipstream.router.output_log import OutputError
+from slipstream.router.placement import progress
 from slipstream.router.placement.capacity import decode_charge, prefill_charge
 from slipstream.router.placement.decision import Placement
-from slipstream.router.placement.isl_threshold import cached_prefix_decision
+from slipstream.router.placement.placer import Placer
+from slipstream.router.prefix.index import PrefixIndex
+from slipstream.router.prefix.sessions import Sessions
 from slipstream.router.request_book import RequestBook
 from slipstream.router.request_state import RequestState
 from slipstream.router.roster import WorkerState
@@ -32,9 +37,11 @@ from slipstream.router.roster import WorkerState
 class AttemptFlow:
     """Moves requests of the book forward."""
 
-    def __init__(self, book: RequestBook, local_prefill_max_tokens: int) -> None:
+    def __init__(self, book: RequestBook, placer: Placer, index: PrefixIndex, sessions: Sessions) -> None:
         self._book = book
-        self._local_prefill_max_tokens = local_prefill_max_tokens
+        self._placer = placer
+        self._index = index
+        self._sessions = sessions
 
     def start(self, state: RequestState, placement: Placement, now: float) -> None:
         """Begins the attempt: the first message that spends credits."""
@@ -43,9 +50,14 @@ class AttemptFlow:
         self._book.leave_queue(state, now)
         self._book.totals.placements[placement.decision.reason] += 1
         state.enter("placed", now, decision=placement.decision)
+        self._foresee(state, decode, group, now)
         state.decode = decode
         decode.request_ids.add(request_id)
-        seq = decode.ledger.spend(decode_charge(decode, state.num_tokens))
+        self._placer.begin(state, placement, now)
+        charge = decode_charge(decode, state.num_tokens)
+        if group is None:
+            charge = replace(charge, tokens=state.num_tokens - state.decode_cached_tokens)
+        seq = decode.ledger.spend(charge)
         if group is None:
             self._book.send(decode, Generate(seq, state.engine_request()))
             state.enter("prefill", now)
@@ -67,13 +79,16 @@ class AttemptFlow:
         charge = group.ledger.release(state.request_id)
         assert charge is not None
         state.enter("reserved", now, f"{message.num_cached_tokens} tokens cached")
-        if state.num_tokens - message.num_cached_tokens <= self._local_prefill_max_tokens:
+        progress.reserved(state, message.ticket.num_pages, now)
+        decision = self._placer.reconsider(state, worker, group, message.num_cached_tokens, now)
+        if decision is not None:
             group.request_ids.discard(state.request_id)
             state.prefill = None
-            decision = cached_prefix_decision(worker, state.num_tokens, message.num_cached_tokens)
+            state.num_predicted_cached = None  # that was of another worker
+            self._placer.stay(state, worker, message.num_cached_tokens, now)
             self._book.totals.placements[decision.reason] += 1
             # The reservation has been charged; converting it takes nothing more.
-            seq = worker.ledger.spend(Charge())
+            seq = worker.ledger.spend(Charge(tokens=state.num_tokens - message.num_cached_tokens))
             self._book.send(worker, Generate(seq, state.engine_request()))
             state.enter("prefill", now, decision=decision)
         else:
@@ -91,6 +106,9 @@ class AttemptFlow:
             detail = f"{worker.name} ended the sequence with {chunk.finish_reason}"
             self._book.fail_attempt(state, now, "worker_failed", detail, blamed=[worker], silent=worker)
             return
+        if state.num_predicted_cached is not None:
+            self._index.observe(state.num_predicted_cached, chunk.num_cached_tokens)
+            state.num_predicted_cached = None
         try:
             ready = state.output.add(chunk)
         except OutputError as error:
@@ -115,6 +133,7 @@ class AttemptFlow:
         if state is None or worker is not state.decode or state.handed_off:
             return
         state.handed_off = True
+        progress.handed_off(state, message.seconds, now)
         state.record.landed = PagesLanded(now, state.attempt, message.num_bytes, message.seconds)
         totals = self._book.totals
         totals.num_transfers += 1
@@ -149,6 +168,14 @@ class AttemptFlow:
             detail = f"{worker.name} is lost: {reason}"
             self._book.fail_attempt(state, now, "worker_lost", detail, silent=worker)
 
+    def _foresee(self, state: RequestState, decode: WorkerState, group: WorkerState | None, now: float) -> None:
+        """The KV of a request will be where it is placed, and so will its conversation."""
+        state.num_predicted_cached = self._index.cached_tokens(group or decode, state)
+        for worker in (decode, group):
+            if worker is not None:
+                self._index.expect(worker, state, now)
+                self._sessions.note(state.request.session, worker, state.request.tenant)
+
     def _current(self, worker: WorkerState, message: Reserved | TokenChunk | HandedOff | Failed) -> RequestState | None:
         """The request a message is about, if it is of the current attempt and the worker has a part in that."""
         state = self._book.get(message.request_id)
@@ -165,6 +192,7 @@ class AttemptFlow:
             state.num_cached_tokens = state.record.num_cached_tokens = part.num_cached_tokens
         state.record.timeline.mark("first_token", now)
         self._book.totals.num_output_tokens += len(part.token_ids)
+        progress.tokens_came(state, len(part.token_ids), now)
         self._book.actions.append(Emit(state.request_id, part.token_ids, part.logprobs))
 
     def _on_first_token(self, state: RequestState, group: WorkerState, chunk: TokenChunk, now: float) -> None:
@@ -189,4 +217,5 @@ class AttemptFlow:
         if state.prefill is not None:
             state.prefill.request_ids.discard(state.request_id)
             state.prefill = None
+        progress.decoding(state)
         state.enter("decode", now)

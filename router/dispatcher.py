@@ -5,6 +5,7 @@ The rules are in docs/design.md under "Attempts" and "Credits"; the parts:
 
     request_book   all unfinished requests: queue, deadlines, the ends of attempts and requests
     roster         the connected workers, each with its `credits` ledger
+    prefix         which worker holds the KV of which prefix
     matching       waiting requests + credits -> `placement`
     attempts       a placed request's way, driven by its workers' messages
 """
@@ -24,6 +25,7 @@ from slipstream.router.generation import GenerateRequest, GenerationError
 from slipstream.router.history import RequestRecord
 from slipstream.router.matching import match_credits
 from slipstream.router.messages import (
+    BlocksChanged,
     Credits,
     Drain,
     Failed,
@@ -32,10 +34,15 @@ from slipstream.router.messages import (
     PeerLost,
     Pong,
     Reserved,
+    ResyncBlocks,
     Stats,
     StepOutput,
     WorkerMessage,
 )
+from slipstream.router.placement.placer import Placer
+from slipstream.router.prefix.holder import BlockEventError
+from slipstream.router.prefix.index import PrefixIndex
+from slipstream.router.prefix.sessions import Sessions
 from slipstream.router.request_book import RequestBook
 from slipstream.router.roster import Roster, WorkerState
 from slipstream.router.status import Snapshot, WorkerStatus
@@ -45,10 +52,13 @@ class Dispatcher:
     """`history_capacity` requests, running or finished, can be explained."""
 
     def __init__(self, config: DispatchConfig, history_capacity: int = 1024) -> None:
-        self._local_prefill_max_tokens = config.local_prefill_max_tokens
         self._roster = Roster()
         self._book = RequestBook(config, history_capacity)
-        self._flow = AttemptFlow(self._book, config.local_prefill_max_tokens)
+        self._index = PrefixIndex()
+        self._sessions = Sessions()
+        self._placer = Placer(config, self._roster, self._index, self._sessions, self._book.outputs)
+        self._flow = AttemptFlow(self._book, self._placer, self._index, self._sessions)
+        self._wake_s: float | None = None  # when somebody has waited long enough for a better worker
 
     # ---- what can be asked
 
@@ -69,7 +79,10 @@ class Dispatcher:
 
     def next_deadline(self) -> float | None:
         """When `tick` is due next; None: nothing is waiting for a time."""
-        return self._book.next_deadline()
+        due_s = self._book.next_deadline()
+        if self._wake_s is None or not self._book.queue:
+            return due_s
+        return self._wake_s if due_s is None else min(due_s, self._wake_s)
 
     def record(self, request_id: str) -> RequestRecord | None:
         """The story of a request, running or finished a while ago."""
@@ -86,6 +99,7 @@ class Dispatcher:
             num_requests_by_phase=dict(Counter(state.phase for state in self._book)),
             workers=tuple(WorkerStatus.of(worker, now) for worker in self._roster),
             totals=deepcopy(self._book.totals),
+            prefix_index=self._index.status,
         )
 
     # ---- events: clients and time
@@ -117,7 +131,10 @@ class Dispatcher:
 
     def worker_joined(self, hello: Hello, now: float) -> list[Action]:
         """A worker said hello. An earlier connection of the same identity must have been reported lost."""
-        self._roster.add(WorkerState(hello, now))
+        worker = WorkerState(hello, now)
+        self._roster.add(worker)
+        self._index.add(worker)
+        self._sessions.add(worker)
         return self._settle(now)
 
     def worker_lost(self, peer: PeerId, now: float, reason: str = "connection lost") -> list[Action]:
@@ -159,6 +176,14 @@ class Dispatcher:
                 self._flow.on_handed_off(worker, message, now)
             case Failed():
                 self._flow.on_failed(worker, message, now)
+            case BlocksChanged():
+                try:
+                    is_missing = self._index.apply(worker, message)
+                except BlockEventError as error:
+                    self._expel(worker, now, str(error))
+                else:
+                    if is_missing:
+                        self._book.send(worker, ResyncBlocks())
             case Stats():
                 worker.stats = message
                 return []
@@ -176,12 +201,15 @@ class Dispatcher:
         """Places what fits now and hands out the actions."""
         book = self._book
         if book.queue and self._roster.decode_workers:
-            match_credits(book, self._roster, self._local_prefill_max_tokens, self._flow.start, now)
+            self._index.expire(now)
+            self._wake_s = match_credits(book, self._roster, self._placer, self._flow.start, now)
         actions, book.actions = book.actions, []
         return actions
 
     def _lose(self, worker: WorkerState, now: float, reason: str) -> None:
         self._roster.remove(worker)
+        self._index.remove(worker)
+        self._sessions.remove(worker)
         for other in self._roster:
             self._book.send(other, PeerLost(worker.peer))
         for state in self._book.latest_first(worker.request_ids):
@@ -195,6 +223,7 @@ class Dispatcher:
     def check_integrity(self) -> None:
         """Raises AssertionError if two parts of the state contradict each other."""
         self._book.check_integrity()
+        self._index.check_integrity()
         for state in self._book:
             for involved in (state.decode, state.prefill):
                 assert involved is None or self._roster.get(involved.peer) is involved, state.request_id

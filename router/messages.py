@@ -17,7 +17,7 @@ from typing import Literal
 
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 Role = Literal["prefill", "decode"]
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -93,6 +93,7 @@ class Hello:
     max_slots: int
     max_queued_tokens: int
     max_model_len: int
+    prefix_caching: bool = True  # it tells which pages its prefix cache holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +178,20 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True)
+class BlocksChanged:
+    """The worker's prefix cache has taken in and let go of full pages: their block ids of eight bytes, packed.
+
+    `seq` counts these messages from 1 on each connection. A snapshot says that `stored` is all there is (and the
+    messages after it add to that, where it is too long for one); the first message of a worker that begins with an
+    empty cache need not be one. Where numbers are left out, the router asks for a snapshot with `ResyncBlocks`."""
+
+    seq: int
+    is_snapshot: bool
+    stored: bytes
+    removed: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Pong:
     nonce: int
 
@@ -248,6 +263,11 @@ class PeerLost:
 
 
 @dataclass(frozen=True, slots=True)
+class ResyncBlocks:
+    """Tell with the next `BlocksChanged` all that the prefix cache holds: a message of those is missing."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ping:
     nonce: int
 
@@ -257,5 +277,7 @@ class Drain:
     """Finish what is running, take nothing new, then exit."""
 
 
-WorkerMessage = Hello | Credits | Reserved | StepOutput | HandedOff | Failed | Stats | Pong
-RouterMessage = Welcome | Rejected | Generate | Reserve | Prefill | Start | Cancel | PeerLost | Ping | Drain
+WorkerMessage = Hello | Credits | Reserved | StepOutput | HandedOff | Failed | Stats | BlocksChanged | Pong
+RouterMessage = (
+    Welcome | Rejected | Generate | Reserve | Prefill | Start | Cancel | PeerLost | ResyncBlocks | Ping | Drain
+)

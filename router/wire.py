@@ -48,6 +48,7 @@ TYPE_CODES: dict[type, int] = {
     messages.Failed: 6,
     messages.Stats: 7,
     messages.Pong: 8,
+    messages.BlocksChanged: 9,
     messages.Welcome: 32,
     messages.Rejected: 33,
     messages.Generate: 34,
@@ -58,6 +59,7 @@ TYPE_CODES: dict[type, int] = {
     messages.PeerLost: 39,
     messages.Ping: 40,
     messages.Drain: 41,
+    messages.ResyncBlocks: 42,
 }
 
 

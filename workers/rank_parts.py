@@ -151,6 +151,7 @@ def rank_parts(config: WorkerConfig, tp: TensorParallel, ended: Callable[[RankOu
         tp=tp,
         max_queued_tokens=config.max_queued_tokens,
         ranks_on_host=config.ranks_on_host,
+        model_id=config.model,  # what the router knows it by
     )
     memory = KvMemory() if config.transfer.transport != "ucx" else None
     runner = build_runner(config.model_dir, engine, limits.num_pages, tp=tp, memory=memory)

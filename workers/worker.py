@@ -269,6 +269,7 @@ class Worker:
             max_slots=limits.max_num_seqs,
             max_queued_tokens=limits.max_queued_tokens,
             max_model_len=limits.max_model_len,
+            prefix_caching=limits.prefix_caching,
         )
 
     # ---- on any thread

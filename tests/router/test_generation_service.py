@@ -231,7 +231,7 @@ def test_bad_bytes_cost_only_their_own_connection():
     [
         ({"token": "wrong"}, "wrong token"),
         ({"token": "sécret"}, "wrong token"),
-        ({"version": 99}, "protocol version 99, this router speaks 1"),
+        ({"version": 99}, f"protocol version 99, this router speaks {PROTOCOL_VERSION}"),
         ({"model": "other"}, "model 'other', this router serves 'm'"),
         ({"page_tokens": 0}, "page_tokens must be at least 1, got 0"),
         ({"page_tokens": 32}, "page_tokens 32, but first has 16"),

@@ -10,12 +10,12 @@ import numpy as np
 
 from slipstream.kv_transfer.ticket import HandoffTicket
 from slipstream.router.messages import EngineRequest, FinishReason, SamplingParams, TokenChunk, TokenLogprob
+from slipstream.router.prefix.block_hash import HashChain, root_digest
 from slipstream.workers.engine.composer import Composer
 from slipstream.workers.engine.errors import RequestError
 from slipstream.workers.engine.executor import Executor
 from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.engine.plan import SampledTokens, is_plainly_greedy
-from slipstream.workers.engine.prefix_cache import HashChain, root_digest
 from slipstream.workers.engine.scheduler import ScheduledStep, Scheduler
 from slipstream.workers.engine.sequence import AttemptKey, SequenceState
 from slipstream.workers.engine.sequence import Sequence as EngineSequence

@@ -9,7 +9,7 @@ from slipstream.workers.engine.errors import EngineConfigError
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """`model_id` seeds the prefix cache's hashes: KV of another model or version must never be taken for ours.
+    """`model_id` seeds the prefix cache's hashes; where a router is to know them, it is the name that it serves.
 
     The pool holds at least one sequence of full length, so that any accepted request can finish once it is alone.
     """

@@ -1,15 +1,9 @@
 """Which pages hold the KV of which prefixes.
 
-A full page is known by a digest that chains over everything before it:
-
-    root      = xxh3_128(model | salt)
-    digest(0) = xxh3_128(root      | tokens of page 0)
-    digest(1) = xxh3_128(digest(0) | tokens of page 1) ...
-
-so equal digests mean equal prefixes of the same model within the same salt. xxh3 is fast (far under a microsecond a
-page) but not made to withstand someone who constructs collisions; therefore an entry also keeps its tokens and its
-parent's digest and a hit compares them. A wrong page could then only come from a collision of two roots, which hash
-the operator's model id and a tenant's salt.
+Pages go by digests that chain over everything before them (`router.prefix.block_hash`). xxh3 is fast (far under a
+microsecond a page) but not made to withstand someone who constructs collisions; therefore an entry also keeps its
+tokens and its parent's digest and a hit compares them. A wrong page could then only come from a collision of two
+roots, which hash the name of the model and a tenant's salt.
 """
 
 from __future__ import annotations
@@ -19,35 +13,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from xxhash import xxh3_128_digest
-
-
-def root_digest(model_id: str, cache_salt: str) -> bytes:
-    """The digest before the first page. Lengths are part of it: ("ab", "c") and ("a", "bc") differ."""
-    model, salt = model_id.encode(), cache_salt.encode()
-    digest: bytes = xxh3_128_digest(b"%d:%b%d:%b" % (len(model), model, len(salt), salt))
-    return digest
-
-
-class HashChain:
-    """Digests of the full pages of one growing token sequence; each page is hashed once."""
-
-    __slots__ = ("digests", "page_bytes", "root")
-
-    def __init__(self, root: bytes, page_tokens: int) -> None:
-        self.root = root
-        self.digests: list[bytes] = []
-        self.page_bytes = page_tokens * 4  # of int32 token ids
-
-    def extend(self, tokens: array[int], num_pages: int) -> None:
-        """Hash on until `num_pages` pages are known. `tokens` is the whole sequence as int32."""
-        view = memoryview(tokens).cast("B")
-        for at in range(len(self.digests), num_pages):
-            page = view[at * self.page_bytes : (at + 1) * self.page_bytes]
-            self.digests.append(xxh3_128_digest(self.parent(at) + bytes(page)))
-
-    def parent(self, at: int) -> bytes:
-        return self.digests[at - 1] if at else self.root
+from slipstream.router.prefix.block_hash import HashChain
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from enum import Enum
 
 from slipstream.kv_transfer.ticket import HandoffTicket
 from slipstream.router.messages import SamplingParams
+from slipstream.router.prefix.block_hash import HashChain
 from slipstream.workers.engine.ledger import PageState
-from slipstream.workers.engine.prefix_cache import HashChain
 from slipstream.workers.engine.token_counts import TokenCounts
 
 AttemptKey = tuple[str, int]  # (request_id, attempt)

@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from slipstream.router.prefix.block_hash import HashChain, root_digest
 from slipstream.workers.engine.ledger import OWNERS, PageLedger, PageState
 from slipstream.workers.engine.pages import PagePool
-from slipstream.workers.engine.prefix_cache import HashChain, root_digest
 
 PAGE_TOKENS = 2
 ROOT = root_digest("m", "")

@@ -6,8 +6,9 @@ from array import array
 
 import pytest
 
-from slipstream.workers.engine import prefix_cache
-from slipstream.workers.engine.prefix_cache import HashChain, PrefixCache, root_digest
+from slipstream.router.prefix import block_hash
+from slipstream.router.prefix.block_hash import HashChain, root_digest
+from slipstream.workers.engine.prefix_cache import PrefixCache
 
 PAGE_TOKENS = 4
 
@@ -59,7 +60,7 @@ def test_chain_grown_token_by_token_equals_chain_hashed_at_once() -> None:
 
 
 def test_collision_of_digests_is_no_hit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_cache, "xxh3_128_digest", lambda data: b"all the same")
+    monkeypatch.setattr(block_hash, "xxh3_128_digest", lambda data: b"all the same")
     tokens = array("i", range(4))
     cache = cache_of(tokens, [0])
     assert cache.match(chain(), tokens, 1) == [0]

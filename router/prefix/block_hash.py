@@ -1,0 +1,84 @@
+"""The names of full pages of tokens, which router and workers compute alike.
+
+A full page is known by a digest that chains over everything before it:
+
+    root      = xxh3_128(model | salt)
+    digest(0) = xxh3_128(root      | tokens of page 0)
+    digest(1) = xxh3_128(digest(0) | tokens of page 1) ...
+
+so equal digests mean equal prefixes of the same model within the same salt. `model` is the name that is served, the
+same at the router and at all of its workers, whatever directory or dtype a pool loads it from.
+
+Between worker and router a page goes by the first eight bytes of its digest, its block id. Two prefixes that share an
+id cost the router a wrong guess; what a worker serves is decided by whole digests and tokens.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+
+from xxhash import xxh3_128_digest
+
+ID_BYTES = 8
+
+
+def root_digest(model_id: str, cache_salt: str) -> bytes:
+    """The digest before the first page. Lengths are part of it: ("ab", "c") and ("a", "bc") differ."""
+    model, salt = model_id.encode(), cache_salt.encode()
+    digest: bytes = xxh3_128_digest(b"%d:%b%d:%b" % (len(model), model, len(salt), salt))
+    return digest
+
+
+def pack_block_ids(digests: Iterable[bytes]) -> bytes:
+    """Block ids in the form they travel in."""
+    return b"".join([digest[:ID_BYTES] for digest in digests])
+
+
+def unpack_block_ids(packed: bytes) -> array[int]:
+    """The block ids as numbers. Raises ValueError for a length that is not a multiple of eight bytes."""
+    ids = array("Q")
+    ids.frombytes(packed)
+    return ids
+
+
+class HashChain:
+    """Digests of the full pages of one growing token sequence; each page is hashed once."""
+
+    __slots__ = ("digests", "page_bytes", "root")
+
+    def __init__(self, root: bytes, page_tokens: int) -> None:
+        self.root = root
+        self.digests: list[bytes] = []
+        self.page_bytes = page_tokens * 4  # of int32 token ids
+
+    def extend(self, tokens: array[int], num_pages: int) -> None:
+        """Hash on until `num_pages` pages are known. `tokens` is the whole sequence as int32."""
+        view = memoryview(tokens).cast("B")
+        for at in range(len(self.digests), num_pages):
+            page = view[at * self.page_bytes : (at + 1) * self.page_bytes]
+            self.digests.append(xxh3_128_digest(self.parent(at) + bytes(page)))
+
+    def parent(self, at: int) -> bytes:
+        return self.digests[at - 1] if at else self.root
+
+
+class BlockChain:
+    """The block ids of the full pages of a request's tokens, for who only looks them up. About 0.15 us a page."""
+
+    __slots__ = ("_last", "ids", "page_tokens")
+
+    def __init__(self, root: bytes, page_tokens: int) -> None:
+        self.page_tokens = page_tokens
+        self.ids: list[int] = []
+        self._last = root
+
+    def extend(self, packed: bytes) -> None:
+        """Know all full pages of `packed`, the whole sequence as packed int32; it goes on from what was known."""
+        size = self.page_tokens * 4
+        last, digests = self._last, []
+        for at in range(len(self.ids) * size, len(packed) - size + 1, size):
+            last = xxh3_128_digest(last + packed[at : at + size])
+            digests.append(last)
+        self._last = last
+        self.ids += array("Q", b"".join(digests))[::2]  # the first half of each

@@ -1,0 +1,295 @@
+"""Which workers hold the KV of which prefixes, as far as the router knows.
+
+    block id -> the workers that hold it, as a bit each of one number
+
+so that the workers with the longest hits for a prompt are found by walking its block ids once, whatever the number of
+workers. What is known comes from two sources: workers tell which pages their prefix caches take in and let go of
+(`BlocksChanged`), and a request that is placed will produce its blocks where it was placed: until the worker has said
+so, or for `EXPECTED_S`, they count as expected there. Without that a burst of requests with a common beginning would
+scatter over all workers.
+
+What is wrong here costs a worse placement, never a wrong answer: workers look into their caches themselves. Sans-IO.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from slipstream.router.messages import BlocksChanged, Role
+from slipstream.router.prefix.block_hash import BlockChain, root_digest, unpack_block_ids
+from slipstream.router.prefix.holder import BlockEventError, Holder
+from slipstream.router.request_state import RequestState
+from slipstream.router.roster import WorkerState
+
+# How long a block counts as expected. A worker tells of a page as soon as it is computed, so this is to outlast the
+# queue of a busy worker; one that is queued for longer should not attract more of the same.
+EXPECTED_S = 10.0
+MAX_PLACEMENTS_REMEMBERED = 65_536  # within EXPECTED_S; older ones then expire early
+MAX_ENTRIES = 16_000_000  # blocks times their holders, about 150 bytes each
+
+
+@dataclass(slots=True)
+class PrefixIndexStatus:
+    """Counts since the router started, and the size now. `*_tokens` are of prompts: `predicted` to be found in the
+    cache of the worker that was chosen to prefill, `found` there, and `confirmed`, the smaller of the two, summed."""
+
+    num_blocks: int = 0
+    num_entries: int = 0
+    num_expected: int = 0
+    num_events: int = 0
+    num_stored: int = 0
+    num_removed: int = 0
+    num_gaps: int = 0
+    num_snapshots: int = 0
+    num_dropped: int = 0  # blocks that were told and not kept, for there were `max_entries`
+    predicted_tokens: int = 0
+    found_tokens: int = 0
+    confirmed_tokens: int = 0
+
+
+class PrefixIndex:
+    """Knows the blocks of the workers that were added. `max_entries` bounds its memory: beyond it, it learns nothing
+    more until something is removed."""
+
+    def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
+        self._max_entries = max_entries
+        self._masks: dict[int, int] = {}
+        self._holders: dict[WorkerState, Holder] = {}
+        self._by_bit: dict[int, Holder] = {}
+        self._role_masks: dict[Role, int] = {"prefill": 0, "decode": 0}
+        self._placements: deque[tuple[float, Holder, list[int]]] = deque()  # expected blocks, soonest to expire first
+        self._num_entries = 0
+        self._version = 0  # changes with every change
+        self._latest: tuple[BlockChain, int, int, list[tuple[int, int]]] | None = None  # the last walk, and of what
+        self._status = PrefixIndexStatus()
+
+    # ---- workers
+
+    def add(self, worker: WorkerState) -> None:
+        """A worker has joined; it holds nothing as far as we know. One without a prefix cache never will."""
+        if not worker.hello.prefix_caching:
+            return
+        number = next(number for number in range(len(self._by_bit) + 1) if 1 << number not in self._by_bit)
+        holder = Holder(worker, 1 << number)
+        self._holders[worker] = self._by_bit[holder.bit] = holder
+        self._role_masks[worker.hello.role] |= holder.bit
+
+    def remove(self, worker: WorkerState) -> None:
+        """A worker is gone, and all it held. Unknown ones are ignored."""
+        holder = self._holders.pop(worker, None)
+        if holder is None:
+            return
+        self._forget(holder, holder.held)
+        self._forget(holder, holder.expected)
+        self._num_entries -= holder.num_entries
+        holder.expected.clear()  # a placement may still point here
+        self._version += 1
+        del self._by_bit[holder.bit]
+        self._role_masks[worker.hello.role] &= ~holder.bit
+
+    # ---- what workers tell
+
+    def apply(self, worker: WorkerState, message: BlocksChanged) -> bool:
+        """Takes in what a worker tells. Returns whether a snapshot has to be asked for: a message is missing.
+
+        Raises BlockEventError if it cannot be true; the worker should be parted with then.
+        """
+        holder = self._holders.get(worker)
+        if holder is None:
+            raise BlockEventError("a worker without prefix caching told of its blocks")
+        if message.is_snapshot and message.removed:
+            raise BlockEventError("BlocksChanged: a snapshot removes blocks")
+        try:
+            stored, removed = unpack_block_ids(message.stored), unpack_block_ids(message.removed)
+        except ValueError as error:
+            raise BlockEventError("BlocksChanged: block ids of 8 bytes each were expected") from error
+        num_pages = worker.hello.num_pages
+        if len(stored) > num_pages:
+            raise BlockEventError(f"BlocksChanged.stored: {len(stored)} blocks in {num_pages} pages")
+        status = self._status
+        is_missing = holder.follow(message.seq, message.is_snapshot)
+        status.num_events += 1
+        status.num_gaps += is_missing
+        status.num_snapshots += message.is_snapshot
+        status.num_stored += len(stored)
+        status.num_removed += len(removed)
+        if holder.awaits_snapshot:
+            return is_missing  # what is kept is old; the snapshot replaces it
+        self._version += 1
+        self._remove(holder, holder.held.copy() if message.is_snapshot else holder.held.intersection(removed))
+        self._store(holder, stored)
+        if len(holder.held) > num_pages:
+            raise BlockEventError(f"BlocksChanged: {len(holder.held)} blocks in {num_pages} pages")
+        return False
+
+    # ---- what the router does
+
+    def expect(self, worker: WorkerState, state: RequestState, now: float) -> None:
+        """The request was placed where the worker will have the KV of all its tokens."""
+        holder = self._holders.get(worker)
+        if holder is None:
+            return
+        held, expected, masks, bit = holder.held, holder.expected, self._masks, holder.bit
+        new = [block for block in self._chain(state).ids if block not in held]
+        room = min(self._max_entries - self._num_entries, worker.hello.num_pages - len(expected))
+        del new[max(room, 0) :]
+        if not new:
+            return
+        self._version += 1
+        num_before = len(expected)
+        until = now + EXPECTED_S
+        for block in new:
+            masks[block] = masks.get(block, 0) | bit
+            expected[block] = until
+        self._num_entries += len(expected) - num_before
+        self._placements.append((until, holder, new))
+        if len(self._placements) > MAX_PLACEMENTS_REMEMBERED:
+            self._expire_first()
+
+    def expire(self, now: float) -> None:
+        """Gives up what has been expected for too long. To be called before lookups; costs next to nothing."""
+        while self._placements and self._placements[0][0] <= now:
+            self._expire_first()
+
+    def observe(self, predicted_tokens: int, found_tokens: int) -> None:
+        """A worker has begun a request's prefill: how much of it was predicted to be cached there, and how much was."""
+        status = self._status
+        status.predicted_tokens += predicted_tokens
+        status.found_tokens += found_tokens
+        status.confirmed_tokens += min(predicted_tokens, found_tokens)
+
+    # ---- what can be asked
+
+    def cached_tokens(self, worker: WorkerState, state: RequestState) -> int:
+        """Leading tokens of the request's prompt and output so far that need not be computed at the worker."""
+        holder = self._holders.get(worker)
+        if holder is None:
+            return 0
+        bit = holder.bit
+        for num_blocks, mask in self._hits(state):
+            if mask & bit:
+                return num_blocks * worker.hello.page_tokens
+        return 0
+
+    def best(self, state: RequestState, role: Role, limit: int) -> list[tuple[WorkerState, int]]:
+        """At most `limit` workers of the role that have some of the request's tokens cached, most tokens first, and how
+        many. Workers that drain are left out."""
+        found: list[tuple[WorkerState, int]] = []
+        role_mask = self._role_masks[role]
+        for num_blocks, mask in self._hits(state):
+            mask &= role_mask
+            while mask:
+                bit = mask & -mask
+                mask ^= bit
+                worker = self._by_bit[bit].worker
+                if not worker.draining:
+                    found.append((worker, num_blocks * worker.hello.page_tokens))
+                    if len(found) >= limit:
+                        return found
+        return found
+
+    @property
+    def status(self) -> PrefixIndexStatus:
+        """A copy."""
+        num_expected = sum(len(holder.expected) for holder in self._holders.values())
+        return replace(
+            self._status, num_blocks=len(self._masks), num_entries=self._num_entries, num_expected=num_expected
+        )
+
+    def held_blocks(self, worker: WorkerState) -> frozenset[int]:
+        """What the worker has told that it holds."""
+        return frozenset(self._holders[worker].held)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if the two views of who holds what differ. Looks at everything, for tests."""
+        masks: dict[int, int] = {}
+        num_entries = 0
+        for worker, holder in self._holders.items():
+            assert self._by_bit[holder.bit] is holder, worker.name
+            assert self._role_masks[worker.hello.role] & holder.bit, worker.name
+            assert not holder.held & holder.expected.keys(), f"{worker.name} holds what is expected of it"
+            assert len(holder.held) <= worker.hello.num_pages, worker.name
+            num_entries += holder.num_entries
+            for block in (*holder.held, *holder.expected):
+                masks[block] = masks.get(block, 0) | holder.bit
+        assert masks == self._masks
+        assert num_entries == self._num_entries <= self._max_entries
+        assert len(self._by_bit) == len(self._holders)
+        assert sum(mask.bit_count() for mask in self._role_masks.values()) == len(self._holders)
+
+    # ---- inside
+
+    def _chain(self, state: RequestState) -> BlockChain:
+        """The request's blocks, up to the last full page of what it has by now."""
+        hello = next(iter(self._holders)).hello  # all have the same model and size of pages
+        chain = state.blocks
+        if chain is None or chain.page_tokens != hello.page_tokens:
+            root = root_digest(hello.model, state.request.cache_salt)
+            chain = state.blocks = BlockChain(root, hello.page_tokens)
+        if len(chain.ids) != state.num_tokens // hello.page_tokens:
+            chain.extend(state.prompt_ids + state.output.packed_ids)
+        return chain
+
+    def _hits(self, state: RequestState) -> list[tuple[int, int]]:
+        """(number of leading blocks, workers that have exactly so many of them), most first."""
+        if not self._masks:
+            return []
+        chain = self._chain(state)
+        # The last token is always computed: the one after it is sampled from what comes out.
+        num_usable = (state.num_tokens - 1) // chain.page_tokens
+        if self._latest is not None and self._latest[:3] == (chain, num_usable, self._version):
+            return self._latest[3]
+        masks, ids = self._masks, chain.ids
+        hits: list[tuple[int, int]] = []
+        mask, num_blocks = masks.get(ids[0], 0) if num_usable else 0, 0
+        while mask:
+            num_blocks += 1
+            also = mask & masks.get(ids[num_blocks], 0) if num_blocks < num_usable else 0
+            if also != mask:
+                hits.append((num_blocks, mask ^ also))
+                mask = also
+        hits.reverse()
+        self._latest = chain, num_usable, self._version, hits
+        return hits
+
+    def _store(self, holder: Holder, blocks: Iterable[int]) -> None:
+        held, expected, masks, bit = holder.held, holder.expected, self._masks, holder.bit
+        room = self._max_entries - self._num_entries
+        for block in blocks:
+            if expected.pop(block, None) is not None:
+                held.add(block)
+            elif block not in held:
+                if room <= 0:
+                    self._status.num_dropped += 1
+                    continue
+                room -= 1
+                held.add(block)
+                masks[block] = masks.get(block, 0) | bit
+        self._num_entries = self._max_entries - room
+
+    def _remove(self, holder: Holder, blocks: set[int]) -> None:
+        """Of what it held."""
+        self._forget(holder, blocks)
+        holder.held -= blocks
+        self._num_entries -= len(blocks)
+
+    def _forget(self, holder: Holder, blocks: Iterable[int]) -> None:
+        masks, bit = self._masks, holder.bit
+        for block in blocks:
+            if masks[block] == bit:
+                del masks[block]
+            else:
+                masks[block] ^= bit
+
+    def _expire_first(self) -> None:
+        until, holder, blocks = self._placements.popleft()
+        expected = holder.expected
+        overdue = [block for block in blocks if expected.get(block) == until]
+        if overdue:
+            self._version += 1
+            for block in overdue:
+                del expected[block]
+            self._forget(holder, overdue)
+            self._num_entries -= len(overdue)

@@ -1,0 +1,49 @@
+"""Where the latest request of each conversation ran."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from slipstream.router.messages import Role
+from slipstream.router.roster import WorkerState
+
+MAX_SESSIONS = 65_536
+
+
+class Sessions:
+    """Conversations by tenant and name, the `capacity` most recently used ones. Workers are remembered by name, because
+    one that connects anew still has its prefix cache. Sans-IO."""
+
+    def __init__(self, capacity: int = MAX_SESSIONS) -> None:
+        self._capacity = capacity
+        self._workers: dict[str, WorkerState] = {}  # connected ones, by name
+        self._names: OrderedDict[tuple[str, str], dict[Role, str]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def add(self, worker: WorkerState) -> None:
+        """A worker has joined."""
+        self._workers[worker.name] = worker
+
+    def remove(self, worker: WorkerState) -> None:
+        """A worker is gone. Unknown ones are ignored."""
+        if self._workers.get(worker.name) is worker:
+            del self._workers[worker.name]
+
+    def note(self, session: str, worker: WorkerState, tenant: str = "") -> None:
+        """A request of the conversation was placed on the worker. Without a conversation there is nothing to note."""
+        if not session:
+            return
+        key = tenant, session
+        self._names.setdefault(key, {})[worker.hello.role] = worker.name
+        self._names.move_to_end(key)
+        if len(self._names) > self._capacity:
+            self._names.popitem(last=False)
+
+    def worker_of(self, session: str, role: Role, tenant: str = "") -> WorkerState | None:
+        """The worker of that role that the conversation ran on last, if it is connected and takes new work."""
+        if not session:
+            return None
+        worker = self._workers.get(self._names.get((tenant, session), {}).get(role, ""))
+        return None if worker is None or worker.draining or worker.hello.role != role else worker
