@@ -1,0 +1,161 @@
+"""A real cluster under load while its processes die, freeze and lose their connections; then the account."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.observation import status_of, unrest, wait_until_at_rest
+from tests.e2e.serving_cluster import ServingCluster
+from tests.faults.cluster_faults import Faults, Memory, can_reset
+from tests.faults.jobs import Job, make_jobs
+from tests.faults.load import Account, Load, learn
+
+LEASE_S = 2.0
+REQUEST_TIMEOUT_S = 60.0
+DEADLINE_S = REQUEST_TIMEOUT_S + 15.0  # a client that waits longer hangs
+MIX = ("kill", "kill", "freeze", "freeze", "reset", "reset", "cut-pages")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`faults`: kinds, one of which strikes every `pause_s` seconds or so; none is a soak. `transport`: of pages."""
+
+    seed: int
+    seconds: float
+    faults: tuple[str, ...] = MIX
+    pause_s: tuple[float, float] = (1.5, 6.0)
+    num_clients: int = 12
+    num_jobs: int = 40
+    tp: int = 1
+    num_prefill: int = 2
+    num_decode: int = 2
+    transport: str = "auto"
+    corrupt_every: int = 0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {
+            "name": f"faults-{self.seed}",
+            "engine": {"dtype": "float32", "device": "cpu", "kv_cache_mib": 24, "num_threads": 1},
+            "prefill": {"replicas": self.num_prefill, "tp": self.tp},
+            "decode": {"replicas": self.num_decode},
+            "router": {
+                "dispatch": {
+                    "local_prefill_max_tokens": 32,
+                    "worker_lease_s": LEASE_S,
+                    "max_attempts": 20,
+                    "queue_timeout_s": REQUEST_TIMEOUT_S,
+                    "request_timeout_s": REQUEST_TIMEOUT_S,
+                }
+            },
+            "kv_transfer": {"transport": self.transport, "lease_s": 6.0, "corrupt_every": self.corrupt_every},
+            "restart": {"backoff_s": 0.1},
+            "drain_timeout_s": 20,
+        }
+
+
+@dataclass
+class Outcome:
+    """What a run has shown. `wrong` is empty if nothing was."""
+
+    plan: Plan
+    account: Account = field(default_factory=Account)
+    struck: list[tuple[float, str]] = field(default_factory=list)
+    kinds: Counter[str] = field(default_factory=Counter)
+    unrest: list[str] = field(default_factory=list)
+    retries: dict[str, int] = field(default_factory=dict)
+    memory: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def wrong(self) -> list[str]:
+        return self.account.wrong + self.unrest
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"wrong": self.wrong}
+
+    def lines(self) -> list[str]:
+        account = self.account
+        return [
+            f"seed {self.plan.seed}: {account.num_requests} requests in {self.seconds:.0f} s, "
+            f"{len(self.struck)} faults {dict(self.kinds)}",
+            f"  ends     {dict(account.ends.most_common())}, the slowest after {account.slowest_s:.1f} s",
+            f"  retries  {self.retries}",
+            f"  at rest  {'yes: every page, slot and lease was given back' if not self.unrest else self.unrest}",
+            *(f"  memory   {name}: {a} -> {b} MiB, {c:+} MiB/h" for name, (a, b, c) in self.memory.items()),
+            *(f"  WRONG    {what}" for what in self.wrong[:20]),
+        ]
+
+
+def run_cluster(plan: Plan, folder: Path) -> Outcome:
+    """Starts a cluster, asks everything once, breaks it for a while, and looks at what is left."""
+    with ServingCluster(folder, plan.settings) as serving:
+        return asyncio.run(break_cluster(serving, plan))
+
+
+async def break_cluster(serving: ServingCluster, plan: Plan) -> Outcome:
+    rng = random.Random(plan.seed)
+    jobs = await learn(serving.base_url, make_jobs(plan.seed, plan.num_jobs), plan.num_clients)
+    outcome = Outcome(plan)
+    load = Load(serving.base_url, jobs, rng, plan.num_clients, DEADLINE_S)
+
+    def breaks_clients(seconds: float) -> None:
+        load.may_break_until_s = time.monotonic() + seconds
+
+    faults = Faults(serving, random.Random(plan.seed + 1), LEASE_S, breaks_clients)
+    memory = Memory(serving)
+    began_s = time.monotonic()
+    striking = asyncio.create_task(_strike(faults, plan, outcome, began_s))
+    watching = asyncio.create_task(_watch(memory))
+    await asyncio.sleep(plan.seconds)
+    striking.cancel()
+    await asyncio.gather(striking, return_exceptions=True)
+    await load.stop()
+    watching.cancel()
+    outcome.seconds = time.monotonic() - began_s
+    outcome.account = load.account
+    try:
+        await asyncio.to_thread(wait_until_at_rest, serving, 60.0)
+    except AssertionError:
+        outcome.unrest = await asyncio.to_thread(unrest, serving)
+    await _ask_again(serving.base_url, jobs, outcome)
+    memory.look()
+    outcome.memory = memory.growth()
+    status = await asyncio.to_thread(status_of, serving)
+    outcome.retries = dict(status["totals"]["retries"]) if "totals" in status else {}
+    return outcome
+
+
+async def _ask_again(url: str, jobs: Sequence[Job], outcome: Outcome) -> None:
+    """After all that the cluster still says what it said at first."""
+    again = await learn(url, jobs[:10], 4)
+    for before, after in zip(jobs[:10], again, strict=True):
+        if before.texts != after.texts:
+            outcome.account.wrong.append(f"job {before.number} says other tokens afterwards")
+
+
+async def _strike(faults: Faults, plan: Plan, outcome: Outcome, began_s: float) -> None:
+    rng = random.Random(plan.seed + 2)
+    kinds = [kind for kind in plan.faults if kind not in ("reset", "cut-pages") or can_reset()]
+    while kinds:
+        await asyncio.sleep(rng.uniform(*plan.pause_s))
+        kind = rng.choice(kinds)
+        try:
+            said = await faults.strike(kind)
+        except OSError as error:  # the router is away
+            said = f"no {kind}: {error}"
+        outcome.kinds[kind] += 1
+        outcome.struck.append((round(time.monotonic() - began_s, 2), said))
+
+
+async def _watch(memory: Memory) -> None:
+    while True:
+        memory.look()
+        await asyncio.sleep(5.0)

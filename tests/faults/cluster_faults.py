@@ -1,0 +1,188 @@
+"""What can be done to a running cluster: each fault picks its victim, strikes, and says in a line what it did."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Awaitable, Callable
+
+import psutil
+
+from tests.e2e.observation import status_of
+from tests.e2e.serving_cluster import ServingCluster
+
+ROUTER_AWAY_S = 45.0  # for so long after the router has gone connections may break: it starts anew, its port is free
+
+
+class Faults:
+    """`lease_s` is that of workers. `breaks_clients(seconds)` is told when clients' connections may break."""
+
+    def __init__(
+        self,
+        serving: ServingCluster,
+        rng: random.Random,
+        lease_s: float,
+        breaks_clients: Callable[[float], None],
+    ) -> None:
+        self._serving = serving
+        self._rng = rng
+        self._lease_s = lease_s
+        self._breaks_clients = breaks_clients
+        self._frozen: set[int] = set()
+        self.kinds: dict[str, Callable[[], Awaitable[str]]] = {
+            "kill": self.kill,
+            "freeze": self.freeze,
+            "reset": self.reset,
+            "cut-pages": self.cut_pages,
+            "router": self.kill_router,
+        }
+
+    async def strike(self, kind: str) -> str:
+        return await self.kinds[kind]()
+
+    def _workers(self) -> list[tuple[str, int, int]]:
+        """Name, rank and pid of what runs now."""
+        state = self._serving.state
+        assert state is not None
+        found = []
+        for member in state.members:
+            if member.role != "router" and member.state == "ready":
+                found += [
+                    (member.name, rank, pid)
+                    for rank, pid in enumerate(member.pids)
+                    if psutil.pid_exists(pid) and pid not in self._frozen
+                ]
+        return found
+
+    def _victim(self) -> tuple[str, int, int] | None:
+        workers = self._workers()
+        return self._rng.choice(workers) if workers else None
+
+    async def kill(self) -> str:
+        """kill -9 of a worker, of any rank of it."""
+        victim = self._victim()
+        if victim is None:
+            return "nobody to kill"
+        os.kill(victim[2], signal.SIGKILL)
+        return f"killed {victim[0]} rank {victim[1]}"
+
+    async def freeze(self) -> str:
+        """SIGSTOP, for less or for longer than the lease, then SIGCONT."""
+        victim = self._victim()
+        if victim is None:
+            return "nobody to freeze"
+        name, rank, pid = victim
+        seconds = self._lease_s * self._rng.choice((0.3, 1.6, 2.5))
+        self._frozen.add(pid)
+        try:
+            os.kill(pid, signal.SIGSTOP)
+            await asyncio.sleep(seconds)
+            if psutil.pid_exists(pid):
+                os.kill(pid, signal.SIGCONT)
+        except ProcessLookupError:
+            return f"{name} rank {rank} was gone"
+        finally:
+            self._frozen.discard(pid)
+        return f"froze {name} rank {rank} for {seconds:.1f} s"
+
+    async def reset(self) -> str:
+        """A reset of the connection between a worker and the router, at both ends, whatever is on its way."""
+        status = await asyncio.to_thread(status_of, self._serving)
+        workers = status["workers"]
+        if not workers:
+            return "nobody to part from the router"
+        worker = self._rng.choice(workers)
+        router = self._serving.member("router").pids[0]
+        ports = _local_ports_to(worker["pid"], router)
+        if not ports:
+            return f"{worker['peer']['name']} has no connection to the router"
+        for port in ports:
+            _kill_sockets(port)
+        return f"reset the router connection of {worker['peer']['name']}"
+
+    async def cut_pages(self) -> str:
+        """A reset of what joins a worker to another one for KV pages: an endpoint error in the middle."""
+        workers = self._workers()
+        pids = {pid for _, _, pid in workers}
+        victims = []
+        for name, _, pid in workers:
+            for other in pids - {pid}:
+                victims += [(name, port) for port in _local_ports_to(pid, other)]
+        if not victims:
+            return "no page links over TCP"
+        name, port = self._rng.choice(victims)
+        _kill_sockets(port)
+        return f"cut a page link of {name}"
+
+    async def kill_router(self) -> str:
+        """kill -9 of the router; it comes back at its port. Its clients lose their connections."""
+        router = self._serving.member("router")
+        if router.state != "ready" or not router.pids:
+            return "no router to kill"
+        self._breaks_clients(ROUTER_AWAY_S)
+        os.kill(router.pids[0], signal.SIGKILL)
+        await asyncio.to_thread(self._serving.wait_until_restarted, "router", router.pids)
+        self._breaks_clients(2.0)
+        return "killed the router"
+
+
+def can_reset() -> bool:
+    """Whether sockets of others can be reset here: that takes root and a kernel with INET_DIAG_DESTROY."""
+    return os.geteuid() == 0 and shutil.which("ss") is not None
+
+
+def _local_ports_to(pid: int, other: int) -> list[int]:
+    """Local ports of `pid`'s TCP connections whose other end is `other`'s."""
+    try:
+        mine = psutil.Process(pid).net_connections("tcp")
+        theirs = {tuple(c.laddr) for c in psutil.Process(other).net_connections("tcp") if c.raddr}
+    except psutil.Error:
+        return []
+    return [c.laddr.port for c in mine if c.raddr and tuple(c.raddr) in theirs]
+
+
+def _kill_sockets(local_port: int) -> None:
+    """Both ends get a reset."""
+    for which in ("sport", "dport"):
+        subprocess.run(["ss", "-K", "-t", which, "=", f":{local_port}"], check=False, capture_output=True)
+
+
+class Memory:
+    """Resident memory of the cluster's processes over time, in MiB by `member/rank`; a new process is a new line."""
+
+    def __init__(self, serving: ServingCluster) -> None:
+        self._serving = serving
+        self._began_s = time.monotonic()
+        self.series: dict[str, list[tuple[float, float]]] = {}
+
+    def look(self) -> None:
+        state = self._serving.state
+        assert state is not None
+        for member in state.members:
+            for rank, pid in enumerate(member.pids):
+                try:
+                    rss = psutil.Process(pid).memory_info().rss
+                except psutil.Error:
+                    continue
+                name = f"{member.name}/{rank} pid {pid}"
+                line = self.series.setdefault(name, [])
+                line.append((round(time.monotonic() - self._began_s, 1), round(rss / 2**20, 1)))
+
+    def growth(self) -> dict[str, tuple[float, float, float]]:
+        """Of each process: MiB after a third of its time, at the end, and the slope between in MiB an hour."""
+        found = {}
+        for name, line in self.series.items():
+            rest = line[len(line) // 3 :]
+            if len(rest) < 3:
+                continue
+            mean_t = sum(t for t, _ in rest) / len(rest)
+            mean_m = sum(m for _, m in rest) / len(rest)
+            spread = sum((t - mean_t) ** 2 for t, _ in rest)
+            slope = sum((t - mean_t) * (m - mean_m) for t, m in rest) / spread if spread else 0.0
+            found[name] = (rest[0][1], rest[-1][1], round(slope * 3600, 1))
+        return found

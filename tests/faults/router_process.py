@@ -1,0 +1,122 @@
+"""The router as a process in virtual time: the real dispatcher behind a worker port that keeps the rules of the real
+one (`router/worker_port.py`): hello before anything else, one connection a name, silent workers are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from slipstream.kv_transfer.ticket import PeerId
+from slipstream.router.actions import Action, Close, Emit, Finish, Send
+from slipstream.router.config import DispatchConfig
+from slipstream.router.dispatcher import Dispatcher
+from slipstream.router.messages import Hello, Welcome
+from tests.faults.clockwork import Clockwork, Connection
+
+
+class RouterProcess:
+    """One incarnation. `deliver` gets what is for clients, `after_event` is called after each event."""
+
+    def __init__(
+        self,
+        clock: Clockwork,
+        config: DispatchConfig,
+        deliver: Callable[[Emit | Finish], None],
+        after_event: Callable[[], None],
+        may_expel: Callable[[PeerId], bool],
+    ) -> None:
+        self.dispatcher = Dispatcher(config)
+        self.is_alive = True
+        self._clock = clock
+        self._lease_s = config.worker_lease_s
+        self._deliver = deliver
+        self._after_event = after_event
+        self._may_expel = may_expel
+        self._hellos: dict[Connection, Hello] = {}
+        self._open: set[Connection] = set()
+        self._workers: dict[PeerId, Connection] = {}
+        self._tick_s: float | None = None
+
+    @property
+    def connections(self) -> list[Connection]:
+        return list(self._workers.values())
+
+    @property
+    def peers(self) -> list[PeerId]:
+        return list(self._workers)
+
+    def die(self) -> None:
+        self.is_alive = False
+        for connection in list(self._open):
+            connection.leave(1)
+
+    # ---- driving the dispatcher
+
+    def perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Emit() | Finish():
+                    self._deliver(action)
+                case Send(peer, message):
+                    connection = self._workers.get(peer)
+                    if connection is not None:
+                        connection.send(0, message)
+                case Close(peer, reason):
+                    assert self._may_expel(peer), f"{peer} is sent away: {reason}"
+                    self._part(self._workers.pop(peer))
+        self._after_event()
+        due_s = self.dispatcher.next_deadline()
+        if due_s is not None and due_s != self._tick_s:
+            self._tick_s = due_s
+            self._clock.at(due_s, lambda: self._tick(due_s))
+
+    def _tick(self, due_s: float) -> None:
+        if self.is_alive and due_s == self._tick_s:
+            self._tick_s = None
+            self.perform(self.dispatcher.tick(self._clock.now))
+
+    # ---- connections
+
+    def accept(self, connection: Connection) -> None:
+        self._open.add(connection)
+
+    def on_frame(self, connection: Connection, frame: Any) -> None:
+        if not self.is_alive or connection not in self._open:
+            return
+        hello = self._hellos.get(connection)
+        if hello is not None:
+            if self._workers.get(hello.worker) is connection:
+                self.perform(self.dispatcher.worker_message(hello.worker, frame, self._clock.now))
+            return
+        assert isinstance(frame, Hello)
+        older = next((peer for peer in self._workers if peer.name == frame.worker.name), None)
+        if older is not None:
+            assert older.epoch <= frame.worker.epoch, f"{frame.worker} would be sent away for {older}"
+            self._part(self._workers.pop(older))
+            self.perform(self.dispatcher.worker_lost(older, self._clock.now, "it connected anew"))
+        self._hellos[connection] = frame
+        self._workers[frame.worker] = connection
+        connection.send(0, Welcome("router"))
+        self.perform(self.dispatcher.worker_joined(frame, self._clock.now))
+
+    def on_lost(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        hello = self._hellos.pop(connection, None)
+        if self.is_alive and hello is not None and self._workers.get(hello.worker) is connection:
+            del self._workers[hello.worker]
+            self.perform(self.dispatcher.worker_lost(hello.worker, self._clock.now))
+
+    def find_silent(self, connection: Connection, is_silent: Callable[[], bool]) -> None:
+        """Whoever falls silent now is lost in a lease or a little more, if it still is then."""
+        delay_s = self._lease_s * (1 + self._clock.rng.random() / 4)
+
+        def look() -> None:
+            if self.is_alive and connection in self._open and is_silent():
+                self._part(connection)
+                self.on_lost(connection)
+
+        self._clock.after(delay_s, look)
+
+    def _part(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        connection.leave(1)

@@ -1,0 +1,510 @@
+"""A worker as a process in virtual time: the real engine loop, role, engine, group transfers and hand-offs over a toy
+model. What is played is only what surrounds them: the loop's inbox, the router connection, the wire."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.kv_transfer.agent import TransferAgent
+from slipstream.kv_transfer.config import TransferConfig
+from slipstream.kv_transfer.counters import Counters
+from slipstream.kv_transfer.page_transport import FireDrill
+from slipstream.kv_transfer.plan import message_bytes
+from slipstream.kv_transfer.pool import HostPagePool, PageIds
+from slipstream.kv_transfer.receive_side import ReceiveSide
+from slipstream.kv_transfer.send_side import SendSide
+from slipstream.kv_transfer.staged import StagedTransport
+from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferKey
+from slipstream.kv_transfer.transport import Buffer
+from slipstream.router.messages import (
+    PROTOCOL_VERSION,
+    Credits,
+    Generate,
+    Hello,
+    Prefill,
+    Reserve,
+    Role,
+    RouterMessage,
+    Welcome,
+    WorkerMessage,
+)
+from slipstream.workers.decode import DecodeRole
+from slipstream.workers.engine.engine import Engine
+from slipstream.workers.engine.ledger import PageState
+from slipstream.workers.engine.limits import EngineLimits
+from slipstream.workers.engine.plan import PageSend, SampledTokens, SamplingRow, SendProgress, StepPlan
+from slipstream.workers.engine_loop import EngineEvent, EngineLoop, LinkLost, TransferEnded
+from slipstream.workers.group_transfers import GroupTransfers, RankOutcome
+from slipstream.workers.inbox import Inbox
+from slipstream.workers.prefill import PrefillRole
+from slipstream.workers.rank_parts import RankAgent
+from slipstream.workers.stats_book import StatsBook
+from slipstream.workers.ticket_office import TicketOffice
+from tests.faults.clockwork import Clockwork, Connection
+from tests.faults.page_wire import PageWire, VirtualTransport
+from tests.faults.toy_model import END_ID, HEAD_BYTES, NUM_HEADS, NUM_LAYERS, PAGE_TOKENS, VOCAB_SIZE, Pools, ToyRunner
+
+PAGE_DTYPE = "toy"
+LANDING = (PageState.RESERVED, PageState.DRAINING)
+SENDING = (PageState.ACTIVE, PageState.RESERVED, PageState.HELD, PageState.DRAINING)
+
+
+class EngineBrokenError(RuntimeError):
+    """An injected fault: a step that does not come back."""
+
+
+class RouterDoor(Protocol):
+    """Where workers knock: the router, whichever incarnation of it is there."""
+
+    def knock(self, worker: WorkerProcess) -> Connection | None:
+        """A new connection; None where nobody listens."""
+
+
+class Chances(Protocol):
+    """What goes wrong by itself, as long as faults are on."""
+
+    def sick(self) -> bool: ...
+    def engine_breaks(self) -> bool: ...
+    def lie(self, credits: Credits) -> Credits: ...
+
+
+class WatchedPool(HostPagePool):
+    """Pages that only the transfer whose lease they are under may touch."""
+
+    state: Callable[[int], PageState]
+
+    def scatter(self, layer: int, page_ids: PageIds, heads: range, src: Buffer) -> None:
+        for page in page_ids.tolist():
+            assert self.state(page) in LANDING, f"KV lands in page {page}, which is {self.state(page).name}"
+        super().scatter(layer, page_ids, heads, src)
+
+    def gather(self, layer: int, page_ids: PageIds, heads: range, out: Buffer) -> None:
+        for page in page_ids.tolist():
+            assert self.state(page) in SENDING, f"KV is sent from page {page}, which is {self.state(page).name}"
+        super().gather(layer, page_ids, heads, out)
+
+
+class VirtualAgent(TransferAgent):
+    """The transfer agent without its thread: `turn` does what there is to do now."""
+
+    def __init__(
+        self,
+        clock: Clockwork,
+        pool: HostPagePool,
+        rank: int,
+        tp: int,
+        config: TransferConfig,
+        on_event: Callable[[Any], None],
+        transport: VirtualTransport,
+    ) -> None:
+        self._pool, self._rank, self._tp, self._config = pool, rank, tp, config
+        self._peer = self._serving = PeerId("nobody", 0)
+        self._clock = clock
+        self._counters = Counters()
+        self._max_message_bytes = message_bytes(config.slab_pages, pool.geometry)
+        staged = StagedTransport(transport, pool, self._max_message_bytes, 6 * 4096, FireDrill(0))
+        self._transport = staged
+        self._sender = SendSide(staged, config, self._counters, on_event, clock.time)
+        self._receiver = ReceiveSide(staged, config, self._counters, on_event, clock.time)
+        self._commands: deque[Callable[[], None]] = deque()
+        self._is_signalled = self._is_closed = self._is_stopping = False
+        self._lock = threading.Lock()
+        staged.start(self)
+        self._address = staged.address
+
+    def turn(self) -> float:
+        """When the next one is due."""
+        while self._turn():
+            pass
+        return self._next_deadline()
+
+    def _tick(self) -> None:
+        self._sender.tick(self._clock.now)
+        self._receiver.tick(self._clock.now)
+
+    @property
+    def num_held(self) -> int:
+        return self._held + self._transport.num_in_flight
+
+
+class VirtualRank(RankAgent):
+    """One rank's agent; that of a rank other than 0 hears of commands over its control link, a little later."""
+
+    def __init__(self, worker: WorkerProcess, rank: int, pool: WatchedPool) -> None:
+        self._page_dtype = PAGE_DTYPE
+        self._device_pages = None
+        self._worker = worker
+        self._rank = rank
+        self._link: deque[Callable[[], None]] = deque()
+        clock = worker.clock
+        self._timer = 0
+        self._is_due = False
+        self.transport = worker.wire.open(self._wake)
+        self.agent = self._agent = VirtualAgent(
+            clock, pool, rank, worker.tp, worker.transfer, self._on_event, self.transport
+        )
+        self._ended = self._tell
+
+    def _tell(self, outcome: RankOutcome) -> None:
+        if self._rank == 0:
+            self._worker.put(TransferEnded(0, outcome))
+        else:
+            delay_s = self._worker.clock.rng.random() * 0.002
+            event = TransferEnded(self._rank, outcome)
+            self._worker.clock.after(delay_s, lambda: self._worker.put(event))
+
+    # ---- commands in order, over the link
+
+    def hear(self, do: Callable[[], None]) -> None:
+        if self._rank == 0:
+            do()
+            return
+        self._link.append(do)
+        self._worker.clock.after(self._worker.clock.rng.random() * 0.003, self._worker.gate(self.hear_next))
+
+    def hear_next(self) -> None:
+        if self._link:
+            self._link.popleft()()
+
+    def catch_up(self) -> None:
+        """A step is computed together: before it, every rank has heard all that was said before."""
+        while self._link:
+            self._link.popleft()()
+
+    def expect(self, ticket: HandoffTicket, page_ids: Sequence[int], source: PeerId, source_tp: int) -> None:
+        self.hear(partial(super().expect, ticket, page_ids, source, source_tp))
+
+    def cancel(self, transfer: TransferKey) -> None:
+        self.hear(partial(super().cancel, transfer))
+
+    def peer_lost(self, peer: PeerId) -> None:
+        self.hear(partial(super().peer_lost, peer))
+
+    def begin_epoch(self, worker: PeerId) -> None:
+        self.hear(partial(super().begin_epoch, worker))
+
+    def begin_sends(self, sends: tuple[PageSend, ...]) -> None:
+        self.catch_up()
+        super().begin_sends(sends)
+
+    def layer_done(self, layer: int, progress: tuple[SendProgress, ...]) -> None:
+        super().layer_done(layer, progress)
+
+    # ---- the agent's thread
+
+    def _wake(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._worker.clock.after(0.0, self._worker.gate(self._turn))
+
+    def _turn(self) -> None:
+        self._is_due = False
+        if not self._worker.is_alive:
+            return
+        due_s = self.agent.turn()
+        if due_s != float("inf"):
+            self._timer += 1
+            timer = self._timer
+            self._worker.clock.at(due_s + 0.001, self._worker.gate(lambda: self._on_timer(timer)))
+
+    def _on_timer(self, timer: int) -> None:
+        if timer == self._timer:
+            self._wake()
+
+
+class VirtualInbox(Inbox[EngineEvent]):
+    """Nobody waits in it: `take` returns what is there."""
+
+    def take(self, timeout_s: float | None) -> list[EngineEvent]:
+        return super().take(0)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._items
+
+
+class WorkerProcess:
+    """One process, from its start to its end. `on_end(worker)` is called once, when it is over by itself or killed."""
+
+    def __init__(
+        self,
+        clock: Clockwork,
+        wire: PageWire,
+        door: RouterDoor,
+        chances: Chances,
+        name: str,
+        role: Role,
+        tp: int,
+        num_pages: int,
+        max_slots: int,
+        last_epoch: int,
+        transfer: TransferConfig,
+        on_end: Callable[[WorkerProcess], None],
+        checks_often: bool,
+    ) -> None:
+        self.clock, self.wire, self.transfer, self.tp = clock, wire, transfer, tp
+        self.name, self.role = name, role
+        self.is_alive = True
+        self.was_lied_about = self._told_lie = False
+        self._door, self._chances, self._on_end = door, chances, on_end
+        self._checks_often = checks_often
+        self._is_paused = False
+        self._backlog: deque[Callable[[], None]] = deque()
+        self._busy_until_s = 0.0
+        self._turn_at_s = float("inf")
+        self._num_turns = 0
+        self._connection: Connection | None = None
+        self._hello: Hello | None = None
+        self._is_welcome = False
+        self.inbox = VirtualInbox(1 << 20)
+        self.limits = EngineLimits(
+            num_pages=num_pages,
+            page_tokens=PAGE_TOKENS,
+            max_model_len=min(num_pages * PAGE_TOKENS, 112),
+            max_num_seqs=max_slots,
+            max_step_tokens=clock.rng.choice((16, 40)),
+            max_queued_tokens=120,
+            vocab_size=VOCAB_SIZE,
+            eos_token_ids=(END_ID,),
+            model_id="toy",
+        )
+        self._pools = Pools(num_pages, tp)
+        pools = [WatchedPool(array.view(np.uint8).reshape(*array.shape[:3], HEAD_BYTES)) for array in self._pools.ranks]
+        self.ranks = [VirtualRank(self, rank, pool) for rank, pool in enumerate(pools)]
+        self._transfers = GroupTransfers(self.ranks)
+        self._runner = ToyRunner(self._pools, self.ranks, chances.sick, self._check_writes)
+        self.engine = Engine(self.limits, self)
+        ledger = self.engine._scheduler._pool._ledger
+        for pool in pools:
+            pool.state = ledger.state
+        self._page_state = ledger.state
+        addresses = tuple(rank.transport.address for rank in self.ranks)
+        self.tickets = TicketOffice(
+            PeerId(name, last_epoch), addresses, transfer.slab_pages, NUM_LAYERS, NUM_HEADS, HEAD_BYTES, PAGE_DTYPE
+        )
+        self._loop = EngineLoop(
+            engine=self.engine,
+            role=PrefillRole(self.engine, self._transfers)
+            if role == "prefill"
+            else DecodeRole(self.engine, self._transfers, self.tickets, transfer.lease_s),
+            transfers=self._transfers,
+            stats=StatsBook(self.engine, self._transfers, role),
+            inbox=self.inbox,
+            router=self,
+            tickets=self.tickets,
+            hello=self._greeting,
+            show=lambda state, progress: None,
+            drain_s=10.0,
+            clock=clock.time,
+        )
+        self.wake()
+
+    # ---- the process
+
+    def gate(self, do: Callable[[], None]) -> Callable[[], None]:
+        """`do` as it is in a process that may be stopped meanwhile, or gone."""
+
+        def run() -> None:
+            if self._is_paused:
+                self._backlog.append(do)
+            elif self.is_alive:
+                do()
+
+        return run
+
+    def pause(self) -> None:
+        self._is_paused = True
+
+    @property
+    def is_paused(self) -> bool:
+        return self._is_paused
+
+    def go_on(self) -> None:
+        """All that has come meanwhile is found now, in order."""
+        self._is_paused = False
+        while self._backlog and self.is_alive:
+            self._backlog.popleft()()
+
+    def kill(self) -> None:
+        if not self.is_alive:
+            return
+        self.is_alive = self._is_paused = False
+        if self._connection is not None:
+            self._connection.leave(0)
+        for rank in self.ranks:
+            rank.transport.die()
+        self._on_end(self)
+
+    # ---- the engine thread
+
+    def put(self, event: EngineEvent) -> None:
+        if self.is_alive:
+            self.inbox.put_always(event)
+            self.wake()
+
+    def wake(self, at_s: float | None = None) -> None:
+        at_s = max(self.clock.now if at_s is None else at_s, self._busy_until_s)
+        if at_s < self._turn_at_s:
+            self._turn_at_s = at_s
+            self.clock.at(at_s, self.gate(lambda: self._turn(at_s)))
+
+    def _turn(self, at_s: float) -> None:
+        if at_s != self._turn_at_s:
+            return  # there was an earlier one, and it has set another
+        self._turn_at_s = float("inf")
+        self._num_turns += 1
+        try:
+            self._loop.turn()
+        except EngineBrokenError:
+            self._loop._say_goodbye("engine failed: an injected fault")
+            self.kill()
+            return
+        if self._checks_often or self._num_turns % 8 == 0:
+            self.engine.check_integrity()
+        if self._loop.is_finished:
+            self._loop._say_goodbye("the worker stops")
+            self.kill()
+            return
+        if self._loop.can_reconnect or not self.inbox.is_empty:
+            self.wake()
+        else:
+            wait_s = self._loop.next_turn_s()
+            if wait_s is not None:
+                self.wake(max(self.clock.now + wait_s, self.clock.now))
+
+    def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> SampledTokens:
+        """One step; what it says is written when it is over."""
+        if self._chances.engine_breaks():
+            raise EngineBrokenError
+        for send in plan.sends:
+            self._transfers.sending(send.ticket.key)
+        for rank in self.ranks:
+            rank.catch_up()
+        sampled = self._runner.execute(plan, sampling)
+        self._busy_until_s = self.clock.now + 0.002 + 0.0005 * plan.arrays.num_tokens * self.clock.rng.random()
+        return sampled
+
+    def _check_writes(self, pages: NDArray[np.int32]) -> None:
+        for page in pages.tolist():
+            assert self._page_state(page) is PageState.ACTIVE, f"a step writes page {page}, which nobody runs on"
+
+    # ---- RouterPort
+
+    def connect(self, hello: Hello) -> None:
+        self._hello = hello
+        self._is_welcome = False
+        self.clock.after(self.clock.rng.random() * 0.05, self.gate(self._knock))
+
+    def send(self, messages: Sequence[WorkerMessage]) -> None:
+        if self._connection is None or not self._connection.is_open:
+            return
+        for message in messages:
+            said = message
+            if isinstance(message, Credits):
+                said = self._chances.lie(message)
+                self._told_lie = said != message
+                self.was_lied_about |= self._told_lie
+            self._connection.send(1, said, self._busy_until_s)
+
+    def tell_the_truth(self) -> None:
+        """Credits are told when they change: a lie that was the last word would stand for ever."""
+        if self._told_lie:
+            self._loop._credits = None
+            self.wake()
+
+    def _greeting(self, worker: PeerId) -> Hello:
+        limits = self.limits
+        return Hello(
+            version=PROTOCOL_VERSION,
+            token="",
+            worker=worker,
+            role=self.role,
+            model="toy",
+            tp=self.tp,
+            pid=id(self) & 0xFFFF,
+            addresses=self.tickets.addresses,
+            page_tokens=PAGE_TOKENS,
+            num_pages=limits.num_pages,
+            max_slots=limits.max_num_seqs,
+            max_queued_tokens=limits.max_queued_tokens,
+            max_model_len=limits.max_model_len,
+        )
+
+    def _knock(self) -> None:
+        self._connection = self._door.knock(self)
+        if self._connection is None:
+            self.clock.after(0.05 + self.clock.rng.random() * 0.2, self.gate(self._knock))
+        else:
+            assert self._hello is not None
+            self._connection.send(1, self._hello)
+
+    def on_frame(self, connection: Connection, frame: RouterMessage) -> None:
+        self.gate(lambda: self._hear(connection, frame))()
+
+    def on_lost(self, connection: Connection) -> None:
+        self.gate(lambda: self._lost(connection))()
+
+    def _hear(self, connection: Connection, frame: RouterMessage) -> None:
+        if connection is not self._connection:
+            return
+        self._is_welcome |= isinstance(frame, Welcome)
+        self._check_credits(frame)
+        self.put(frame)
+
+    def _lost(self, connection: Connection) -> None:
+        if connection is not self._connection:
+            return
+        self._connection = None
+        if self._is_welcome:
+            self._is_welcome = False
+            self.put(LinkLost())
+        else:
+            self.clock.after(0.05, self.gate(self._knock))
+
+    def _check_credits(self, frame: RouterMessage) -> None:
+        """Work that comes must have been paid for by what this worker has told. What it has grown by since, by
+        decoding, the router could not know; so only that is looked at which does not grow by itself."""
+        if self.was_lied_about or not isinstance(frame, Generate | Reserve | Prefill):
+            return
+        pending = [item for item in self.inbox._items if isinstance(item, Generate | Reserve | Prefill)]
+        capacity = self.engine.capacity()
+        request = frame.request
+        if self.role == "prefill":
+            assert isinstance(frame, Prefill), f"{type(frame).__name__} for a prefill worker"
+            pages = tokens = 0
+            for item in (*pending, frame):
+                num_tokens = (len(item.request.prompt_ids) + len(item.request.output_ids)) // 4
+                pages += self.limits.pages_for(num_tokens)
+                tokens += num_tokens
+            growth = 1 + self.limits.num_pages // 64  # what the engine keeps free once something runs
+            assert pages <= capacity.free_pages + growth, "pages overspent"
+            assert tokens <= capacity.free_tokens, "tokens overspent"
+        elif self.engine.state((request.request_id, request.attempt)) is None:
+            new = [item for item in (*pending, frame) if self.engine.state(_key(item)) is None]
+            keys = {_key(item) for item in new}
+            assert len(keys) <= capacity.free_slots, "slots overspent"
+
+    # ---- at rest
+
+    def check_at_rest(self) -> None:
+        """Nothing is left here of any request."""
+        self.engine.check_integrity()
+        left = {state: count for state, count in self.engine.ledger().items() if state not in ("free", "cached")}
+        assert not any(left.values()), f"{self.name}: pages left: {left}"
+        assert not self.engine.keys(), f"{self.name}: sequences left: {self.engine.keys()}"
+        assert self._loop.role.num_attempts == 0
+        assert self._transfers.num_active == 0
+        for rank in self.ranks:
+            assert rank.agent.num_held == 0, f"{self.name}: transfers left: {rank.agent.stats()}"
+        assert self._is_welcome, f"{self.name} is not connected"
+
+
+def _key(message: Generate | Reserve | Prefill) -> tuple[str, int]:
+    return message.request.request_id, message.request.attempt

@@ -1,0 +1,408 @@
+"""A cluster and its clients in virtual time, and everything that goes wrong there, all of it out of one seed.
+
+Whatever happens:
+
+- every request that was admitted ends exactly once, unless its router dies: then it is gone with it
+- its tokens are those of an undisturbed run, in order; if it ends early, the first of them
+- no worker gets work that it has no room for, no page is written or sent by anybody but its owner
+- once nothing goes wrong any more everybody is served in a time that has a bound; and at rest nothing is left anywhere
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+from slipstream.kv_transfer.config import TransferConfig
+from slipstream.kv_transfer.ticket import PeerId
+from slipstream.router.actions import Emit, Finish
+from slipstream.router.config import DispatchConfig
+from slipstream.router.generation import AdmissionError, GenerateRequest, GenerationError
+from slipstream.router.messages import Credits, Role, SamplingParams, pack_ids
+from tests.faults.clockwork import Clockwork, Connection
+from tests.faults.page_wire import PageWire
+from tests.faults.router_process import RouterProcess
+from tests.faults.toy_model import VOCAB_SIZE, expected_output
+from tests.faults.worker_process import WorkerProcess
+
+FAULTS_END_S = 9.0
+WORST_WAIT_S = 25.0  # from the end of the faults to the end of the last request
+LEASE_S, TRANSFER_LEASE_S = 1.5, 2.0
+MAX_MODEL_LEN = 112
+MAX_EVENTS = 150_000
+
+
+@dataclass(slots=True)
+class Client:
+    """One request, and what has come of it."""
+
+    request: GenerateRequest
+    router: RouterProcess
+    submitted_s: float
+    prompt: list[int]
+    tokens: list[int] = field(default_factory=list)
+    finish: Finish | None = None
+    finished_s: float = 0.0
+    has_left: bool = False
+    is_orphan: bool = False  # its router died
+
+
+@dataclass(slots=True)
+class Member:
+    """A worker that is there, or comes back soon."""
+
+    name: str
+    role: Role
+    tp: int
+    num_pages: int
+    max_slots: int
+    last_epoch: int = 0
+    process: WorkerProcess | None = None
+
+
+class World:
+    """`run` it, then `check` it. `seen` counts what happened, by name."""
+
+    def __init__(self, seed: int, checks_often: bool | None = None) -> None:
+        self.rng = random.Random(seed)
+        self.clock = Clockwork(self.rng)
+        self.wire = PageWire(self.clock)
+        self.seen: Counter[str] = Counter()
+        self.clients: dict[str, Client] = {}
+        self._checks_often = seed % 16 == 0 if checks_often is None else checks_often
+        self._num_router_events = 0
+        self._sick_chance = self._break_chance = self._lie_chance = 0.0
+        rng = self.rng
+        self.config = DispatchConfig(
+            local_prefill_max_tokens=rng.choice((4, 12, 24, 200)),
+            max_queued_requests=rng.choice((10, 100)),
+            max_attempts=rng.choice((3, 6)),
+            queue_timeout_s=60.0,
+            request_timeout_s=90.0,
+            reserve_timeout_s=0.5,
+            worker_lease_s=LEASE_S,
+            ageing_s=1.0,
+        )
+        self._transfer = TransferConfig(slab_pages=rng.choice((2, 48)), staging_mib=1, lease_s=TRANSFER_LEASE_S)
+        self.router: RouterProcess | None = self._new_router()
+        self.members = [
+            Member(
+                f"{role}-{number}",
+                role,
+                tp=rng.choice((1, 1, 2)),
+                num_pages=rng.choice((28, 40, 80)),
+                max_slots=rng.choice((2, 4, 8)),
+            )
+            for role, count in (("prefill", rng.randint(1, 2)), ("decode", rng.randint(1, 2)))
+            for number in range(count)
+        ]
+        for member in self.members:
+            self.clock.after(rng.random() * 0.5, lambda member=member: self._start(member))
+        last_submit_s = rng.choice((1.5, 7.0, 7.0))  # a burst, or a stream of them
+        for number in range(rng.choice((10, 16, 24))):
+            self.clock.after(rng.random() * last_submit_s, lambda number=number: self._submit(number))
+        self._plan_faults()
+
+    # ---- running
+
+    def run(self) -> None:
+        while self.clock.step():
+            assert self.clock.num_events < MAX_EVENTS, "the world does not come to rest"
+
+    def check(self) -> None:
+        """Once `run` is over."""
+        router = self.router
+        assert router is not None
+        for request_id, client in self.clients.items():
+            self._check_end(request_id, client)
+        dispatcher = router.dispatcher
+        assert dispatcher.num_requests == 0
+        assert dispatcher.next_deadline() is None
+        dispatcher.check_integrity()
+        snapshot = dispatcher.snapshot(self.clock.now)
+        assert not any(snapshot.queue_depth.values())
+        told = {status.peer.name: status for status in snapshot.workers}
+        assert told.keys() == {member.name for member in self.members}
+        for member in self.members:
+            process = member.process
+            assert process is not None
+            process.check_at_rest()
+            status, capacity = told[member.name], process.engine.capacity()
+            free = (status.free_slots, status.free_pages, status.free_tokens)
+            assert free == (capacity.free_slots, capacity.free_pages, capacity.free_tokens), f"{member.name}: credits"
+            assert free == (member.max_slots, member.num_pages, process.limits.max_queued_tokens), member.name
+            assert status.num_requests == 0
+        assert not self.wire_in_flight
+
+    @property
+    def wire_in_flight(self) -> int:
+        return sum(rank.transport.num_in_flight for m in self.members if m.process for rank in m.process.ranks)
+
+    def _check_end(self, request_id: str, client: Client) -> None:
+        request = client.request
+        expected, reason = expected_output(client.prompt, request.sampling, MAX_MODEL_LEN)
+        assert client.tokens == expected[: len(client.tokens)], f"{request_id}: other tokens than undisturbed"
+        if client.finish is None:
+            assert client.is_orphan, f"{request_id} has no end"
+            return
+        finish = client.finish.finish
+        self.seen[finish.reason if finish.error is None else finish.error.kind] += 1
+        assert finish.usage.num_output_tokens == len(client.tokens)
+        assert client.finished_s <= max(FAULTS_END_S, client.submitted_s) + WORST_WAIT_S, (
+            f"{request_id} waited too long"
+        )
+        if finish.reason == "abort":
+            assert client.has_left, f"{request_id} was aborted by nobody"
+        elif finish.reason == "error":
+            assert finish.error is not None
+            if finish.error.kind == "worker_failed":
+                record = client.router.dispatcher.record(request_id)
+                assert record is not None
+                assert record.num_attempts >= self.config.max_attempts
+            else:
+                assert finish.error.kind == "shutting_down", f"{request_id}: {finish.error}"
+        else:
+            assert (client.tokens, finish.reason) == (expected, reason), f"{request_id}: {finish}"
+
+    # ---- the router
+
+    def _new_router(self) -> RouterProcess:
+        return RouterProcess(self.clock, self.config, self._deliver, self._after_router_event, self._may_expel)
+
+    def knock(self, worker: WorkerProcess) -> Connection | None:
+        if self.router is None:
+            return None
+        connection = Connection(self.clock, worker, self.router)
+        self.router.accept(connection)
+        return connection
+
+    def _deliver(self, action: Emit | Finish) -> None:
+        client = self.clients[action.request_id]
+        assert client.finish is None, f"{action} after the end"
+        assert not client.is_orphan
+        if isinstance(action, Emit):
+            client.tokens += action.token_ids
+        else:
+            client.finish, client.finished_s = action, self.clock.now
+
+    def _after_router_event(self) -> None:
+        self._num_router_events += 1
+        if self.router is not None and (self._checks_often or self._num_router_events % 16 == 0):
+            self.router.dispatcher.check_integrity()
+
+    def _restart_router(self) -> None:
+        router = self.router
+        if router is None:
+            return
+        self.seen["router restart"] += 1
+        if self.rng.random() < 0.3:
+            error = GenerationError("shutting_down", "the server is shutting down")
+            router.perform(router.dispatcher.finish_all(error, self.clock.now))
+        for client in self.clients.values():
+            client.is_orphan |= client.router is router and client.finish is None
+        router.die()
+        self.router = None
+
+        def start() -> None:
+            self.router = self._new_router()
+
+        self.clock.after(self.rng.random(), start)
+
+    # ---- workers
+
+    def _start(self, member: Member) -> None:
+        # Epochs follow the wall clock, so a later process always has a later one.
+        member.last_epoch = max(member.last_epoch + 100, int(self.clock.now * 1000))
+        member.process = WorkerProcess(
+            self.clock,
+            self.wire,
+            self,
+            self,
+            member.name,
+            member.role,
+            member.tp,
+            member.num_pages,
+            member.max_slots,
+            member.last_epoch,
+            self._transfer,
+            lambda process: self._ended(member),
+            self._checks_often,
+        )
+
+    def _ended(self, member: Member) -> None:
+        assert member.process is not None
+        member.last_epoch = member.process.tickets.worker.epoch
+        member.process = None
+        self.clock.after(self.rng.random() * 1.5, lambda: self._start(member))
+
+    # ---- what goes wrong by itself (see worker_process.Chances)
+
+    @property
+    def _are_faults_on(self) -> bool:
+        return self.clock.now < FAULTS_END_S
+
+    def _strikes(self, name: str, chance: float) -> bool:
+        strikes = chance > 0 and self._are_faults_on and self.rng.random() < chance
+        if strikes:
+            self.seen[name] += 1
+        return strikes
+
+    def sick(self) -> bool:
+        return self._strikes("sick row", self._sick_chance)
+
+    def engine_breaks(self) -> bool:
+        return self._strikes("engine broken", self._break_chance)
+
+    def lie(self, credits: Credits) -> Credits:
+        if not self._strikes("lie", self._lie_chance):
+            return credits
+        if self.rng.random() < 0.1:
+            return Credits(credits.ack_seq + 1000, 1, 1, 1)
+        factor = self.rng.choice((0, 2, 10))
+        return Credits(
+            credits.ack_seq, credits.free_slots * factor, credits.free_pages * factor, credits.free_tokens * factor
+        )
+
+    def _may_expel(self, peer: PeerId) -> bool:
+        process = next(member.process for member in self.members if member.name == peer.name)
+        return process is None or process.was_lied_about
+
+    # ---- faults at a moment
+
+    def _plan_faults(self) -> None:
+        rng, faults = self.rng, self.wire.faults
+        if rng.random() < 0.3:
+            faults.corrupt = rng.choice((0.01, 0.1))
+        if rng.random() < 0.2:
+            faults.stall = rng.choice((0.003, 0.03))
+        if rng.random() < 0.5:
+            faults.late = rng.choice((0.01, 0.2))
+        if rng.random() < 0.1:
+            self._sick_chance = 0.01
+        if rng.random() < 0.1:
+            self._break_chance = 0.003
+        if rng.random() < 0.15:
+            self._lie_chance = rng.choice((0.02, 0.3))
+        kinds = (
+            self._kill,
+            self._kill,
+            self._pause,
+            self._pause,
+            self._drain,
+            self._cut,
+            self._cut,
+            self._stall,
+            self._break_link,
+            self._break_link,
+            self._restart_router,
+        )
+        for _ in range(rng.choice((0, 1, 2, 3, 5, 8))):
+            self.clock.after(rng.random() * FAULTS_END_S, rng.choice(kinds))
+
+        def end() -> None:
+            faults.corrupt = faults.stall = faults.late = 0.0
+            for member in self.members:
+                if member.process is not None:
+                    member.process.tell_the_truth()
+
+        self.clock.at(FAULTS_END_S, end)
+
+    def _victim(self) -> WorkerProcess | None:
+        alive = [member.process for member in self.members if member.process is not None]
+        return self.rng.choice(alive) if alive else None
+
+    def _kill(self) -> None:
+        victim = self._victim()
+        if victim is not None:
+            self.seen["kill"] += 1
+            victim.kill()
+
+    def _pause(self) -> None:
+        """SIGSTOP, for less or more than the lease, then SIGCONT: all that came meanwhile is heard then."""
+        victim = self._victim()
+        if victim is None or victim.is_paused:
+            return
+        self.seen["pause"] += 1
+        victim.pause()
+        for connection in self.router.connections if self.router is not None else []:
+            if connection.is_between(victim):
+                self.router.find_silent(connection, lambda: victim.is_paused)
+        self.clock.after(self.rng.choice((0.02, 0.3, 2.0, 4.0)) * self.rng.random(), victim.go_on)
+
+    def _drain(self) -> None:
+        if self.router is not None and self.router.peers:
+            self.seen["drain"] += 1
+            peer = self.rng.choice(self.router.peers)
+            self.router.perform(self.router.dispatcher.drain(peer, self.clock.now))
+
+    def _some_connection(self) -> Connection | None:
+        connections = self.router.connections if self.router is not None else []
+        return self.rng.choice(connections) if connections else None
+
+    def _cut(self) -> None:
+        connection = self._some_connection()
+        if connection is not None:
+            self.seen["cut"] += 1
+            connection.cut()
+
+    def _stall(self) -> None:
+        """Nothing comes through for a while; if that is longer than the lease, the worker is lost."""
+        connection = self._some_connection()
+        if connection is None:
+            return
+        self.seen["stalled connection"] += 1
+        seconds = self.rng.random() * 2 * LEASE_S
+        connection.stall(seconds)
+        end_s = self.clock.now + seconds
+        assert self.router is not None
+        self.router.find_silent(connection, lambda: self.clock.now < end_s)
+
+    def _break_link(self) -> None:
+        links = self.wire.links()
+        if links:
+            self.seen["broken link"] += 1
+            self.wire.break_link(self.rng.choice(links))
+
+    # ---- clients
+
+    def _submit(self, number: int) -> None:
+        router, rng = self.router, self.rng
+        if router is None:
+            self.clock.after(rng.random(), lambda: self._submit(number))
+            return
+        request_id = f"r{number}"
+        # Some prompts begin alike, so that caches are hit; the longest leave little room for output.
+        shared = [(7 * position) % VOCAB_SIZE for position in range(rng.choice((0, 0, 16, 30)))]
+        own = [rng.randrange(1, VOCAB_SIZE) for _ in range(rng.choice((rng.randint(1, 12), rng.randint(10, 70))))]
+        prompt = shared + own
+        max_tokens = rng.randint(1, 16)
+        sampling = SamplingParams(
+            max_tokens=max_tokens,
+            min_tokens=rng.choice((0, 0, rng.randint(0, max_tokens))),
+            temperature=rng.choice((0.0, 1.0)),
+            seed=rng.randrange(1 << 30),
+        )
+        request = GenerateRequest(
+            request_id,
+            pack_ids(prompt),
+            sampling,
+            priority=rng.randint(-1, 1),
+            tenant=rng.choice(("", "a", "b")),
+            cache_salt=rng.choice(("", "", "salt")),
+        )
+        client = Client(request, router, self.clock.now, prompt)
+        try:
+            actions = router.dispatcher.submit(request, self.clock.now)
+        except AdmissionError as error:
+            self.seen[f"rejected: {error.error.kind}"] += 1
+            return
+        self.clients[request_id] = client
+        router.perform(actions)
+        if rng.random() < 0.15:
+            self.clock.after(rng.expovariate(4), lambda: self._leave(client))
+
+    def _leave(self, client: Client) -> None:
+        client.has_left = True
+        if client.router is self.router:
+            self.router.perform(self.router.dispatcher.cancel(client.request.request_id, self.clock.now))
