@@ -6,8 +6,6 @@ dropped here.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from slipstream.router.actions import Emit
 from slipstream.router.credits import Charge
 from slipstream.router.generation import GenerationError
@@ -23,10 +21,9 @@ from slipstream.router.messages import (
     TokenChunk,
 )
 from slipstream.router.output_log import OutputError
-from slipstream.router.placement import progress
 from slipstream.router.placement.capacity import decode_charge, prefill_charge
 from slipstream.router.placement.decision import Placement
-from slipstream.router.placement.placer import Placer
+from slipstream.router.placement.isl_threshold import cached_prefix_decision
 from slipstream.router.prefix.index import PrefixIndex
 from slipstream.router.prefix.sessions import Sessions
 from slipstream.router.request_book import RequestBook
@@ -37,11 +34,13 @@ from slipstream.router.roster import WorkerState
 class AttemptFlow:
     """Moves requests of the book forward."""
 
-    def __init__(self, book: RequestBook, placer: Placer, index: PrefixIndex, sessions: Sessions) -> None:
+    def __init__(
+        self, book: RequestBook, local_prefill_max_tokens: int, index: PrefixIndex, sessions: Sessions
+    ) -> None:
         self._book = book
-        self._placer = placer
         self._index = index
         self._sessions = sessions
+        self._local_prefill_max_tokens = local_prefill_max_tokens
 
     def start(self, state: RequestState, placement: Placement, now: float) -> None:
         """Begins the attempt: the first message that spends credits."""
@@ -53,11 +52,7 @@ class AttemptFlow:
         self._foresee(state, decode, group, now)
         state.decode = decode
         decode.request_ids.add(request_id)
-        self._placer.begin(state, placement, now)
-        charge = decode_charge(decode, state.num_tokens)
-        if group is None:
-            charge = replace(charge, tokens=state.num_tokens - state.decode_cached_tokens)
-        seq = decode.ledger.spend(charge)
+        seq = decode.ledger.spend(decode_charge(decode, state.num_tokens))
         if group is None:
             self._book.send(decode, Generate(seq, state.engine_request()))
             state.enter("prefill", now)
@@ -79,16 +74,14 @@ class AttemptFlow:
         charge = group.ledger.release(state.request_id)
         assert charge is not None
         state.enter("reserved", now, f"{message.num_cached_tokens} tokens cached")
-        progress.reserved(state, message.ticket.num_pages, now)
-        decision = self._placer.reconsider(state, worker, group, message.num_cached_tokens, now)
-        if decision is not None:
+        if state.num_tokens - message.num_cached_tokens <= self._local_prefill_max_tokens:
             group.request_ids.discard(state.request_id)
             state.prefill = None
             state.num_predicted_cached = None  # that was of another worker
-            self._placer.stay(state, worker, message.num_cached_tokens, now)
+            decision = cached_prefix_decision(worker, state.num_tokens, message.num_cached_tokens)
             self._book.totals.placements[decision.reason] += 1
             # The reservation has been charged; converting it takes nothing more.
-            seq = worker.ledger.spend(Charge(tokens=state.num_tokens - message.num_cached_tokens))
+            seq = worker.ledger.spend(Charge())
             self._book.send(worker, Generate(seq, state.engine_request()))
             state.enter("prefill", now, decision=decision)
         else:
@@ -133,7 +126,6 @@ class AttemptFlow:
         if state is None or worker is not state.decode or state.handed_off:
             return
         state.handed_off = True
-        progress.handed_off(state, message.seconds, now)
         state.record.landed = PagesLanded(now, state.attempt, message.num_bytes, message.seconds)
         totals = self._book.totals
         totals.num_transfers += 1
@@ -192,7 +184,6 @@ class AttemptFlow:
             state.num_cached_tokens = state.record.num_cached_tokens = part.num_cached_tokens
         state.record.timeline.mark("first_token", now)
         self._book.totals.num_output_tokens += len(part.token_ids)
-        progress.tokens_came(state, len(part.token_ids), now)
         self._book.actions.append(Emit(state.request_id, part.token_ids, part.logprobs))
 
     def _on_first_token(self, state: RequestState, group: WorkerState, chunk: TokenChunk, now: float) -> None:
@@ -217,5 +208,4 @@ class AttemptFlow:
         if state.prefill is not None:
             state.prefill.request_ids.discard(state.request_id)
             state.prefill = None
-        progress.decoding(state)
         state.enter("decode", now)

@@ -39,7 +39,6 @@ from slipstream.router.messages import (
     StepOutput,
     WorkerMessage,
 )
-from slipstream.router.placement.placer import Placer
 from slipstream.router.prefix.holder import BlockEventError
 from slipstream.router.prefix.index import PrefixIndex
 from slipstream.router.prefix.sessions import Sessions
@@ -52,13 +51,12 @@ class Dispatcher:
     """`history_capacity` requests, running or finished, can be explained."""
 
     def __init__(self, config: DispatchConfig, history_capacity: int = 1024) -> None:
+        self._local_prefill_max_tokens = config.local_prefill_max_tokens
         self._roster = Roster()
         self._book = RequestBook(config, history_capacity)
         self._index = PrefixIndex()
         self._sessions = Sessions()
-        self._placer = Placer(config, self._roster, self._index, self._sessions, self._book.outputs)
-        self._flow = AttemptFlow(self._book, self._placer, self._index, self._sessions)
-        self._wake_s: float | None = None  # when somebody has waited long enough for a better worker
+        self._flow = AttemptFlow(self._book, config.local_prefill_max_tokens, self._index, self._sessions)
 
     # ---- what can be asked
 
@@ -79,10 +77,7 @@ class Dispatcher:
 
     def next_deadline(self) -> float | None:
         """When `tick` is due next; None: nothing is waiting for a time."""
-        due_s = self._book.next_deadline()
-        if self._wake_s is None or not self._book.queue:
-            return due_s
-        return self._wake_s if due_s is None else min(due_s, self._wake_s)
+        return self._book.next_deadline()
 
     def record(self, request_id: str) -> RequestRecord | None:
         """The story of a request, running or finished a while ago."""
@@ -202,7 +197,7 @@ class Dispatcher:
         book = self._book
         if book.queue and self._roster.decode_workers:
             self._index.expire(now)
-            self._wake_s = match_credits(book, self._roster, self._placer, self._flow.start, now)
+            match_credits(book, self._roster, self._local_prefill_max_tokens, self._flow.start, now)
         actions, book.actions = book.actions, []
         return actions
 

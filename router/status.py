@@ -25,11 +25,17 @@ class Totals:
     retries: Counter[RetryCause] = field(default_factory=Counter)
     rejections: Counter[ErrorKind] = field(default_factory=Counter)
     finishes: Counter[Outcome] = field(default_factory=Counter)
+    num_placed: Counter[int] = field(default_factory=Counter)  # requests by priority class
+    wait_s: dict[int, float] = field(default_factory=dict)  # in all, from being queued to being placed first, by class
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_transfers: int = 0
     transfer_bytes: int = 0
     transfer_s: float = 0.0
+
+    def count_wait(self, priority: int, wait_s: float) -> None:
+        self.num_placed[priority] += 1
+        self.wait_s[priority] = self.wait_s.get(priority, 0.0) + wait_s
 
     def count_finish(self, finish: GenerationFinish) -> None:
         if finish.error is not None:
