@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 MAX_HISTORY_REQUESTS = 100_000
+MAX_TRACING_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,39 @@ class DispatchConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TracingConfig:
+    """Spans over OTLP/HTTP, to `otlp_endpoint`: a base URL (http://collector:4318, the path /v1/traces is added) or the
+    whole one. None: none are made. `sample_ratio` of the requests whose caller has not decided are traced.
+    """
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+    otlp_endpoint: str | None = None
+    sample_ratio: float = 1.0
+    queue_requests: int = 4096  # that wait for the collector; more are not traced
+    timeout_s: float = 5.0  # of a POST with its repetitions, and of the last ones at the end
+
+    def __post_init__(self) -> None:
+        if self.otlp_endpoint is not None:
+            url = urlsplit(self.otlp_endpoint)
+            if url.scheme not in ("http", "https") or not url.hostname:
+                raise ValueError(f"otlp_endpoint must be a http or https URL, got {self.otlp_endpoint!r}")
+        if not 0 <= self.sample_ratio <= 1:
+            raise ValueError(f"sample_ratio must be 0 to 1, got {self.sample_ratio}")
+        if not 1 <= self.queue_requests <= MAX_HISTORY_REQUESTS:
+            raise ValueError(f"queue_requests must be 1 to {MAX_HISTORY_REQUESTS}, got {self.queue_requests}")
+        if not 0 < self.timeout_s <= MAX_TRACING_TIMEOUT_S:
+            raise ValueError(f"timeout_s must be over 0 and at most {MAX_TRACING_TIMEOUT_S}, got {self.timeout_s}")
+
+    @property
+    def traces_url(self) -> str | None:
+        """Where spans are posted."""
+        if self.otlp_endpoint is None or urlsplit(self.otlp_endpoint).path.strip("/"):
+            return self.otlp_endpoint
+        return self.otlp_endpoint.rstrip("/") + "/v1/traces"
+
+
+@dataclass(frozen=True, slots=True)
 class RouterConfig:
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -49,6 +84,7 @@ class RouterConfig:
     dispatch: DispatchConfig = field(default_factory=DispatchConfig)
     worker_host: str = "127.0.0.1"
     worker_port: int = 0  # 0: a free one
+    tracing: TracingConfig = field(default_factory=TracingConfig)
     history_requests: int = 1024  # running and finished ones that can be explained; one takes 5 to 50 KiB
 
     def __post_init__(self) -> None:

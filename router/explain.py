@@ -7,6 +7,8 @@ queued; a time that has not come and a prediction that nobody made are null.
 from __future__ import annotations
 
 import dataclasses
+import time
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -49,6 +51,7 @@ def explanation(record: RequestRecord, unix_offset_s: float) -> Json:
         **summary(record, unix_offset_s),
         "priority": record.priority,
         "session_id": record.session,
+        "trace_id": record.trace_id or None,
         "slo": dataclasses.asdict(record.slo),
         "timeout_s": record.timeout_s,
         "max_output_tokens": record.max_output_tokens,
@@ -76,6 +79,17 @@ def explanation(record: RequestRecord, unix_offset_s: float) -> Json:
         "finish": None if record.finish is None else dataclasses.asdict(record.finish),
         "story": record.lines(),
     }
+
+
+def explained_now(records: Iterable[RequestRecord]) -> list[Json]:
+    """The explanations of some requests at this moment."""
+    offset_s = unix_offset_s()
+    return [explanation(record, offset_s) for record in records]
+
+
+def unix_offset_s() -> float:
+    """From `time.monotonic()`, which records are kept in, to seconds since 1970, as the clocks stand now."""
+    return time.time() - time.monotonic()
 
 
 def predictions(record: RequestRecord) -> dict[str, Json]:

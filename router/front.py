@@ -19,6 +19,8 @@ from slipstream.router.openai.api import Generations, OpenAiApi
 from slipstream.router.request_pages import Records, RequestPages
 from slipstream.router.status import Snapshot
 from slipstream.router.tokenizer import Tokenizer
+from slipstream.router.tracing.context import trace_context
+from slipstream.router.tracing.tracer import Tracer
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 CLIENT_LEFT = 499  # nginx's number for it; counted, never sent
@@ -40,12 +42,15 @@ class Front:
         service: Cluster,
         unready_because: Callable[[], str | None],
         num_connections: Callable[[], int],
+        tracer: Tracer | None = None,
     ) -> None:
         self._model = model
         self._service = service
         self._unready_because = unready_because
         self._metrics = FrontMetrics()
-        self._page = MetricsPage(model, self._metrics, service.snapshot, num_connections)
+        self._tracer = tracer
+        counts = tracer.counts if tracer is not None else None
+        self._page = MetricsPage(model, self._metrics, service.snapshot, num_connections, counts)
         self._routes = Routes()
         OpenAiApi(model, tokenizer, service, self._metrics).add_to(self._routes)
         self._routes.add("GET", "/health/live", self.live)
@@ -58,6 +63,7 @@ class Front:
         """Serve one request. The client's X-Request-Id comes back if it is a harmless one, else a new id."""
         given = request.headers.get(b"x-request-id", b"")
         exchange.request_id = given.decode("ascii") if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        self._begin_trace(request, exchange)
         status = 500
         try:
             await self._routes(request, exchange)
@@ -70,6 +76,20 @@ class Front:
             raise
         finally:
             self._metrics.responses[status] += 1
+            if exchange.trace is not None and self._tracer is not None:
+                self._tracer.end(exchange.trace, status, exchange.request_id)
+
+    def _begin_trace(self, request: Request, exchange: Exchange) -> None:
+        """A caller's trace id is kept with the request's record also where no spans are made."""
+        traceparent = request.headers.get(b"traceparent")
+        parent = None
+        if traceparent is not None:
+            parent = trace_context(traceparent, request.headers.get(b"tracestate"))
+            exchange.trace_id = parent.trace_id if parent is not None else ""
+        if self._tracer is not None:
+            exchange.trace = self._tracer.begin(request, parent)
+            if exchange.trace is not None:
+                exchange.trace_id = exchange.trace.trace_id
 
     async def live(self, request: Request, exchange: Exchange) -> None:
         """The process is here and its loop turns."""

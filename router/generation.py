@@ -59,6 +59,7 @@ class GenerateRequest:
     timeout_s: float | None = None
     weight: float = 1.0
     choice: int = 0
+    trace_id: str = ""  # W3C Trace Context, 32 hex digits
 
     def packed_prompt(self) -> bytes:
         """The prompt as packed int32. Raises ValueError or OverflowError if it is not one."""

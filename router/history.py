@@ -81,6 +81,7 @@ class RequestRecord:
     expected_output_tokens: int | None = None
     num_cached_tokens: int | None = None  # of the prompt, known with the first token
     output: OutputLog | None = None
+    trace_id: str = ""
     landed: PagesLanded | None = None  # the latest
     num_events_left_out: int = 0  # between the first MAX_EVENTS / 2 and the rest
     num_full_decisions: int = 0

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from slipstream.router.generation import Usage
 from slipstream.router.history import Timeline
 from slipstream.router.status import Snapshot, WorkerStatus
+from slipstream.router.tracing.tracer import TraceCounts
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -138,11 +139,13 @@ class MetricsPage(Collector):
         front: FrontMetrics,
         snapshot: Callable[[], Snapshot],
         num_connections: Callable[[], int],
+        traces: TraceCounts | None = None,
     ) -> None:
         self._model = model
         self._front = front
         self._snapshot = snapshot
         self._num_connections = num_connections
+        self._traces = traces
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -242,6 +245,10 @@ class MetricsPage(Collector):
         yield GaugeMetricFamily(
             "slipstream:http_connections", "Open client connections.", value=self._num_connections()
         )
+        if self._traces is not None:
+            traces = self._traces
+            ends = {"exported": traces.num_exported, "dropped": traces.num_dropped, "failed": traces.num_failed}
+            yield labelled_counter("slipstream:traces", "Requests traced, by what became of it.", "outcome", ends)
 
 
 def labelled_gauge(name: str, help_text: str, label: str, values: Mapping[str, int]) -> Metric:

@@ -98,6 +98,7 @@ class RequestBook:
             max_output_tokens=request.sampling.max_tokens,
             expected_output_tokens=request.expected_output_tokens,
             output=output,
+            trace_id=request.trace_id,
         )
         state = RequestState(request, prompt_ids, output, record)
         self._requests[state.request_id] = state

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from itertools import islice
 from typing import Protocol
@@ -10,7 +9,7 @@ from urllib.parse import parse_qsl
 
 import orjson
 
-from slipstream.router.explain import Json, explanation, outcome, summary
+from slipstream.router.explain import explanation, outcome, summary, unix_offset_s
 from slipstream.router.explain_table import listing, table
 from slipstream.router.history import RequestRecord
 from slipstream.router.http.errors import HttpError
@@ -73,17 +72,6 @@ class RequestPages:
             exchange.respond(200, table(told).encode(), TEXT)
         else:
             exchange.respond(200, orjson.dumps(told), JSON)
-
-
-def unix_offset_s() -> float:
-    """From `time.monotonic()`, which records are kept in, to seconds since 1970, as the clocks stand now."""
-    return time.time() - time.monotonic()
-
-
-def told_now(records: Iterable[RequestRecord]) -> list[Json]:
-    """The explanations of some requests, at this moment."""
-    offset_s = unix_offset_s()
-    return [explanation(record, offset_s) for record in records]
 
 
 def wants_text(request: Request, fields: dict[str, str]) -> bool:

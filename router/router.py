@@ -9,13 +9,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slipstream.router.canary import Canary
-from slipstream.router.config import RouterConfig
+from slipstream.router.config import RouterConfig, TracingConfig
 from slipstream.router.front import Front
 from slipstream.router.http.server import HttpServer
 from slipstream.router.service import GenerationService
 from slipstream.router.tokenizer import Tokenizer
+from slipstream.router.tracing.tracer import Tracer
+
+if TYPE_CHECKING:
+    from slipstream.router.tracing.export import OtlpExporter
 
 log = logging.getLogger(__name__)
 
@@ -79,12 +84,19 @@ class Router:
             tokenizer = await loop.run_in_executor(pool, Tokenizer.from_directory, self._model_dir, pool)
             self._service = GenerationService(self._config, model=self._model_name, token=self._worker_token)
             self._canary = Canary(self._service, self._config.dispatch.local_prefill_max_tokens, self._has_prefill_pool)
+            tracer = None
+            if self._config.tracing.traces_url is not None:
+                exporter = trace_exporter(self._config.tracing, self._model_name)
+                exporter.start()
+                cleanup.push_async_callback(loop.run_in_executor, None, exporter.close, self._config.tracing.timeout_s)
+                tracer = Tracer(self._config.tracing.sample_ratio, exporter)
             front = Front(
                 self._model_name,
                 tokenizer,
                 self._service,
                 self._unready_because,
                 lambda: self._server.num_connections,
+                tracer,
             )
             self._server = HttpServer(self._config.http, front)
             await self._service.start()
@@ -117,6 +129,14 @@ class Router:
         if self._canary.missing is not None:
             return self._canary.missing
         return None if self._service.is_ready else "no decode worker is connected"
+
+
+def trace_exporter(config: TracingConfig, model: str) -> OtlpExporter:
+    """The import takes 60 ms and some MiB, which nobody should pay who has no collector."""
+    from slipstream.router.tracing.export import OtlpExporter
+
+    assert config.traces_url is not None
+    return OtlpExporter(config.traces_url, model, queue_traces=config.queue_requests, timeout_s=config.timeout_s)
 
 
 def log_failure(task: asyncio.Task[None]) -> None:

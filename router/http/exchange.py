@@ -9,6 +9,7 @@ from typing import Protocol
 
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.reader import Request
+from slipstream.router.tracing.request_trace import RequestTrace
 
 JSON = "application/json"
 
@@ -43,6 +44,8 @@ class Exchange:
         "keep_alive",
         "request_id",
         "status",
+        "trace",
+        "trace_id",
     )
 
     def __init__(self, request: Request, sink: ResponseSink) -> None:
@@ -52,6 +55,8 @@ class Exchange:
         self._can_write: asyncio.Future[None] | None = None
         self._head = b""
         self.request_id = ""  # goes with the response, whatever it will be, as X-Request-Id
+        self.trace: RequestTrace | None = None  # if the request is traced
+        self.trace_id = ""  # the caller's, or the one that it was given
         self.status = 0
         self.keep_alive = request.keep_alive and not sink.draining
         self.head_sent = False

@@ -7,6 +7,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import orjson
+
+from slipstream.router.explain import explained_now
 from slipstream.router.generation import GenerationFinish
 from slipstream.router.http.exchange import Exchange
 from slipstream.router.messages import FinishReason
@@ -63,12 +66,14 @@ class Answer:
         num_prompt_tokens: int,
         choices_per_prompt: int,
         prompt_param: str,
+        explains: bool = False,
     ) -> None:
         self._choices = choices
         self._form = form
         self._num_prompt_tokens = num_prompt_tokens
         self._choices_per_prompt = choices_per_prompt
         self._prompt_param = prompt_param
+        self._explains = explains
         self._num_cached_tokens = 0
 
     async def send_whole(self, exchange: Exchange) -> None:
@@ -90,7 +95,7 @@ class Answer:
             choices = await self._for_all(collect)
         except GenerationFailed as failure:
             raise as_http_error(failure.error, self._prompt_param) from failure
-        exchange.respond(200, self._form.whole(choices, self._usage()))
+        exchange.respond(200, self._form.whole(choices, self._usage(), self._explained()))
 
     async def send_stream(self, exchange: Exchange, include_usage: bool) -> None:
         """Sends every text the moment it is certain, then `[DONE]`.
@@ -121,8 +126,13 @@ class Answer:
             exchange.keep_alive = False
             exchange.finish(b"data: " + error.body() + b"\n\n")
             return
-        usage = self._form.usage_chunk(self._usage()) if include_usage else b""
-        exchange.finish(b"".join((*finals, usage, DONE)))
+        usage = self._usage() if include_usage else None
+        last = b""
+        if self._explains:
+            last = self._form.explained_chunk(self._explained(), usage)
+        elif usage is not None:
+            last = self._form.usage_chunk(usage)
+        exchange.finish(b"".join((*finals, last, DONE)))
 
     async def _for_all(self, run: Callable[[Choice], Awaitable[T]]) -> list[T]:
         """Run all choices at the same time; the first failure cancels the others."""
@@ -171,6 +181,12 @@ class Answer:
         if choice.index % self._choices_per_prompt == 0:
             self._num_cached_tokens += finish.usage.num_cached_tokens
         return "stop" if choice.output.stopped else finish.reason
+
+    def _explained(self) -> bytes:
+        """What is told of the way of each choice; empty if nobody asked."""
+        if not self._explains:
+            return b""
+        return orjson.dumps({"explain": explained_now(choice.stream.record for choice in self._choices)})
 
     def _usage(self) -> TokenUsage:
         num_output_tokens = sum(choice.output.num_tokens for choice in self._choices)

@@ -28,6 +28,9 @@ from slipstream.router.openai.sampling import SEED_MASK, check_token_ids, sampli
 from slipstream.router.openai.schema import ChatRequest, CompletionRequest, GenerationFields
 from slipstream.router.stream import GenerationStream
 from slipstream.router.tokenizer import Tokenizer
+from slipstream.router.tracing.request_trace import Value
+
+MAX_EXPLAINED_CHOICES = 16  # in the answer; each can be some ten KiB
 
 
 class Generations(Protocol):
@@ -63,6 +66,7 @@ class Job:
     prompt_param: str
     form: AnswerFormat
     arrived_s: float
+    trace_id: str
 
     @property
     def choices_per_prompt(self) -> int:
@@ -117,7 +121,9 @@ class OpenAiApi:
         prompts = [Prompt(pack_ids(token_ids), self._sampling(body, max_tokens, logprobs))]
         answer = self._new_answer("chatcmpl-")
         form = ChatFormat(answer, self._tokenizer.pieces, logprobs is not None, wants_usage(body))
-        await self._answer(exchange, Job(answer.id, exchange.request_id, body, prompts, "messages", form, arrived_s))
+        await self._answer(
+            exchange, Job(answer.id, exchange.request_id, body, prompts, "messages", form, arrived_s, exchange.trace_id)
+        )
 
     async def completions(self, request: Request, exchange: Exchange) -> None:
         arrived_s = time.monotonic()
@@ -134,12 +140,17 @@ class OpenAiApi:
             prompts = [replace(prompt, text=text) for prompt, text in zip(prompts, texts, strict=True)]
         answer = self._new_answer("cmpl-")
         form = CompletionFormat(answer, self._tokenizer.pieces, body.logprobs is not None, wants_usage(body))
-        await self._answer(exchange, Job(answer.id, exchange.request_id, body, prompts, "prompt", form, arrived_s))
+        await self._answer(
+            exchange, Job(answer.id, exchange.request_id, body, prompts, "prompt", form, arrived_s, exchange.trace_id)
+        )
 
     async def _answer(self, exchange: Exchange, job: Job) -> None:
         """Have the job done and send what comes of it. Raises HttpError if nothing was sent yet."""
         choices: list[Choice] = []
         self._metrics.choices.observe(job.choices_per_prompt)
+        if job.body.explain and job.num_choices > MAX_EXPLAINED_CHOICES:
+            message = f"'explain' is served for up to {MAX_EXPLAINED_CHOICES} choices, got {job.num_choices}."
+            raise HttpError(400, message, param="explain", code="invalid_value")
         try:
             with ExitStack() as streams:  # leaving early, for whatever reason, cancels what still runs
                 for index in range(job.num_choices):
@@ -152,6 +163,7 @@ class OpenAiApi:
                     num_prompt_tokens=sum(prompt.num_tokens for prompt in job.prompts),
                     choices_per_prompt=job.choices_per_prompt,
                     prompt_param=job.prompt_param,
+                    explains=bool(job.body.explain),
                 )
                 if job.body.stream:
                     await answer.send_stream(exchange, wants_usage(job.body))
@@ -160,6 +172,8 @@ class OpenAiApi:
         finally:
             for choice in choices:
                 choice.record_end()
+            if exchange.trace is not None:
+                exchange.trace.answered([choice.stream.record for choice in choices], asked_attributes(job))
 
     def _submit(self, job: Job, index: int) -> Choice:
         """Queue one choice. Raises HttpError if it is not admitted."""
@@ -182,6 +196,7 @@ class OpenAiApi:
             expected_output_tokens=body.expected_output_tokens,
             timeout_s=body.timeout_s,
             choice=index,
+            trace_id=job.trace_id,
         )
         try:
             stream = self._service.submit(request)
@@ -223,6 +238,31 @@ class OpenAiApi:
             "owned_by": "slipstream",
             "max_model_len": self._service.max_model_len,
         }
+
+
+def asked_attributes(job: Job) -> dict[str, Value]:
+    """The fields of a request that were given, by their names in OpenTelemetry's GenAI conventions."""
+    body, is_chat = job.body, isinstance(job.body, ChatRequest)
+    given = {
+        "gen_ai.request.max_tokens": body.max_tokens,
+        "gen_ai.request.temperature": body.temperature,
+        "gen_ai.request.top_p": body.top_p,
+        "gen_ai.request.top_k": body.top_k,
+        "gen_ai.request.seed": body.seed,
+        "gen_ai.request.presence_penalty": body.presence_penalty,
+        "gen_ai.request.frequency_penalty": body.frequency_penalty,
+        "gen_ai.request.choice.count": job.num_choices if job.num_choices > 1 else None,
+        "gen_ai.conversation.id": body.session_id,
+    }
+    return {
+        "gen_ai.operation.name": "chat" if is_chat else "text_completion",
+        "gen_ai.provider.name": "slipstream",
+        "gen_ai.request.model": body.model,
+        "gen_ai.response.model": body.model,
+        "gen_ai.response.id": job.answer_id,
+        "gen_ai.request.stream": bool(body.stream),
+        **{name: value for name, value in given.items() if value is not None},
+    }
 
 
 def slo_of(body: GenerationFields) -> Slo:

@@ -60,7 +60,8 @@ class AnswerFormat(Protocol):
     def text_chunk(self, index: int, text: str, logprobs: list[TokenEntry]) -> bytes: ...
     def final_chunk(self, index: int, text: str, logprobs: list[TokenEntry], reason: FinishReason) -> bytes: ...
     def usage_chunk(self, usage: TokenUsage) -> bytes: ...
-    def whole(self, choices: Sequence[WholeChoice], usage: TokenUsage) -> bytes: ...
+    def explained_chunk(self, explained: bytes, usage: TokenUsage | None) -> bytes: ...
+    def whole(self, choices: Sequence[WholeChoice], usage: TokenUsage, explained: bytes = b"") -> bytes: ...
 
 
 class ChatFormat:
@@ -94,7 +95,10 @@ class ChatFormat:
     def usage_chunk(self, usage: TokenUsage) -> bytes:
         return b'%b],"usage":%b}\n\n' % (self._head, orjson.dumps(usage.as_json()))
 
-    def whole(self, choices: Sequence[WholeChoice], usage: TokenUsage) -> bytes:
+    def explained_chunk(self, explained: bytes, usage: TokenUsage | None) -> bytes:
+        return explained_chunk(self._head, explained, usage)
+
+    def whole(self, choices: Sequence[WholeChoice], usage: TokenUsage, explained: bytes = b"") -> bytes:
         return whole_answer(
             self._answer,
             "chat.completion",
@@ -108,6 +112,7 @@ class ChatFormat:
                 for choice in choices
             ],
             usage,
+            explained,
         )
 
     def _chunk(self, index: int, text: str | None, logprobs: list[TokenEntry], reason: FinishReason | None) -> bytes:
@@ -170,9 +175,12 @@ class CompletionFormat:
     def usage_chunk(self, usage: TokenUsage) -> bytes:
         return b'%b],"usage":%b}\n\n' % (self._head, orjson.dumps(usage.as_json()))
 
-    def whole(self, choices: Sequence[WholeChoice], usage: TokenUsage) -> bytes:
+    def explained_chunk(self, explained: bytes, usage: TokenUsage | None) -> bytes:
+        return explained_chunk(self._head, explained, usage)
+
+    def whole(self, choices: Sequence[WholeChoice], usage: TokenUsage, explained: bytes = b"") -> bytes:
         rendered = [self._choice(c.index, c.text, c.logprobs, c.finish_reason, self._logprobs) for c in choices]
-        return whole_answer(self._answer, "text_completion", rendered, usage)
+        return whole_answer(self._answer, "text_completion", rendered, usage, explained)
 
     def _chunk(self, index: int, text: str, logprobs: list[TokenEntry], reason: FinishReason | None) -> bytes:
         rendered = list(map(self.logprob, logprobs))
@@ -202,12 +210,23 @@ def envelope(answer: AnswerHead, kind: str) -> bytes:
     return orjson.dumps(fields)[:-1]
 
 
-def whole_answer(answer: AnswerHead, kind: str, choices: list[dict[str, Any]], usage: TokenUsage) -> bytes:
-    return b'%b,"choices":%b,"usage":%b}' % (
+def whole_answer(
+    answer: AnswerHead, kind: str, choices: list[dict[str, Any]], usage: TokenUsage, explained: bytes
+) -> bytes:
+    """`explained` is the JSON of the field `slipstream`; empty: there is none."""
+    return b'%b,"choices":%b,"usage":%b%b}' % (
         envelope(answer, kind),
         orjson.dumps(choices),
         orjson.dumps(usage.as_json()),
+        explained and b',"slipstream":' + explained,
     )
+
+
+def explained_chunk(head: bytes, explained: bytes, usage: TokenUsage | None) -> bytes:
+    """The last chunk of a stream that was to be explained; it takes the place of the one with the usage, because
+    clients look for that in the last one."""
+    told = b',"usage":' + orjson.dumps(usage.as_json()) if usage is not None else b""
+    return b'%b]%b,"slipstream":%b}\n\n' % (head, told, explained)
 
 
 def token_name(raw: bytes) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import orjson
+import pytest
+from openai import BadRequestError
 
 from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.explain import explanation, summary
@@ -18,6 +20,7 @@ from slipstream.router.history import (
 )
 from slipstream.router.placement.decision import Candidate, Decision, Term
 from slipstream.router.stages import attempts_of
+from tests.router.fake_cluster import MODEL, front, openai_client, run
 
 PREFILLS = [PeerId(f"prefill-{number}", 7) for number in range(2)]
 DECODES = [PeerId(f"decode-{number}", 7) for number in range(2)]
@@ -203,3 +206,75 @@ def test_a_record_of_many_refusals_stays_small_and_keeps_its_first_and_latest_ev
         stage.end_s is None or stage.end_s - stage.begin_s <= 0.5 for one in attempts_of(record) for stage in one.stages
     )
     assert "137 events" in table(explanation(record, 0.0))
+
+
+def test_the_body_field_explains_the_answer_and_the_openai_client_takes_it() -> None:
+    async def main() -> None:
+        async with front("Hello there") as site, openai_client(site) as client:
+            asked = {"model": MODEL, "prompt": "hi", "max_tokens": 3}
+            whole = await client.completions.create(**asked, extra_body={"explain": True})
+            [told] = whole.model_extra["slipstream"]["explain"]
+            assert told["request_id"] == whole.id
+            assert told["outcome"] == "length"
+            plain = await client.completions.create(**asked)
+            assert "slipstream" not in plain.model_extra
+
+            for options in ({}, {"stream_options": {"include_usage": True}}):
+                messages = [{"role": "user", "content": "hi"}]
+                stream = await client.chat.completions.create(
+                    model=MODEL, messages=messages, max_tokens=3, stream=True, extra_body={"explain": True}, **options
+                )
+                chunks = [chunk async for chunk in stream]
+                assert [bool(chunk.model_extra.get("slipstream")) for chunk in chunks] == [False] * (
+                    len(chunks) - 1
+                ) + [True]
+                [told] = chunks[-1].model_extra["slipstream"]["explain"]
+                assert told["request_id"] == chunks[-1].id
+                assert chunks[-1].choices == []
+                assert (chunks[-1].usage is not None) == bool(options)
+
+            two = await client.completions.create(**asked, n=2, extra_body={"explain": True})
+            ids = [one["request_id"] for one in two.model_extra["slipstream"]["explain"]]
+            assert ids == [f"{two.id}#0", f"{two.id}#1"]
+            with pytest.raises(BadRequestError, match="explain"):
+                await client.completions.create(**asked, n=17, extra_body={"explain": True})
+
+    run(main)
+
+
+def test_the_pages_give_json_and_text_and_name_what_is_wrong_with_a_query() -> None:
+    async def main() -> None:
+        async with front("Hello there") as site:
+            for tenant in ("acme", "acme", "other"):
+                status, _, body = await site.post("/v1/completions", prompt="hi", max_tokens=2, user=tenant)
+                assert status == 200
+            last = orjson.loads(body)["id"]
+            status, _, body = await site.request("GET", "/v1/requests?limit=2")
+            listed = orjson.loads(body)["data"]
+            assert listed[0]["request_id"] == last
+            assert len(listed) == 2
+            status, _, body = await site.request("GET", "/v1/requests?outcome=length&format=text")
+            assert body.decode().count("length") == 3
+            status, _, body = await site.request("GET", "/v1/requests?outcome=stop")
+            assert orjson.loads(body)["data"] == []
+
+            path = f"/v1/requests/{last}/explain"
+            told = orjson.loads((await site.request("GET", path))[2])
+            assert told["request_id"] == last
+            for query, headers in (("?format=text", {}), ("", {"Accept": "text/plain"})):
+                status, got, body = await site.request("GET", path + query, headers=headers)
+                assert got["content-type"] == "text/plain; charset=utf-8"
+                assert body.decode().startswith(f"request {last}")
+            for bad, param in (
+                (f"{path}?format=xml", "format"),
+                (f"{path}?fromat=text", "fromat"),
+                ("/v1/requests?limit=0", "limit"),
+                ("/v1/requests?limit=1001", "limit"),
+                ("/v1/requests?limit=a", "limit"),
+            ):
+                status, _, body = await site.request("GET", bad)
+                assert (status, orjson.loads(body)["error"]["param"]) == (400, param)
+            status, _, body = await site.request("GET", "/v1/requests/none/explain")
+            assert (status, orjson.loads(body)["error"]["code"]) == (404, "request_not_found")
+
+    run(main)

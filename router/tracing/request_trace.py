@@ -1,0 +1,39 @@
+"""What is kept of a sampled HTTP request until its spans are made, after its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from slipstream.router.history import RequestRecord
+from slipstream.router.tracing.context import TraceContext
+
+Value = str | bool | int | float | tuple[str, ...]
+
+
+def new_span_id(source: Random) -> str:
+    """16 hex digits, not all zero."""
+    return f"{source.getrandbits(64) or 1:016x}"
+
+
+@dataclass(slots=True)
+class RequestTrace:
+    """`records` and `asked` are there if generations were begun for it; times are `time.monotonic()` seconds."""
+
+    trace_id: str
+    span_id: str
+    parent: TraceContext | None
+    method: str
+    path: str
+    begin_s: float
+    end_s: float = 0.0
+    status: int = 0
+    http_request_id: str = ""
+    records: Sequence[RequestRecord] = ()
+    asked: Mapping[str, Value] = field(default_factory=dict)
+
+    def answered(self, records: Sequence[RequestRecord], asked: Mapping[str, Value]) -> None:
+        """The generations of the request, and what it asked for, by the names of OpenTelemetry's GenAI conventions."""
+        self.records = records
+        self.asked = asked

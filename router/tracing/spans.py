@@ -1,0 +1,151 @@
+"""Spans of a request, made from its records when it is over: the hot path keeps times only.
+
+    POST /v1/chat/completions          one a HTTP request, child of the caller's span if there is one
+      |- queued, reserve, prefill, transfer, decode      `router.stages`, one set an attempt (and choice)
+
+Names and attributes follow OpenTelemetry's conventions for HTTP servers and, where there is one, for generative AI;
+ours begin with `slipstream.`. A placement is an event of the stage that it ended, with its candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from slipstream.router.explain import mean_itl_s, outcome
+from slipstream.router.history import RequestRecord
+from slipstream.router.placement.decision import Decision
+from slipstream.router.stages import Attempt, attempts_of
+from slipstream.router.tracing.request_trace import RequestTrace, Value
+
+MAX_TRACED_CHOICES = 16  # of one HTTP request; a thousand choices would be many thousand spans
+MAX_TOLD_CANDIDATES = 16  # of a placement
+
+Attributes = dict[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class SpanEvent:
+    name: str
+    time_s: float
+    attributes: Attributes
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Times in seconds of the records' clock. `error` is the status' text, None if all went well."""
+
+    name: str
+    kind: Literal["server", "internal"]
+    span_id: str
+    parent_id: str | None
+    begin_s: float
+    end_s: float
+    attributes: Attributes
+    events: tuple[SpanEvent, ...] = ()
+    error: str | None = None
+
+
+def spans_of(trace: RequestTrace, new_span_id: Callable[[], str]) -> Iterator[Span]:
+    """The request's span, then those of its stages."""
+    yield _request_span(trace)
+    for index, record in enumerate(trace.records[:MAX_TRACED_CHOICES]):
+        for attempt in attempts_of(record):
+            yield from _stage_spans(trace, record, attempt, index, new_span_id)
+
+
+def _request_span(trace: RequestTrace) -> Span:
+    attributes: Attributes = {
+        "http.request.method": trace.method,
+        "http.route": trace.path,
+        "url.path": trace.path,
+        "http.response.status_code": trace.status,
+        "slipstream.http.request_id": trace.http_request_id,
+        **trace.asked,
+    }
+    error = None
+    records = trace.records
+    if records:
+        usages = [record.usage for record in records]
+        reasons = [record.finish.reason for record in records if record.finish is not None]
+        attributes |= {
+            "gen_ai.usage.input_tokens": sum(usage.num_prompt_tokens for usage in usages),
+            "gen_ai.usage.output_tokens": sum(usage.num_output_tokens for usage in usages),
+            "gen_ai.usage.cache_read.input_tokens": sum(usage.num_cached_tokens for usage in usages),
+            "gen_ai.response.finish_reasons": tuple(reasons),
+            "slipstream.request.id": records[0].request_id,
+            "slipstream.request.outcome": outcome(records[0].finish) or "",
+            "slipstream.request.num_attempts": max(record.num_attempts for record in records),
+            "slipstream.request.priority": records[0].priority,
+        }
+        first_s = records[0].timeline.first_token
+        if first_s is not None:
+            attributes["gen_ai.response.time_to_first_chunk"] = first_s - trace.begin_s
+        itl_s = mean_itl_s(records[0])
+        if itl_s is not None:
+            attributes["slipstream.request.itl_s"] = itl_s
+        for key, value in (("tenant", records[0].tenant), ("session", records[0].session)):
+            if value:
+                attributes[f"slipstream.request.{key}"] = value
+        failed = next((r.finish.error for r in records if r.finish is not None and r.finish.error is not None), None)
+        if failed is not None and not 400 <= trace.status < 500:
+            error, attributes["error.type"] = failed.message, failed.kind
+    if trace.status >= 400:
+        attributes["error.type"] = str(trace.status)
+        if trace.status >= 500:  # the client's own mistakes are no errors of a server
+            error = error or f"status {trace.status}"
+    parent_id = trace.parent.span_id if trace.parent is not None else None
+    name = f"{trace.method} {trace.path}"
+    return Span(name, "server", trace.span_id, parent_id, trace.begin_s, trace.end_s, attributes, error=error)
+
+
+def _stage_spans(
+    trace: RequestTrace, record: RequestRecord, attempt: Attempt, index: int, new_span_id: Callable[[], str]
+) -> Iterator[Span]:
+    placements = [event for event in record.events if event.decision is not None and event.attempt == attempt.number]
+    for stage in attempt.stages:
+        is_last = stage is attempt.stages[-1]
+        end_s = stage.end_s if stage.end_s is not None else trace.end_s
+        attributes: Attributes = {"slipstream.request.id": record.request_id, "slipstream.attempt": attempt.number}
+        if len(trace.records) > 1:
+            attributes["slipstream.choice"] = index
+        if stage.where:
+            attributes["slipstream.worker"] = stage.where
+        if stage.name == "transfer" and record.landed is not None and record.landed.attempt == attempt.number:
+            attributes["slipstream.transfer.bytes"] = record.landed.num_bytes
+            attributes["slipstream.transfer.seconds"] = record.landed.seconds
+        # A stage ends by being placed; what was decided at that moment belongs to it, and to no later one.
+        events = tuple(
+            SpanEvent("placed", event.time_s, decision_attributes(event.decision))
+            for event in placements
+            if event.decision is not None and event.time_s == end_s
+        )
+        placements = [event for event in placements if event.time_s != end_s]
+        error = attempt.failure if is_last and attempt.failure else None
+        yield Span(
+            stage.name, "internal", new_span_id(), trace.span_id, stage.begin_s, end_s, attributes, events, error
+        )
+
+
+def decision_attributes(decision: Decision) -> Attributes:
+    """Numbers and words; candidates as a line each, since attributes have no structure."""
+    attributes: Attributes = {
+        "slipstream.placement.policy": decision.policy,
+        "slipstream.placement.reason": decision.reason,
+        "slipstream.placement.why": decision.why,
+        "slipstream.placement.decode": decision.decode.name,
+        "slipstream.placement.prefill": decision.prefill.name if decision.prefill is not None else "local",
+    }
+    for key in ("margin", "predicted_ttft_s", "predicted_itl_s", "predicted_output_tokens"):
+        value = getattr(decision, key)
+        if value is not None:
+            attributes[f"slipstream.placement.{key}"] = value
+    attributes["slipstream.placement.candidates"] = tuple(
+        f"{one.prefill.name if one.prefill is not None else 'local'} -> {one.decode.name}: cost {one.cost:.4g}"
+        + "".join(f" {term.name}={term.value:.4g}" for term in one.terms)
+        + ("" if one.fits else " (no room)")
+        + (f" ({one.excluded})" if one.excluded else "")
+        for one in decision.candidates[:MAX_TOLD_CANDIDATES]
+    )
+    return attributes
