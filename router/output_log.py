@@ -44,9 +44,11 @@ class OutputLog:
         """Returns what follows now without a gap: chunks cut to their new tokens, in order.
 
         A chunk with a finish reason may have no tokens. Tokens beyond max_tokens are cut off, and the cut chunk
-        finishes with "length". Raises OutputError for a token id outside int32, for logprobs that do not match the
-        tokens, and when too many chunks wait.
+        finishes with "length". Raises OutputError for a token id that is negative or outside int32, for logprobs that
+        do not match the tokens, for a negative number of cached tokens, and when too many chunks wait.
         """
+        if chunk.num_cached_tokens < 0:
+            raise OutputError(f"{chunk.num_cached_tokens} tokens of the prompt are said to be cached")
         if chunk.logprobs and len(chunk.logprobs) != len(chunk.token_ids):
             raise OutputError(f"{len(chunk.logprobs)} logprobs came with {len(chunk.token_ids)} tokens")
         if chunk.index > len(self._ids):
@@ -79,6 +81,9 @@ class OutputLog:
                 finish_reason="length" if num_new > room else chunk.finish_reason,
                 stop_token_id=None if num_new > room else chunk.stop_token_id,
             )
+        # No tokenizer takes a negative id, and those who read the tokens could only fail over it.
+        if chunk.token_ids and min(chunk.token_ids) < 0:
+            raise OutputError(f"a token id is not a non-negative int32: {chunk.token_ids!r:.80}")
         try:
             self._ids.extend(array("i", chunk.token_ids))
         except OverflowError as error:

@@ -53,12 +53,17 @@ def test_tokens_beyond_max_tokens_are_cut_and_finish_with_length():
     assert log.is_full
 
 
-@pytest.mark.parametrize("token_id", [2**31, -(2**31) - 1])
+@pytest.mark.parametrize("token_id", [2**31, -(2**31) - 1, -1])
 def test_a_token_that_is_no_int32_is_an_error_and_leaves_nothing_behind(token_id):
     log = OutputLog(10)
     with pytest.raises(OutputError, match="int32"):
         log.add(chunk(0, 1, token_id))
     assert len(log) == 0
+
+
+def test_a_negative_number_of_cached_tokens_is_an_error():
+    with pytest.raises(OutputError, match="-1 tokens of the prompt"):
+        OutputLog(10).add(TokenChunk("r", 0, 0, (1,), num_cached_tokens=-1))
 
 
 def test_logprobs_that_do_not_match_the_tokens_are_an_error():
