@@ -77,7 +77,7 @@ def real(options: argparse.Namespace) -> int:
         outcome = run_cluster(plan, Path(folder))
     show(outcome)
     if options.json is not None:
-        options.json.write_text(json.dumps(outcome.as_json(), indent=1, default=str))
+        options.json.write_text(json.dumps(outcome.as_json(), indent=1))
     return 1 if outcome.wrong else 0
 
 

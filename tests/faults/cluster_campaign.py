@@ -79,7 +79,19 @@ class Outcome:
         return self.account.wrong + self.unrest
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"wrong": self.wrong}
+        account = self.account
+        return {
+            "plan": asdict(self.plan),
+            "seconds": self.seconds,
+            "num_requests": account.num_requests,
+            "ends": dict(account.ends),
+            "slowest_s": account.slowest_s,
+            "retries": self.retries,
+            "faults": dict(self.kinds),
+            "struck": self.struck,
+            "memory": self.memory,
+            "wrong": self.wrong,
+        }
 
     def lines(self) -> list[str]:
         account = self.account

@@ -169,6 +169,8 @@ class Memory:
                     rss = psutil.Process(pid).memory_info().rss
                 except psutil.Error:
                     continue
+                if not rss:
+                    continue  # it has just died
                 name = f"{member.name}/{rank} pid {pid}"
                 line = self.series.setdefault(name, [])
                 line.append((round(time.monotonic() - self._began_s, 1), round(rss / 2**20, 1)))
