@@ -12,6 +12,7 @@ from slipstream.router.config import DispatchConfig
 from slipstream.router.dispatcher import Dispatcher
 from slipstream.router.messages import Hello, Welcome
 from tests.faults.clockwork import Clockwork, Connection
+from tests.faults.conduct import Conduct
 
 
 class RouterProcess:
@@ -24,7 +25,9 @@ class RouterProcess:
         deliver: Callable[[Emit | Finish], None],
         after_event: Callable[[], None],
         may_expel: Callable[[PeerId], bool],
+        tokens_of: Callable[[str], list[int]],
     ) -> None:
+        self._conduct = Conduct(tokens_of)
         self.dispatcher = Dispatcher(config)
         self.is_alive = True
         self._clock = clock
@@ -59,8 +62,9 @@ class RouterProcess:
                     self._deliver(action)
                 case Send(peer, message):
                     connection = self._workers.get(peer)
-                    if connection is not None:
-                        connection.send(0, message)
+                    assert connection is not None, f"{message} for {peer}, which is gone"
+                    self._conduct.sent(peer, message)
+                    connection.send(0, message)
                 case Close(peer, reason):
                     assert self._may_expel(peer), f"{peer} is sent away: {reason}"
                     self._part(self._workers.pop(peer))
@@ -86,6 +90,7 @@ class RouterProcess:
         hello = self._hellos.get(connection)
         if hello is not None:
             if self._workers.get(hello.worker) is connection:
+                self._conduct.heard(hello.worker, frame)
                 self.perform(self.dispatcher.worker_message(hello.worker, frame, self._clock.now))
             return
         assert isinstance(frame, Hello)
@@ -96,6 +101,7 @@ class RouterProcess:
             self.perform(self.dispatcher.worker_lost(older, self._clock.now, "it connected anew"))
         self._hellos[connection] = frame
         self._workers[frame.worker] = connection
+        self._conduct.joined(frame.worker)
         connection.send(0, Welcome("router"))
         self.perform(self.dispatcher.worker_joined(frame, self._clock.now))
 

@@ -252,7 +252,7 @@ class WorkerProcess:
         self.clock, self.wire, self.transfer, self.tp = clock, wire, transfer, tp
         self.name, self.role = name, role
         self.is_alive = True
-        self.was_lied_about = self._told_lie = False
+        self.was_lied_about = self._told_lie = self.has_been_paused = False
         self._door, self._chances, self._on_end = door, chances, on_end
         self._checks_often = checks_often
         self._is_paused = False
@@ -320,7 +320,7 @@ class WorkerProcess:
         return run
 
     def pause(self) -> None:
-        self._is_paused = True
+        self._is_paused = self.has_been_paused = True
 
     @property
     def is_paused(self) -> bool:

@@ -20,6 +20,7 @@ from slipstream.router.actions import Emit, Finish
 from slipstream.router.config import DispatchConfig
 from slipstream.router.generation import AdmissionError, GenerateRequest, GenerationError
 from slipstream.router.messages import Credits, Role, SamplingParams, pack_ids
+from slipstream.workers.engine.sequence import SequenceState
 from tests.faults.clockwork import Clockwork, Connection
 from tests.faults.page_wire import PageWire
 from tests.faults.router_process import RouterProcess
@@ -28,6 +29,8 @@ from tests.faults.worker_process import WorkerProcess
 
 FAULTS_END_S = 9.0
 WORST_WAIT_S = 25.0  # from the end of the faults to the end of the last request
+USUAL_WAIT_S = 8.0  # to the end of any request, where nothing goes wrong
+CANCEL_S = 1.0  # after the end of a request no worker works on it any more
 LEASE_S, TRANSFER_LEASE_S = 1.5, 2.0
 MAX_MODEL_LEN = 112
 MAX_EVENTS = 150_000
@@ -102,6 +105,8 @@ class World:
         last_submit_s = rng.choice((1.5, 7.0, 7.0))  # a burst, or a stream of them
         for number in range(rng.choice((10, 16, 24))):
             self.clock.after(rng.random() * last_submit_s, lambda number=number: self._submit(number))
+        self.is_peaceful = True
+        self._has_slow_wires = False
         self._plan_faults()
 
     # ---- running
@@ -117,6 +122,9 @@ class World:
         for request_id, client in self.clients.items():
             self._check_end(request_id, client)
         dispatcher = router.dispatcher
+        if self.is_peaceful:
+            retries = dispatcher.snapshot(self.clock.now).totals.retries
+            assert not retries.keys() - {"refused"}, f"nothing went wrong, and yet: {dict(retries)}"
         assert dispatcher.num_requests == 0
         assert dispatcher.next_deadline() is None
         dispatcher.check_integrity()
@@ -168,7 +176,14 @@ class World:
     # ---- the router
 
     def _new_router(self) -> RouterProcess:
-        return RouterProcess(self.clock, self.config, self._deliver, self._after_router_event, self._may_expel)
+        return RouterProcess(
+            self.clock,
+            self.config,
+            self._deliver,
+            self._after_router_event,
+            self._may_expel,
+            lambda request_id: self.clients[request_id].tokens,
+        )
 
     def knock(self, worker: WorkerProcess) -> Connection | None:
         if self.router is None:
@@ -185,6 +200,19 @@ class World:
             client.tokens += action.token_ids
         else:
             client.finish, client.finished_s = action, self.clock.now
+            if not self._has_slow_wires:
+                self.clock.after(CANCEL_S, lambda: self._look_for_leftovers(action.request_id))
+
+    def _look_for_leftovers(self, request_id: str) -> None:
+        """Nobody works for a client that has its answer; pages may still be draining."""
+        for member in self.members:
+            process = member.process
+            if process is None or process.is_paused or process.has_been_paused:
+                continue
+            left = process.engine.keys()
+            for key in left:
+                state = process.engine.state(key)
+                assert key[0] != request_id or state is SequenceState.DRAINING, f"{member.name}: {key} is {state}"
 
     def _after_router_event(self) -> None:
         self._num_router_events += 1
@@ -297,8 +325,12 @@ class World:
             self._break_link,
             self._restart_router,
         )
-        for _ in range(rng.choice((0, 1, 2, 3, 5, 8))):
-            self.clock.after(rng.random() * FAULTS_END_S, rng.choice(kinds))
+        planned = [rng.choice(kinds) for _ in range(rng.choice((0, 1, 2, 3, 5, 8)))]
+        for strike in planned:
+            self.clock.after(rng.random() * FAULTS_END_S, strike)
+        chances = (faults.corrupt, faults.stall, self._sick_chance, self._break_chance, self._lie_chance)
+        self.is_peaceful = not planned and not any(chances)
+        self._has_slow_wires = self._stall in planned or faults.stall > 0
 
         def end() -> None:
             faults.corrupt = faults.stall = faults.late = 0.0
