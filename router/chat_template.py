@@ -47,6 +47,8 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except TemplateError as error:
             raise ValueError(f"the chat template is not valid: {error}") from error
+        # Jinja copies the globals for each rendering; out of its ChainMap that takes longer than a short chat.
+        self._template.globals = dict(self._template.globals)
         self._special_tokens = dict(special_tokens)
         self.source = source
         self.knows_developer_role = "developer" in source

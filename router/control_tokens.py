@@ -16,6 +16,7 @@ from typing import Any
 import tokenizers
 
 from slipstream.router.encoding import encode_unlocked
+from slipstream.router.messages import pack_ids, unpack_ids
 
 # Unicode noncharacters: never part of real text, and left alone by templates.
 DISGUISES = [chr(code) for code in range(0xFDD0, 0xFDF0)]
@@ -69,10 +70,10 @@ class ControlTokens:
         hidden = [{key: hide(value) for key, value in message.items()} for message in messages]
         return DisguisedMessages(hidden, mark)
 
-    def encode(self, rendered: str, disguised: DisguisedMessages) -> list[int]:
-        """Token ids of a prompt rendered from `disguised`. Between control tokens the text is tokenised piece by
-        piece, which is what a tokenizer does with them too. Raises ControlTokenError."""
-        ids: list[int] = []
+    def encode(self, rendered: str, disguised: DisguisedMessages) -> bytes:
+        """Token ids, packed, of a prompt rendered from `disguised`. Between control tokens the text is tokenised piece
+        by piece, which is what a tokenizer does with them too. Raises ControlTokenError."""
+        ids: list[bytes] = []
         control_ids = set(self._ids.values())
         disguise = re.compile(f"{disguised.mark}(\\d+){disguised.mark}")
 
@@ -80,9 +81,11 @@ class ControlTokens:
             if text:
                 text = disguise.sub(lambda match: self._texts[int(match[1])], text)
                 text_ids = encode_unlocked(self._plain, text, add_special_tokens=False)
-                if not control_ids.isdisjoint(text_ids):  # a model whose vocabulary spells them out once more
+                if not control_ids.isdisjoint(
+                    unpack_ids(text_ids)
+                ):  # a model whose vocabulary spells them out once more
                     raise ControlTokenError("the messages contain control tokens")
-                ids.extend(text_ids)
+                ids.append(text_ids)
 
         start, strip_next = 0, False
         for match in self._pattern.finditer(rendered):
@@ -90,7 +93,7 @@ class ControlTokens:
             strips_before, strips_after = self._strips[match[0]]
             text = text.lstrip() if strip_next else text
             encode_text(text.rstrip() if strips_before else text)
-            ids.append(self._ids[match[0]])
+            ids.append(pack_ids([self._ids[match[0]]]))
             start, strip_next = match.end(), strips_after
         encode_text(rendered[start:].lstrip() if strip_next else rendered[start:])
-        return ids
+        return b"".join(ids)

@@ -13,12 +13,17 @@ from typing import Any, TypeVar
 import tokenizers
 
 from slipstream.router.chat_template import ChatTemplate, Message
-from slipstream.router.control_tokens import ControlTokens
+from slipstream.router.control_tokens import ControlTokens, DisguisedMessages
 from slipstream.router.detokenizer import PieceTable
 from slipstream.router.encoding import encode_unlocked
+from slipstream.router.word_cache import WordCache
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-INLINE_SIZE = 2048  # characters or tokens, about 1 ms of work; more would hold up the streams of others
+# Characters or tokens that are worked on where they are, about half a millisecond; more would hold up the streams of
+# others, and less would wait longer for a thread than for the work. `CACHED_SIZE` is for words that are looked up.
+INLINE_SIZE = 2048
+CACHED_SIZE = 8192
+MESSAGE_SIZE = 16  # what rendering a message takes beside its text
 
 T = TypeVar("T")
 
@@ -51,10 +56,19 @@ class TokenizerFiles:
         return cls(path.read_text("utf-8"), config, find_chat_template(directory, config), vocab_size)
 
 
+@dataclass(frozen=True, slots=True)
+class RenderedChat:
+    """A prompt as text; `disguised` are the messages it was made from, if something in them had to be hidden."""
+
+    text: str
+    disguised: DisguisedMessages | None
+
+
 class Tokenizer:
     """`vocab_size` is the model's (ids below it are valid), which may be padded beyond the tokenizer's.
 
-    Short texts are tokenised where they are; long ones in `encode_pool`, which the caller owns.
+    Short texts are tokenised where they are; long ones in `encode_pool`, which the caller owns. Token ids come packed,
+    as they travel.
     """
 
     def __init__(self, files: TokenizerFiles, encode_pool: ThreadPoolExecutor) -> None:
@@ -68,6 +82,7 @@ class Tokenizer:
         hidden = [token["id"] for token in self._added.values() if token["special"]]
         self.pieces = PieceTable(self._tokenizer, spec.get("decoder"), hidden)
         self._control = ControlTokens(spec, files.chat_template or "")
+        self._words = WordCache.for_tokenizer(self._tokenizer, spec)
         self._chars_per_token = max(map(len, self._tokenizer.get_vocab()), default=1)
 
     @classmethod
@@ -75,7 +90,7 @@ class Tokenizer:
         """Raises FileNotFoundError or ValueError with a sentence that names what is wrong."""
         return cls(TokenizerFiles.read(Path(directory)), encode_pool)
 
-    async def encode(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
+    async def encode(self, texts: Sequence[str], max_tokens: int) -> list[bytes]:
         """Raw prompts: control tokens in them count as such, and a start token goes before each if the model wants one.
 
         Raises TextTooLongError, without tokenising, if one of them certainly has more than `max_tokens` tokens.
@@ -84,7 +99,7 @@ class Tokenizer:
             self._check_length(text, max_tokens)
         return await self._run(sum(map(len, texts)), lambda: [self._encode_raw(text) for text in texts])
 
-    async def encode_chat(self, messages: list[Message], max_tokens: int) -> list[int]:
+    async def encode_chat(self, messages: list[Message], max_tokens: int) -> bytes:
         """A conversation, through the chat template. Control tokens that appear inside messages are plain text, so
         that nobody can forge a turn of somebody else.
 
@@ -93,8 +108,16 @@ class Tokenizer:
         template = self.chat_template
         assert template is not None, "the model has no chat template"
         # Roles and names count too: rendering thousands of empty messages takes its time as well.
-        num_chars = sum(len(text) for message in messages for text in message.values())
-        return await self._run(num_chars, lambda: self._encode_rendered(template, messages, max_tokens))
+        size = MESSAGE_SIZE * len(messages) + sum([len(text) for message in messages for text in message.values()])
+        if size > CACHED_SIZE:
+            return await self._run(size, lambda: self._encode_chat(self._render(template, messages), max_tokens))
+        rendered = self._render(template, messages)
+        if self._words is not None and rendered.disguised is None:
+            self._check_length(rendered.text, max_tokens)
+            token_ids = self._words.encode(rendered.text)
+            if token_ids is not None:
+                return token_ids
+        return await self._run(size, lambda: self._encode_chat(rendered, max_tokens))
 
     async def decode(self, prompts: Sequence[list[int]]) -> list[str]:
         """The whole text of each prompt without control tokens."""
@@ -110,18 +133,20 @@ class Tokenizer:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
-    def _encode_raw(self, text: str) -> list[int]:
+    def _encode_raw(self, text: str) -> bytes:
         # The start token comes from tokenizer.json's post-processor alone: like transformers 5, which does not look
         # at `add_bos_token` of tokenizer_config.json where there is a tokenizer.json.
         return encode_unlocked(self._tokenizer, text, add_special_tokens=True)
 
-    def _encode_rendered(self, template: ChatTemplate, messages: list[Message], max_tokens: int) -> list[int]:
+    def _render(self, template: ChatTemplate, messages: list[Message]) -> RenderedChat:
         disguised = self._control.disguise(messages)
-        text = template.render(messages if disguised is None else disguised.messages)
-        self._check_length(text, max_tokens)
-        if disguised is None:
-            return encode_unlocked(self._tokenizer, text, add_special_tokens=False)
-        return self._control.encode(text, disguised)
+        return RenderedChat(template.render(messages if disguised is None else disguised.messages), disguised)
+
+    def _encode_chat(self, rendered: RenderedChat, max_tokens: int) -> bytes:
+        self._check_length(rendered.text, max_tokens)
+        if rendered.disguised is None:
+            return encode_unlocked(self._tokenizer, rendered.text, add_special_tokens=False)
+        return self._control.encode(rendered.text, rendered.disguised)
 
     def _check_length(self, text: str, max_tokens: int) -> None:
         num_tokens = len(text) // self._chars_per_token

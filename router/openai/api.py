@@ -114,11 +114,11 @@ class OpenAiApi:
         arrived_s = time.monotonic()
         body = parse_body(request, ChatRequest)
         self._check_model(body.model)
-        token_ids = await self._prompts.of_chat(body.messages)
+        packed_ids = await self._prompts.of_chat(body.messages)
         wanted = body.max_completion_tokens or body.max_tokens
-        max_tokens = self._prompts.room(len(token_ids), wanted, None, "messages")
+        max_tokens = self._prompts.room(packed_ids, wanted, None, "messages")
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        prompts = [Prompt(pack_ids(token_ids), self._sampling(body, max_tokens, logprobs))]
+        prompts = [Prompt(packed_ids, self._sampling(body, max_tokens, logprobs))]
         answer = self._new_answer("chatcmpl-")
         form = ChatFormat(answer, self._tokenizer.pieces, logprobs is not None, wants_usage(body))
         await self._answer(
@@ -132,9 +132,9 @@ class OpenAiApi:
         for token_ids in body.id_lists:
             check_token_ids("prompt", token_ids, self._tokenizer.vocab_size)
         prompts: list[Prompt] = []
-        for token_ids in body.id_lists or await self._prompts.of_texts(body.texts, "prompt"):
-            max_tokens = self._prompts.room(len(token_ids), body.max_tokens, DEFAULT_COMPLETION_TOKENS, "prompt")
-            prompts.append(Prompt(pack_ids(token_ids), self._sampling(body, max_tokens, body.logprobs)))
+        for packed_ids in [*map(pack_ids, body.id_lists)] or await self._prompts.of_texts(body.texts, "prompt"):
+            max_tokens = self._prompts.room(packed_ids, body.max_tokens, DEFAULT_COMPLETION_TOKENS, "prompt")
+            prompts.append(Prompt(packed_ids, self._sampling(body, max_tokens, body.logprobs)))
         if body.echo:
             texts = body.texts or await self._tokenizer.decode(body.id_lists)
             prompts = [replace(prompt, text=text) for prompt, text in zip(prompts, texts, strict=True)]

@@ -1,4 +1,4 @@
-"""From the prompt of a request to token ids that fit the model's context."""
+"""From the prompt of a request to token ids, packed, that fit the model's context."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Prompts:
         self._max_model_len = max_model_len
         self._latest_limit: int | None = None
 
-    async def of_chat(self, messages: list[ChatMessage]) -> list[int]:
+    async def of_chat(self, messages: list[ChatMessage]) -> bytes:
         """Raises HttpError 400 if the model has no chat template, or one that refuses these messages."""
         template = self._tokenizer.chat_template
         if template is None:
@@ -42,7 +42,7 @@ class Prompts:
             message = f"The model's chat template refused the messages: {error}"
             raise HttpError(400, message, param="messages", code="invalid_value") from error
 
-    async def of_texts(self, texts: Sequence[str], param: str) -> list[list[int]]:
+    async def of_texts(self, texts: Sequence[str], param: str) -> list[bytes]:
         """Raises HttpError 400 if a text has no tokens, or more than the model's context."""
         limit = self._limit()
         try:
@@ -53,12 +53,13 @@ class Prompts:
             raise HttpError(400, f"'{param}' is empty.", param=param, code="invalid_value")
         return id_lists
 
-    def room(self, num_prompt_tokens: int, wanted: int | None, default: int | None, param: str) -> int:
-        """How many tokens to generate: `wanted`, or else `default` as far as there is room; None: all there is.
+    def room(self, packed_ids: bytes, wanted: int | None, default: int | None, param: str) -> int:
+        """How many tokens to generate after a prompt: `wanted`, or else `default` as far as there is room; None: all.
 
         Raises HttpError 400 if prompt and output exceed the context, 503 while the context is not known.
         """
         limit = self._limit()
+        num_prompt_tokens = len(packed_ids) // 4
         room = limit - num_prompt_tokens
         if room < (wanted or 1):
             raise self._too_long(str(num_prompt_tokens), wanted or 0, limit, param)

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as HfTokenizer
 from transformers import AutoTokenizer
 
 from slipstream.router.chat_template import ChatTemplate, ChatTemplateError
+from slipstream.router.messages import unpack_ids
 from slipstream.router.openai.prompts import plain_message
 from slipstream.router.openai.schema import ChatMessage, TextPart
 from slipstream.router.tokenizer import TextTooLongError, Tokenizer
@@ -80,11 +81,11 @@ def tokenizer(pool: ThreadPoolExecutor) -> Tokenizer:
 
 
 def chat(tokenizer: Tokenizer, messages: list[dict[str, Any]]) -> list[int]:
-    return asyncio.run(tokenizer.encode_chat(messages, 100_000))
+    return unpack_ids(asyncio.run(tokenizer.encode_chat(messages, 100_000)))
 
 
 def ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    return asyncio.run(tokenizer.encode([text], 100_000))[0]
+    return unpack_ids(asyncio.run(tokenizer.encode([text], 100_000))[0])
 
 
 @pytest.mark.parametrize("messages", CONVERSATIONS)

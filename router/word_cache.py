@@ -1,0 +1,148 @@
+"""Short prompts to token ids by looking up their words.
+
+A byte-level BPE tokenizer cuts a text into words by a regular expression and then merges within each word alone. So the
+ids of a text are those of its words, one after the other, and words repeat: to look them up takes a fifth of the time
+that tokenising takes, which was the dearest single thing the router did for a request.
+
+The expression is written with Unicode classes that Python's `re` does not know. In ASCII text they are plain ranges;
+other text, and tokenizers that work in another way, are left to the library.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import tokenizers
+
+from slipstream.router.messages import pack_ids
+
+MAX_WORDS = 65_536  # about 15 MiB
+MAX_WORD_CHARS = 64
+MAX_NEW_WORDS = 64  # learnt from one text, about 10 us each; the library takes a text with more in one go
+
+# What a byte-level pre-tokenizer does that has no expression of its own: GPT-2's.
+GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+ASCII_RANGES = {
+    "L": "A-Za-z",
+    "Lu": "A-Z",
+    "Ll": "a-z",
+    "N": "0-9",
+    "Nd": "0-9",
+    **dict.fromkeys(("Lt", "Lm", "Lo", "M", "Mn", "Mc", "Me", "Nl", "No"), ""),
+}
+UNICODE_CLASS = re.compile(r"\\p\{(\w+)\}")
+# Whoever cuts this as the library does has understood the expression.
+SAMPLE = (
+    "It's 1234567 o'CLOCK,  don't\tyou?\r\n\n   def f(x_1):\n\treturn x  \n'Tis--ok...  http://a.b/c?d=%20 \x7f\x00"
+)
+
+
+class WordCache:
+    """Fills itself from the texts it sees. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, words: re.Pattern[str], added: dict[str, int]) -> None:
+        self._tokenizer = tokenizer
+        self._words = words
+        self._added = re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True))) or r"(?!)")
+        self._added_ids = {text: pack_ids([token_id]) for text, token_id in added.items()}
+        self._known: dict[str, bytes] = {}
+
+    @classmethod
+    def for_tokenizer(cls, tokenizer: tokenizers.Tokenizer, spec: dict[str, Any]) -> WordCache | None:
+        """`spec` is tokenizer.json. None if the tokenizer does not work word by word in a way that is known here."""
+        words = ascii_words(spec)
+        added = spec.get("added_tokens", [])
+        # With these flags a token's borders depend on what stands beside it.
+        if words is None or any(token["single_word"] or token["lstrip"] or token["rstrip"] for token in added):
+            return None
+        cache = cls(tokenizer, words, {token["content"]: int(token["id"]) for token in added})
+        return cache if cache.encode(SAMPLE) == cache._tokenize(SAMPLE) else None
+
+    def encode(self, text: str) -> bytes | None:
+        """The ids of `text`, packed, without those that a post-processor adds: exactly what the tokenizer gives.
+
+        None if the text has characters beyond ASCII, very long words, or many that were not seen before.
+        """
+        if not text.isascii():
+            return None
+        ids: list[bytes] = []
+        start = 0
+        for match in self._added.finditer(text):
+            if not self._append(text[start : match.start()], ids):
+                return None
+            ids.append(self._added_ids[match[0]])
+            start = match.end()
+        return b"".join(ids) if self._append(text[start:], ids) else None
+
+    def _append(self, text: str, ids: list[bytes]) -> bool:
+        """Add the ids of a text without added tokens. False if there are words in it that are not known."""
+        words = self._words.findall(text)
+        try:
+            ids += [self._known[word] for word in words]
+        except KeyError:
+            return self._learn(words) and self._append(text, ids)
+        return True
+
+    def _learn(self, words: list[str]) -> bool:
+        """Tokenise what is new among the words. False if not all are known now."""
+        new = [word for word in dict.fromkeys(words) if word not in self._known]
+        if any(len(word) > MAX_WORD_CHARS for word in new):
+            return False
+        if len(self._known) + len(new) > MAX_WORDS:
+            self._known = {}
+            return False
+        self._known |= {word: self._tokenize(word) for word in new[:MAX_NEW_WORDS]}
+        return len(new) <= MAX_NEW_WORDS
+
+    def _tokenize(self, text: str) -> bytes:
+        return pack_ids(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def ascii_words(spec: dict[str, Any]) -> re.Pattern[str] | None:
+    """The expression by which the tokenizer of tokenizer.json cuts ASCII text into words, None if it has no such."""
+    pre_tokenizer, normalizer, model = spec.get("pre_tokenizer"), spec.get("normalizer"), spec.get("model") or {}
+    if model.get("type") != "BPE" or model.get("dropout") or (normalizer or {"type": "NFC"})["type"] != "NFC":
+        return None  # NFC leaves ASCII as it is
+    match pre_tokenizer:
+        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
+            return in_ascii(GPT2_WORDS)
+        case {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": str(expression)}, "behavior": "Isolated", "invert": False},
+                {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+            ],
+        }:
+            return in_ascii(expression)
+    return None
+
+
+def in_ascii(expression: str) -> re.Pattern[str] | None:
+    """The expression for ASCII text in Python's terms, None if it uses what is not known here."""
+    parts: list[str] = []
+    in_set = False
+    position = 0
+    while position < len(expression):
+        unicode_class = UNICODE_CLASS.match(expression, position)
+        if unicode_class is not None:
+            ranges = ASCII_RANGES.get(unicode_class[1])
+            if ranges is None or not (ranges or in_set):
+                return None
+            part = ranges if in_set else f"[{ranges}]"
+            position = unicode_class.end()
+        else:
+            part = expression[position : position + (2 if expression[position] == "\\" else 1)]
+            if part == "[" and in_set:
+                return None  # a set within a set
+            in_set = (in_set or part == "[") and part != "]"
+            position += len(part)
+        parts.append(part)
+    pattern = "".join(parts)
+    if "[]" in pattern or "[^]" in pattern:
+        return None
+    try:
+        compiled = re.compile(pattern, re.ASCII)
+    except re.error:
+        return None
+    return compiled if compiled.groups == 0 else None
