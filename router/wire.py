@@ -151,10 +151,10 @@ class FrameProtocol(asyncio.Protocol):
     `on_message` gets every message in order. `on_open` is called once the connection stands, `on_lost` exactly once
     when it is over, with the reason: a WireError when the peer sent bad bytes, BufferError when it did not read,
     another exception from the socket, or None after an ordinary close. After `close` no message is delivered.
-    """
 
     What is sent during one turn of the event loop leaves in one write: a step's output and the credits after it, or
     the requests that became due together. A write of its own for each would be the larger part of what they cost.
+    """
 
     def __init__(
         self,
@@ -172,9 +172,9 @@ class FrameProtocol(asyncio.Protocol):
         self._max_outgoing_bytes = max_outgoing_bytes
         self._encoder = FrameEncoder()
         self._transport: asyncio.Transport | None = None
-        self._closing = False
         self._outgoing: list[bytes] = []
         self._outgoing_bytes = 0
+        self._closing = False
         self._reason: Exception | None = None
 
     @property
@@ -200,23 +200,23 @@ class FrameProtocol(asyncio.Protocol):
         if waiting > self._max_outgoing_bytes:
             self.abort(BufferError(f"the peer left {waiting} bytes unread"))
 
-    def close(self) -> None:
     def _flush(self) -> None:
         if self._outgoing and self._transport is not None:
             self._transport.write(b"".join(self._outgoing))
             self._outgoing = []
             self._outgoing_bytes = 0
 
+    def close(self) -> None:
         """Sends what is queued, then closes."""
-        self._closing = True
         self._flush()
+        self._closing = True
         if self._transport is not None:
             self._transport.close()
 
     def abort(self, reason: Exception | None = None) -> None:
         """Closes at once and drops what is queued."""
-        self._closing = True
         self._outgoing = []
+        self._closing = True
         self._reason = self._reason or reason
         if self._transport is not None:
             self._transport.abort()
@@ -243,6 +243,6 @@ class FrameProtocol(asyncio.Protocol):
             self.abort(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._closing = True
         self._outgoing = []
+        self._closing = True
         self._on_lost(self._reason or exc)
