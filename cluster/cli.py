@@ -1,4 +1,4 @@
-"""The command `slipstream`: serve, status, down, check, mock-worker."""
+"""The command `slipstream`: serve, status, explain, down, check, mock-worker."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import psutil
 from slipstream.cluster import console, processes, run_state
 from slipstream.cluster.config_file import ConfigError, load_config
 from slipstream.cluster.doubts import doubts_about, machine_memory_bytes
+from slipstream.cluster.explain import explain_command
 from slipstream.cluster.run_state import ClusterState
 from slipstream.cluster.serve import serve_command
 from slipstream.cluster.status import describe, router_status
@@ -30,6 +31,7 @@ def main() -> None:
 
 main.add_command(serve_command)
 main.add_command(mock_worker_command)
+main.add_command(explain_command)
 
 
 @main.command("check")

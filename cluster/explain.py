@@ -1,0 +1,97 @@
+"""The command `slipstream explain`: asks a router about its requests and shows what it says."""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.error
+import urllib.request
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import click
+
+from slipstream.cluster import console, run_state
+from slipstream.router.explain_table import listing, table
+
+TIMEOUT_S = 10.0
+
+
+class CannotTell(Exception):  # noqa: N818 - reads as the sentence it carries
+    """Why there is nothing to show."""
+
+
+@click.command("explain")
+@click.argument("request_id", metavar="[ID]", required=False)
+@click.option("--last", metavar="N", type=click.IntRange(1, 1000), help="List the latest N requests instead.")
+@click.option("--name", metavar="CLUSTER", help="Which of the clusters that run on this machine.")
+@click.option("--url", help="A router's URL, for clusters elsewhere.")
+@click.option("--key", envvar="SLIPSTREAM_API_KEY", help="API key, if it wants one [env: SLIPSTREAM_API_KEY].")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def explain_command(
+    request_id: str | None, last: int | None, name: str | None, url: str | None, key: str | None, as_json: bool
+) -> None:
+    """Tell where a request ran, when, and why there. ID is the `id` of the answer or its x-request-id; without ID, the
+    latest requests are listed."""
+    if request_id is not None and last is not None:
+        raise click.UsageError("give an ID or --last, not both")
+    if name is not None and url is not None:
+        raise click.UsageError("give --name or --url, not both")
+    try:
+        base = url.rstrip("/").removesuffix("/v1") if url is not None else url_of_cluster(name)
+        if request_id is None:
+            told = ask(f"{base}/v1/requests?limit={last or 20}", key)
+            text = json.dumps(told["data"], indent=1) + "\n" if as_json else listing(told["data"])
+        else:
+            told = ask(f"{base}/v1/requests/{quote(request_id, safe='')}/explain", key)
+            text = json.dumps(told, indent=1) + "\n" if as_json else table(told)
+    except CannotTell as error:
+        console.error(str(error))
+        sys.exit(1)
+    click.echo(text, nl=False)
+
+
+def url_of_cluster(name: str | None) -> str:
+    """Where the cluster called `name`, or the only one there is, listens. Raises CannotTell."""
+    states = [state for state in run_state.read_all(run_state.run_folder()) if name in (None, state.name)]
+    if not states:
+        which = f"no cluster named {name} runs here" if name is not None else "no cluster runs here"
+        raise CannotTell(f"{which}; for one elsewhere give --url http://HOST:PORT")
+    if len(states) > 1:
+        names = ", ".join(state.name for state in states)
+        raise CannotTell(f"several clusters run here, say which one with --name: {names}")
+    if not states[0].url:
+        raise CannotTell(f"{states[0].name} does not listen yet")
+    return states[0].url
+
+
+def ask(url: str, key: str | None) -> Any:
+    """The router's answer. Raises CannotTell with one sentence for whatever is in the way."""
+    where = urlsplit(url).netloc
+    # Straight there: a proxy that the environment names knows no address of this machine.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
+        with opener.open(request, timeout=TIMEOUT_S) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        raise CannotTell(refusal(error, where)) from error
+    except OSError as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise CannotTell(f"the router at {where} cannot be reached: {reason}") from error
+    except ValueError as error:  # no URL, or an answer that is not JSON
+        raise CannotTell(f"{where or url} is not a Slipstream router: {error}") from error
+
+
+def refusal(error: urllib.error.HTTPError, where: str) -> str:
+    """What the router's own words come to, with what can be done about it."""
+    try:
+        told = json.load(error)["error"]
+        message, code = str(told["message"]), told["code"]
+    except (ValueError, KeyError, TypeError, OSError):
+        return f"{where} answers with status {error.code} and is perhaps no Slipstream router"
+    if error.code in (401, 403):
+        return f"{message} (--key, or SLIPSTREAM_API_KEY in the environment)"
+    if error.code == 404 and code != "request_not_found":
+        return f"{message} Perhaps it is served at the port of router.admin: give that with --url."
+    return message
