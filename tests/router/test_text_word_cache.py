@@ -77,7 +77,7 @@ def test_looked_up_ids_are_the_tokenizers(family: str, pieces: list[str]) -> Non
     for _ in range(2):  # learnt, then looked up
         found = words.encode(text)
         assert found is None or found == ids(made, text)
-    assert found is not None or max(map(len, pieces)) > MAX_WORD_CHARS // 2
+    assert found is not None or len(text) > MAX_WORD_CHARS
 
 
 @pytest.mark.parametrize("family", FAMILIES)
