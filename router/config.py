@@ -6,8 +6,30 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
+from slipstream.router.access.config import AccessConfig
+
 MAX_HISTORY_REQUESTS = 100_000
 MAX_TRACING_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class TlsConfig:
+    """PEM files of the certificate, with its chain, and of its key; both or none. A renewed pair is taken up without a
+    restart. At least TLS 1.2."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+    cert_file: str | None = None
+    key_file: str | None = None
+
+    def __post_init__(self) -> None:
+        for key, other in (("cert_file", "key_file"), ("key_file", "cert_file")):
+            if not getattr(self, key) and (getattr(self, key) == "" or getattr(self, other)):
+                raise ValueError(f"{key} must be given beside {other}, got {getattr(self, key)!r}")
+
+    @property
+    def is_on(self) -> bool:
+        return self.cert_file is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +44,32 @@ class HttpConfig:
     body_timeout_s: float = 30.0
     keep_alive_s: float = 75.0
     write_timeout_s: float = 60.0  # a client that reads nothing for so long is gone
+    max_connections: int = 10_000  # more get a 503 and are closed, except for /health
+    tls: TlsConfig = field(default_factory=TlsConfig)
+
+    def __post_init__(self) -> None:
+        for key in ("max_body_mib", "max_header_kib", "max_connections"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
+        for key in ("header_timeout_s", "body_timeout_s", "keep_alive_s", "write_timeout_s"):
+            if not 0 < getattr(self, key) < float("inf"):
+                raise ValueError(f"{key} must be over 0 and finite, got {getattr(self, key)}")
+
+
+@dataclass(frozen=True, slots=True)
+class AdminConfig:
+    """`port` None: /metrics, /cluster/status and what is told of requests are served at the port of the API, and need
+    the key of an administrator where there are keys. A number (0: a free one): they are served there only, to whoever
+    reaches it, without TLS."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+    host: str = "127.0.0.1"
+    port: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.port is not None and not 0 <= self.port < 65536:
+            raise ValueError(f"port must be a port number (0: a free one), got {self.port}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +129,8 @@ class RouterConfig:
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     http: HttpConfig = field(default_factory=HttpConfig)
+    admin: AdminConfig = field(default_factory=AdminConfig)
+    access: AccessConfig = field(default_factory=AccessConfig)
     dispatch: DispatchConfig = field(default_factory=DispatchConfig)
     worker_host: str = "127.0.0.1"
     worker_port: int = 0  # 0: a free one

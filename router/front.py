@@ -10,6 +10,8 @@ from typing import Protocol
 
 import orjson
 
+from slipstream.router.access.access import Access
+from slipstream.router.access.caller import forbidden
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.reader import Request
@@ -23,6 +25,8 @@ from slipstream.router.tracing.context import trace_context
 from slipstream.router.tracing.tracer import Tracer
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
+ADMIN_PATHS = frozenset({"/metrics", "/cluster/status"})
 CLIENT_LEFT = 499  # nginx's number for it; counted, never sent
 
 
@@ -33,7 +37,8 @@ class Cluster(Generations, Records, Protocol):
 
 
 class Front:
-    """The handler of the HTTP server. `unready_because` gives the reason, None if the cluster is ready."""
+    """The handler of the HTTP server. `unready_because` gives the reason, None if the cluster is ready. With
+    `has_admin_port`, what operators ask is served by `admin` and nowhere else."""
 
     def __init__(
         self,
@@ -42,31 +47,50 @@ class Front:
         service: Cluster,
         unready_because: Callable[[], str | None],
         num_connections: Callable[[], int],
+        access: Access | None = None,
+        has_admin_port: bool = False,
         tracer: Tracer | None = None,
     ) -> None:
         self._model = model
         self._service = service
         self._unready_because = unready_because
         self._metrics = FrontMetrics()
+        self._access = access or Access()
         self._tracer = tracer
         counts = tracer.counts if tracer is not None else None
-        self._page = MetricsPage(model, self._metrics, service.snapshot, num_connections, counts)
-        self._routes = Routes()
-        OpenAiApi(model, tokenizer, service, self._metrics).add_to(self._routes)
-        self._routes.add("GET", "/health/live", self.live)
-        self._routes.add("GET", "/health/ready", self.ready)
-        self._routes.add("GET", "/metrics", self.metrics)
-        self._routes.add("GET", "/cluster/status", self.status)
-        RequestPages(service).add_to(self._routes)
+        self._page = MetricsPage(model, self._metrics, service.snapshot, num_connections, self._access, traces=counts)
+        self._routes, self._admin_routes = Routes(), Routes()
+        OpenAiApi(model, tokenizer, service, self._metrics, self._access).add_to(self._routes)
+        for routes in (self._routes, self._admin_routes):
+            routes.add("GET", "/health/live", self.live)
+            routes.add("GET", "/health/ready", self.ready)
+        for routes in (self._admin_routes,) if has_admin_port else (self._routes, self._admin_routes):
+            routes.add("GET", "/metrics", self.metrics)
+            routes.add("GET", "/cluster/status", self.status)
+        pages = RequestPages(service)
+        pages.add_to(self._admin_routes)
+        if self._access.has_keys or not has_admin_port:  # with keys, everybody may ask about requests of their own
+            pages.add_to(self._routes)
 
     async def __call__(self, request: Request, exchange: Exchange) -> None:
         """Serve one request. The client's X-Request-Id comes back if it is a harmless one, else a new id."""
+        await self._serve(self._routes, request, exchange, is_open=request.path in OPEN_PATHS)
+
+    async def admin(self, request: Request, exchange: Exchange) -> None:
+        """Serve one request at the operators' port, where nobody is asked for a key: who reaches it may."""
+        await self._serve(self._admin_routes, request, exchange, is_open=True)
+
+    async def _serve(self, routes: Routes, request: Request, exchange: Exchange, *, is_open: bool) -> None:
         given = request.headers.get(b"x-request-id", b"")
         exchange.request_id = given.decode("ascii") if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         self._begin_trace(request, exchange)
         status = 500
         try:
-            await self._routes(request, exchange)
+            if not is_open:
+                exchange.caller = self._access.authenticate(request)
+                if request.path in ADMIN_PATHS and not exchange.caller.is_admin:
+                    raise forbidden(f"{request.path} needs an API key of an administrator.", None, "admin_only")
+            await routes(request, exchange)
             status = exchange.status
         except HttpError as error:
             status = error.status

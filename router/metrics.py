@@ -13,11 +13,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 from prometheus_client.registry import Collector
 
+from slipstream.router.access.access import Access
+from slipstream.router.access.usage import UsageCounts
 from slipstream.router.generation import Usage
 from slipstream.router.history import Timeline
+from slipstream.router.prefix.families import prefix_index_families
 from slipstream.router.status import Snapshot, WorkerStatus
 from slipstream.router.tracing.tracer import TraceCounts
 
@@ -36,6 +45,8 @@ NEXT_TOKEN_S = (
 WHOLE_S = (0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 240.0, 600.0)
 STAGE_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 TOKENS = tuple(float(step * 10**power) for power in range(6) for step in (1, 2, 5))
+MAX_TENANTS = 100
+OTHERS = "(others)"  # no name of a tenant looks like this
 MAX_PRIORITY_SHOWN = 8  # and -8: clients choose priorities, and each label would be one more time series for ever
 CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 
@@ -139,12 +150,14 @@ class MetricsPage(Collector):
         front: FrontMetrics,
         snapshot: Callable[[], Snapshot],
         num_connections: Callable[[], int],
+        access: Access,
         traces: TraceCounts | None = None,
     ) -> None:
         self._model = model
         self._front = front
         self._snapshot = snapshot
         self._num_connections = num_connections
+        self._access = access
         self._traces = traces
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -161,7 +174,9 @@ class MetricsPage(Collector):
         yield from self._requests(snapshot)
         yield from self._latencies()
         yield from self._cluster(snapshot)
+        yield from prefix_index_families(snapshot.prefix_index)
         yield from worker_families(snapshot.workers)
+        yield from access_families(self._access)
 
     def _gauge(self, name: str, help_text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, help_text, labels=["model_name"])
@@ -229,6 +244,7 @@ class MetricsPage(Collector):
         for priority, count in snapshot.queue_depth.items():
             depth[str(min(max(priority, -MAX_PRIORITY_SHOWN), MAX_PRIORITY_SHOWN))] += count
         yield labelled_gauge("slipstream:queue_depth", "Requests in the queue by priority.", "priority", depth)
+        yield waits_by_class(snapshot)
         yield labelled_gauge(
             "slipstream:requests", "Requests by where they are.", "phase", snapshot.num_requests_by_phase
         )
@@ -249,6 +265,50 @@ class MetricsPage(Collector):
             traces = self._traces
             ends = {"exported": traces.num_exported, "dropped": traces.num_dropped, "failed": traces.num_failed}
             yield labelled_counter("slipstream:traces", "Requests traced, by what became of it.", "outcome", ends)
+
+
+def waits_by_class(snapshot: Snapshot) -> Metric:
+    waits = SummaryMetricFamily(
+        "slipstream:queue_wait_seconds", "Seconds from being queued to the first placement.", labels=["priority"]
+    )
+    for priority, count in sorted(snapshot.totals.num_placed.items()):
+        waits.add_metric([str(priority)], count, snapshot.totals.wait_s[priority])
+    return waits
+
+
+def access_families(access: Access) -> Iterator[Metric]:
+    """Callers and tenants. Tenants are those of the key file; of more than `MAX_TENANTS` the small ones are summed."""
+    yield labelled_counter(
+        "slipstream:unauthenticated", "Requests without a valid API key.", "reason", access.num_unauthenticated
+    )
+    limited = CounterMetricFamily(
+        "slipstream:rate_limited", "Requests over a limit of their API key.", labels=["tenant", "limit"]
+    )
+    by_tenant: dict[str, UsageCounts] = {}
+    for account, counts in access.usage:
+        by_tenant.setdefault(account.tenant, UsageCounts()).add(counts)
+    largest = sorted(by_tenant, key=lambda tenant: by_tenant[tenant].num_tokens, reverse=True)
+    shown = {tenant: tenant if tenant in largest[:MAX_TENANTS] else OTHERS for tenant in by_tenant}
+    refused: Counter[tuple[str, str]] = Counter()
+    for (tenant, limit), count in access.num_limited.items():
+        refused[shown.get(tenant, OTHERS), limit] += count
+    for labels, count in sorted(refused.items()):
+        limited.add_metric(labels, count)
+    yield limited
+    tokens = CounterMetricFamily("slipstream:tenant_tokens", "Tokens of each tenant.", labels=["tenant", "kind"])
+    sums: dict[str, UsageCounts] = {}
+    for tenant, counts in by_tenant.items():
+        sums.setdefault(shown[tenant], UsageCounts()).add(counts)
+    for tenant, counts in sorted(sums.items()):
+        tokens.add_metric([tenant, "prompt"], counts.num_prompt_tokens)
+        tokens.add_metric([tenant, "cached"], counts.num_cached_tokens)
+        tokens.add_metric([tenant, "output"], counts.num_output_tokens)
+    yield tokens
+    if access.has_keys:
+        yield GaugeMetricFamily("slipstream:api_keys", "Keys that are known.", value=access.num_keys)
+        yield labelled_counter(
+            "slipstream:api_key_reloads", "Changes of the key file, taken up or not.", "outcome", access.num_reloads
+        )
 
 
 def labelled_gauge(name: str, help_text: str, label: str, values: Mapping[str, int]) -> Metric:

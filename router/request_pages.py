@@ -48,7 +48,9 @@ class RequestPages:
         records = (
             record
             for record in self._records.latest()
-            if tenant in (None, record.tenant) and wanted in (None, outcome(record.finish) or record.phase)
+            if exchange.caller.may_see(record.tenant)
+            and tenant in (None, record.tenant)
+            and wanted in (None, outcome(record.finish) or record.phase)
         )
         offset_s = unix_offset_s()
         told = [summary(record, offset_s) for record in islice(records, limit)]
@@ -61,7 +63,7 @@ class RequestPages:
         """The way of a request through the cluster, and why it went that way."""
         as_text = wants_text(request, query_fields(request, ("format",)))
         record = self._records.explain(request_id)
-        if record is None:
+        if record is None or not exchange.caller.may_see(record.tenant):
             message = (
                 f"There is no record of request {request_id!r}: it was never queued here, or so many came after it "
                 "that it is forgotten."

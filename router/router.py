@@ -7,14 +7,16 @@ import contextlib
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slipstream.router.access.access import Access
 from slipstream.router.canary import Canary
-from slipstream.router.config import RouterConfig, TracingConfig
+from slipstream.router.config import RouterConfig, TlsConfig, TracingConfig
 from slipstream.router.front import Front
 from slipstream.router.http.server import HttpServer
+from slipstream.router.open_files import allow_all_files
 from slipstream.router.service import GenerationService
 from slipstream.router.tokenizer import Tokenizer
 from slipstream.router.tracing.tracer import Tracer
@@ -38,10 +40,11 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where clients and where workers connect to."""
+    """Where clients and where workers connect to, and where operators ask: None if that is where clients do."""
 
     http: Endpoint
     workers: Endpoint
+    admin: Endpoint | None = None
 
 
 class Router:
@@ -70,13 +73,14 @@ class Router:
         self._is_draining = False
         self._service: GenerationService
         self._server: HttpServer
+        self._admin_server: HttpServer | None = None
         self._canary: Canary
 
     async def start(self) -> Addresses:
         """Listen for clients and workers. Returns where, with ports chosen by the system filled in.
 
-        Raises FileNotFoundError or ValueError if the model directory has no usable tokenizer, OSError if an address
-        cannot be had; then nothing is left running.
+        Raises FileNotFoundError or ValueError if the model directory has no usable tokenizer, ValueError for broken
+        files of keys or certificates, OSError if an address or a file cannot be had; then nothing is left running.
         """
         async with AsyncExitStack() as cleanup:
             pool = cleanup.enter_context(ThreadPoolExecutor(ENCODE_THREADS, thread_name_prefix="tokenizer"))
@@ -84,6 +88,11 @@ class Router:
             tokenizer = await loop.run_in_executor(pool, Tokenizer.from_directory, self._model_dir, pool)
             self._service = GenerationService(self._config, model=self._model_name, token=self._worker_token)
             self._canary = Canary(self._service, self._config.dispatch.local_prefill_max_tokens, self._has_prefill_pool)
+            files = cleanup.enter_context(ThreadPoolExecutor(1, thread_name_prefix="access"))
+            access = Access(self._config.access, files)
+            access.open()
+            cleanup.push_async_callback(access.close)
+            admin = self._config.admin
             tracer = None
             if self._config.tracing.traces_url is not None:
                 exporter = trace_exporter(self._config.tracing, self._model_name)
@@ -96,18 +105,28 @@ class Router:
                 self._service,
                 self._unready_because,
                 lambda: self._server.num_connections,
-                tracer,
+                access,
+                has_admin_port=admin.port is not None,
+                tracer=tracer,
             )
+            allow_all_files()
             self._server = HttpServer(self._config.http, front)
             await self._service.start()
             cleanup.push_async_callback(self._service.close)
             http_port = await self._server.start()
             cleanup.push_async_callback(self._server.stop)
+            admin_at = None
+            if admin.port is not None:
+                config = replace(self._config.http, host=admin.host, port=admin.port, tls=TlsConfig())
+                self._admin_server = HttpServer(config, front.admin)
+                admin_at = Endpoint(admin.host, await self._admin_server.start())
+                cleanup.push_async_callback(self._admin_server.stop)
             singing = asyncio.create_task(self._canary.run())
             singing.add_done_callback(log_failure)
             cleanup.push_async_callback(cancel_and_wait, singing)
             self._cleanup = cleanup.pop_all()
-        return Addresses(Endpoint(self._config.http.host, http_port), Endpoint(*self._service.worker_address))
+        http = Endpoint(self._config.http.host, http_port)
+        return Addresses(http, Endpoint(*self._service.worker_address), admin_at)
 
     async def drain(self, deadline_s: float) -> None:
         """Take nothing new and let running answers end, for at most `deadline_s` seconds."""

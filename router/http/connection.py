@@ -7,7 +7,7 @@ import logging
 import socket
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Literal, Protocol, cast
 
 from slipstream.router.config import HttpConfig
 from slipstream.router.http.errors import HttpError
@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 WRITE_BUFFER_BYTES = 64 * 1024  # waits in this process for one slow reader before its handler is held back
 READ_AHEAD_BYTES = 256 * 1024  # a client may send so much of its next requests while one is running
 LINGER_S = 2.0  # how long a refused client may go on sending before it is cut off
+TURNED_AWAY_S = 2.0  # how long a client beyond the limit of connections may take to ask
+
+Welcome = Literal["served", "turned_away", "cut_off"]
 
 
 class ConnectionOwner(Protocol):
@@ -28,7 +31,8 @@ class ConnectionOwner(Protocol):
     def date(self) -> str: ...
     @property
     def draining(self) -> bool: ...
-    def joined(self, connection: HttpConnection) -> None: ...
+    def joined(self, connection: HttpConnection) -> Welcome: ...
+    async def turn_away(self, request: Request, exchange: Exchange) -> None: ...
     def left(self, connection: HttpConnection) -> None: ...
 
 
@@ -64,6 +68,7 @@ class HttpConnection(asyncio.Protocol):
         self._reader = RequestReader(config.max_header_kib * 1024, config.max_body_mib * 1024 * 1024)
         self._pending: deque[Request | HttpError] = deque()
         self._transport: asyncio.Transport
+        self._is_tls = False
         self._exchange: Exchange | None = None
         self._task: asyncio.Task[None] | None = None
         self._discards_input = False
@@ -105,7 +110,14 @@ class HttpConnection(asyncio.Protocol):
         sock: socket.socket = self._transport.get_extra_info("socket")
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._owner.joined(self)
+        self._is_tls = self._transport.get_extra_info("ssl_object") is not None
+        welcome = self._owner.joined(self)
+        if welcome == "cut_off":
+            self._transport.abort()
+            return
+        if welcome == "turned_away":
+            self._handler = self._owner.turn_away
+            self._limits = ReadLimits(TURNED_AWAY_S, TURNED_AWAY_S, TURNED_AWAY_S)
         if self._owner.draining:
             self._close()
         else:
@@ -137,7 +149,7 @@ class HttpConnection(asyncio.Protocol):
             self._close()
         else:
             self._transport.abort()
-        return True  # closing is done here, after what is still unsent
+        return not self._is_tls  # closing is done here, after what is still unsent; with TLS there is no half of it
 
     def pause_writing(self) -> None:
         if self._exchange is not None:
@@ -227,7 +239,8 @@ class HttpConnection(asyncio.Protocol):
         self._discards_input = True
         self._pending.clear()
         self._stop_read_timer()
-        self._transport.write_eof()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
         self._read_timer = self._loop.call_later(LINGER_S, self._close)
 
     def _watch(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
 from typing import Protocol
 
+from slipstream.router.access.caller import ANYBODY, Caller
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.reader import Request
 from slipstream.router.tracing.request_trace import RequestTrace
@@ -39,8 +40,10 @@ class Exchange:
         "_head",
         "_http10",
         "_sink",
+        "caller",
         "ended",
         "head_sent",
+        "header_lines",
         "keep_alive",
         "request_id",
         "status",
@@ -55,6 +58,8 @@ class Exchange:
         self._can_write: asyncio.Future[None] | None = None
         self._head = b""
         self.request_id = ""  # goes with the response, whatever it will be, as X-Request-Id
+        self.caller: Caller = ANYBODY
+        self.header_lines = ""  # further lines of the head, whatever the response will be
         self.trace: RequestTrace | None = None  # if the request is traced
         self.trace_id = ""  # the caller's, or the one that it was given
         self.status = 0
@@ -133,7 +138,7 @@ class Exchange:
 
     def _render_head(self, status: int, content_type: str, headers: Iterable[tuple[str, str]], framing: str) -> bytes:
         self.status = status
-        extra = "".join([f"{name}: {value}\r\n" for name, value in headers])
+        extra = self.header_lines + "".join([f"{name}: {value}\r\n" for name, value in headers])
         if self.request_id:
             extra += f"x-request-id: {self.request_id}\r\n"
         connection = "connection: keep-alive\r\n" if self._http10 else ""

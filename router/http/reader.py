@@ -51,8 +51,8 @@ class RequestReader:
         self._headers: list[tuple[bytes, bytes]] = []
         self._header_bytes = 0
         self._kept_bytes = 0  # what the parser may keep to itself: an unfinished header or trailer has no bound there
-        self._body: list[bytes] = []
-        self._body_bytes = 0
+        self._body = bytearray()  # one buffer: a list of chunks of a byte or two each would be thirty times as large
+        self._whole_body = b""  # instead, as long as all of it came at once
         self._ignoring_upgrade = False
 
     def feed(self, data: bytes) -> deque[Request | HttpError]:
@@ -74,7 +74,8 @@ class RequestReader:
         """Give up on this connection's input: `error` is the last thing that `feed` or `take` returns."""
         self.state = "broken"
         self.expects_continue = False
-        self._body = []
+        self._body = bytearray()
+        self._whole_body = b""
         self._arrived.append(error)
 
     def take(self) -> deque[Request | HttpError]:
@@ -115,8 +116,8 @@ class RequestReader:
         self._url = b""
         self._headers = []
         self._header_bytes = 0
-        self._body = []
-        self._body_bytes = 0
+        self._body = bytearray()
+        self._whole_body = b""
 
     def on_url(self, part: bytes) -> None:
         self._kept_bytes = 0
@@ -150,9 +151,14 @@ class RequestReader:
     def on_body(self, part: bytes) -> None:
         self._kept_bytes = 0
         self.expects_continue = False
-        self._body.append(part)
-        self._body_bytes += len(part)
-        if self._body_bytes > self._max_body_bytes:
+        if not self._body and not self._whole_body:
+            self._whole_body = part
+        else:
+            if self._whole_body:
+                self._body += self._whole_body
+                self._whole_body = b""
+            self._body += part
+        if len(self._body) + len(self._whole_body) > self._max_body_bytes:
             raise self._fail(self._body_too_large())
 
     def on_message_complete(self) -> None:
@@ -166,7 +172,7 @@ class RequestReader:
         for name, value in self._headers:
             key = name.lower()
             headers[key] = headers[key] + b", " + value if key in headers else value
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        body = self._whole_body or bytes(self._body)
         self._arrived.append(
             Request(
                 method=self._parser.get_method().decode("ascii"),
@@ -180,7 +186,8 @@ class RequestReader:
         )
         self.state = "idle"
         self.expects_continue = False
-        self._body = []
+        self._body = bytearray()
+        self._whole_body = b""
 
     def _split_target(self) -> tuple[str, str]:
         try:

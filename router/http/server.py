@@ -8,10 +8,15 @@ import time
 from email.utils import formatdate
 
 from slipstream.router.config import HttpConfig
-from slipstream.router.http.connection import HttpConnection
-from slipstream.router.http.exchange import Handler
+from slipstream.router.http.connection import HttpConnection, Welcome
+from slipstream.router.http.errors import HttpError
+from slipstream.router.http.exchange import Exchange, Handler
+from slipstream.router.http.reader import Request
+from slipstream.router.http.tls import ServerTls
 
 BACKLOG = 2048
+MAX_TURNED_AWAY = 64  # connections beyond the limit that still get an answer; further ones are cut off
+HEALTH_PATHS = "/health/"
 
 
 class HttpServer:
@@ -20,6 +25,7 @@ class HttpServer:
     def __init__(self, config: HttpConfig, handler: Handler) -> None:
         self._config = config
         self._handler = handler
+        self._tls = ServerTls(config.tls) if config.tls.is_on else None
         self._server: asyncio.Server | None = None
         self._connections: set[HttpConnection] = set()
         self._empty = asyncio.Event()
@@ -52,9 +58,16 @@ class HttpServer:
         """
         loop = asyncio.get_running_loop()
         host, port = self._config.host, self._config.port
+        context = self._tls.context if self._tls is not None else None
+        handshake_s = self._config.header_timeout_s if context is not None else None
         try:
             self._server = await loop.create_server(
-                lambda: HttpConnection(self._config, self._handler, self), host, port, backlog=BACKLOG
+                lambda: HttpConnection(self._config, self._handler, self),
+                host,
+                port,
+                backlog=BACKLOG,
+                ssl=context,
+                ssl_handshake_timeout=handshake_s,
             )
         except OSError as error:
             why = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
@@ -87,9 +100,22 @@ class HttpServer:
 
     # ---- called by the connections
 
-    def joined(self, connection: HttpConnection) -> None:
+    def joined(self, connection: HttpConnection) -> Welcome:
         self._connections.add(connection)
         self._empty.clear()
+        if self._tls is not None:
+            self._tls.look(time.monotonic())
+        num_surplus = len(self._connections) - self._config.max_connections
+        return "served" if num_surplus <= 0 else "turned_away" if num_surplus <= MAX_TURNED_AWAY else "cut_off"
+
+    async def turn_away(self, request: Request, exchange: Exchange) -> None:
+        """The one request of a connection beyond the limit. Who only asks whether the router lives gets its answer."""
+        exchange.keep_alive = False
+        if request.path.startswith(HEALTH_PATHS):
+            await self._handler(request, exchange)
+            return
+        message = f"All {self._config.max_connections} connections are in use."
+        raise HttpError(503, message, kind="server_error", code="too_many_connections", headers=(("retry-after", "1"),))
 
     def left(self, connection: HttpConnection) -> None:
         self._connections.discard(connection)

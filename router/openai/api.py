@@ -11,6 +11,9 @@ from typing import Any, Protocol
 
 import orjson
 
+from slipstream.router.access.access import Access
+from slipstream.router.access.caller import Caller
+from slipstream.router.access.usage import UsageCounts
 from slipstream.router.generation import AdmissionError, GenerateRequest, Slo
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange
@@ -31,6 +34,7 @@ from slipstream.router.tokenizer import Tokenizer
 from slipstream.router.tracing.request_trace import Value
 
 MAX_EXPLAINED_CHOICES = 16  # in the answer; each can be some ten KiB
+USUAL_OUTPUT_TOKENS = 1024  # reserved of a rate limit where a request says nothing; the end settles it
 
 
 class Generations(Protocol):
@@ -66,6 +70,7 @@ class Job:
     prompt_param: str
     form: AnswerFormat
     arrived_s: float
+    caller: Caller
     trace_id: str
 
     @property
@@ -75,6 +80,15 @@ class Job:
     @property
     def num_choices(self) -> int:
         return len(self.prompts) * self.choices_per_prompt
+
+    @property
+    def num_reserved_tokens(self) -> int:
+        """What it may use, as far as one can tell: an output without a stated length is taken for a usual one."""
+        output = self.body.expected_output_tokens or self.body.stated_max_tokens or USUAL_OUTPUT_TOKENS
+        return sum(
+            prompt.num_tokens + self.choices_per_prompt * min(prompt.sampling.max_tokens, output)
+            for prompt in self.prompts
+        )
 
     def ids_of(self, index: int) -> tuple[str, tuple[str, ...]]:
         """The request id of a choice, and its names. Of several choices, the first answers for all of them."""
@@ -87,11 +101,14 @@ class Job:
 class OpenAiApi:
     """Serves one model."""
 
-    def __init__(self, model: str, tokenizer: Tokenizer, service: Generations, metrics: FrontMetrics) -> None:
+    def __init__(
+        self, model: str, tokenizer: Tokenizer, service: Generations, metrics: FrontMetrics, access: Access
+    ) -> None:
         self._model = model
         self._tokenizer = tokenizer
         self._service = service
         self._metrics = metrics
+        self._access = access
         self._prompts = Prompts(tokenizer, lambda: service.max_model_len)
         self._random = random.SystemRandom()
         self._created_s = int(time.time())
@@ -102,6 +119,7 @@ class OpenAiApi:
         routes.add_item("GET", "/v1/models/", "", self.model)
         routes.add("POST", "/v1/chat/completions", self.chat_completions)
         routes.add("POST", "/v1/completions", self.completions)
+        routes.add("GET", "/v1/usage", self.usage)
 
     async def models(self, request: Request, exchange: Exchange) -> None:
         exchange.respond(200, orjson.dumps({"object": "list", "data": [self._model_card()]}))
@@ -110,10 +128,29 @@ class OpenAiApi:
         self._check_model(name)
         exchange.respond(200, orjson.dumps(self._model_card()))
 
+    async def usage(self, request: Request, exchange: Exchange) -> None:
+        """What the caller's key has used of each model; for an admin, what all have."""
+        told = [
+            {
+                "key": account.key,
+                "tenant": account.tenant,
+                "model": account.model,
+                "num_requests": counts.num_requests,
+                "num_errors": counts.num_errors,
+                "prompt_tokens": counts.num_prompt_tokens,
+                "cached_tokens": counts.num_cached_tokens,
+                "completion_tokens": counts.num_output_tokens,
+                "total_tokens": counts.num_prompt_tokens + counts.num_output_tokens,
+            }
+            for account, counts in self._access.usage_of(exchange.caller)
+        ]
+        exchange.respond(200, orjson.dumps({"object": "list", "data": told}))
+
     async def chat_completions(self, request: Request, exchange: Exchange) -> None:
         arrived_s = time.monotonic()
         body = parse_body(request, ChatRequest)
         self._check_model(body.model)
+        exchange.caller.check(body.model, body.priority or 0)
         packed_ids = await self._prompts.of_chat(body.messages)
         wanted = body.max_completion_tokens or body.max_tokens
         max_tokens = self._prompts.room(packed_ids, wanted, None, "messages")
@@ -121,14 +158,24 @@ class OpenAiApi:
         prompts = [Prompt(packed_ids, self._sampling(body, max_tokens, logprobs))]
         answer = self._new_answer("chatcmpl-")
         form = ChatFormat(answer, self._tokenizer.pieces, logprobs is not None, wants_usage(body))
-        await self._answer(
-            exchange, Job(answer.id, exchange.request_id, body, prompts, "messages", form, arrived_s, exchange.trace_id)
+        asked = (
+            answer.id,
+            exchange.request_id,
+            body,
+            prompts,
+            "messages",
+            form,
+            arrived_s,
+            exchange.caller,
+            exchange.trace_id,
         )
+        await self._answer(exchange, Job(*asked))
 
     async def completions(self, request: Request, exchange: Exchange) -> None:
         arrived_s = time.monotonic()
         body = parse_body(request, CompletionRequest)
         self._check_model(body.model)
+        exchange.caller.check(body.model, body.priority or 0)
         for token_ids in body.id_lists:
             check_token_ids("prompt", token_ids, self._tokenizer.vocab_size)
         prompts: list[Prompt] = []
@@ -140,13 +187,25 @@ class OpenAiApi:
             prompts = [replace(prompt, text=text) for prompt, text in zip(prompts, texts, strict=True)]
         answer = self._new_answer("cmpl-")
         form = CompletionFormat(answer, self._tokenizer.pieces, body.logprobs is not None, wants_usage(body))
-        await self._answer(
-            exchange, Job(answer.id, exchange.request_id, body, prompts, "prompt", form, arrived_s, exchange.trace_id)
+        asked = (
+            answer.id,
+            exchange.request_id,
+            body,
+            prompts,
+            "prompt",
+            form,
+            arrived_s,
+            exchange.caller,
+            exchange.trace_id,
         )
+        await self._answer(exchange, Job(*asked))
 
     async def _answer(self, exchange: Exchange, job: Job) -> None:
         """Have the job done and send what comes of it. Raises HttpError if nothing was sent yet."""
         choices: list[Choice] = []
+        permit, exchange.header_lines = self._access.admit(
+            job.caller, self._model, job.num_reserved_tokens, job.num_choices
+        )
         self._metrics.choices.observe(job.choices_per_prompt)
         if job.body.explain and job.num_choices > MAX_EXPLAINED_CHOICES:
             message = f"'explain' is served for up to {MAX_EXPLAINED_CHOICES} choices, got {job.num_choices}."
@@ -172,12 +231,13 @@ class OpenAiApi:
         finally:
             for choice in choices:
                 choice.record_end()
+            self._access.settle(permit, used_by(choices, job))
             if exchange.trace is not None:
                 exchange.trace.answered([choice.stream.record for choice in choices], asked_attributes(job))
 
     def _submit(self, job: Job, index: int) -> Choice:
         """Queue one choice. Raises HttpError if it is not admitted."""
-        body = job.body
+        body, caller = job.body, job.caller
         prompt = job.prompts[index // job.choices_per_prompt]
         sampling = prompt.sampling
         if job.num_choices > 1:
@@ -188,11 +248,12 @@ class OpenAiApi:
             prompt_ids=prompt.packed_ids,
             sampling=sampling,
             priority=body.priority or 0,
-            cache_salt=body.cache_salt or "",
-            tenant=body.user or "",
+            cache_salt=caller.own(body.cache_salt or ""),
+            tenant=caller.tenant(body.user or ""),
+            weight=caller.weight,
             names=names,
             slo=slo_of(body),
-            session=body.session_id or "",
+            session=caller.own(body.session_id) if body.session_id else "",
             expected_output_tokens=body.expected_output_tokens,
             timeout_s=body.timeout_s,
             choice=index,
@@ -238,6 +299,20 @@ class OpenAiApi:
             "owned_by": "slipstream",
             "max_model_len": self._service.max_model_len,
         }
+
+
+def used_by(choices: Sequence[Choice], job: Job) -> UsageCounts:
+    """What a request has used in the end. A prompt is counted once for all its choices, as in the answer's usage."""
+    used = UsageCounts(num_requests=1, num_errors=int(len(choices) < job.num_choices))
+    for choice in choices:
+        finish = choice.stream.finish
+        used.num_output_tokens += choice.output.num_tokens
+        if finish is not None and choice.index % job.choices_per_prompt == 0:
+            used.num_prompt_tokens += finish.usage.num_prompt_tokens
+            used.num_cached_tokens += finish.usage.num_cached_tokens
+        if choice.reason is None and finish is not None and finish.reason == "error":
+            used.num_errors = 1
+    return used
 
 
 def asked_attributes(job: Job) -> dict[str, Value]:

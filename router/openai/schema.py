@@ -144,6 +144,11 @@ class GenerationFields(Strict):
     user: Label | None = None
     metadata: Annotated[dict[str, Label], at_most(MAX_METADATA)] | None = None
 
+    @property
+    def stated_max_tokens(self) -> int | None:
+        """The most output that was asked for; None: as much as there is room for."""
+        return self.max_tokens
+
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> GenerationFields:
         if self.stream_options is not None and not self.stream:
@@ -207,6 +212,10 @@ class ChatRequest(GenerationFields):
     verbosity: Unserved = None
     web_search_options: Unserved = None
     prompt_cache_retention: Unserved = None
+
+    @property
+    def stated_max_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> ChatRequest:

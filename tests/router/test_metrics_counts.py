@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from slipstream.kv_transfer.ticket import PeerId
+from slipstream.router.access.access import Access
 from slipstream.router.generation import Usage
 from slipstream.router.history import Timeline
 from slipstream.router.messages import Stats
@@ -73,7 +74,7 @@ def test_kv_usage_is_what_decode_workers_can_neither_give_nor_evict() -> None:
 
 def test_the_page_is_valid_and_has_the_names_that_users_graph() -> None:
     snapshot = Snapshot({0: 2, -3: 1}, 5, {"queued": 3, "decode": 2}, (worker("decode", free=50),), Totals())
-    page = MetricsPage("demo", FrontMetrics(), lambda: snapshot, lambda: 7).render().decode()
+    page = MetricsPage("demo", FrontMetrics(), lambda: snapshot, lambda: 7, Access()).render().decode()
     families = {family.name: family for family in text_string_to_metric_families(page)}
     gauges = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
     counters = ("prompt_tokens", "generation_tokens", "request_success", "prefix_cache_queries", "prefix_cache_hits")
@@ -102,7 +103,7 @@ def test_the_page_is_valid_and_has_the_names_that_users_graph() -> None:
 def test_clients_cannot_make_up_time_series_by_their_priorities() -> None:
     depth = {0: 1} | {sign * 10**power: 1 for sign in (1, -1) for power in range(1, 10)}
     snapshot = Snapshot(depth, 19, {"queued": 19}, (), Totals())
-    page = MetricsPage("demo", FrontMetrics(), lambda: snapshot, lambda: 0).render().decode()
+    page = MetricsPage("demo", FrontMetrics(), lambda: snapshot, lambda: 0, Access()).render().decode()
     families = {family.name: family for family in text_string_to_metric_families(page)}
     shown = {sample.labels["priority"]: sample.value for sample in families["slipstream:queue_depth"].samples}
     assert shown == {"-8": 9, "0": 1, "8": 9}

@@ -1,0 +1,243 @@
+"""The gate of the front: who calls, what they may use, and what they have used."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream.router.access.api_key import ApiKey, digest_of
+from slipstream.router.access.caller import ANYBODY, Caller
+from slipstream.router.access.config import AccessConfig
+from slipstream.router.access.key_file import FileVersion, KeyFileError, read_keys
+from slipstream.router.access.limits import KeyLimits, LimitName, RateLimited
+from slipstream.router.access.usage import Account, UsageBook, UsageCounts, UsageFile
+from slipstream.router.http.errors import HttpError
+from slipstream.router.http.reader import Request
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 1.0  # at the key file, when somebody calls; a change holds for every later call
+SAVE_AFTER_S = 2.0  # the usage that a crash may cost
+
+
+@dataclass(frozen=True, slots=True)
+class Permit:
+    """A request that was let in: what it reserved, until `Access.settle`."""
+
+    caller: Caller
+    model: str
+    num_tokens: int
+    num_sequences: int
+
+
+class Access:
+    """Without a key file all may do all, and only the usage is counted. Everything runs on one event loop; files are
+    read and written in `executor`.
+
+    The key file is looked at when somebody calls, at most once a second: no timer, and the same on every file system
+    and for files that are swapped by a link. A file that is broken or gone leaves the keys as they were.
+    """
+
+    def __init__(self, config: AccessConfig | None = None, executor: Executor | None = None) -> None:
+        config = config or AccessConfig()
+        self._executor = executor
+        self._keys_path = Path(config.keys_file) if config.keys_file is not None else None
+        self._usage_file = UsageFile(Path(config.usage_file)) if config.usage_file is not None else None
+        self._callers: dict[bytes, Caller] = {}
+        self._limits: dict[str, KeyLimits] = {}
+        self._version: FileVersion | None = None
+        self._next_look_s = 0.0
+        self._reading: asyncio.Task[None] | None = None
+        self._saving: asyncio.Task[None] | None = None
+        self._save_timer: asyncio.TimerHandle | None = None
+        self.usage = UsageBook()
+        self.num_reloads: Counter[str] = Counter()  # by outcome: ok, failed
+        self.num_unauthenticated: Counter[str] = Counter()  # by reason
+        self.num_limited: Counter[tuple[str, LimitName]] = Counter()  # by tenant and limit
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether callers must show a key."""
+        return self._keys_path is not None
+
+    @property
+    def num_keys(self) -> int:
+        return len(self._callers)
+
+    # ---- life cycle
+
+    def open(self) -> None:
+        """Reads the files. Raises ValueError for a broken key file, OSError for a usage file that cannot be used."""
+        if self._keys_path is not None:
+            self._version = _version_of(self._keys_path)
+            self._install(read_keys(self._keys_path))
+            log.info("%d API keys in %s", self.num_keys, self._keys_path)
+        if self._usage_file is not None:
+            try:
+                self.usage.restore(self._usage_file.load().items())
+            except OSError as error:
+                raise OSError(error.errno, f"cannot use access.usage_file: {error}") from error
+
+    async def close(self) -> None:
+        """Saves the usage."""
+        if self._save_timer is not None:
+            self._save_timer.cancel()
+            self._save_timer = None
+        for task in (self._reading, self._saving):
+            if task is not None:
+                await task
+        await self._save()
+
+    # ---- callers
+
+    def authenticate(self, request: Request) -> Caller:
+        """Who sent a request. Raises HttpError 401."""
+        if self._keys_path is None:
+            return ANYBODY
+        self._look_at_file()
+        scheme, _, secret = request.headers.get(b"authorization", b"").partition(b" ")
+        secret = secret.strip()
+        if scheme.lower() != b"bearer" or not secret:
+            raise self._unauthenticated("missing", "No API key was given. Send it as 'Authorization: Bearer KEY'.")
+        digest = digest_of(secret)
+        caller = self._callers.get(digest)
+        key = caller.key if caller is not None else None
+        # The dictionary has compared hashes, whose timing tells nothing about a secret; this compares all of it again.
+        if caller is None or key is None or not hmac.compare_digest(key.digest, digest):
+            raise self._unauthenticated("unknown", "Incorrect API key provided.")
+        if key.expires_s is not None and time.time() >= key.expires_s:
+            raise self._unauthenticated("expired", f"The API key {key.name!r} has expired.")
+        return caller
+
+    def admit(self, caller: Caller, model: str, num_tokens: int, num_sequences: int) -> tuple[Permit, str]:
+        """Lets a request in, against the limits of its key. Returns a permit, which must be settled, and header lines
+        for the response. Raises HttpError 429, or 400 for what could never be let in."""
+        permit = Permit(caller, model, num_tokens, num_sequences)
+        if caller.key is None:
+            return permit, ""
+        most = caller.key.max_concurrent
+        if most is not None and num_sequences > most:
+            message = f"'n' asks for {num_sequences} choices in all; this API key may have {most} at a time."
+            raise HttpError(400, message, param="n", code="invalid_value")
+        now = time.monotonic()
+        limits = self._limits_of(caller.key, now)
+        try:
+            limits.admit(caller.key, num_tokens, num_sequences, now)
+        except RateLimited as limited:
+            self.num_limited[caller.key.tenant, limited.limit] += 1
+            raise self._limited(limited, limits.headers(now)) from None
+        return permit, limits.headers(now)
+
+    def settle(self, permit: Permit, used: UsageCounts) -> None:
+        """The request has ended."""
+        key = permit.caller.key
+        account = Account(permit.caller.name, permit.caller.tenant(""), permit.model)
+        self.usage.add(account, used)
+        if key is not None:
+            num_used = used.num_prompt_tokens + used.num_output_tokens
+            limits = self._limits.get(key.name)
+            if limits is not None:
+                limits.settle(permit.num_tokens, num_used, permit.num_sequences, time.monotonic())
+        if self._usage_file is not None and self._save_timer is None and self._saving is None:
+            self._save_timer = asyncio.get_running_loop().call_later(SAVE_AFTER_S, self._begin_save)
+
+    def usage_of(self, caller: Caller) -> Iterator[tuple[Account, UsageCounts]]:
+        """The caller's own, or all for an admin."""
+        return ((account, counts) for account, counts in self.usage if caller.is_admin or account.key == caller.name)
+
+    def _limits_of(self, key: ApiKey, now: float) -> KeyLimits:
+        limits = self._limits.get(key.name)
+        if limits is None:
+            limits = self._limits[key.name] = KeyLimits()
+            limits.follow(key, now)
+        return limits
+
+    def _unauthenticated(self, reason: str, message: str) -> HttpError:
+        self.num_unauthenticated[reason] += 1
+        return HttpError(401, message, code="invalid_api_key", headers=(("www-authenticate", "Bearer"),))
+
+    @staticmethod
+    def _limited(limited: RateLimited, header_lines: str) -> HttpError:
+        headers = [
+            ("retry-after", str(math.ceil(limited.retry_after_s))),
+            ("retry-after-ms", str(math.ceil(limited.retry_after_s * 1e3))),
+        ]
+        for line in header_lines.splitlines():
+            name, _, value = line.partition(": ")
+            headers.append((name, value))
+        message = f"Rate limit reached ({limited.limit}): {limited}."
+        return HttpError(429, message, kind=limited.limit, code="rate_limit_exceeded", headers=tuple(headers))
+
+    # ---- the key file
+
+    def _look_at_file(self) -> None:
+        now = time.monotonic()
+        if now < self._next_look_s or self._reading is not None:
+            return
+        self._next_look_s = now + LOOK_EVERY_S
+        assert self._keys_path is not None
+        version = _version_of(self._keys_path)
+        if version != self._version:
+            self._version = version
+            self._reading = asyncio.get_running_loop().create_task(self._read_again(self._keys_path))
+
+    async def _read_again(self, path: Path) -> None:
+        try:
+            keys = await asyncio.get_running_loop().run_in_executor(self._executor, read_keys, path)
+        except KeyFileError as error:
+            self.num_reloads["failed"] += 1
+            log.error("the API keys stay as they were: %s", error)
+        else:
+            self._install(keys)
+            self.num_reloads["ok"] += 1
+            log.info("the API keys have changed: %d in %s", len(keys), path)
+        finally:
+            self._reading = None
+
+    def _install(self, keys: list[ApiKey]) -> None:
+        now = time.monotonic()
+        self._callers = {key.digest: Caller(key) for key in keys}
+        by_name = {key.name: key for key in keys}
+        # What runs under a key that is gone still settles with its limits.
+        self._limits = {name: limits for name, limits in self._limits.items() if name in by_name or limits.num_running}
+        for name, limits in self._limits.items():
+            if name in by_name:
+                limits.follow(by_name[name], now)
+
+    # ---- the usage file
+
+    def _begin_save(self) -> None:
+        self._save_timer = None
+        self._saving = asyncio.get_running_loop().create_task(self._save_and_note())
+
+    async def _save_and_note(self) -> None:
+        try:
+            await self._save()
+        finally:
+            self._saving = None
+
+    async def _save(self) -> None:
+        unsaved = self.usage.take_unsaved()
+        if self._usage_file is None or not unsaved:
+            return
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._executor, self._usage_file.append, unsaved)
+        except OSError as error:
+            self.usage.put_back(unsaved)
+            log.error("the usage could not be saved, and is tried again with the next: %s", error)
+
+
+def _version_of(path: Path) -> FileVersion | None:
+    """None: it cannot be looked at; reading it will say why."""
+    try:
+        return FileVersion.of(path)
+    except OSError:
+        return None

@@ -1,0 +1,62 @@
+"""Who sent an HTTP request, and what that means for the requests it becomes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slipstream.router.access.api_key import ApiKey
+from slipstream.router.http.errors import HttpError
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """`key` None: there are no keys, and everybody may do everything."""
+
+    key: ApiKey | None = None
+
+    @property
+    def is_admin(self) -> bool:
+        return self.key is None or self.key.admin
+
+    @property
+    def name(self) -> str:
+        return self.key.name if self.key is not None else ""
+
+    @property
+    def weight(self) -> float:
+        return self.key.weight if self.key is not None else 1.0
+
+    def tenant(self, user: str) -> str:
+        """With keys the key's; else what the client says of itself."""
+        return self.key.tenant if self.key is not None else user
+
+    def may_see(self, tenant: str) -> bool:
+        """Whether requests of that tenant are this caller's business."""
+        return self.key is None or self.key.admin or self.key.tenant == tenant
+
+    def own(self, name: str) -> str:
+        """A name that the client chose (a cache salt, a session), as one that no other tenant can give. The length in
+        front keeps `ab` + `c` apart from `a` + `bc`; what keys share begins in another way than what a tenant owns."""
+        if self.key is None:
+            return name
+        if self.key.shared_cache:
+            return f"shared:{name}" if name else ""
+        return f"tenant:{len(self.key.tenant)}:{self.key.tenant}:{name}"
+
+    def check(self, model: str, priority: int) -> None:
+        """Raises HttpError 403 for what the key does not allow."""
+        key = self.key
+        if key is None:
+            return
+        if key.models is not None and model not in key.models:
+            raise forbidden(f"This API key may not use the model {model!r}.", "model", "model_not_allowed")
+        if priority < key.max_priority:
+            message = f"The most urgent 'priority' that this API key may ask for is {key.max_priority}, not {priority}."
+            raise forbidden(message, "priority", "priority_not_allowed")
+
+
+ANYBODY = Caller()
+
+
+def forbidden(message: str, param: str | None, code: str) -> HttpError:
+    return HttpError(403, message, kind="permission_error", param=param, code=code)

@@ -1,0 +1,130 @@
+"""Rates and concurrency of API keys. Sans-IO; time is an argument."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from slipstream.router.access.api_key import ApiKey
+
+MINUTE_S = 60.0
+BUSY_RETRY_S = 1.0  # nobody knows when one of the running sequences will end
+
+LimitName = Literal["requests", "tokens", "concurrent"]
+
+
+class RateLimited(Exception):  # noqa: N818 - reads as the sentence it carries
+    """`retry_after_s`: when the same request would be let in, if nothing else came."""
+
+    def __init__(self, limit: LimitName, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.retry_after_s = retry_after_s
+
+
+class TokenBucket:
+    """A minute's worth at most, refilled all the time. What is taken beyond that, because it turned out to be more
+    than was reserved, is a debt that is paid before anything else is let in."""
+
+    __slots__ = ("_level", "_updated_s", "per_minute")
+
+    def __init__(self, per_minute: float, now: float) -> None:
+        self.per_minute = per_minute
+        self._level = per_minute
+        self._updated_s = now
+
+    def set_rate(self, per_minute: float, now: float) -> None:
+        """From now on another rate; what has been used stays used."""
+        used = self.per_minute - self.level(now)
+        self.per_minute = per_minute
+        self._level = per_minute - used
+
+    def level(self, now: float) -> float:
+        """What could be taken now; negative while there are debts."""
+        elapsed_s = max(now - self._updated_s, 0.0)
+        self._level = min(self._level + elapsed_s * self.per_minute / MINUTE_S, self.per_minute)
+        self._updated_s = now
+        return self._level
+
+    def wait_s(self, amount: float, now: float) -> float:
+        """Until so much can be taken. More than a minute's worth needs a full bucket."""
+        missing = min(amount, self.per_minute) - self.level(now)
+        return max(missing, 0.0) * MINUTE_S / self.per_minute
+
+    def take(self, amount: float, now: float) -> None:
+        """A negative amount is given back."""
+        self._level = min(self.level(now) - amount, self.per_minute)
+
+    def reset_s(self, now: float) -> float:
+        """Until it is full again."""
+        return (self.per_minute - self.level(now)) * MINUTE_S / self.per_minute
+
+
+@dataclass(slots=True)
+class KeyLimits:
+    """How much of its limits a key has used up. Outlives changes of the file: a key is known by its name."""
+
+    requests: TokenBucket | None = None
+    tokens: TokenBucket | None = None
+    num_running: int = 0
+
+    def follow(self, key: ApiKey, now: float) -> None:
+        """Takes on the rates that the key has now."""
+        self.requests = _at_rate(self.requests, key.requests_per_minute, now)
+        self.tokens = _at_rate(self.tokens, key.tokens_per_minute, now)
+
+    def admit(self, key: ApiKey, num_tokens: int, num_sequences: int, now: float) -> None:
+        """Takes one request with so many tokens and sequences. Raises RateLimited, and then nothing was taken."""
+        if key.max_concurrent is not None and self.num_running + num_sequences > key.max_concurrent:
+            running = f"{self.num_running} of {key.max_concurrent} sequences of this key are running or waiting"
+            raise RateLimited("concurrent", f"{running}, and this request asks for {num_sequences}", BUSY_RETRY_S)
+        if self.requests is not None:
+            wait_s = self.requests.wait_s(1, now)
+            if wait_s > 0:
+                raise RateLimited(
+                    "requests", f"this key may send {self.requests.per_minute:g} requests a minute", wait_s
+                )
+        if self.tokens is not None:
+            wait_s = self.tokens.wait_s(num_tokens, now)
+            if wait_s > 0:
+                used = f"this key may use {self.tokens.per_minute:g} tokens a minute"
+                raise RateLimited("tokens", f"{used}, and this request asks for up to {num_tokens}", wait_s)
+            self.tokens.take(num_tokens, now)
+        if self.requests is not None:
+            self.requests.take(1, now)
+        self.num_running += num_sequences
+
+    def settle(self, num_reserved: int, num_used: int, num_sequences: int, now: float) -> None:
+        """A request has ended: what it did not use is given back, what it used beyond is owed."""
+        self.num_running -= num_sequences
+        if self.tokens is not None:
+            self.tokens.take(num_used - num_reserved, now)
+
+    def headers(self, now: float) -> str:
+        """OpenAI's x-ratelimit-* headers, as lines of a response."""
+        lines = []
+        for name, bucket in (("requests", self.requests), ("tokens", self.tokens)):
+            if bucket is not None:
+                left = max(int(bucket.level(now)), 0)
+                lines.append(f"x-ratelimit-limit-{name}: {int(bucket.per_minute)}\r\n")
+                lines.append(f"x-ratelimit-remaining-{name}: {left}\r\n")
+                lines.append(f"x-ratelimit-reset-{name}: {duration(bucket.reset_s(now))}\r\n")
+        return "".join(lines)
+
+
+def duration(seconds: float) -> str:
+    """As OpenAI writes it: 120ms, 1.5s, 6m0s."""
+    if seconds < 1:
+        return f"{seconds * 1e3:.0f}ms"
+    minutes, rest = divmod(seconds, 60)
+    return f"{minutes:.0f}m{rest:.0f}s" if minutes else f"{rest:.3f}".rstrip("0").rstrip(".") + "s"
+
+
+def _at_rate(bucket: TokenBucket | None, per_minute: float | None, now: float) -> TokenBucket | None:
+    if per_minute is None:
+        return None
+    if bucket is None:
+        return TokenBucket(per_minute, now)
+    if bucket.per_minute != per_minute:
+        bucket.set_rate(per_minute, now)
+    return bucket

@@ -1,0 +1,141 @@
+"""What each key has used of each model, in memory and in a file that only grows."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+COMPACT_BYTES = 4 << 20  # a file larger than this is written anew, with one line for each key and model, at the start
+
+
+@dataclass(slots=True)
+class UsageCounts:
+    """Sums. `num_cached_tokens` are among the prompt's; `num_errors` among the requests."""
+
+    num_requests: int = 0
+    num_errors: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prompt_tokens + self.num_output_tokens
+
+    def add(self, other: UsageCounts) -> None:
+        self.num_requests += other.num_requests
+        self.num_errors += other.num_errors
+        self.num_prompt_tokens += other.num_prompt_tokens
+        self.num_cached_tokens += other.num_cached_tokens
+        self.num_output_tokens += other.num_output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Whose usage it is. Without keys both names are empty."""
+
+    key: str
+    tenant: str
+    model: str
+
+
+class UsageBook:
+    """`unsaved` is what came since the last `take_unsaved`."""
+
+    def __init__(self) -> None:
+        self._total: dict[Account, UsageCounts] = {}
+        self._unsaved: dict[Account, UsageCounts] = {}
+
+    def add(self, account: Account, counts: UsageCounts) -> None:
+        self._total.setdefault(account, UsageCounts()).add(counts)
+        self._unsaved.setdefault(account, UsageCounts()).add(counts)
+
+    def restore(self, entries: Iterable[tuple[Account, UsageCounts]]) -> None:
+        """What was counted before this process began."""
+        for account, counts in entries:
+            self._total.setdefault(account, UsageCounts()).add(counts)
+
+    def __iter__(self) -> Iterator[tuple[Account, UsageCounts]]:
+        return iter(self._total.items())
+
+    def take_unsaved(self) -> dict[Account, UsageCounts]:
+        unsaved, self._unsaved = self._unsaved, {}
+        return unsaved
+
+    def put_back(self, unsaved: dict[Account, UsageCounts]) -> None:
+        """They could not be saved; they go with the next ones."""
+        for account, counts in unsaved.items():
+            self._unsaved.setdefault(account, UsageCounts()).add(counts)
+
+
+class UsageFile:
+    """Lines of JSON, each what was used since the line before. A line is written with one call and counts only with
+    its newline, so that a crash or a full disk costs the latest line and nothing else."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def load(self) -> dict[Account, UsageCounts]:
+        """The sums so far; empty if there is no file yet. Raises OSError."""
+        sums: dict[Account, UsageCounts] = {}
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            data = b""
+        lines = data.split(b"\n")
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                account, counts = _parse(line)
+            except (ValueError, KeyError, TypeError):
+                log.warning("%s:%d: not a line of usage; it is left out", self._path, number)
+            else:
+                sums.setdefault(account, UsageCounts()).add(counts)
+        if len(data) > COMPACT_BYTES:
+            self._compact(sums)
+        elif not data or not data.endswith(b"\n"):
+            self._append(b"\n" if data else b"")  # so that the next line begins a line, and a wrong path is known now
+        return sums
+
+    def append(self, entries: dict[Account, UsageCounts]) -> None:
+        """Blocks till it is on the disk. Raises OSError."""
+        self._append(b"".join(_line(account, counts) for account, counts in entries.items()))
+
+    def _append(self, data: bytes) -> None:
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            if os.write(descriptor, data) != len(data):
+                os.write(descriptor, b"\n")  # what is half there shall not swallow the next line
+                raise OSError("the disk took only a part of it")
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _compact(self, sums: dict[Account, UsageCounts]) -> None:
+        temporary = self._path.with_name(f".{self._path.name}.new")
+        with temporary.open("wb") as file:
+            file.write(b"".join(_line(account, counts) for account, counts in sums.items()))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self._path)
+
+
+def _line(account: Account, counts: UsageCounts) -> bytes:
+    return json.dumps({**asdict(account), **asdict(counts)}, separators=(",", ":")).encode() + b"\n"
+
+
+def _parse(line: bytes) -> tuple[Account, UsageCounts]:
+    """Raises ValueError, KeyError or TypeError."""
+    raw = json.loads(line)
+    account = Account(*(str(raw[field.name]) for field in fields(Account)))
+    counts = [raw[field.name] for field in fields(UsageCounts)]
+    if not all(type(count) is int for count in counts):
+        raise TypeError("counts must be whole numbers")
+    return account, UsageCounts(*counts)
