@@ -16,10 +16,12 @@ from slipstream.router.messages import (
     Hello,
     Prefill,
     Reserve,
+    ResyncBlocks,
     RouterMessage,
     Welcome,
     WorkerMessage,
 )
+from slipstream.workers.block_events import BlockEvents
 from slipstream.workers.engine.engine import Engine
 from slipstream.workers.group_transfers import GroupTransfers, RankOutcome
 from slipstream.workers.inbox import Inbox
@@ -90,6 +92,7 @@ class EngineLoop:
     show: Callable[[WorkerState, str], None]
     drain_s: float
     clock: Callable[[], float] = time.monotonic
+    blocks: BlockEvents = field(init=False)
     _out: list[WorkerMessage] = field(default_factory=list)
     _connected: bool = False
     _connecting: bool = False
@@ -98,6 +101,9 @@ class EngineLoop:
     _draining: bool = False
     _deadline_s: float | None = None  # of the drain
     _stopped: bool = False
+
+    def __post_init__(self) -> None:
+        self.blocks = BlockEvents(self.engine.prefix_cache)
 
     def run(self) -> None:
         """Returns after a drain or a stop. Raises WorkerFailed, after every request was told."""
@@ -147,6 +153,7 @@ class EngineLoop:
         self._last_seq = 0
         self._credits = None
         self.stats.start_over()
+        self.blocks.start_over()
         worker = self.tickets.open_epoch()
         self.transfers.begin_epoch(worker)
         self.show("draining" if self._draining else "connecting", f"epoch {worker.epoch}")
@@ -156,9 +163,9 @@ class EngineLoop:
         """How long to wait for the next event: not at all with work to do, else till the next deadline."""
         if self.engine.has_work:
             return 0.0
-        # Without a router there is nobody to tell statistics to, however overdue they are.
-        stats_due_s = self.stats.next_due_s() if self._connected else None
-        deadlines = [self.role.next_deadline_s(), stats_due_s, self._deadline_s]
+        deadlines = [self.role.next_deadline_s(), self._deadline_s]
+        if self._connected:  # else there is nobody to tell anything to, however overdue it is
+            deadlines += [self.stats.next_due_s(), self.blocks.next_due_s()]
         waiting = [at for at in deadlines if at is not None]
         return max(0.0, min(waiting) - self.clock()) if waiting else None
 
@@ -175,6 +182,8 @@ class EngineLoop:
             case LinkLost():
                 self._connected = self._connecting = False
                 self.role.abandon()
+            case ResyncBlocks():
+                self.blocks.resync()
             case Drain():
                 self._drain(self.drain_s)
             case Stop(drain, within_s):
@@ -210,7 +219,9 @@ class EngineLoop:
             if credits != self._credits:
                 self._credits = credits
                 self._out.append(credits)
-            stats = self.stats.due(self.clock())
+            now_s = self.clock()
+            self._out += self.blocks.due(now_s)
+            stats = self.stats.due(now_s)
             if stats is not None:
                 self._out.append(stats)
             if self._out:

@@ -54,10 +54,12 @@ class HashChain:
 
     def extend(self, tokens: array[int], num_pages: int) -> None:
         """Hash on until `num_pages` pages are known. `tokens` is the whole sequence as int32."""
+        first, size = len(self.digests), self.page_bytes
+        last = self.parent(first)
         view = memoryview(tokens).cast("B")
-        for at in range(len(self.digests), num_pages):
-            page = view[at * self.page_bytes : (at + 1) * self.page_bytes]
-            self.digests.append(xxh3_128_digest(self.parent(at) + bytes(page)))
+        for start in range(first * size, num_pages * size, size):
+            last = xxh3_128_digest(last + view[start : start + size])
+            self.digests.append(last)
 
     def parent(self, at: int) -> bytes:
         return self.digests[at - 1] if at else self.root

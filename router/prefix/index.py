@@ -38,7 +38,7 @@ class PrefixIndexStatus:
     num_blocks: int = 0
     num_entries: int = 0
     num_expected: int = 0
-    num_events: int = 0
+    num_messages: int = 0
     num_stored: int = 0
     num_removed: int = 0
     num_gaps: int = 0
@@ -110,7 +110,7 @@ class PrefixIndex:
             raise BlockEventError(f"BlocksChanged.stored: {len(stored)} blocks in {num_pages} pages")
         status = self._status
         is_missing = holder.follow(message.seq, message.is_snapshot)
-        status.num_events += 1
+        status.num_messages += 1
         status.num_gaps += is_missing
         status.num_snapshots += message.is_snapshot
         status.num_stored += len(stored)

@@ -16,6 +16,7 @@ from slipstream.workers.engine.errors import RequestError
 from slipstream.workers.engine.executor import Executor
 from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.engine.plan import SampledTokens, is_plainly_greedy
+from slipstream.workers.engine.prefix_cache import PrefixCache
 from slipstream.workers.engine.scheduler import ScheduledStep, Scheduler
 from slipstream.workers.engine.sequence import AttemptKey, SequenceState
 from slipstream.workers.engine.sequence import Sequence as EngineSequence
@@ -206,6 +207,11 @@ class Engine:
     def ledger(self) -> dict[str, int]:
         """Number of pages by state: active, reserved, held, draining, cached, free. They sum to `num_pages`."""
         return self._scheduler.page_counts()
+
+    @property
+    def prefix_cache(self) -> PrefixCache:
+        """To be looked at."""
+        return self._scheduler.prefix_cache
 
     def stats(self) -> EngineStats:
         scheduler = self._scheduler

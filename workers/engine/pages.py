@@ -23,7 +23,7 @@ class PagePool:
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self._ledger = PageLedger(num_pages)
-        self._cache = PrefixCache()
+        self.cache = PrefixCache()
         self._free = list(range(num_pages - 1, -1, -1))  # a stack: low numbers first, recently freed (warm) ones again
 
     @property
@@ -36,7 +36,7 @@ class PagePool:
 
     def match(self, chain: HashChain, tokens: array[int], max_pages: int) -> list[int]:
         """Pages that already hold the first pages of `tokens`; at most `max_pages`. Owns none of them."""
-        return self._cache.match(chain, tokens, max_pages)
+        return self.cache.match(chain, tokens, max_pages)
 
     def acquire(self, shared: Sequence[int], num_new: int, owner: PageState, spare: int = 0) -> array[int] | None:
         """Own the pages of a match and `num_new` others, leaving at least `spare` available.
@@ -48,7 +48,7 @@ class PagePool:
             return None
         for page in shared:
             if not self._ledger.is_owned(page):
-                self._cache.busy(page)
+                self.cache.busy(page)
             self._ledger.own(page, owner)
         pages = array("i", shared)
         for _ in range(num_new):
@@ -62,7 +62,7 @@ class PagePool:
             if self._ledger.disown(page, owner):
                 continue
             if self._ledger.is_cached(page):
-                self._cache.idle(page)
+                self.cache.idle(page)
             else:
                 self._free.append(page)
 
@@ -76,7 +76,7 @@ class PagePool:
         """Pages `first .. end` of a sequence now hold their KV: put them into the prefix cache. Where another page
         holds the same prefix already, that one stays and ours is freed with its sequence."""
         for at in range(first, end):
-            if self._cache.insert(pages[at], chain, tokens, at):
+            if self.cache.insert(pages[at], chain, tokens, at):
                 self._ledger.set_cached(pages[at], True)
 
     def forget(self, pages: Iterable[int]) -> None:
@@ -84,14 +84,14 @@ class PagePool:
         for page in pages:
             assert self._ledger.is_owned(page)
             if self._ledger.is_cached(page):
-                self._cache.forget(page)
+                self.cache.forget(page)
                 self._ledger.set_cached(page, False)
 
     def _take(self, owner: PageState) -> int:
         if self._free:
             page = self._free.pop()
         else:
-            page = self._cache.evict_oldest()
+            page = self.cache.evict_oldest()
             self._ledger.set_cached(page, False)
         self._ledger.own(page, owner)
         return page
@@ -110,10 +110,10 @@ class PagePool:
             for owner in (PageState.ACTIVE, PageState.RESERVED, PageState.HELD, PageState.DRAINING):
                 booked = self._ledger.num_owners(page, owner)
                 assert booked == num_owners.get((page, owner), 0), f"page {page} has {booked} {owner.name} owners"
-            assert self._ledger.is_cached(page) == (page in self._cache), f"page {page} is cached in one book only"
+            assert self._ledger.is_cached(page) == (page in self.cache), f"page {page} is cached in one book only"
             if self._ledger.state(page) is PageState.CACHED:
                 idle.append(page)
             elif self._ledger.state(page) is PageState.FREE:
                 free.append(page)
         assert sorted(self._free) == free, "the free list is not the free pages"
-        self._cache.check_integrity(idle)
+        self.cache.check_integrity(idle)

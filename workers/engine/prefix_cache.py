@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from slipstream.router.prefix.block_hash import HashChain
+from slipstream.workers.engine.cache_changes import CacheChanges
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +28,11 @@ class PrefixCache:
     """Digest -> page, and which of the pages nobody owns was used least recently.
 
     It knows pages, it does not count owners: whoever does (`PagePool`) calls `idle` when a known page loses its last
-    owner and `busy` when it gets one again.
+    owner and `busy` when it gets one again. `changes` is for whoever wants to follow it.
     """
 
     def __init__(self) -> None:
+        self.changes = CacheChanges()
         self._page_of: dict[bytes, int] = {}
         self._entries: dict[int, CachedPage] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
@@ -40,6 +42,10 @@ class PrefixCache:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def digests(self) -> Collection[bytes]:
+        """Of all pages that can be found."""
+        return self._page_of.keys()
 
     def match(self, chain: HashChain, tokens: array[int], max_pages: int) -> list[int]:
         """Pages of the longest known prefix of `tokens`, at most `max_pages` of them, in order."""
@@ -66,6 +72,7 @@ class PrefixCache:
         content = memoryview(tokens).cast("B")[at * chain.page_bytes : (at + 1) * chain.page_bytes]
         self._page_of[digest] = page
         self._entries[page] = CachedPage(digest, chain.parent(at), bytes(content))
+        self.changes.store(digest)
         return True
 
     def idle(self, page: int) -> None:
@@ -82,7 +89,9 @@ class PrefixCache:
 
     def forget(self, page: int) -> None:
         """A page that is not idle is known no more."""
-        del self._page_of[self._entries.pop(page).digest]
+        digest = self._entries.pop(page).digest
+        del self._page_of[digest]
+        self.changes.remove(digest)
 
     def check_integrity(self, idle_pages: Sequence[int]) -> None:
         """Raises AssertionError unless both maps agree and exactly `idle_pages` can be evicted."""

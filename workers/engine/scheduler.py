@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from slipstream.workers.engine.ledger import PageState
 from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.engine.pages import PagePool
+from slipstream.workers.engine.prefix_cache import PrefixCache
 from slipstream.workers.engine.sequence import AttemptKey, Sequence, SequenceState
 
 _RESERVED_STATES = (SequenceState.RESERVED, SequenceState.LANDED, SequenceState.STARTED)
@@ -196,6 +197,10 @@ class Scheduler:
         self._rebook(sequence, SequenceState.HELD)
 
     # ---- what there is
+
+    @property
+    def prefix_cache(self) -> PrefixCache:
+        return self._pool.cache
 
     @property
     def has_work(self) -> bool:

@@ -12,6 +12,7 @@ moved between workers is the one it would have got undisturbed (`expected_token`
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -40,6 +41,8 @@ from slipstream.router.messages import (
     TokenChunk,
     WorkerMessage,
 )
+from slipstream.router.prefix.block_hash import HashChain, root_digest
+from slipstream.workers.mock.prefix_cache import Lease, MockPages
 from slipstream.workers.mock.profile import FIRST_TOKEN_ID, MockProfile
 from slipstream.workers.ticket_office import TicketOffice
 
@@ -72,7 +75,10 @@ class _Attempt:
     num_output: int
     num_uncomputed: int
     max_output: int
-    num_pages: int
+    lease: Lease
+    tokens: array[int] | None  # prompt and output, for the prefix cache
+    has_begun: bool = False  # its prompt is being computed
+    num_cached: int = 0
     ticket: HandoffTicket | None = None
     due_s: float | None = None  # of the timer that counts; older ones do not
 
@@ -91,12 +97,13 @@ class MockEngine:
     profile: MockProfile
     role: Role
     tickets: TicketOffice
+    model: str = ""
+    pages: MockPages = field(init=False)
     _attempts: dict[AttemptKey, _Attempt] = field(default_factory=dict)
     _queue: deque[_Attempt] = field(default_factory=deque)
     _decoding: dict[AttemptKey, _Attempt] = field(default_factory=dict)
     _timers: list[tuple[float, int, _Attempt]] = field(default_factory=list)  # arrivals and leases
     _num_timers: int = 0
-    _used_pages: int = 0
     _queued_tokens: int = 0
     _context_tokens: int = 0  # of decoding sequences
     _step_ends_s: float | None = None
@@ -107,6 +114,11 @@ class MockEngine:
     _refusal: str | None = None
     _num_steps: int = 0
     _num_sampled_tokens: int = 0
+    _num_queried_tokens: int = 0
+    _num_hit_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.pages = MockPages(self.profile.num_pages)
 
     # ---- what comes in
 
@@ -123,7 +135,7 @@ class MockEngine:
                 self._last_seq = seq
                 return self._prefill(request, ticket, now_s)
             case Start(request_id, attempt, token_ids):
-                self._start((request_id, attempt), len(token_ids), now_s)
+                self._start((request_id, attempt), token_ids, now_s)
             case Cancel(request_id, attempt):
                 self._drop((request_id, attempt))
             case PeerLost(peer):
@@ -172,7 +184,7 @@ class MockEngine:
         free = Credits(
             self._last_seq,
             0 if self._refusal else max(0, profile.max_slots - len(self._attempts)),
-            0 if self._refusal else max(0, profile.num_pages - self._used_pages),
+            0 if self._refusal else max(0, self.pages.num_free),
             0 if self._refusal else max(0, profile.max_queued_tokens - self._queued_tokens),
         )
         if free == self._told:
@@ -181,8 +193,15 @@ class MockEngine:
         return free
 
     def stats(self) -> Stats:
-        pages = (("free", self.profile.num_pages - self._used_pages), ("active", self._used_pages))
-        counters = (("steps", float(self._num_steps)), ("sampled_tokens", float(self._num_sampled_tokens)))
+        num_used, num_cached = self.pages.num_used, self.pages.num_cached
+        num_free = max(0, self.profile.num_pages - num_used - num_cached)
+        pages = (("free", num_free), ("cached", num_cached), ("active", num_used))
+        counters = (
+            ("steps", float(self._num_steps)),
+            ("sampled_tokens", float(self._num_sampled_tokens)),
+            ("prefix_cache_queries", float(self._num_queried_tokens)),
+            ("prefix_cache_hits", float(self._num_hit_tokens)),
+        )
         num_running = len(self._decoding)
         return Stats(num_running, len(self._attempts) - num_running, pages, counters)
 
@@ -205,10 +224,12 @@ class MockEngine:
         attempt, out = self._admit(request, _State.RESERVED, now_s)
         if attempt is None:
             return out
-        ticket = self.tickets.issue(0, attempt.num_pages)
+        lease = attempt.lease
+        self._count_cached(attempt)
+        ticket = self.tickets.issue(lease.num_known, lease.num_pages - lease.num_known)
         attempt.ticket = ticket
         self._set_timer(now_s + self.profile.start_lease_s, attempt)
-        return [Reserved(*key, 0, ticket)]
+        return [Reserved(*key, attempt.num_cached, ticket)]
 
     def _prefill(self, request: EngineRequest, ticket: HandoffTicket, now_s: float) -> Sequence[WorkerMessage]:
         key = (request.request_id, request.attempt)
@@ -233,10 +254,15 @@ class MockEngine:
         max_output = min(request.sampling.max_tokens, self.profile.max_model_len - num_prompt)
         if num_prompt == 0 or num_output >= max_output:
             return None, [Failed(*key, f"{num_tokens} tokens leave nothing to generate", False)]
-        num_pages = self.profile.pages_for(num_tokens)
-        if num_pages > self.profile.num_pages - self._used_pages:
+        tokens, chain = None, None
+        if self.profile.prefix_caching:
+            tokens = array("i", request.prompt_ids + request.output_ids)
+            page_tokens = self.profile.page_tokens
+            chain = HashChain(root_digest(self.model, request.cache_salt), page_tokens)
+            chain.extend(tokens, num_tokens // page_tokens)
+        lease = self.pages.take(chain, self.profile.pages_for(num_tokens), self._max_shared(num_tokens))
+        if lease is None:
             return None, [Failed(*key, "no pages", True)]
-        self._used_pages += num_pages
         attempt = _Attempt(
             request=request,
             state=state,
@@ -245,8 +271,10 @@ class MockEngine:
             num_output=num_output,
             num_uncomputed=0,
             max_output=max_output,
-            num_pages=num_pages,
+            lease=lease,
+            tokens=tokens,
         )
+        self._num_queried_tokens += num_tokens
         self._attempts[key] = attempt
         if state is _State.QUEUED:
             self._enqueue(attempt, now_s)
@@ -255,24 +283,26 @@ class MockEngine:
     def _enqueue(self, attempt: _Attempt, now_s: float) -> None:
         attempt.state = _State.QUEUED
         attempt.due_s = None
-        attempt.num_uncomputed = attempt.num_tokens
+        attempt.num_uncomputed = attempt.num_tokens - self._known_tokens(attempt)
         self._queued_tokens += attempt.num_uncomputed
         self._queue.append(attempt)
         self._begin_step(now_s)
 
-    def _start(self, key: AttemptKey, num_first: int, now_s: float) -> None:
+    def _start(self, key: AttemptKey, token_ids: tuple[int, ...], now_s: float) -> None:
         attempt = self._attempts.get(key)
         if attempt is None or attempt.state is not _State.RESERVED:
             return
         attempt.state = _State.ARRIVING
-        attempt.num_output += num_first
+        attempt.num_output += len(token_ids)
+        if attempt.tokens is not None:
+            attempt.tokens.extend(token_ids)
         self._set_timer(now_s + self._transfer_s(attempt), attempt)
 
     def _drop(self, key: AttemptKey) -> None:
         attempt = self._attempts.pop(key, None)
         if attempt is None:
             return
-        self._used_pages -= attempt.num_pages
+        self.pages.give_back(attempt.lease)
         if attempt.state is _State.QUEUED:
             self._queued_tokens -= attempt.num_uncomputed
             if attempt in self._queue:
@@ -305,6 +335,8 @@ class MockEngine:
         for attempt in self._queue:
             if budget <= 0:
                 break
+            if not attempt.has_begun:
+                self._begin_prefill(attempt)
             take = min(budget, attempt.num_uncomputed)
             self._step_chunks.append((attempt, take))
             budget -= take
@@ -329,6 +361,9 @@ class MockEngine:
                 continue
             attempt.num_uncomputed -= num_tokens
             self._queued_tokens -= num_tokens
+            self.pages.remember(
+                attempt.lease, (attempt.num_tokens - attempt.num_uncomputed) // self.profile.page_tokens
+            )
             if attempt.num_uncomputed == 0:
                 self._queue.popleft()
                 chunks.append(self._computed(attempt, now_s))
@@ -352,8 +387,7 @@ class MockEngine:
 
     def _sample(self, attempt: _Attempt) -> TokenChunk:
         if attempt.num_tokens % self.profile.page_tokens == 0:
-            attempt.num_pages += 1
-            self._used_pages += 1
+            self._fill_page(attempt)
         chunk = self._next_chunk(attempt)
         if chunk.finish_reason is not None:
             self._drop((chunk.request_id, chunk.attempt))
@@ -363,14 +397,49 @@ class MockEngine:
         request, index = attempt.request, attempt.num_output
         token_id = _token(attempt.seed, index, self.profile.vocab_size - FIRST_TOKEN_ID)
         attempt.num_output += 1
+        if attempt.tokens is not None:
+            attempt.tokens.append(token_id)
         self._num_sampled_tokens += 1
         reason: FinishReason | None = "length" if attempt.num_output >= attempt.max_output else None
-        return TokenChunk(request.request_id, request.attempt, index, (token_id,), (), reason)
+        return TokenChunk(request.request_id, request.attempt, index, (token_id,), (), reason, None, attempt.num_cached)
+
+    # ---- the prefix cache
+
+    def _max_shared(self, num_tokens: int) -> int:
+        """Pages that may be taken from the cache: the last token is always computed."""
+        return (num_tokens - 1) // self.profile.page_tokens
+
+    def _known_tokens(self, attempt: _Attempt) -> int:
+        return attempt.lease.num_known * self.profile.page_tokens
+
+    def _begin_prefill(self, attempt: _Attempt) -> None:
+        """Looks again, for the prompts computed since it came."""
+        attempt.has_begun = True
+        self.pages.find_more(attempt.lease, self._max_shared(attempt.num_tokens))
+        self._queued_tokens -= attempt.num_uncomputed
+        attempt.num_uncomputed = attempt.num_tokens - self._known_tokens(attempt)
+        self._queued_tokens += attempt.num_uncomputed
+        self._count_cached(attempt)
+
+    def _count_cached(self, attempt: _Attempt) -> None:
+        num_found = self._known_tokens(attempt)
+        self._num_hit_tokens += num_found - attempt.num_cached
+        attempt.num_cached = num_found
+
+    def _fill_page(self, attempt: _Attempt) -> None:
+        """Its last page is full: others may find it, and it needs another one."""
+        num_full = attempt.num_tokens // self.profile.page_tokens
+        if attempt.lease.chain is not None:
+            assert attempt.tokens is not None
+            attempt.lease.chain.extend(attempt.tokens, num_full)
+            self.pages.remember(attempt.lease, num_full)
+        self.pages.grow(attempt.lease)
 
     # ---- timers
 
     def _transfer_s(self, attempt: _Attempt) -> float:
-        return self.profile.transfer_s + self.profile.transfer_page_s * attempt.num_pages
+        assert attempt.ticket is not None
+        return self.profile.transfer_s + self.profile.transfer_page_s * attempt.ticket.num_pages
 
     def _set_timer(self, due_s: float, attempt: _Attempt) -> None:
         self._num_timers += 1
@@ -388,6 +457,8 @@ class MockEngine:
             return []
         ticket = attempt.ticket
         assert ticket is not None
+        if attempt.lease.chain is not None:
+            self.pages.remember(attempt.lease, len(attempt.lease.chain.digests))  # all that was full when it came
         num_bytes = ticket.num_pages * ticket.num_layers * ticket.num_kv_heads * ticket.head_bytes
         self._decode(attempt)
         return [HandedOff(*key, num_bytes, self._transfer_s(attempt))]

@@ -37,8 +37,9 @@ def mock_worker_command(
 
     They speak the real protocol over real connections, so that a router can be measured and tested without engines.
     The workers' secret is read from SLIPSTREAM_WORKER_TOKEN. Profile keys: page_tokens, num_pages, max_slots,
-    max_model_len, max_queued_tokens, max_step_tokens, vocab_size; times in seconds: step_s, decode_token_s,
-    prefill_token_s, context_token_s, transfer_s, transfer_page_s, start_lease_s.
+    max_model_len, max_queued_tokens, max_step_tokens, vocab_size; prefix_caching (true or false);
+    times in seconds: step_s, decode_token_s, prefill_token_s, context_token_s, transfer_s, transfer_page_s,
+    start_lease_s.
     """
     host, _, port = router.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:

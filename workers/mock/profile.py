@@ -10,7 +10,8 @@ class MockProfile:
     """Sizes in pages and tokens, times in seconds; the defaults are a large worker that takes no time at all.
 
     A step takes `step_s + decode_token_s * decoding sequences + prefill_token_s * prompt tokens + context_token_s *
-    tokens that decoding sequences attend to`. Pages take `transfer_s + transfer_page_s * pages` to arrive.
+    tokens that decoding sequences attend to`. Pages take `transfer_s + transfer_page_s * pages` to arrive. Tokens that
+    are found in the prefix cache are neither computed nor sent.
     """
 
     page_tokens: int = 16
@@ -27,10 +28,13 @@ class MockProfile:
     transfer_s: float = 0.0
     transfer_page_s: float = 0.0
     start_lease_s: float = 30.0  # how long a reservation waits for its first token
+    prefix_caching: bool = True
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
+            if isinstance(value, bool):
+                continue
             if field.name.endswith("_s"):
                 if not 0 <= value < float("inf"):
                     raise ValueError(f"{field.name} must be a time in seconds, got {value}")

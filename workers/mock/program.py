@@ -22,12 +22,14 @@ from slipstream.router.messages import (
     Ping,
     Pong,
     Rejected,
+    ResyncBlocks,
     Role,
     RouterMessage,
     Welcome,
     WorkerMessage,
 )
 from slipstream.router.wire import FrameProtocol, Message, WireError
+from slipstream.workers.block_events import BlockEvents
 from slipstream.workers.keep_alive import keep_alive
 from slipstream.workers.mock.engine import MockEngine
 from slipstream.workers.mock.profile import MockProfile
@@ -107,7 +109,9 @@ class _Serving:
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._worker = tickets.open_epoch()
-        self._engine = MockEngine(config.profile, config.role, tickets)
+        self._engine = MockEngine(config.profile, config.role, tickets, config.model)
+        self._blocks = BlockEvents(self._engine.pages)
+        self._blocks_timer: asyncio.TimerHandle | None = None
         self._protocol = FrameProtocol(self._received, self._lost)
         self._closed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -143,6 +147,7 @@ class _Serving:
                 max_slots=profile.max_slots,
                 max_queued_tokens=profile.max_queued_tokens,
                 max_model_len=profile.max_model_len,
+                prefix_caching=profile.prefix_caching,
             )
         )
         await self._welcome
@@ -154,7 +159,7 @@ class _Serving:
 
     async def close(self) -> None:
         """What is queued for the router is sent, within a moment."""
-        for handle in (self._timer, self._stats_timer):
+        for handle in (self._timer, self._blocks_timer, self._stats_timer):
             if handle is not None:
                 handle.cancel()
         self._protocol.close()
@@ -178,6 +183,9 @@ class _Serving:
                     self._welcome.set_exception(WorkerFailed(f"the router rejected this worker: {reason}"))
             case Drain():
                 self.drain()
+            case ResyncBlocks():
+                self._blocks.resync()
+                self._set_blocks_timer()
             case _ if isinstance(message, RouterMessage):
                 self._tell(self._engine.handle(message, time.monotonic()))
             case _:
@@ -200,9 +208,21 @@ class _Serving:
         credits = self._engine.credits()
         if credits is not None:
             self._protocol.send(credits)
+        self._set_blocks_timer()
         if self.is_draining and self._engine.num_attempts == 0 and not self.over.done():
             self.over.set_result(None)
         self._set_timer()
+
+    def _set_blocks_timer(self) -> None:
+        due_s = self._blocks.next_due_s()
+        if due_s is not None and self._blocks_timer is None:
+            self._blocks_timer = self._loop.call_later(max(0.0, due_s - time.monotonic()), self._tell_blocks)
+
+    def _tell_blocks(self) -> None:
+        self._blocks_timer = None
+        for message in self._blocks.due(time.monotonic()):
+            self._protocol.send(message)
+        self._set_blocks_timer()
 
     def _tell_stats(self) -> None:
         self._protocol.send(self._engine.stats())
