@@ -7,6 +7,8 @@ import logging
 import os
 import sys
 
+from slipstream.router.log_level import log_level
+
 
 def redirect_output(name: str, path: str | None) -> None:
     """Sends logging, stdout and stderr of this process to a file (None: to where stderr already goes).
@@ -26,5 +28,5 @@ def redirect_output(name: str, path: str | None) -> None:
     handler.setFormatter(logging.Formatter(f"%(asctime)s.%(msecs)03d {name} %(levelname)s %(message)s", "%H:%M:%S"))
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(logging.INFO)
+    root.setLevel(log_level())
     faulthandler.enable(sys.stderr)

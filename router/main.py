@@ -24,6 +24,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from slipstream.router.config import RouterConfig
+from slipstream.router.log_level import log_level
 from slipstream.router.router import Router
 
 
@@ -50,7 +51,7 @@ def main(path: Path) -> None:
         program = TypeAdapter(RouterProgram).validate_python(yaml.safe_load(path.read_text()))
     except (ValidationError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise click.UsageError(f"{path}: {error}") from error
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=log_level(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     try:
         uvloop.run(serve(program))
     except (OSError, ValueError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import Iterator
@@ -18,10 +19,13 @@ from slipstream.router.generation import (
 )
 from slipstream.router.history import RequestRecord
 from slipstream.router.messages import EngineRequest, Generate
+from slipstream.router.stages import attempts_of
 from slipstream.router.status import Snapshot
 from slipstream.router.stream import GenerationStream
 from slipstream.router.wire import FrameEncoder, WireError, decode_payload
 from slipstream.router.worker_port import WorkerPort
+
+log = logging.getLogger(__name__)
 
 
 class GenerationService:
@@ -129,7 +133,10 @@ class GenerationService:
         if isinstance(action, Emit):
             self._streams[action.request_id].deliver(action.token_ids, action.logprobs)
         else:
-            self._streams.pop(action.request_id).end(action.finish)
+            stream = self._streams.pop(action.request_id)
+            stream.end(action.finish)
+            if action.finish.error is not None or stream.record.events[-1].attempt or log.isEnabledFor(logging.DEBUG):
+                log_story(stream.record)
             if not self._streams:
                 self._idle.set()
 
@@ -144,3 +151,13 @@ class GenerationService:
             decode_payload(memoryview(self._encoder.encode(Generate(0, without_prompt)))[4:])
         except WireError as error:
             raise InvalidRequestError(str(error)) from error
+
+
+def log_story(record: RequestRecord) -> None:
+    """What failed, and at level DEBUG everything, in the words that workers use of it."""
+    failures = [attempt for attempt in attempts_of(record) if attempt.failure]
+    for attempt in failures:
+        log.info("request %s attempt %d failed: %s", record.request_id, attempt.number, attempt.failure)
+    if log.isEnabledFor(logging.DEBUG):
+        trace = f" trace {record.trace_id}" if record.trace_id else ""
+        log.debug("request %s%s finished:\n%s", record.request_id, trace, "\n".join(record.lines()))

@@ -26,6 +26,7 @@ from slipstream.workers.engine.engine import Engine
 from slipstream.workers.group_transfers import GroupTransfers, RankOutcome
 from slipstream.workers.inbox import Inbox
 from slipstream.workers.report import WorkerFailed, WorkerState
+from slipstream.workers.request_log import RequestLog
 from slipstream.workers.role import Role
 from slipstream.workers.stats_book import StatsBook
 from slipstream.workers.ticket_office import TicketOffice
@@ -93,6 +94,7 @@ class EngineLoop:
     drain_s: float
     clock: Callable[[], float] = time.monotonic
     blocks: BlockEvents = field(init=False)
+    requests: RequestLog = field(default_factory=RequestLog)
     _out: list[WorkerMessage] = field(default_factory=list)
     _connected: bool = False
     _connecting: bool = False
@@ -194,6 +196,7 @@ class EngineLoop:
             case GroupBroken(reason):
                 raise WorkerFailed(reason)
             case _:
+                self.requests.heard(event)
                 self._out += self.role.handle(event, self.clock())
                 if isinstance(event, Generate | Reserve | Prefill):
                     self._last_seq = event.seq
@@ -225,6 +228,7 @@ class EngineLoop:
             if stats is not None:
                 self._out.append(stats)
             if self._out:
+                self.requests.said(self._out)
                 self.router.send(self._out)
         self._out = []
 
@@ -237,5 +241,6 @@ class EngineLoop:
     def _say_goodbye(self, reason: str) -> None:
         self._out += self.role.fail_all(reason)
         if self._connected:
+            self.requests.said(self._out)
             self.router.send(self._out)
         self._out = []

@@ -17,6 +17,7 @@ import click
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from slipstream.router.log_level import log_level
 from slipstream.workers.config import WorkerConfig
 from slipstream.workers.report import WorkerFailed
 
@@ -30,7 +31,7 @@ def main(path: Path, rank: int | None) -> None:
         config = TypeAdapter(WorkerConfig).validate_python(yaml.safe_load(path.read_text()))
     except (ValidationError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise click.UsageError(f"{path}: {error}") from error
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=log_level(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     # Imported here, with torch, which takes a second: bad settings are answered first.
     from slipstream.workers.program import run_leader, run_rank
 

@@ -13,6 +13,7 @@ import uvloop
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from slipstream.router.log_level import log_level
 from slipstream.router.messages import Role
 from slipstream.workers.mock.profile import MockProfile
 from slipstream.workers.mock.program import MockConfig, run_mock_workers
@@ -53,7 +54,7 @@ def mock_worker_command(
         for one in ROLES[role]
         for number in range(count)
     ]
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=log_level(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     try:
         uvloop.run(run_mock_workers(configs))
     except* WorkerFailed as failures:

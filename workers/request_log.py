@@ -1,0 +1,71 @@
+"""A worker's log lines about requests, in the words of the router's records and with the same request id.
+
+Each stage is a line at level DEBUG (`SLIPSTREAM_LOG_LEVEL=debug`), what failed is one at any level. Tokens are none.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from slipstream.router.messages import (
+    Cancel,
+    Failed,
+    Generate,
+    HandedOff,
+    Prefill,
+    Reserve,
+    Reserved,
+    RouterMessage,
+    Start,
+    StepOutput,
+    WorkerMessage,
+)
+
+log = logging.getLogger(__name__)
+
+
+class RequestLog:
+    """What is not to be logged costs a look at the message's type. The process's name stands before each line."""
+
+    def __init__(self) -> None:
+        self._tells_all = log.isEnabledFor(logging.DEBUG)
+
+    def heard(self, message: RouterMessage) -> None:
+        """The router said something about a request."""
+        if not self._tells_all:
+            return
+        match message:
+            case Generate(_, request):
+                num_tokens = (len(request.prompt_ids) + len(request.output_ids)) // 4
+                self._line(request.request_id, request.attempt, f"prefill: {num_tokens} tokens here")
+            case Reserve(_, request, source):
+                self._line(request.request_id, request.attempt, f"placed: pages for what {source.name} will send")
+            case Prefill(_, request, ticket):
+                num_tokens = (len(request.prompt_ids) + len(request.output_ids)) // 4
+                where = ticket.key.destination.name
+                self._line(request.request_id, request.attempt, f"prefill: {num_tokens} tokens for {where}")
+            case Start(request_id, attempt):
+                self._line(request_id, attempt, "first_token: decoding may begin")
+            case Cancel(request_id, attempt):
+                self._line(request_id, attempt, "cancelled")
+
+    def said(self, messages: Iterable[WorkerMessage]) -> None:
+        """The router is told these."""
+        for message in messages:
+            match message:
+                case Failed(request_id, attempt, reason):
+                    log.info("request %s attempt %d failed: %s", request_id, attempt, reason)
+                case Reserved(request_id, attempt, num_cached_tokens) if self._tells_all:
+                    self._line(request_id, attempt, f"reserved: {num_cached_tokens} tokens cached")
+                case HandedOff(request_id, attempt, num_bytes, seconds) if self._tells_all:
+                    self._line(request_id, attempt, f"transfer: {num_bytes} bytes in {seconds * 1e3:.2f} ms")
+                case StepOutput(chunks) if self._tells_all:
+                    for chunk in chunks:
+                        if chunk.index == 0 and chunk.token_ids:
+                            self._line(chunk.request_id, chunk.attempt, "first_token")
+                        if chunk.finish_reason is not None:
+                            self._line(chunk.request_id, chunk.attempt, f"finished: {chunk.finish_reason}")
+
+    def _line(self, request_id: str, attempt: int, text: str) -> None:
+        log.debug("request %s attempt %d %s", request_id, attempt, text)
