@@ -27,7 +27,6 @@ from slipstream.router.access.usage import UsageCounts
 from slipstream.router.generation import Usage
 from slipstream.router.history import Timeline
 from slipstream.router.prefix.families import prefix_index_families
-from slipstream.router.prefix.families import prefix_index_families
 from slipstream.router.status import Snapshot, WorkerStatus
 from slipstream.router.tracing.tracer import TraceCounts
 
@@ -175,7 +174,6 @@ class MetricsPage(Collector):
         yield from self._requests(snapshot)
         yield from self._latencies()
         yield from self._cluster(snapshot)
-        yield from prefix_index_families(snapshot.prefix_index)
         yield from prefix_index_families(snapshot.prefix_index)
         yield from worker_families(snapshot.workers)
         yield from access_families(self._access)
