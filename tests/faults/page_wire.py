@@ -6,7 +6,7 @@ before the receiver has it) or waits in the sender's buffer until it is received
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -46,8 +46,9 @@ class _Message:
 
 
 class PageWire:
-    def __init__(self, clock: Clockwork) -> None:
+    def __init__(self, clock: Clockwork, seen: Counter[str]) -> None:
         self.clock = clock
+        self.seen = seen
         self.faults = WireFaults()
         self._transports: dict[int, VirtualTransport] = {}
         self._next_port = 1
@@ -188,6 +189,7 @@ class VirtualTransport:
             link, tag, buffer.copy() if is_eager else buffer, done, is_eager, rng.random() < faults.stall
         )
         link.sending.append(message)
+        self._wire.seen["stalled message"] += message.is_stalled
         if is_eager:
             self._clock.after(self._wire.delay_s(), lambda: self._sender_done(message, None))
         if rng.random() < faults.late:
@@ -214,6 +216,7 @@ class VirtualTransport:
             if error is None:
                 buffer[: len(message.buffer)] = message.buffer
                 if self._clock.rng.random() < self._wire.faults.corrupt:
+                    self._wire.seen["damaged message"] += 1
                     buffer[self._clock.rng.randrange(len(message.buffer))] ^= 1 << self._clock.rng.randrange(8)
                 self._sender_done(message, None)
                 if message in message.link.sending:

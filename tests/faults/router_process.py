@@ -36,7 +36,7 @@ class RouterProcess:
         self._after_event = after_event
         self._may_expel = may_expel
         self._hellos: dict[Connection, Hello] = {}
-        self._open: set[Connection] = set()
+        self._open: dict[Connection, None] = {}  # in order: what is done to all must not depend on addresses
         self._workers: dict[PeerId, Connection] = {}
         self._tick_s: float | None = None
 
@@ -82,7 +82,7 @@ class RouterProcess:
     # ---- connections
 
     def accept(self, connection: Connection) -> None:
-        self._open.add(connection)
+        self._open[connection] = None
 
     def on_frame(self, connection: Connection, frame: Any) -> None:
         if not self.is_alive or connection not in self._open:
@@ -106,7 +106,7 @@ class RouterProcess:
         self.perform(self.dispatcher.worker_joined(frame, self._clock.now))
 
     def on_lost(self, connection: Connection) -> None:
-        self._open.discard(connection)
+        self._open.pop(connection, None)
         hello = self._hellos.pop(connection, None)
         if self.is_alive and hello is not None and self._workers.get(hello.worker) is connection:
             del self._workers[hello.worker]
@@ -124,5 +124,5 @@ class RouterProcess:
         self._clock.after(delay_s, look)
 
     def _part(self, connection: Connection) -> None:
-        self._open.discard(connection)
+        self._open.pop(connection, None)
         connection.leave(1)

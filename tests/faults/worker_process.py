@@ -252,6 +252,7 @@ class WorkerProcess:
         self.clock, self.wire, self.transfer, self.tp = clock, wire, transfer, tp
         self.name, self.role = name, role
         self.is_alive = True
+        self._pid = last_epoch  # later ones have later epochs
         self.was_lied_about = self._told_lie = self.has_been_paused = False
         self._door, self._chances, self._on_end = door, chances, on_end
         self._checks_often = checks_often
@@ -428,7 +429,7 @@ class WorkerProcess:
             role=self.role,
             model="toy",
             tp=self.tp,
-            pid=id(self) & 0xFFFF,
+            pid=self._pid,
             addresses=self.tickets.addresses,
             page_tokens=PAGE_TOKENS,
             num_pages=limits.num_pages,

@@ -20,6 +20,7 @@ from slipstream.router.actions import Emit, Finish
 from slipstream.router.config import DispatchConfig
 from slipstream.router.generation import AdmissionError, GenerateRequest, GenerationError
 from slipstream.router.messages import Credits, Role, SamplingParams, pack_ids
+from slipstream.router.prefix.block_hash import pack_block_ids, unpack_block_ids
 from slipstream.workers.engine.sequence import SequenceState
 from tests.faults.clockwork import Clockwork, Connection
 from tests.faults.page_wire import PageWire
@@ -70,8 +71,8 @@ class World:
     def __init__(self, seed: int, checks_often: bool | None = None) -> None:
         self.rng = random.Random(seed)
         self.clock = Clockwork(self.rng)
-        self.wire = PageWire(self.clock)
         self.seen: Counter[str] = Counter()
+        self.wire = PageWire(self.clock, self.seen)
         self.clients: dict[str, Client] = {}
         self._checks_often = seed % 16 == 0 if checks_often is None else checks_often
         self._num_router_events = 0
@@ -136,6 +137,8 @@ class World:
             process = member.process
             assert process is not None
             process.check_at_rest()
+            blocks = set(unpack_block_ids(pack_block_ids(process.engine.prefix_cache.digests())))
+            assert dispatcher.known_blocks(told[member.name].peer) == blocks, f"{member.name}: prefix index"
             status, capacity = told[member.name], process.engine.capacity()
             free = (status.free_slots, status.free_pages, status.free_tokens)
             assert free == (capacity.free_slots, capacity.free_pages, capacity.free_tokens), f"{member.name}: credits"

@@ -1,0 +1,34 @@
+"""A share of the campaign in virtual time (`scripts/fault_campaign.py --virtual` runs as many worlds as one likes)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.campaign import run_campaign, run_seed
+from tests.faults.world import World
+
+NUM_SEEDS = 700  # about 45 s on one core
+
+# What must have happened: worlds in which all goes well prove little.
+FAULTS = frozenset(
+    {"kill", "pause", "drain", "cut", "stalled connection", "broken link", "router restart", "sick row", "lie"}
+    | {"engine broken", "damaged message", "stalled message"}
+)
+OUTCOMES = frozenset({"stop", "length", "abort", "shutting_down", "worker_failed"})
+RETRIES = frozenset({f"retried: {cause}" for cause in ("worker_lost", "worker_failed", "reserve_timeout", "refused")})
+
+
+@pytest.mark.timeout(600)
+def test_whatever_fails_every_request_ends_once_with_its_tokens_and_nothing_is_left() -> None:
+    report = run_campaign(range(NUM_SEEDS), num_processes=2)
+    assert not report.failures, f"{len(report.failures)} of {NUM_SEEDS} seeds; the first:\n{report.failures[0][1]}"
+    assert not (FAULTS | OUTCOMES | RETRIES) - report.seen.keys()
+
+
+def test_a_seed_is_a_world_and_another_one_is_another() -> None:
+    def story(seed: int) -> list[object]:
+        world: World = run_seed(seed)
+        return [world.clock.num_events, world.clock.now, [client.tokens for client in world.clients.values()]]
+
+    assert story(3) == story(3)
+    assert story(3) != story(4)
