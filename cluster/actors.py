@@ -23,6 +23,7 @@ import uvloop
 
 from slipstream.cluster.process_log import redirect_output
 from slipstream.router.config import RouterConfig
+from slipstream.router.garbage import spare_garbage_collector
 from slipstream.workers.config import WorkerConfig
 from slipstream.workers.report import WorkerReport
 
@@ -152,6 +153,7 @@ class HostedRouter:
 
     async def serve(self, router: Router) -> None:
         addresses = await router.start()
+        spare_garbage_collector()
         http, workers = addresses.http, addresses.workers
         self._serving.set_result((router, asyncio.get_running_loop()))
         self.listening.set_result(Listening(Endpoint(http.host, http.port), Endpoint(workers.host, workers.port)))

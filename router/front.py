@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-import uuid
+import secrets
 from collections.abc import Callable
 from typing import Protocol
 
@@ -82,7 +82,7 @@ class Front:
 
     async def _serve(self, routes: Routes, request: Request, exchange: Exchange, *, is_open: bool) -> None:
         given = request.headers.get(b"x-request-id", b"")
-        exchange.request_id = given.decode("ascii") if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        exchange.request_id = given.decode("ascii") if REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
         self._begin_trace(request, exchange)
         status = 500
         try:

@@ -24,6 +24,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from slipstream.router.config import RouterConfig
+from slipstream.router.garbage import spare_garbage_collector
 from slipstream.router.log_level import log_level
 from slipstream.router.router import Router
 
@@ -76,6 +77,7 @@ async def serve(program: RouterProgram) -> None:
         program.router, program.model, program.model_dir, program.token, has_prefill_pool=program.has_prefill_pool
     )
     addresses = await router.start()
+    spare_garbage_collector()
     http, workers = addresses.http, addresses.workers
     print(
         json.dumps({"http": f"http://{http.host}:{http.port}", "workers": f"{workers.host}:{workers.port}"}), flush=True
