@@ -6,6 +6,8 @@ dropped here.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from slipstream.router.actions import Emit
 from slipstream.router.credits import Charge
 from slipstream.router.generation import GenerationError
@@ -21,9 +23,10 @@ from slipstream.router.messages import (
     TokenChunk,
 )
 from slipstream.router.output_log import OutputError
+from slipstream.router.placement import progress
 from slipstream.router.placement.capacity import decode_charge, prefill_charge
 from slipstream.router.placement.decision import Placement
-from slipstream.router.placement.isl_threshold import cached_prefix_decision
+from slipstream.router.placement.placer import Placer
 from slipstream.router.prefix.index import PrefixIndex
 from slipstream.router.prefix.sessions import Sessions
 from slipstream.router.request_book import RequestBook
@@ -34,13 +37,11 @@ from slipstream.router.roster import WorkerState
 class AttemptFlow:
     """Moves requests of the book forward."""
 
-    def __init__(
-        self, book: RequestBook, local_prefill_max_tokens: int, index: PrefixIndex, sessions: Sessions
-    ) -> None:
+    def __init__(self, book: RequestBook, placer: Placer, index: PrefixIndex, sessions: Sessions) -> None:
         self._book = book
+        self._placer = placer
         self._index = index
         self._sessions = sessions
-        self._local_prefill_max_tokens = local_prefill_max_tokens
 
     def start(self, state: RequestState, placement: Placement, now: float) -> None:
         """Begins the attempt: the first message that spends credits."""
@@ -52,7 +53,11 @@ class AttemptFlow:
         self._foresee(state, decode, group, now)
         state.decode = decode
         decode.request_ids.add(request_id)
-        seq = decode.ledger.spend(decode_charge(decode, state.num_tokens))
+        self._placer.begin(state, placement, now)
+        charge = decode_charge(decode, state.num_tokens)
+        if group is None:
+            charge = replace(charge, tokens=state.num_tokens - state.decode_cached_tokens)
+        seq = decode.ledger.spend(charge)
         if group is None:
             self._book.send(decode, Generate(seq, state.engine_request()))
             state.enter("prefill", now)
@@ -74,14 +79,16 @@ class AttemptFlow:
         charge = group.ledger.release(state.request_id)
         assert charge is not None
         state.enter("reserved", now, f"{message.num_cached_tokens} tokens cached")
-        if state.num_tokens - message.num_cached_tokens <= self._local_prefill_max_tokens:
+        progress.reserved(state, message.ticket.num_pages, now)
+        decision = self._placer.reconsider(state, worker, group, message.num_cached_tokens, now)
+        if decision is not None:
             group.request_ids.discard(state.request_id)
             state.prefill = None
             state.num_predicted_cached = None  # that was of another worker
-            decision = cached_prefix_decision(worker, state.num_tokens, message.num_cached_tokens)
+            self._placer.stay(state, worker, message.num_cached_tokens, now)
             self._book.totals.placements[decision.reason] += 1
             # The reservation has been charged; converting it takes nothing more.
-            seq = worker.ledger.spend(Charge())
+            seq = worker.ledger.spend(Charge(tokens=state.num_tokens - message.num_cached_tokens))
             self._book.send(worker, Generate(seq, state.engine_request()))
             state.enter("prefill", now, decision=decision)
         else:
@@ -107,6 +114,8 @@ class AttemptFlow:
         except OutputError as error:
             self._book.fail_attempt(state, now, "bad_output", f"{worker.name}: {error}", blamed=[worker])
             return
+        if ready:
+            progress.tokens_came(state, sum([len(part.token_ids) for part in ready]), now)
         for part in ready:
             self._emit(state, part, now)
             if part.finish_reason is not None or state.output.is_full:
@@ -126,6 +135,7 @@ class AttemptFlow:
         if state is None or worker is not state.decode or state.handed_off:
             return
         state.handed_off = True
+        progress.handed_off(state, message.seconds, now)
         state.record.landed = PagesLanded(now, state.attempt, message.num_bytes, message.seconds)
         totals = self._book.totals
         totals.num_transfers += 1
@@ -208,4 +218,5 @@ class AttemptFlow:
         if state.prefill is not None:
             state.prefill.request_ids.discard(state.request_id)
             state.prefill = None
+        progress.decoding(state)
         state.enter("decode", now)

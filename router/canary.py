@@ -16,6 +16,7 @@ from slipstream.router.stream import GenerationStream
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
+PROMPT_TOKENS = 64  # several pages, one of them in part
 NUM_TOKENS = 2  # the first comes from the prefill group, the second from the decode worker, after the hand-off
 
 
@@ -35,13 +36,12 @@ class Cluster(Protocol):
 class Canary:
     """Sends a request as soon as the workers are there, and again until one has come back whole.
 
-    Its prompt is longer than `local_prefill_max_tokens`, so that it takes the way over a prefill group;
-    `needs_prefill_group` insists on that. `missing` is what is still being waited for, None once it has sung.
+    Whatever the policy, it takes the way over a prefill group if there is one; `needs_prefill_group` insists on that.
+    `missing` is what is still being waited for, None once it has sung.
     """
 
-    def __init__(self, service: Cluster, local_prefill_max_tokens: int, needs_prefill_group: bool) -> None:
+    def __init__(self, service: Cluster, needs_prefill_group: bool) -> None:
         self._service = service
-        self._prompt_tokens = local_prefill_max_tokens + 1
         self._needs_prefill_group = needs_prefill_group
         self.missing: str | None = "no decode worker has connected yet"
 
@@ -76,12 +76,13 @@ class Canary:
     async def _sing(self) -> str | None:
         """One try. Returns what went wrong, if anything did."""
         longest = (self._service.max_model_len or 0) - NUM_TOKENS
-        num_tokens = max(1, min(self._prompt_tokens, longest))
+        num_tokens = max(1, min(PROMPT_TOKENS, longest))
         request = GenerateRequest(
             request_id=f"canary-{secrets.token_hex(8)}",
             prompt_ids=[1] * num_tokens,  # an id that every vocabulary has
             sampling=SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True),
             cache_salt=f"canary-{secrets.token_hex(8)}",  # or the second try would find the prompt cached
+            local_prefill_max_tokens=0,
         )
         try:
             with self._service.submit(request) as stream:
@@ -94,7 +95,6 @@ class Canary:
         if finish is None or finish.error is not None or num_received != NUM_TOKENS:
             return finish.error.message if finish is not None and finish.error else f"{num_received} tokens came"
         record = self._service.explain(request.request_id)
-        can_be_remote = self._needs_prefill_group and longest >= self._prompt_tokens
-        if can_be_remote and record is not None and record.decisions[-1].prefill is None:
+        if self._needs_prefill_group and record is not None and record.decisions[-1].prefill is None:
             return f"it did not take the way over a prefill worker: {record.why}"
         return None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from slipstream.router.access.config import AccessConfig
+
+PolicyName = Literal["slo", "kv", "least_loaded", "round_robin", "isl_threshold"]
 
 MAX_HISTORY_REQUESTS = 100_000
 MAX_TRACING_TIMEOUT_S = 60.0
@@ -73,12 +75,56 @@ class AdminConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class DispatchConfig:
-    """Prompts of at most `local_prefill_max_tokens` uncached tokens are prefilled on the decode worker."""
+class SloConfig:
+    """What requests that do not say otherwise are hoped to keep: time to the first token, and between tokens."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
-    local_prefill_max_tokens: int = 128
+    ttft_ms: float = 500.0
+    itl_ms: float = 50.0
+
+    def __post_init__(self) -> None:
+        for key in ("ttft_ms", "itl_ms"):
+            if not 0 < getattr(self, key) < float("inf"):
+                raise ValueError(f"{key} must be over 0, got {getattr(self, key)}")
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementConfig:
+    """Parameters of single policies, and how many workers a decision looks at.
+
+    kv             cost = `kv_prefill_scale` x pages to prefill and queued before + pages in use where it decodes
+    isl_threshold  remote if over `threshold_tokens` are uncached and fewer than `threshold_queued_prompts` wait in the
+                   prefill queue, both as NVIDIA Dynamo had it in 2025
+    """
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+    max_candidates: int = 32  # workers of each side
+    kv_prefill_scale: float = 1.0
+    threshold_tokens: int = 512
+    threshold_queued_prompts: int = 2
+
+    def __post_init__(self) -> None:
+        for key, lowest in (("max_candidates", 2), ("threshold_tokens", 0), ("threshold_queued_prompts", 1)):
+            if getattr(self, key) < lowest:
+                raise ValueError(f"{key} must be at least {lowest}, got {getattr(self, key)}")
+        if not 0 <= self.kv_prefill_scale < float("inf"):
+            raise ValueError(f"kv_prefill_scale must be a number of at least 0, got {self.kv_prefill_scale}")
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchConfig:
+    """`policy` says how a request's workers are chosen. `local_prefill_max_tokens` draws a line for every policy:
+    prompts of at most so many uncached tokens are prefilled on the decode worker, longer ones on a prefill worker as
+    long as there is one. None: the policy decides."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+    policy: PolicyName = "slo"
+    slo: SloConfig = field(default_factory=SloConfig)
+    local_prefill_max_tokens: int | None = None
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
     max_queued_requests: int = 4096
     max_attempts: int = 5
     queue_timeout_s: float = 120.0

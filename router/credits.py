@@ -11,6 +11,7 @@ Reports are absolute, so an error in the router's guess of a cost lasts only unt
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from slipstream.router.messages import Credits
@@ -43,9 +44,11 @@ class _Outstanding:
 
 
 class CreditLedger:
-    """The credits of one worker's connection. Before the first report there are none."""
+    """The credits of one worker's connection. Before the first report there are none. `on_change` is called after each
+    change of what is free."""
 
     def __init__(self) -> None:
+        self.on_change: Callable[[], object] | None = None
         self._reported = Credits(0, 0, 0, 0)
         self._last_seq = 0
         self._spent: deque[tuple[int, Charge]] = deque()
@@ -78,6 +81,8 @@ class CreditLedger:
         self._last_seq += 1
         self._spent.append((self._last_seq, charge))
         self._outstanding.add(charge)
+        if self.on_change is not None:
+            self.on_change()
         return self._last_seq
 
     def hold(self, request_id: str, charge: Charge) -> None:
@@ -85,17 +90,23 @@ class CreditLedger:
         assert request_id not in self._held
         self._held[request_id] = charge
         self._outstanding.add(charge)
+        if self.on_change is not None:
+            self.on_change()
 
     def release(self, request_id: str) -> Charge | None:
         """Gives a held charge back; None if there was none."""
         charge = self._held.pop(request_id, None)
         if charge is not None:
             self._outstanding.subtract(charge)
+            if self.on_change is not None:
+                self.on_change()
         return charge
 
     def exhaust(self) -> None:
         """There is nothing until the next report: the worker has refused what the last one promised."""
         self._reported = Credits(self._reported.ack_seq, 0, 0, 0)
+        if self.on_change is not None:
+            self.on_change()
 
     def report(self, credits: Credits) -> None:
         """Takes the worker's count. Raises ValueError if it acknowledges what was never sent or goes back."""
@@ -107,6 +118,8 @@ class CreditLedger:
         self._reported = credits
         while self._spent and self._spent[0][0] <= credits.ack_seq:
             self._outstanding.subtract(self._spent.popleft()[1])
+        if self.on_change is not None:
+            self.on_change()
 
     def check_integrity(self) -> None:
         """Raises AssertionError if the running sum is not the sum of its parts."""

@@ -37,8 +37,10 @@ from slipstream.router.messages import (
     ResyncBlocks,
     Stats,
     StepOutput,
+    StepTimes,
     WorkerMessage,
 )
+from slipstream.router.placement.placer import Placer
 from slipstream.router.prefix.holder import BlockEventError
 from slipstream.router.prefix.index import PrefixIndex
 from slipstream.router.prefix.sessions import Sessions
@@ -51,12 +53,13 @@ class Dispatcher:
     """`history_capacity` requests, running or finished, can be explained."""
 
     def __init__(self, config: DispatchConfig, history_capacity: int = 1024) -> None:
-        self._local_prefill_max_tokens = config.local_prefill_max_tokens
         self._roster = Roster()
         self._book = RequestBook(config, history_capacity)
         self._index = PrefixIndex()
         self._sessions = Sessions()
-        self._flow = AttemptFlow(self._book, config.local_prefill_max_tokens, self._index, self._sessions)
+        self._placer = Placer(config, self._roster, self._index, self._sessions, self._book.outputs)
+        self._flow = AttemptFlow(self._book, self._placer, self._index, self._sessions)
+        self._wake_s: float | None = None  # when somebody has waited long enough for a better worker
 
     # ---- what can be asked
 
@@ -77,7 +80,16 @@ class Dispatcher:
 
     def next_deadline(self) -> float | None:
         """When `tick` is due next; None: nothing is waiting for a time."""
-        return self._book.next_deadline()
+        due_s = self._book.next_deadline()
+        if self._wake_s is None or not self._book.queue:
+            return due_s
+        return self._wake_s if due_s is None else min(due_s, self._wake_s)
+
+    def known_blocks(self, peer: PeerId) -> frozenset[int]:
+        """Ids of the blocks that a connected worker has told to hold."""
+        worker = self._roster.get(peer)
+        assert worker is not None, peer
+        return self._index.held_blocks(worker)
 
     def record(self, request_id: str) -> RequestRecord | None:
         """The story of a request, running or finished a while ago."""
@@ -92,7 +104,7 @@ class Dispatcher:
             queue_depth=self._book.queue.depth_by_priority,
             num_requests=len(self._book),
             num_requests_by_phase=dict(Counter(state.phase for state in self._book)),
-            workers=tuple(WorkerStatus.of(worker, now) for worker in self._roster),
+            workers=tuple(WorkerStatus.of(worker, now, self._index.num_held(worker)) for worker in self._roster),
             totals=deepcopy(self._book.totals),
             prefix_index=self._index.status,
         )
@@ -182,6 +194,10 @@ class Dispatcher:
             case Stats():
                 worker.stats = message
                 return []
+            case StepTimes():
+                for sample in message.samples:
+                    worker.times.observe_step(sample)
+                return []
             case Pong():
                 return []
             case Hello():
@@ -197,7 +213,7 @@ class Dispatcher:
         book = self._book
         if book.queue and self._roster.decode_workers:
             self._index.expire(now)
-            match_credits(book, self._roster, self._local_prefill_max_tokens, self._flow.start, now)
+            self._wake_s = match_credits(book, self._roster, self._placer, self._flow.start, now)
         actions, book.actions = book.actions, []
         return actions
 

@@ -44,7 +44,8 @@ class GenerateRequest:
     `session` names a conversation, whose requests had better go where its KV is. `expected_output_tokens` is the
     client's guess, below `sampling.max_tokens`. `timeout_s`, from being queued to the end, can only shorten the
     router's own limit. `weight` is the tenant's share of the cluster beside others of its class; `choice` counts the
-    requests that one question of a client became."""
+    requests that one question of a client became. `local_prefill_max_tokens` draws the line between local and remote
+    prefill for this request alone."""
 
     request_id: str
     prompt_ids: bytes | list[int]
@@ -58,6 +59,7 @@ class GenerateRequest:
     expected_output_tokens: int | None = None
     timeout_s: float | None = None
     weight: float = 1.0
+    local_prefill_max_tokens: int | None = None
     choice: int = 0
     trace_id: str = ""  # W3C Trace Context, 32 hex digits
 

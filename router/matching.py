@@ -7,7 +7,7 @@ from collections.abc import Callable
 from slipstream.router.generation import GenerationError
 from slipstream.router.placement.capacity import refusal
 from slipstream.router.placement.decision import Placement, Wait
-from slipstream.router.placement.isl_threshold import place
+from slipstream.router.placement.placer import Placer
 from slipstream.router.request_book import RequestBook
 from slipstream.router.request_state import RequestState
 from slipstream.router.roster import Roster
@@ -16,35 +16,36 @@ from slipstream.router.roster import Roster
 MAX_PASSED = 32
 # So many waiting requests that do not fit are looked past for one that does, which bounds the work of an event.
 LOOKAHEAD = 32
+# A better worker is waited for at least so long, or a saving of nanoseconds would cost a turn of the loop each.
+MIN_WAIT_S = 1e-3
 
 
 def match_credits(
     book: RequestBook,
     roster: Roster,
-    local_prefill_max_tokens: int,
+    placer: Placer,
     start: Callable[[RequestState, Placement, float], None],
     now: float,
-) -> None:
+) -> float | None:
     """Starts waiting requests in order, as far as credits go. One that does not fit is passed, but not for ever:
 
     a request that lacks decode credits is harmed by everybody who passes, one that lacks prefill credits only by
     those who take some of these. After `MAX_PASSED` of them nobody of that kind passes any more, and the credits that
     come free pile up until it fits.
+
+    One that could go but waits for a better worker holds up nobody. Returns when the first of these has waited long
+    enough, if any does.
     """
     passed: list[tuple[RequestState, Wait]] = []
+    num_choosy = 0
+    wake_s: float | None = None
     prefill_closed = False
     for state in book.queue.candidates(now):
-        if len(passed) > LOOKAHEAD:
-            return
+        if len(passed) + num_choosy > LOOKAHEAD:
+            break
         if not any(w.ledger.free_slots > 0 and w.ledger.free_pages > 0 for w in roster.decode_workers):
-            return
-        found = place(
-            state.num_tokens,
-            state.failed_on,
-            roster.decode_workers,
-            roster.prefill_groups,
-            local_prefill_max_tokens,
-        )
+            break
+        found = placer.place(state, now, num_choosy)
         if isinstance(found, Placement) and found.prefill is not None and prefill_closed:
             found = Wait("prefill")
         if isinstance(found, Placement):
@@ -56,9 +57,15 @@ def match_credits(
             message = refusal(state.num_tokens, roster.decode_workers)
             assert message is not None
             book.finish(state, now, "error", error=GenerationError("prompt_too_long", message))
+        elif found.saving_s is not None:
+            if state.wait_until_s is None:
+                state.wait_until_s = now + max(found.saving_s, MIN_WAIT_S)
+            num_choosy += 1
+            wake_s = state.wait_until_s if wake_s is None else min(wake_s, state.wait_until_s)
         else:
             passed.append((state, found))
         exhausted = {wait.lacks for other, wait in passed if other.num_passed >= MAX_PASSED}
         if "decode" in exhausted:
-            return
+            break
         prefill_closed = "prefill" in exhausted
+    return wake_s

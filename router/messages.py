@@ -93,6 +93,7 @@ class Hello:
     max_slots: int
     max_queued_tokens: int
     max_model_len: int
+    max_step_tokens: int = 2048  # of all sequences: longer prompts are computed in chunks
     prefix_caching: bool = True  # it tells which pages its prefix cache holds
 
 
@@ -192,6 +193,25 @@ class BlocksChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTime:
+    """What one engine step computed, and how long it took. `prefill_context_tokens` is the mean number of tokens that
+    a prompt token of the step attends to, `decode_context_tokens` the sum over the sequences that decode."""
+
+    num_prefill_tokens: int
+    prefill_context_tokens: int
+    num_decoding: int
+    decode_context_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """A few of the latest steps, a bounded number a second."""
+
+    samples: tuple[StepTime, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Pong:
     nonce: int
 
@@ -277,7 +297,7 @@ class Drain:
     """Finish what is running, take nothing new, then exit."""
 
 
-WorkerMessage = Hello | Credits | Reserved | StepOutput | HandedOff | Failed | Stats | BlocksChanged | Pong
+WorkerMessage = Hello | Credits | Reserved | StepOutput | HandedOff | Failed | Stats | BlocksChanged | StepTimes | Pong
 RouterMessage = (
     Welcome | Rejected | Generate | Reserve | Prefill | Start | Cancel | PeerLost | ResyncBlocks | Ping | Drain
 )

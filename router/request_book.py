@@ -24,7 +24,9 @@ from slipstream.router.history import History, RequestRecord, Timeline
 from slipstream.router.messages import Cancel, FinishReason, RouterMessage
 from slipstream.router.output_log import OutputLog
 from slipstream.router.pace import PlacementPace
+from slipstream.router.placement import progress
 from slipstream.router.placement.capacity import refusal
+from slipstream.router.placement.output_length import OutputLengths
 from slipstream.router.queue import WorkQueue, priority_class
 from slipstream.router.request_state import RequestState
 from slipstream.router.roster import WorkerState
@@ -48,6 +50,7 @@ class RequestBook:
         self.history = History(history_capacity)
         self.totals = Totals()
         self.pace = PlacementPace()
+        self.outputs = OutputLengths()
         self.actions: list[Action] = []
 
     def __len__(self) -> int:
@@ -211,7 +214,24 @@ class RequestBook:
         state.record.end(finish)
         state.enter("finished", now, f"{error.kind}: {error.message}" if error is not None else reason)
         self.totals.count_finish(finish)
+        self._learn_output(state, reason)
         self.actions.append(Finish(request_id, finish))
+
+    def _learn_output(self, state: RequestState, reason: FinishReason) -> None:
+        """How long the answer was, for forecasts to come."""
+        request, num_tokens = state.request, len(state.output)
+        if num_tokens == 0 or request.sampling.ignore_eos:
+            return  # a length that somebody has prescribed teaches nothing
+        if state.forecast is not None and reason in ("stop", "length"):
+            self.outputs.score(state.forecast, num_tokens)
+        self.outputs.learn(
+            request.tenant,
+            "",
+            state.num_prompt_tokens,
+            num_tokens,
+            is_whole=reason == "stop",
+            hint=request.expected_output_tokens,
+        )
 
     def expire(self, now: float) -> None:
         """Ends what has waited or lived too long."""
@@ -233,6 +253,7 @@ class RequestBook:
         """Takes the request off its workers and cancels it at those who know of it, except `silent`."""
         request_id = state.request_id
         self.reserve_deadlines.drop(request_id)
+        progress.leave(state)
         involved = []
         if state.decode is not None:
             involved.append(state.decode)

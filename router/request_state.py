@@ -19,6 +19,8 @@ from slipstream.router.history import RequestRecord
 from slipstream.router.messages import EngineRequest
 from slipstream.router.output_log import OutputLog
 from slipstream.router.placement.decision import Decision
+from slipstream.router.placement.load import PendingPrefill
+from slipstream.router.placement.output_length import OutputForecast
 from slipstream.router.prefix.block_hash import BlockChain
 from slipstream.router.roster import WorkerState
 
@@ -44,6 +46,18 @@ class RequestState:
     num_passed: int = 0  # requests behind it that were placed while it did not fit
     charged_tokens: int = 0  # to its tenant's share of the queue, since its first turn
     failed_on: set[PeerId] = field(default_factory=set)
+    # Of placement: what the current attempt has added to the load of its workers (`placement.progress`).
+    forecast: OutputForecast | None = None
+    expected_output_tokens: float = 0.0  # of the whole answer, as it was counted
+    pending: PendingPrefill | None = None
+    pending_on: WorkerState | None = None
+    is_decoding: bool = False
+    placed_s: float | None = None
+    first_token_s: float | None = None  # of this attempt
+    transfer_pages: int | None = None
+    decode_cached_tokens: int = 0  # on the decode worker, as it was known when it was chosen
+    shortlist_cached: dict[WorkerState, int] = field(default_factory=dict)  # between choice and start
+    wait_until_s: float | None = None  # until then it may wait for a better worker than there is room on
     num_predicted_cached: int | None = None  # tokens, at the worker that prefills; until its first chunk tells
     blocks: BlockChain | None = None  # of prompt and output, as far as the prefix index had to know them
 
@@ -92,5 +106,6 @@ class RequestState:
         self.decode = self.prefill = None
         self.prefill_sent = self.handed_off = False
         self.num_passed = 0
+        self.wait_until_s = None
         self.num_predicted_cached = None
         self.output.drop_early()

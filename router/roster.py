@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 
 from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.credits import CreditLedger
 from slipstream.router.messages import Hello, Role, Stats
+from slipstream.router.placement.load import WorkerLoad
+from slipstream.router.placement.load_order import LoadOrder
+from slipstream.router.placement.service_times import ServiceTimes
 
 
 @dataclass(slots=True, eq=False)
@@ -20,6 +25,8 @@ class WorkerState:
     request_ids: set[str] = field(default_factory=set)
     draining: bool = False
     stats: Stats | None = None
+    load: WorkerLoad = field(default_factory=WorkerLoad)
+    times: ServiceTimes = field(default_factory=ServiceTimes)
 
     @property
     def peer(self) -> PeerId:
@@ -33,12 +40,30 @@ class WorkerState:
         return -(-num_tokens // self.hello.page_tokens)
 
 
+def _decode_load(worker: WorkerState) -> float:
+    """The larger share in use of slots and pages."""
+    hello, ledger = worker.hello, worker.ledger
+    return -min(ledger.free_slots / hello.max_slots, ledger.free_pages / hello.num_pages)
+
+
+def _prefill_load(worker: WorkerState) -> float:
+    """The share of the queue that is taken; without pages nothing of it is free."""
+    ledger = worker.ledger
+    return -ledger.free_tokens / worker.hello.max_queued_tokens if ledger.free_pages > 0 else 1.0
+
+
 class Roster:
-    """Workers by identity, and by role those that may get new work."""
+    """Workers by identity, by role those that may get new work, and those in the order of their load. `pools` are the
+    service times of all workers of a role."""
 
     def __init__(self) -> None:
         self._workers: dict[PeerId, WorkerState] = {}
         self._open: dict[Role, list[WorkerState]] = {"prefill": [], "decode": []}
+        self._by_load: dict[Role, LoadOrder[WorkerState]] = {
+            "prefill": LoadOrder(_prefill_load),
+            "decode": LoadOrder(_decode_load),
+        }
+        self.pools: dict[Role, ServiceTimes] = {"prefill": ServiceTimes(), "decode": ServiceTimes()}
 
     def __iter__(self) -> Iterator[WorkerState]:
         return iter(self._workers.values())
@@ -62,14 +87,29 @@ class Roster:
     def add(self, worker: WorkerState) -> None:
         assert worker.peer not in self._workers
         self._workers[worker.peer] = worker
+        role = worker.hello.role
+        worker.times = ServiceTimes(self.pools[role], self.pools["prefill" if role == "decode" else "decode"])
+        order = self._by_load[role]
+        order.add(worker)
+        worker.ledger.on_change = partial(order.changed.add, worker)
         self._refresh()
 
     def remove(self, worker: WorkerState) -> None:
         del self._workers[worker.peer]
-        self._refresh()
+        self._close(worker)
 
     def drain(self, worker: WorkerState) -> None:
         worker.draining = True
+        self._close(worker)
+
+    def least_loaded(self, role: Role, limit: int) -> list[WorkerState]:
+        """At most `limit` of the workers that take new work, those with most room if there are more."""
+        workers = self._open[role]
+        return workers if len(workers) <= limit else list(islice(self._by_load[role], limit))
+
+    def _close(self, worker: WorkerState) -> None:
+        worker.ledger.on_change = None
+        self._by_load[worker.hello.role].discard(worker)
         self._refresh()
 
     def _refresh(self) -> None:

@@ -87,7 +87,7 @@ class Router:
             loop = asyncio.get_running_loop()
             tokenizer = await loop.run_in_executor(pool, Tokenizer.from_directory, self._model_dir, pool)
             self._service = GenerationService(self._config, model=self._model_name, token=self._worker_token)
-            self._canary = Canary(self._service, self._config.dispatch.local_prefill_max_tokens, self._has_prefill_pool)
+            self._canary = Canary(self._service, self._has_prefill_pool)
             files = cleanup.enter_context(ThreadPoolExecutor(1, thread_name_prefix="access"))
             access = Access(self._config.access, files)
             access.open()

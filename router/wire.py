@@ -49,6 +49,7 @@ TYPE_CODES: dict[type, int] = {
     messages.Stats: 7,
     messages.Pong: 8,
     messages.BlocksChanged: 9,
+    messages.StepTimes: 10,
     messages.Welcome: 32,
     messages.Rejected: 33,
     messages.Generate: 34,

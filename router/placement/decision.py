@@ -7,20 +7,26 @@ wait     nobody has room now, or waiting for somebody is better than what is fre
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple, overload
 
 from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.roster import WorkerState
 
 PlacementReason = Literal[
-    "short_prompt",  # local: few tokens to prefill
+    "short_prompt",  # local: few tokens to prefill, by a line that is drawn
+    "cheaper_local",  # local: so the policy's score says
+    "prefill_busy",  # local: a rule for that says that too many wait there
     "no_prefill_group",  # local: none is connected, so that the service goes on
     "prefill_too_small",  # local: no prefill group could ever hold it
     "prefill_failed",  # local: it failed on every prefill group before
     "cached_prefix",  # local after all: the reservation found most of the prompt cached
-    "long_prompt",  # remote
+    "long_prompt",  # remote: many tokens to prefill, by a line that is drawn
+    "cheaper_remote",  # remote: so the policy's score says
 ]
+FAILED_BEFORE = "failed this request before"
+MAX_CANDIDATES = 64  # that a decision remembers
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +54,72 @@ class Candidate:
     excluded: str = ""
 
 
+class Option(NamedTuple):
+    """A candidate as a policy makes it: cheap, since most are never looked at. `terms` are values without names."""
+
+    cost: float
+    decode: WorkerState
+    prefill: WorkerState | None
+    fits: bool
+    terms: tuple[float, ...]
+    num_cached_tokens: int
+
+
+class Candidates(Sequence[Candidate]):
+    """Options that become candidates when somebody looks, then those that failed the request before. Keeps no worker
+    alive."""
+
+    __slots__ = ("_excluded", "_names", "_options")
+
+    def __init__(
+        self, options: Sequence[Option], names: tuple[str, ...], excluded: Sequence[tuple[PeerId, PeerId | None]] = ()
+    ) -> None:
+        self._names = names
+        self._excluded = excluded
+        self._options = [
+            (
+                option[1].hello.worker,
+                None if option[2] is None else option[2].hello.worker,
+                option[0],
+                option[3],
+                option[4],
+                option[5],
+            )
+            for option in options[:MAX_CANDIDATES]
+        ]
+
+    def __len__(self) -> int:
+        return len(self._options) + len(self._excluded)
+
+    @overload
+    def __getitem__(self, at: int) -> Candidate: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Candidate]: ...
+    def __getitem__(self, at: int | slice) -> Candidate | Sequence[Candidate]:
+        if isinstance(at, slice):
+            return [self[index] for index in range(*at.indices(len(self)))]
+        at = range(len(self))[at]
+        if at >= len(self._options):
+            decode, prefill = self._excluded[at - len(self._options)]
+            return Candidate(decode, prefill, 0.0, False, excluded=FAILED_BEFORE)
+        decode, prefill, cost, fits, values, num_cached = self._options[at]
+        terms = tuple(Term(name, value) for name, value in zip(self._names, values, strict=True))
+        return Candidate(decode, prefill, cost, fits, terms, num_cached)
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What was decided and why, in plain values that outlive the workers.
 
     `candidates` come best first, the chosen one among them. `margin` is how much dearer the best other way was, None
-    if there was none. Predictions are None where the policy makes none.
+    if there was none; negative where the better one had no room. Predictions are None where the policy makes none.
     """
 
     decode: PeerId
     prefill: PeerId | None
     reason: PlacementReason
     why: str
-    candidates: tuple[Candidate, ...]
+    candidates: Sequence[Candidate]
     policy: str = ""
     margin: float | None = None
     predicted_ttft_s: float | None = None
@@ -83,6 +142,23 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """It does not go anywhere now. `lacks` is the side whose credits are missing; "worker": there is none of decode."""
+    """It does not go anywhere now. `lacks` is the side whose credits are missing; "worker": there is none of decode.
+
+    `saving_s`: somebody has room, but waiting for somebody better is worth so many seconds. Who has waited for longer
+    than that has lost what could be won, and should take what there is: so a wrong guess costs at most twice the best.
+    """
 
     lacks: Literal["worker", "decode", "prefill"]
+    saving_s: float | None = None
+
+
+def where_to(decode: WorkerState, prefill: WorkerState | None) -> str:
+    """The beginning of the line that says why."""
+    return f"local on {decode.name}" if prefill is None else f"remote on {prefill.name} -> {decode.name}"
+
+
+def margin_of(options: Sequence[Option], chosen: Option) -> float | None:
+    """How much dearer the best other way is; None if there is none. `options` come best first."""
+    if len(options) < 2:
+        return None
+    return (options[1] if chosen is options[0] else options[0]).cost - chosen.cost

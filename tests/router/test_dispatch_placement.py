@@ -1,129 +1,150 @@
-"""Where a request goes, given its size and the credits."""
+"""Where a request goes, given a line between short and long prompts and the credits: the same for all policies."""
 
-from slipstream.kv_transfer.ticket import PeerId, TransferAddress
-from slipstream.router.messages import PROTOCOL_VERSION, Credits, Hello
+import pytest
+
+from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.placement.capacity import refusal
-from slipstream.router.placement.decision import Placement, Wait
-from slipstream.router.placement.isl_threshold import place
-from slipstream.router.roster import WorkerState
+from slipstream.router.placement.decision import FAILED_BEFORE, Placement, Wait
+from tests.router.placed_workers import NoPrefixes, placer, request, where, worker
 
 LOCAL_MAX = 100
+POLICIES = ["slo", "kv", "least_loaded", "round_robin", "isl_threshold"]
 
 
-def worker(role, name, *, slots=4, pages=100, tokens=1000, free=None, max_model_len=4096):
-    hello = Hello(
-        version=PROTOCOL_VERSION,
-        token="t",
-        worker=PeerId(name, 1),
-        role=role,
-        model="m",
-        tp=1,
-        pid=1,
-        addresses=(TransferAddress("127.0.0.1", 1),),
-        page_tokens=16,
-        num_pages=pages,
-        max_slots=slots,
-        max_queued_tokens=tokens,
-        max_model_len=max_model_len,
-    )
-    state = WorkerState(hello, 0.0)
-    state.ledger.report(Credits(0, *(free or (slots, pages, tokens))))
-    return state
+@pytest.fixture(params=POLICIES)
+def policy(request):
+    return request.param
 
 
-def put(num_tokens, decodes, prefills, avoid=frozenset()):
-    return place(num_tokens, avoid, decodes, prefills, LOCAL_MAX)
+def put(policy, num_tokens, decodes, prefills, avoid=frozenset(), **config):
+    state = request(num_tokens)
+    state.failed_on = set(avoid)
+    config.setdefault("local_prefill_max_tokens", LOCAL_MAX)
+    return placer(decodes, prefills, policy=policy, **config).place(state, 0.0)
 
 
-def where(found):
-    assert isinstance(found, Placement)
-    return found.decision.reason, found.decode.name, found.prefill and found.prefill.name
+def test_a_short_prompt_stays_on_the_decode_worker(policy):
+    assert where(put(policy, 100, [worker("decode", "d")], [worker("prefill", "p")])) == ("short_prompt", "d", None)
 
 
-def test_a_short_prompt_stays_on_the_decode_worker():
-    assert where(put(100, [worker("decode", "d")], [worker("prefill", "p")])) == ("short_prompt", "d", None)
+def test_a_long_prompt_goes_to_a_prefill_group(policy):
+    assert where(put(policy, 101, [worker("decode", "d")], [worker("prefill", "p")])) == ("long_prompt", "d", "p")
 
 
-def test_a_long_prompt_goes_to_a_prefill_group():
-    assert where(put(101, [worker("decode", "d")], [worker("prefill", "p")])) == ("long_prompt", "d", "p")
+def test_a_line_does_not_count_on_what_is_only_believed_to_be_cached(policy):
+    decode, group = worker("decode", "d"), worker("prefill", "p")
+    views = NoPrefixes({decode: 160})
+    tried = placer([decode], [group], views=views, policy=policy, local_prefill_max_tokens=LOCAL_MAX)
+    assert where(tried.place(request(200), 0.0)) == ("long_prompt", "d", "p")
+    assert tried.reconsider(request(200), decode, group, 99, 0.0) is None
+    found = tried.reconsider(request(200), decode, group, 100, 0.0)
+    assert found is not None
+    assert (found.reason, found.prefill, found.decode) == ("cached_prefix", None, decode.peer)
 
 
-def test_without_prefill_groups_a_long_prompt_is_local():
-    assert where(put(500, [worker("decode", "d")], [])) == ("no_prefill_group", "d", None)
+def test_a_request_may_draw_its_own_line(policy):
+    tried = placer([worker("decode", "d")], [worker("prefill", "p")], policy=policy)
+    assert where(tried.place(request(2, local_prefill_max_tokens=0), 0.0)) == ("long_prompt", "d", "p")
+    assert where(tried.place(request(2000, local_prefill_max_tokens=2000), 0.0)) == ("short_prompt", "d", None)
 
 
-def test_a_prompt_that_no_prefill_group_can_ever_hold_is_local():
+def test_without_prefill_groups_a_long_prompt_is_local(policy):
+    assert where(put(policy, 500, [worker("decode", "d")], [])) == ("no_prefill_group", "d", None)
+
+
+def test_a_prompt_that_no_prefill_group_can_ever_hold_is_local(policy):
     groups = [worker("prefill", "p", pages=10), worker("prefill", "q", max_model_len=200)]
-    assert where(put(500, [worker("decode", "d")], groups)) == ("prefill_too_small", "d", None)
+    assert where(put(policy, 500, [worker("decode", "d")], groups)) == ("prefill_too_small", "d", None)
 
 
-def test_the_decode_worker_with_the_largest_free_share_wins():
-    decodes = [
-        worker("decode", "few_slots", free=(1, 100, 0)),
-        worker("decode", "few_pages", free=(4, 20, 0)),
-        worker("decode", "best", free=(2, 60, 0)),
-    ]
-    assert where(put(50, decodes, []))[1] == "best"
+def test_full_decode_workers_make_it_wait_for_decode(policy):
+    assert put(policy, 50, [worker("decode", "d", free=(0, 100, 0))], []) == Wait("decode")
+    assert put(policy, 50, [worker("decode", "d", free=(4, 3, 0))], []) == Wait("decode")  # 51 tokens need 4 pages
 
 
-def test_the_prefill_group_with_most_free_tokens_wins():
-    groups = [worker("prefill", "busy", free=(4, 100, 300)), worker("prefill", "free", free=(4, 100, 600))]
-    assert where(put(200, [worker("decode", "d")], groups))[2] == "free"
-
-
-def test_full_decode_workers_make_it_wait_for_decode():
-    assert put(50, [worker("decode", "d", free=(0, 100, 0))], []) == Wait("decode")
-    assert put(50, [worker("decode", "d", free=(4, 3, 0))], []) == Wait("decode")  # 51 tokens need 4 pages
-
-
-def test_busy_prefill_groups_make_a_long_prompt_wait_although_decode_has_room():
+def test_busy_prefill_groups_make_a_long_prompt_wait_although_decode_has_room(policy):
     decodes = [worker("decode", "d")]
-    assert put(200, decodes, [worker("prefill", "p", free=(4, 100, 199))]) == Wait("prefill")
-    assert put(200, decodes, [worker("prefill", "p", free=(4, 12, 1000))]) == Wait("prefill")
+    assert put(policy, 200, decodes, [worker("prefill", "p", tokens=1000, free=(4, 100, 199))]) == Wait("prefill")
+    assert put(policy, 200, decodes, [worker("prefill", "p", pages=100, free=(4, 12, 1000))]) == Wait("prefill")
 
 
-def test_an_idle_group_takes_a_prompt_longer_than_its_queue():
+def test_an_idle_group_takes_a_prompt_longer_than_its_queue(policy):
     decodes = [worker("decode", "d")]
-    assert where(put(1500, decodes, [worker("prefill", "p", tokens=1000)])) == ("long_prompt", "d", "p")
-    assert put(1500, decodes, [worker("prefill", "p", tokens=1000, free=(4, 100, 999))]) == Wait("prefill")
+    found = put(policy, 1500, decodes, [worker("prefill", "p", tokens=1000)])
+    assert where(found) == ("long_prompt", "d", "p")
+    assert put(policy, 1500, decodes, [worker("prefill", "p", tokens=1000, free=(4, 100, 999))]) == Wait("prefill")
 
 
-def test_a_worker_that_failed_the_request_is_avoided_even_if_the_others_are_busy():
+def test_a_worker_that_failed_the_request_is_avoided_even_if_the_others_are_busy(policy):
     decodes = [worker("decode", "bad"), worker("decode", "good", free=(0, 100, 0))]
-    assert put(50, decodes, [], avoid={PeerId("bad", 1)}) == Wait("decode")
-    assert where(put(50, decodes, [], avoid={PeerId("good", 1)}))[1] == "bad"
+    assert put(policy, 50, decodes, [], avoid={PeerId("bad", 1)}) == Wait("decode")
+    decodes = [worker("decode", "bad"), worker("decode", "good", free=(0, 100, 0))]
+    found = put(policy, 50, decodes, [], avoid={PeerId("good", 1)})
+    assert where(found)[1] == "bad"
+    assert isinstance(found, Placement)
+    [excluded] = [c for c in found.decision.candidates if c.excluded]
+    assert (excluded.decode.name, excluded.excluded, excluded.fits) == ("good", FAILED_BEFORE, False)
 
 
-def test_the_only_decode_worker_is_taken_again():
-    assert where(put(50, [worker("decode", "bad")], [], avoid={PeerId("bad", 1)}))[1] == "bad"
+def test_the_only_decode_worker_is_taken_again(policy):
+    assert where(put(policy, 50, [worker("decode", "bad")], [], avoid={PeerId("bad", 1)}))[1] == "bad"
 
 
-def test_when_it_failed_on_every_prefill_group_it_is_local():
-    found = put(500, [worker("decode", "d")], [worker("prefill", "p")], avoid={PeerId("p", 1)})
+def test_when_it_failed_on_every_prefill_group_it_is_local(policy):
+    found = put(policy, 500, [worker("decode", "d")], [worker("prefill", "p")], avoid={PeerId("p", 1)})
     assert where(found) == ("prefill_failed", "d", None)
 
 
-def test_a_sequence_without_room_for_one_more_token_is_refused_by_all_sizes():
+def test_a_sequence_without_room_for_one_more_token_is_refused_by_all_sizes(policy):
     by_pages = worker("decode", "d", pages=4)  # 64 tokens
     by_length = worker("decode", "e", max_model_len=50)
     assert refusal(63, [by_pages, by_length]) is None
     assert refusal(64, [by_pages, by_length]) == (
         "a sequence of 64 tokens leaves no room for output: at most 64 tokens fit"
     )
-    assert put(64, [by_pages, by_length], []) == Wait("worker")
+    assert put(policy, 64, [by_pages, by_length], []) == Wait("worker")
 
 
 def test_nobody_to_ask_is_no_refusal():
     assert refusal(10**9, []) is None
 
 
-def test_a_decision_names_all_candidates_and_says_why_in_one_line():
+def test_a_decision_is_filled_by_every_policy(policy):
     decodes = [worker("decode", "d"), worker("decode", "full", free=(0, 0, 0))]
-    found = put(200, decodes, [worker("prefill", "p")])
+    found = put(policy, 200, decodes, [worker("prefill", "p")])
     assert isinstance(found, Placement)
-    assert {(c.decode.name, c.prefill and c.prefill.name, c.fits) for c in found.decision.candidates} == {
+    decision = found.decision
+    assert {(c.decode.name, c.prefill and c.prefill.name, c.fits) for c in decision.candidates} == {
         ("d", "p", True),
         ("full", "p", False),
     }
-    assert found.decision.why.startswith("remote on p -> d: long_prompt; 200 tokens")
-    assert "\n" not in found.decision.why
+    assert decision.why.startswith("remote on p -> d: long_prompt; 200 of 200 tokens")
+    assert "\n" not in decision.why
+    assert decision.policy == policy
+    for candidate in decision.candidates:
+        assert candidate.cost == pytest.approx(sum(term.value for term in candidate.terms))
+        assert len({term.name for term in candidate.terms}) == len(candidate.terms) > 0
+    [chosen] = [c for c in decision.candidates if decision.chose(c)]
+    costs = [c.cost for c in decision.candidates]
+    assert costs == sorted(costs)
+    assert decision.margin == pytest.approx(min(c for c in costs if c is not chosen.cost) - chosen.cost)
+    assert decision.predicted_ttft_s > 0
+    assert decision.predicted_itl_s > 0
+    assert decision.predicted_output_tokens > 0
+
+
+def test_no_more_than_64_candidates_are_kept_of_a_thousand_workers(policy):
+    decodes = [worker("decode", f"d{n}") for n in range(600)]
+    prefills = [worker("prefill", f"p{n}") for n in range(400)]
+    found = put(policy, 200, decodes, prefills)
+    assert isinstance(found, Placement)
+    assert 2 <= len(found.decision.candidates) <= 64
+
+
+def test_of_a_thousand_workers_the_one_with_room_is_found(policy):
+    decodes = [worker("decode", f"d{n}", free=(0, 100, 0)) for n in range(500)]
+    decodes[333] = worker("decode", "free")
+    prefills = [worker("prefill", f"p{n}", tokens=1000, free=(4, 100, 10)) for n in range(500)]
+    prefills[222] = worker("prefill", "idle", tokens=1000)
+    found = put(policy, 200, decodes, prefills)
+    assert where(found) == ("long_prompt", "free", "idle")

@@ -42,7 +42,9 @@ from slipstream.router.wire import FrameProtocol, Message
 from tests.router.fake_cluster import MODEL, MODEL_DIR, events_of, run, unchunk
 
 TOKEN = "secret"
-CONFIG = RouterConfig(http=HttpConfig(port=0), dispatch=DispatchConfig(worker_lease_s=60.0, max_attempts=1))
+CONFIG = RouterConfig(
+    http=HttpConfig(port=0), dispatch=DispatchConfig(local_prefill_max_tokens=128, worker_lease_s=60.0, max_attempts=1)
+)
 WORD = 100  # some token
 
 

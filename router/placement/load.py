@@ -1,0 +1,84 @@
+"""What the router knows to be on a worker now, between the worker's reports and beyond what they say.
+
+Credits say how many tokens and pages are free. They do not say how many of the sequences already decode, how much
+context a step reads, or how long the sequences will stay: that follows from what the router placed there and which
+tokens came.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+WINDOW_S = 10.0  # over which prompts a second and the share of prefill are averaged
+
+
+@dataclass(slots=True)
+class PendingPrefill:
+    """A prompt on a worker that has not given its first token: what it adds to the load, and what was predicted
+    when it was placed. `num_pairs` are pairs of a new token and one before it, `work_s` the seconds that they take,
+    `predicted_s` those until the first token with what stood before it; both as the worker's own times say."""
+
+    num_tokens: int
+    num_pairs: float
+    work_s: float
+    predicted_s: float
+    begun_s: float
+
+
+@dataclass(slots=True)
+class WorkerLoad:
+    """`num_seqs` sequences are placed on the worker to be decoded there, `num_running` of them have their first token.
+    `context_tokens` are those of all, `remaining_tokens` the output that is predicted to be still to come.
+    `pending_*` are of prompts without a first token."""
+
+    num_seqs: int = 0
+    num_running: int = 0
+    context_tokens: int = 0
+    remaining_tokens: float = 0.0
+    num_pending: int = 0
+    pending_tokens: int = 0
+    pending_pairs: float = 0.0
+    _prompts_per_s: float = 0.0
+    _prefill_share: float = 0.0
+    _at_s: float = 0.0
+
+    def begin_prefill(self, pending: PendingPrefill) -> None:
+        self.num_pending += 1
+        self.pending_tokens += pending.num_tokens
+        self.pending_pairs += pending.num_pairs
+        prompts_per_s, share = self.lately(pending.begun_s)
+        self._prompts_per_s = prompts_per_s + 1.0 / WINDOW_S
+        self._prefill_share = share + pending.work_s / WINDOW_S
+        self._at_s = pending.begun_s
+
+    def end_prefill(self, pending: PendingPrefill) -> None:
+        self.num_pending -= 1
+        self.pending_tokens -= pending.num_tokens
+        self.pending_pairs -= pending.num_pairs
+        if self.num_pending == 0:
+            self.pending_pairs = 0.0  # what rounding has left
+
+    def add_sequence(self, num_tokens: int, remaining_tokens: float) -> None:
+        self.num_seqs += 1
+        self.context_tokens += num_tokens
+        self.remaining_tokens += remaining_tokens
+
+    def remove_sequence(self, num_tokens: int, remaining_tokens: float) -> None:
+        self.num_seqs -= 1
+        self.context_tokens -= num_tokens
+        self.remaining_tokens -= remaining_tokens
+        if self.num_seqs == 0:
+            self.remaining_tokens = 0.0  # what rounding has left
+
+    @property
+    def mean_remaining_tokens(self) -> float:
+        """Of a sequence that is here. Some have outlived what was predicted, so it is at least 1."""
+        return max(self.remaining_tokens / self.num_seqs, 1.0) if self.num_seqs else 0.0
+
+    def lately(self, now: float) -> tuple[float, float]:
+        """Prompts a second given to the worker, and the share of its time that they take."""
+        if not self._prompts_per_s:
+            return 0.0, 0.0
+        fade = math.exp(min(self._at_s - now, 0.0) / WINDOW_S)
+        return self._prompts_per_s * fade, self._prefill_share * fade

@@ -1,0 +1,149 @@
+"""Between the dispatcher and the policies: what a request is to them, and what becomes of their decisions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from slipstream.router.config import DispatchConfig, PlacementConfig, PolicyName, SloConfig
+from slipstream.router.placement.decision import Decision, Placement, Wait, where_to
+from slipstream.router.placement.estimate import estimate_decode, estimate_prefill
+from slipstream.router.placement.isl_threshold import IslThreshold
+from slipstream.router.placement.kv import Kv
+from slipstream.router.placement.least_loaded import LeastLoaded
+from slipstream.router.placement.load import PendingPrefill
+from slipstream.router.placement.output_length import OutputForecast, OutputLengths
+from slipstream.router.placement.policy import Job, PlacementPolicy
+from slipstream.router.placement.progress import placed, prefill_placed, prefill_withdrawn
+from slipstream.router.placement.round_robin import RoundRobin
+from slipstream.router.placement.shortlist import PrefixView, SessionView, Shortlist, shortlist
+from slipstream.router.placement.slo import SloPolicy
+from slipstream.router.request_state import RequestState
+from slipstream.router.roster import Roster, WorkerState
+
+
+def make_policy(name: PolicyName, parameters: PlacementConfig, slo: SloConfig) -> PlacementPolicy:
+    match name:
+        case "slo":
+            return SloPolicy(slo)
+        case "kv":
+            return Kv(parameters.kv_prefill_scale)
+        case "least_loaded":
+            return LeastLoaded()
+        case "round_robin":
+            return RoundRobin()
+        case "isl_threshold":
+            return IslThreshold(parameters.threshold_tokens, parameters.threshold_queued_prompts)
+
+
+class Placer:
+    """Sans-IO; asks the policy and keeps the workers' load."""
+
+    def __init__(
+        self, config: DispatchConfig, roster: Roster, index: PrefixView, sessions: SessionView, outputs: OutputLengths
+    ) -> None:
+        self._config = config
+        self._roster = roster
+        self._index = index
+        self._sessions = sessions
+        self._outputs = outputs
+        self._policy = make_policy(config.policy, config.placement, config.slo)
+
+    def place(self, state: RequestState, now: float, num_waiting_before: int = 0) -> Placement | Wait:
+        """Where the request goes now. `num_waiting_before` requests before it wait for a better worker."""
+        candidates = shortlist(state, self._roster, self._index, self._sessions, self._config.placement.max_candidates)
+        if not candidates.decodes:
+            return Wait("worker")
+        job = self._job(state, now)
+        job.may_wait = state.wait_until_s is None or now < state.wait_until_s
+        job.num_waiting_before = num_waiting_before
+        state.shortlist_cached = candidates.cached
+        return self._policy.place(job, candidates, now)
+
+    def begin(self, state: RequestState, placement: Placement, now: float) -> None:
+        """The placement was taken."""
+        decode, group = placement.decode, placement.prefill
+        job = self._job(state, now)
+        cached = state.shortlist_cached
+        state.decode_cached_tokens = cached.get(decode, 0)
+        worker = group if group is not None else decode
+        pending = self._pending(job, worker, cached.get(worker, 0), now)
+        placed(state, decode, len(state.output) + job.remaining_tokens, now)
+        prefill_placed(state, worker, pending)
+        state.shortlist_cached = {}
+
+    def reconsider(
+        self, state: RequestState, decode: WorkerState, group: WorkerState, num_cached_tokens: int, now: float
+    ) -> Decision | None:
+        """The landing place turned out to hold `num_cached_tokens` already: why to prefill there after all, if so."""
+        local_max_tokens = self._local_max_tokens(state)
+        if local_max_tokens is not None:
+            if state.num_tokens - num_cached_tokens > local_max_tokens:
+                return None
+            return self._cached_prefix(
+                Decision(decode.peer, None, "cached_prefix", "", ()), state, decode, num_cached_tokens
+            )
+        if num_cached_tokens <= state.decode_cached_tokens:
+            return None  # as it was when remote was better
+        job = self._job(state, now)
+        job.may_wait = False
+        job.placed_on = decode
+        pair = Shortlist([decode], [group], cached={decode: num_cached_tokens})
+        found = self._policy.place(job, pair, now)
+        if isinstance(found, Wait) or found.prefill is not None:
+            return None
+        return self._cached_prefix(found.decision, state, decode, num_cached_tokens)
+
+    def stay(self, state: RequestState, decode: WorkerState, num_cached_tokens: int, now: float) -> None:
+        """The prompt is computed on the decode worker after all."""
+        prefill_withdrawn(state)
+        prefill_placed(state, decode, self._pending(self._job(state, now), decode, num_cached_tokens, now))
+
+    def _cached_prefix(
+        self, decision: Decision, state: RequestState, decode: WorkerState, num_cached_tokens: int
+    ) -> Decision:
+        facts = f"{num_cached_tokens} of {state.num_tokens} tokens are in its prefix cache"
+        return replace(
+            decision,
+            reason="cached_prefix",
+            why=f"{where_to(decode, None)}: cached_prefix; {facts}",
+            policy=self._policy.name,
+        )
+
+    def _local_max_tokens(self, state: RequestState) -> int | None:
+        own = state.request.local_prefill_max_tokens
+        return own if own is not None else self._config.local_prefill_max_tokens
+
+    def _job(self, state: RequestState, now: float) -> Job:
+        request, slo = state.request, self._config.slo
+        wanted = request.slo
+        forecast = state.forecast
+        if forecast is None:
+            forecast = state.forecast = self._forecast(state)
+        return Job(
+            state.num_tokens,
+            forecast,
+            forecast.remaining(len(state.output)),
+            wanted.ttft_s if wanted.ttft_s is not None else slo.ttft_ms / 1e3,
+            wanted.itl_s if wanted.itl_s is not None else slo.itl_ms / 1e3,
+            now - state.record.timeline.queued,
+            self._local_max_tokens(state),
+        )
+
+    def _forecast(self, state: RequestState) -> OutputForecast:
+        request = state.request
+        return self._outputs.predict(
+            request.tenant,
+            "",
+            state.num_prompt_tokens,
+            request.sampling.max_tokens,
+            request.expected_output_tokens,
+        )
+
+    def _pending(self, job: Job, worker: WorkerState, num_cached: int, now: float) -> PendingPrefill:
+        there = None
+        if worker.hello.role == "decode":
+            there = estimate_decode(worker, job, now)
+        estimate = estimate_prefill(worker, job, num_cached, now, there)
+        new = max(job.num_tokens - num_cached, 1)
+        reality = worker.times.reality
+        return PendingPrefill(new, new * (job.num_tokens - 0.5 * new), estimate.own_s / reality, estimate.raw_s, now)

@@ -1,0 +1,91 @@
+"""Keeps the load of workers in step with the requests placed on them, and teaches their service times what was seen.
+
+What a request adds to a worker at one station of its way it takes from there at the next; `leave` takes all of it.
+"""
+
+from __future__ import annotations
+
+from slipstream.router.placement.load import PendingPrefill
+from slipstream.router.request_state import RequestState
+from slipstream.router.roster import WorkerState
+
+
+def placed(state: RequestState, decode: WorkerState, expected_output_tokens: float, now: float) -> None:
+    """The request will decode on the worker."""
+    state.expected_output_tokens = expected_output_tokens
+    state.placed_s = now
+    decode.load.add_sequence(state.num_tokens, expected_output_tokens - len(state.output))
+
+
+def prefill_placed(state: RequestState, worker: WorkerState, pending: PendingPrefill) -> None:
+    """The worker is to compute the prompt: a prefill group, perhaps before it is told, or the decode worker."""
+    assert state.pending is None
+    state.pending, state.pending_on = pending, worker
+    worker.load.begin_prefill(pending)
+
+
+def reserved(state: RequestState, num_pages: int, now: float) -> None:
+    """The landing place is there, and the prefill group is told now."""
+    state.transfer_pages = num_pages
+    if state.decode is not None and state.placed_s is not None:
+        state.decode.times.observe_reserve(now - state.placed_s)
+    if state.pending is not None:
+        state.pending.begun_s = now
+
+
+def prefill_withdrawn(state: RequestState) -> None:
+    """The prompt is not computed there after all, or will be computed nowhere any more."""
+    if state.pending is not None and state.pending_on is not None:
+        state.pending_on.load.end_prefill(state.pending)
+    state.pending = state.pending_on = None
+
+
+def tokens_came(state: RequestState, count: int, now: float) -> None:
+    """To be called for all tokens; the first end the prefill."""
+    decode = state.decode
+    if decode is None:
+        return
+    load = decode.load
+    load.context_tokens += count
+    load.remaining_tokens -= count
+    pending = state.pending
+    if pending is not None and state.pending_on is not None:
+        state.pending_on.times.observe_first_token(pending.predicted_s, now - pending.begun_s)
+        prefill_withdrawn(state)
+        state.first_token_s = now
+        if state.handed_off:
+            _observe_gap(state, 0.0)
+
+
+def handed_off(state: RequestState, seconds: float, now: float) -> None:
+    """The decode worker has all pages, after `seconds` as it measured."""
+    if state.decode is None or state.transfer_pages is None:
+        return
+    state.decode.times.observe_transfer(state.transfer_pages, seconds)
+    if state.first_token_s is not None:
+        _observe_gap(state, now - state.first_token_s)
+
+
+def decoding(state: RequestState) -> None:
+    """It is past its prefill and has all its pages."""
+    if state.decode is not None and not state.is_decoding:
+        state.is_decoding = True
+        state.decode.load.num_running += 1
+
+
+def leave(state: RequestState) -> None:
+    """The attempt is over: nothing of it is on its workers any more. Before `state.decode` is forgotten."""
+    prefill_withdrawn(state)
+    decode = state.decode
+    if decode is not None:
+        decode.load.remove_sequence(state.num_tokens, state.expected_output_tokens - len(state.output))
+        if state.is_decoding:
+            decode.load.num_running -= 1
+    state.is_decoding = False
+    state.placed_s = state.first_token_s = None
+    state.transfer_pages = None
+
+
+def _observe_gap(state: RequestState, seconds: float) -> None:
+    if state.decode is not None and state.transfer_pages is not None:
+        state.decode.times.observe_gap(state.transfer_pages, seconds)

@@ -1,0 +1,122 @@
+"""Who comes into question for a request: a bounded number of workers of each side, however many there are.
+
+Those with most of its tokens cached, the one where its conversation ran, and those with most room. Of these, who could
+ever hold it and has not failed it before. This part is the same for all policies; they only rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from slipstream.kv_transfer.ticket import PeerId
+from slipstream.router.messages import Role
+from slipstream.router.placement.capacity import can_ever_hold
+from slipstream.router.placement.decision import PlacementReason
+from slipstream.router.request_state import RequestState
+from slipstream.router.roster import Roster, WorkerState
+
+
+class PrefixView(Protocol):
+    """What placement asks of the prefix index."""
+
+    def best(self, state: RequestState, role: Role, limit: int) -> list[tuple[WorkerState, int]]: ...
+
+
+class SessionView(Protocol):
+    """What placement asks of the table of conversations."""
+
+    def worker_of(self, session: str, role: Role, tenant: str = "") -> WorkerState | None: ...
+
+
+@dataclass(slots=True)
+class Shortlist:
+    """`cached` are leading tokens that a worker's cache holds, of workers that hold some. `no_prefill` says why there
+    is nobody in `prefills`. `familiar` are workers on which the conversation ran last, `excluded` those that failed
+    the request before."""
+
+    decodes: list[WorkerState]
+    prefills: list[WorkerState]
+    no_prefill: PlacementReason | None = None
+    cached: dict[WorkerState, int] = field(default_factory=dict)
+    familiar: frozenset[WorkerState] = frozenset()
+    excluded: tuple[WorkerState, ...] = ()
+    num_decodes: int = 0  # connected, not only those here
+    num_prefills: int = 0
+
+    def excluded_ways(self, decode: WorkerState) -> list[tuple[PeerId, PeerId | None]]:
+        """As (decode, prefill), where `decode` is the one that was chosen."""
+        return [(w.peer, None) if w.hello.role == "decode" else (decode.peer, w.peer) for w in self.excluded]
+
+
+def shortlist(
+    state: RequestState, roster: Roster, index: PrefixView, sessions: SessionView, max_candidates: int
+) -> Shortlist:
+    """`decodes` is empty if nobody could ever hold the request.
+
+    Workers that failed it are taken only where nobody else could do it; a prefill group that failed it never, as the
+    decode worker can prefill."""
+    num_tokens, avoid = state.num_tokens, state.failed_on
+    all_decodes, all_prefills = roster.decode_workers, roster.prefill_groups
+    cached: dict[WorkerState, int] = {}
+    familiar: list[WorkerState] = []
+    found: list[list[WorkerState]] = []
+    for role, workers in _SIDES:
+        hits = index.best(state, role, max_candidates // 2)
+        cached.update(hits)
+        known = sessions.worker_of(state.request.session, role, state.request.tenant)
+        if known is not None:
+            familiar.append(known)
+        everybody = all_decodes if workers == 0 else all_prefills
+        if len(everybody) <= max_candidates:
+            found.append(everybody)
+            continue
+        first = dict.fromkeys([worker for worker, _ in hits])
+        if known is not None:
+            first[known] = None
+        room = max_candidates - len(first)
+        first.update(dict.fromkeys(_first_new(roster, role, first.keys(), room, max_candidates)))
+        found.append(list(first))
+    decodes = [w for w in found[0] if can_ever_hold(w, num_tokens)]
+    if not decodes and len(all_decodes) > max_candidates:  # a prompt for the largest workers only
+        decodes = [w for w in all_decodes if can_ever_hold(w, num_tokens)][:max_candidates]
+    excluded: tuple[WorkerState, ...] = ()
+    if avoid:
+        others = [w for w in decodes if w.peer not in avoid]
+        excluded = tuple(w for w in (*(decodes if others else ()), *found[1]) if w.peer in avoid)
+        decodes = others or decodes
+    prefills, no_prefill = _prefills(found[1], all_prefills, num_tokens, avoid, max_candidates)
+    return Shortlist(
+        decodes, prefills, no_prefill, cached, frozenset(familiar), excluded, len(all_decodes), len(all_prefills)
+    )
+
+
+_SIDES: tuple[tuple[Role, int], ...] = (("decode", 0), ("prefill", 1))
+
+
+def _first_new(
+    roster: Roster, role: Role, known: Set[WorkerState], limit: int, max_candidates: int
+) -> list[WorkerState]:
+    return [w for w in roster.least_loaded(role, max_candidates) if w not in known][:limit]
+
+
+def _prefills(
+    candidates: list[WorkerState],
+    everybody: list[WorkerState],
+    num_tokens: int,
+    avoid: Set[PeerId],
+    max_candidates: int,
+) -> tuple[list[WorkerState], PlacementReason | None]:
+    if not everybody:
+        return [], "no_prefill_group"
+    large = [g for g in candidates if can_ever_hold(g, num_tokens)]
+    if not large and len(everybody) > max_candidates:
+        large = [g for g in everybody if can_ever_hold(g, num_tokens)][:max_candidates]
+    if not large:
+        return [], "prefill_too_small"
+    if avoid:
+        large = [g for g in large if g.peer not in avoid]
+        if not large:
+            return [], "prefill_failed"
+    return large, None

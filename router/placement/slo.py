@@ -1,0 +1,246 @@
+"""The default policy: what a placement costs everybody, in seconds.
+
+For every way a request could go, all that it changes is added up: the seconds its own client waits, the seconds that
+the clients already there wait longer, and the danger that one of them misses its service level. Nothing is weighed
+against anything by hand. There is one exchange rate, and it is not a free one: an answer that misses its level is worth
+nothing to those who count goodput, so a miss costs as many seconds as the level allows the whole answer to take.
+
+    room         s  until a slot and pages are free there (0: they are)
+    reserve      s  until the landing place is there (remote)
+    queue        s  of prompts that stand before it
+    prefill      s  of its own prompt, with the decoding that shares its steps
+    decode       s  of its own output, as many tokens as predicted, at the step time with it
+    handoff      s  between first and second token that pages are still on their way (remote)
+    ttft_risk    P(first token too late) x allowed seconds
+    itl_risk     P(its own tokens too slow) x allowed seconds
+    stall        s  that the streams there stand still while it prefills, all of them together (local)
+    hiccup       s  by which steps with its chunks exceed the ITL level, for all streams (local)
+    slowdown     s  that one more sequence adds to the remaining steps of those there
+    others_risk  P(streams there become too slow because of it) x allowed seconds, for all of them
+    next_prompts s  that its prefill delays prompts that will come meanwhile, at the rate they came lately
+    overflow     s  to compute again what has to give way if everybody there grows as predicted
+    affinity     s  saved by a later turn of the conversation that finds its KV here: half a step, which decides ties
+
+So a prompt leaves its decode worker when the streams it would hold up together wait longer than it does by going; on an
+idle decode worker it stays; when the prefill groups are swamped it stays, too. A request whose level is lost already
+changes nothing by being later still, and goes where it harms least.
+"""
+
+from __future__ import annotations
+
+import math
+from operator import itemgetter
+from typing import TypeVar
+
+from slipstream.router.config import SloConfig
+from slipstream.router.placement.decision import (
+    Candidates,
+    Decision,
+    Option,
+    Placement,
+    PlacementReason,
+    Wait,
+    margin_of,
+    where_to,
+)
+from slipstream.router.placement.estimate import (
+    DecodeEstimate,
+    PrefillEstimate,
+    estimate_decode,
+    estimate_prefill,
+    gap_s,
+)
+from slipstream.router.placement.policy import Job
+from slipstream.router.placement.shortlist import Shortlist
+
+TERMS = (
+    *("room", "reserve", "queue", "prefill", "decode", "handoff", "ttft_risk", "itl_risk"),
+    *("stall", "hiccup", "slowdown", "others_risk", "next_prompts", "overflow", "affinity"),
+)
+PAIRS = 4  # of each side, the best are tried with each other; what is worse on its own is not better together
+STEP_NOISE = 0.1  # relative, of a mean time between tokens
+
+_Landing = tuple[float, DecodeEstimate, tuple[float, float, float], int]
+_Group = tuple[float, PrefillEstimate, float]
+Rated = TypeVar("Rated", _Landing, _Group)
+
+
+def miss(value: float, level: float, noise: float) -> float:
+    """The probability that what is predicted as `value` turns out over `level`; `noise` is relative. A logistic curve,
+    which has the normal one's shape and costs less."""
+    spread = noise * value
+    if spread <= 0.0:
+        return 0.0
+    z = 1.7 * (level - value) / spread
+    return 0.0 if z > 40.0 else 1.0 if z < -40.0 else 1.0 / (1.0 + math.exp(z))
+
+
+class SloPolicy:
+    """`levels` are those of the streams already there, which say none of their own here."""
+
+    name = "slo"
+
+    def __init__(self, levels: SloConfig) -> None:
+        self._ttft_s = levels.ttft_ms / 1e3
+        self._itl_s = levels.itl_ms / 1e3
+
+    def place(self, job: Job, shortlist: Shortlist, now: float) -> Placement | Wait:
+        cached = shortlist.cached
+        options: list[Option] = []
+        landing: list[_Landing] = []
+        line = job.line(shortlist)
+        for worker in shortlist.decodes:
+            num_cached = cached.get(worker, 0)
+            there = estimate_decode(worker, job, now)
+            if line != "long_prompt":
+                beside = estimate_prefill(worker, job, num_cached, now, there)
+                terms = self._local(job, there, beside, shortlist)
+                options.append(Option(sum(terms), worker, None, there.fits, terms, num_cached))
+            if line is None or line == "long_prompt":
+                harm = self._harm(job, there, 0.0)
+                landing.append((there.decode_s + there.room_s + sum(harm), there, harm, num_cached))
+        if landing:
+            options += self._remote(job, landing, shortlist, now)
+        options.sort(key=_cost)
+        best = options[0]
+        chosen = next((option for option in options if option[3]), None)
+        if chosen is None:
+            return Wait("prefill" if any(there.fits for _, there, _, _ in landing) else "decode")
+        if chosen is not best and job.may_wait:
+            lacks_decode = best.prefill is None or best.terms[0] > 0.0
+            return Wait("decode" if lacks_decode else "prefill", saving_s=chosen.cost - best.cost)
+        reason = line or ("cheaper_local" if chosen.prefill is None else "cheaper_remote")
+        return self._placement(job, shortlist, options, chosen, reason)
+
+    def _local(
+        self, job: Job, there: DecodeEstimate, beside: PrefillEstimate, shortlist: Shortlist
+    ) -> tuple[float, ...]:
+        ttft_s = there.room_s + beside.queue_s + beside.own_s
+        ttft_risk, itl_risk = self._own_risks(job, ttft_s, there.step_s, beside.noise)
+        slowdown, others_risk, overflow = self._harm(job, there, beside.added_s)
+        num_streams = there.num_streams
+        over_s = beside.chunk_s - max(self._itl_s, there.step_before_s)
+        hiccup = num_streams * over_s * math.ceil(beside.own_s / beside.chunk_s) if over_s > 0.0 else 0.0
+        return (
+            there.room_s,
+            0.0,
+            beside.queue_s,
+            beside.own_s,
+            there.decode_s,
+            0.0,
+            ttft_risk,
+            itl_risk,
+            num_streams * beside.added_s,
+            hiccup,
+            slowdown,
+            others_risk,
+            beside.own_s * beside.prompts_per_s * (beside.queue_s + beside.own_s),
+            overflow,
+            -0.5 * there.step_s if there.worker in shortlist.familiar else 0.0,
+        )
+
+    def _remote(
+        self,
+        job: Job,
+        landing: list[_Landing],
+        shortlist: Shortlist,
+        now: float,
+    ) -> list[Option]:
+        cached, familiar = shortlist.cached, shortlist.familiar
+        groups: list[_Group] = []
+        for worker in shortlist.prefills:
+            there = estimate_prefill(worker, job, cached.get(worker, 0), now)
+            ttft_s = there.queue_s + there.own_s
+            later = there.own_s * there.prompts_per_s * ttft_s
+            groups.append((ttft_s + later, there, later))
+        if len(groups) > PAIRS:
+            groups = _best_of(groups)
+        if len(landing) > PAIRS:
+            landing = _best_of(landing)
+        options = []
+        for _, decode, harm, num_cached in landing:
+            handoff = gap_s(decode.worker, job, num_cached)
+            step_s = decode.step_s + handoff / max(job.remaining_tokens, 1.0)
+            affinity = -0.5 * decode.step_s if decode.worker in familiar else 0.0
+            for _, group, later in groups:
+                ttft_s = decode.room_s + decode.reserve_s + group.queue_s + group.own_s
+                terms = (
+                    decode.room_s,
+                    decode.reserve_s,
+                    group.queue_s,
+                    group.own_s,
+                    decode.decode_s,
+                    handoff,
+                    *self._own_risks(job, ttft_s, step_s, group.noise),
+                    0.0,
+                    0.0,
+                    harm[0],
+                    harm[1],
+                    later,
+                    harm[2],
+                    affinity - 0.5 * decode.step_s if group.worker in familiar else affinity,
+                )
+                fits = decode.fits and group.fits
+                options.append(Option(sum(terms), decode.worker, group.worker, fits, terms, group.num_cached))
+        return options
+
+    def _own_risks(self, job: Job, ttft_s: float, step_s: float, noise: float) -> tuple[float, float]:
+        """Probabilities of missing the request's own levels, times what these allow it to take."""
+        allowed_s = job.ttft_slo_s + job.remaining_tokens * job.itl_slo_s
+        left_s = job.ttft_slo_s - job.waited_s
+        late = 1.0 if left_s <= 0.0 else miss(ttft_s, left_s, noise)
+        return late * allowed_s, miss(step_s, job.itl_slo_s, STEP_NOISE) * allowed_s
+
+    def _harm(self, job: Job, there: DecodeEstimate, added_s: float) -> tuple[float, float, float]:
+        """To those already there by one more sequence and `added_s` seconds of prefill: slowdown, risk, overflow."""
+        num_here = there.num_here
+        if not num_here:
+            return 0.0, 0.0, there.overflow_s
+        theirs = there.their_remaining_tokens
+        slower_s = max(there.step_s - there.step_before_s, 0.0)
+        slowdown = num_here * min(theirs, job.remaining_tokens) * slower_s
+        more = miss(there.step_s + added_s / theirs, self._itl_s, STEP_NOISE) - miss(
+            there.step_before_s, self._itl_s, STEP_NOISE
+        )
+        allowed_s = self._ttft_s + theirs * self._itl_s
+        return slowdown, num_here * max(more, 0.0) * allowed_s, there.overflow_s
+
+    def _placement(
+        self, job: Job, shortlist: Shortlist, options: list[Option], chosen: Option, reason: PlacementReason
+    ) -> Placement:
+        decode, prefill = chosen.decode, chosen.prefill
+        margin = margin_of(options, chosen)
+        room, reserve, queue, own, decoding, handoff = chosen.terms[:6]
+        num_new = job.num_tokens - chosen.num_cached_tokens
+        why = (
+            f"{where_to(decode, prefill)}: {reason}; {num_new} of {job.num_tokens} tokens to prefill, "
+            f"costs {chosen.cost:.3g} s"
+        )
+        if margin is not None:
+            why += f", {margin:.3g} s less than the next best of {len(options)}"
+        decision = Decision(
+            decode.hello.worker,
+            None if prefill is None else prefill.hello.worker,
+            reason,
+            why,
+            Candidates(options, TERMS, shortlist.excluded_ways(decode)),
+            "slo",
+            margin,
+            room + reserve + queue + own,
+            (decoding + handoff) / max(job.remaining_tokens, 1.0),
+            round(job.remaining_tokens),
+        )
+        return Placement(decode, prefill, decision)
+
+
+def _cost(option: Option) -> float:
+    return option[0]
+
+
+def _best_of(rated: list[Rated]) -> list[Rated]:
+    """Those that cost least on their own, but at least one that fits if there is any."""
+    rated = sorted(rated, key=itemgetter(0))
+    best = rated[:PAIRS]
+    if not any(one[1].fits for one in best):
+        best += [one for one in rated[PAIRS:] if one[1].fits][:1]
+    return best
