@@ -62,9 +62,10 @@ class WorkerStatus:
     free_pages: int
     free_tokens: int
     stats: Stats | None
+    num_known_blocks: int = 0  # pages that it holds in its prefix cache, as far as the router knows
 
     @classmethod
-    def of(cls, worker: WorkerState, now: float) -> WorkerStatus:
+    def of(cls, worker: WorkerState, now: float, num_known_blocks: int) -> WorkerStatus:
         hello, ledger = worker.hello, worker.ledger
         return cls(
             peer=hello.worker,
@@ -80,6 +81,7 @@ class WorkerStatus:
             free_pages=ledger.free_pages,
             free_tokens=ledger.free_tokens,
             stats=worker.stats,
+            num_known_blocks=num_known_blocks,
         )
 
 

@@ -200,7 +200,13 @@ class PrefixIndex:
 
     def held_blocks(self, worker: WorkerState) -> frozenset[int]:
         """What the worker has told that it holds."""
-        return frozenset(self._holders[worker].held)
+        holder = self._holders.get(worker)
+        return frozenset(holder.held) if holder is not None else frozenset()
+
+    def num_held(self, worker: WorkerState) -> int:
+        """How many blocks the worker has told that it holds."""
+        holder = self._holders.get(worker)
+        return len(holder.held) if holder is not None else 0
 
     def check_integrity(self) -> None:
         """Raises AssertionError if the two views of who holds what differ. Looks at everything, for tests."""
