@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.faults.campaign import run_campaign
+from tests.faults.campaign import Report, run_campaign
 from tests.faults.cluster_campaign import MIX, Outcome, Plan, run_cluster
 
 
@@ -47,7 +47,12 @@ def main() -> int:
 def virtual(options: argparse.Namespace) -> int:
     first = options.seed or 0
     began_s = time.monotonic()
-    report = run_campaign(range(first, first + options.seeds), options.processes)
+
+    def progress(report: Report) -> None:
+        if report.num_seeds % 500 == 0:
+            print(f"{report.num_seeds} seeds, {len(report.failures)} failed", flush=True)
+
+    report = run_campaign(range(first, first + options.seeds), options.processes, progress)
     took_s = time.monotonic() - began_s
     print(
         f"{report.num_seeds} seeds from {first} on in {took_s:.0f} s ({report.num_seeds / took_s:.1f} a second, "

@@ -6,7 +6,7 @@ import multiprocessing
 import time
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tests.faults.world import World
@@ -64,11 +64,14 @@ def run_some(seeds: Sequence[int]) -> Report:
     return report
 
 
-def run_campaign(seeds: Sequence[int], num_processes: int) -> Report:
-    """All seeds; the first failures come first."""
+def run_campaign(
+    seeds: Sequence[int], num_processes: int, progress: Callable[[Report], None] = lambda report: None
+) -> Report:
+    """All seeds; the first failures come first. `progress` sees the report grow."""
     tasks = [seeds[at : at + SEEDS_A_TASK] for at in range(0, len(seeds), SEEDS_A_TASK)]
     report = Report()
     with multiprocessing.get_context("spawn").Pool(num_processes) as pool:
         for part in pool.imap(run_some, tasks):
             report.add(part)
+            progress(report)
     return report

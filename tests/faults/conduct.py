@@ -3,19 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
 from slipstream.router.messages import (
     Cancel,
     Drain,
+    Failed,
     Generate,
+    HandedOff,
     PeerLost,
     Prefill,
     Reserve,
     Reserved,
     RouterMessage,
     Start,
+    StepOutput,
     WorkerMessage,
     unpack_ids,
 )
@@ -37,16 +40,63 @@ class Conduct:
         self._started: set[AttemptKey] = set()
         self._cancelled: set[tuple[PeerId, AttemptKey]] = set()
         self._latest: dict[str, int] = {}
+        self._prefills: dict[AttemptKey, PeerId] = {}
+        self._handed_off: set[AttemptKey] = set()
+        self._parts: dict[AttemptKey, set[PeerId]] = {}  # who has something to do or to keep for an attempt
+        self._told_of: dict[PeerId, set[PeerId]] = {}  # of whose loss who has been told
 
     def joined(self, peer: PeerId) -> None:
         """A connection begins: nothing of an earlier one counts."""
+        self._told_of[peer] = set()
         self._last_seq[peer] = 0
         self._knows[peer] = set()
         self._drained.discard(peer)
 
+    def left(self, peer: PeerId) -> None:
+        """A worker is gone, and all that it had a part in."""
+        for parts in self._parts.values():
+            parts.discard(peer)
+
+    def check_told(self, peer: PeerId, others: Iterable[PeerId]) -> None:
+        """What the loss of a worker led to has been sent."""
+        untold = set(others) - self._told_of[peer]
+        assert not untold, f"{untold} were not told that {peer} is lost"
+
     def heard(self, peer: PeerId, message: WorkerMessage) -> None:
-        if isinstance(message, Reserved):
-            self._tickets[message.request_id, message.attempt] = (peer, message.ticket)
+        match message:
+            case Reserved(request_id, attempt, _, ticket):
+                self._tickets[request_id, attempt] = (peer, ticket)
+            case Failed(request_id, attempt):
+                self._leave((request_id, attempt), peer)
+            case HandedOff(request_id, attempt):
+                self._handed_off.add((request_id, attempt))
+                self._close_prefill((request_id, attempt))
+            case StepOutput(chunks):
+                for chunk in chunks:
+                    key = (chunk.request_id, chunk.attempt)
+                    is_decode = self._prefills.get(key) != peer
+                    if is_decode and chunk.token_ids:
+                        self._leave(key, self._prefills.get(key))
+                    if chunk.finish_reason == "error" or (is_decode and chunk.finish_reason is not None):
+                        self._leave(key, peer)
+
+    def finished(self, request_id: str) -> None:
+        """The client has its answer: nobody is left with a part in it who was not told."""
+        self._check_left(request_id, self._latest.get(request_id, -1) + 1)
+
+    def _leave(self, key: AttemptKey, peer: PeerId | None) -> None:
+        self._parts.get(key, set()).discard(peer)  # type: ignore[arg-type]
+
+    def _close_prefill(self, key: AttemptKey) -> None:
+        """A prefill group is done with an attempt when its pages have landed and its token has been passed on."""
+        if key in self._handed_off and key in self._started:
+            self._leave(key, self._prefills.get(key))
+
+    def _check_left(self, request_id: str, attempt: int) -> None:
+        for earlier in range(attempt):
+            key = (request_id, earlier)
+            for peer in self._parts.pop(key, ()):
+                assert (peer, key) in self._cancelled, f"{peer} was not told that {key} is over"
 
     def sent(self, peer: PeerId, message: RouterMessage) -> None:
         match message:
@@ -57,12 +107,17 @@ class Conduct:
                 assert unpack_ids(request.output_ids) == got, f"{key} is sent with other tokens than the client has"
                 self._check_place(peer, message, key)
                 self._knows[peer].add(key)
+                self._check_left(*key)
+                self._parts.setdefault(key, set()).add(peer)
+                if isinstance(message, Prefill):
+                    self._prefills[key] = peer
             case Start(request_id, attempt, token_ids):
                 key = (request_id, attempt)
                 assert self._reserved_at.get(key) == peer, f"Start of {key} for {peer}, which did not reserve"
                 assert key not in self._started, f"Start of {key} comes twice"
                 assert tuple(self._tokens_of(request_id)[-len(token_ids) :]) == token_ids
                 self._started.add(key)
+                self._close_prefill(key)
             case Cancel(request_id, attempt):
                 key = (request_id, attempt)
                 assert key in self._knows[peer], f"Cancel of {key} for {peer}, which never heard of it"
@@ -70,6 +125,7 @@ class Conduct:
                 self._cancelled.add((peer, key))
             case PeerLost(lost):
                 assert lost != peer
+                self._told_of[lost].add(peer)
             case Drain():
                 self._drained.add(peer)
 

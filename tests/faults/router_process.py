@@ -60,6 +60,8 @@ class RouterProcess:
             match action:
                 case Emit() | Finish():
                     self._deliver(action)
+                    if isinstance(action, Finish):
+                        self._conduct.finished(action.request_id)
                 case Send(peer, message):
                     connection = self._workers.get(peer)
                     assert connection is not None, f"{message} for {peer}, which is gone"
@@ -67,6 +69,7 @@ class RouterProcess:
                     connection.send(0, message)
                 case Close(peer, reason):
                     assert self._may_expel(peer), f"{peer} is sent away: {reason}"
+                    self._conduct.left(peer)
                     self._part(self._workers.pop(peer))
         self._after_event()
         due_s = self.dispatcher.next_deadline()
@@ -98,7 +101,7 @@ class RouterProcess:
         if older is not None:
             assert older.epoch <= frame.worker.epoch, f"{frame.worker} would be sent away for {older}"
             self._part(self._workers.pop(older))
-            self.perform(self.dispatcher.worker_lost(older, self._clock.now, "it connected anew"))
+            self._lost(older)
         self._hellos[connection] = frame
         self._workers[frame.worker] = connection
         self._conduct.joined(frame.worker)
@@ -110,7 +113,13 @@ class RouterProcess:
         hello = self._hellos.pop(connection, None)
         if self.is_alive and hello is not None and self._workers.get(hello.worker) is connection:
             del self._workers[hello.worker]
-            self.perform(self.dispatcher.worker_lost(hello.worker, self._clock.now))
+            self._lost(hello.worker)
+
+    def _lost(self, peer: PeerId) -> None:
+        others = list(self._workers)
+        self._conduct.left(peer)
+        self.perform(self.dispatcher.worker_lost(peer, self._clock.now))
+        self._conduct.check_told(peer, others)
 
     def find_silent(self, connection: Connection, is_silent: Callable[[], bool]) -> None:
         """Whoever falls silent now is lost in a lease or a little more, if it still is then."""

@@ -25,16 +25,22 @@ from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferKey
 from slipstream.kv_transfer.transport import Buffer
 from slipstream.router.messages import (
     PROTOCOL_VERSION,
+    BlocksChanged,
     Credits,
+    Failed,
     Generate,
+    HandedOff,
     Hello,
     Prefill,
     Reserve,
+    Reserved,
     Role,
     RouterMessage,
+    StepOutput,
     Welcome,
     WorkerMessage,
 )
+from slipstream.router.prefix.block_hash import pack_block_ids, unpack_block_ids
 from slipstream.workers.decode import DecodeRole
 from slipstream.workers.engine.engine import Engine
 from slipstream.workers.engine.ledger import PageState
@@ -72,6 +78,8 @@ class Chances(Protocol):
 
     def sick(self) -> bool: ...
     def engine_breaks(self) -> bool: ...
+    def repeats(self) -> bool: ...
+    def loses_blocks(self) -> bool: ...
     def lie(self, credits: Credits) -> Credits: ...
 
 
@@ -253,7 +261,7 @@ class WorkerProcess:
         self.name, self.role = name, role
         self.is_alive = True
         self._pid = last_epoch  # later ones have later epochs
-        self.was_lied_about = self._told_lie = self.has_been_paused = False
+        self.was_lied_about = self._told_lie = self.has_been_paused = self._has_lost_blocks = False
         self._door, self._chances, self._on_end = door, chances, on_end
         self._checks_often = checks_often
         self._is_paused = False
@@ -408,17 +416,24 @@ class WorkerProcess:
             return
         for message in messages:
             said = message
+            if isinstance(message, BlocksChanged) and self._chances.loses_blocks():
+                self._has_lost_blocks = True
+                continue
             if isinstance(message, Credits):
                 said = self._chances.lie(message)
                 self._told_lie = said != message
                 self.was_lied_about |= self._told_lie
             self._connection.send(1, said, self._busy_until_s)
+            if isinstance(message, StepOutput | Reserved | HandedOff | Failed) and self._chances.repeats():
+                self._connection.send(1, said, self._busy_until_s)
 
     def tell_the_truth(self) -> None:
-        """Credits are told when they change: a lie that was the last word would stand for ever."""
+        """Credits and blocks are told when they change: a lie, or a loss, that was the last word would stand."""
         if self._told_lie:
             self._loop._credits = None
-            self.wake()
+        if self._has_lost_blocks:
+            self._loop.blocks.resync()
+        self.wake()
 
     def _greeting(self, worker: PeerId) -> Hello:
         limits = self.limits
@@ -491,6 +506,11 @@ class WorkerProcess:
             new = [item for item in (*pending, frame) if self.engine.state(_key(item)) is None]
             keys = {_key(item) for item in new}
             assert len(keys) <= capacity.free_slots, "slots overspent"
+
+    @property
+    def cached_blocks(self) -> frozenset[int]:
+        """What its prefix cache holds."""
+        return frozenset(unpack_block_ids(pack_block_ids(self.engine.prefix_cache.digests())))
 
     # ---- at rest
 

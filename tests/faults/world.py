@@ -20,7 +20,6 @@ from slipstream.router.actions import Emit, Finish
 from slipstream.router.config import DispatchConfig
 from slipstream.router.generation import AdmissionError, GenerateRequest, GenerationError
 from slipstream.router.messages import Credits, Role, SamplingParams, pack_ids
-from slipstream.router.prefix.block_hash import pack_block_ids, unpack_block_ids
 from slipstream.workers.engine.sequence import SequenceState
 from tests.faults.clockwork import Clockwork, Connection
 from tests.faults.page_wire import PageWire
@@ -77,6 +76,7 @@ class World:
         self._checks_often = seed % 16 == 0 if checks_often is None else checks_often
         self._num_router_events = 0
         self._sick_chance = self._break_chance = self._lie_chance = 0.0
+        self._lost_blocks_chance = self._repeat_chance = 0.0
         rng = self.rng
         self.config = DispatchConfig(
             local_prefill_max_tokens=rng.choice((4, 12, 24, 200)),
@@ -137,13 +137,13 @@ class World:
             process = member.process
             assert process is not None
             process.check_at_rest()
-            blocks = set(unpack_block_ids(pack_block_ids(process.engine.prefix_cache.digests())))
-            assert dispatcher.known_blocks(told[member.name].peer) == blocks, f"{member.name}: prefix index"
             status, capacity = told[member.name], process.engine.capacity()
             free = (status.free_slots, status.free_pages, status.free_tokens)
             assert free == (capacity.free_slots, capacity.free_pages, capacity.free_tokens), f"{member.name}: credits"
             assert free == (member.max_slots, member.num_pages, process.limits.max_queued_tokens), member.name
             assert status.num_requests == 0
+            known = dispatcher._index.held_blocks(dispatcher._roster.get(status.peer))
+            assert known == process.cached_blocks, f"{member.name}: the index does not know what is cached"
         assert not self.wire_in_flight
 
     @property
@@ -285,6 +285,12 @@ class World:
     def engine_breaks(self) -> bool:
         return self._strikes("engine broken", self._break_chance)
 
+    def repeats(self) -> bool:
+        return self._strikes("repeated message", self._repeat_chance)
+
+    def loses_blocks(self) -> bool:
+        return self._strikes("lost blocks", self._lost_blocks_chance)
+
     def lie(self, credits: Credits) -> Credits:
         if not self._strikes("lie", self._lie_chance):
             return credits
@@ -315,6 +321,10 @@ class World:
             self._break_chance = 0.003
         if rng.random() < 0.15:
             self._lie_chance = rng.choice((0.02, 0.3))
+        if rng.random() < 0.15:
+            self._lost_blocks_chance = rng.choice((0.01, 0.2))
+        if rng.random() < 0.2:
+            self._repeat_chance = rng.choice((0.02, 0.2))
         kinds = (
             self._kill,
             self._kill,
@@ -332,7 +342,7 @@ class World:
         for strike in planned:
             self.clock.after(rng.random() * FAULTS_END_S, strike)
         chances = (faults.corrupt, faults.stall, self._sick_chance, self._break_chance, self._lie_chance)
-        self.is_peaceful = not planned and not any(chances)
+        self.is_peaceful = not planned and not any(chances) and not faults.late
         self._has_slow_wires = self._stall in planned or faults.stall > 0
 
         def end() -> None:
