@@ -52,10 +52,11 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Where a router listens for clients and for workers."""
+    """Where a router listens for clients and for workers, and for operators if that is a port of its own."""
 
     http: Endpoint
     workers: Endpoint
+    admin: Endpoint | None = None
 
 
 class ProcessHost:
@@ -154,9 +155,11 @@ class HostedRouter:
     async def serve(self, router: Router) -> None:
         addresses = await router.start()
         spare_garbage_collector()
-        http, workers = addresses.http, addresses.workers
+        http, workers, admin = addresses.http, addresses.workers, addresses.admin
+        admin_at = Endpoint(admin.host, admin.port) if admin is not None else None
+        clients_at = Endpoint(http.host, http.port)
         self._serving.set_result((router, asyncio.get_running_loop()))
-        self.listening.set_result(Listening(Endpoint(http.host, http.port), Endpoint(workers.host, workers.port)))
+        self.listening.set_result(Listening(clients_at, Endpoint(workers.host, workers.port), admin_at))
         await self._stopped.wait()
         await router.stop()
 

@@ -1,4 +1,4 @@
-"""The command `slipstream`: serve, status, explain, down, check, mock-worker."""
+"""The command `slipstream`: serve, status, explain, down, check, keys, mock-worker."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from slipstream.cluster.explain import explain_command
 from slipstream.cluster.run_state import ClusterState
 from slipstream.cluster.serve import serve_command
 from slipstream.cluster.status import describe, router_status
+from slipstream.router.access.command import keys_command
 from slipstream.workers.mock.main import mock_worker_command
 
 DOWN_PATIENCE_S = 20.0
@@ -31,6 +32,7 @@ def main() -> None:
 
 main.add_command(serve_command)
 main.add_command(mock_worker_command)
+main.add_command(keys_command)
 main.add_command(explain_command)
 
 
@@ -61,11 +63,13 @@ def status_command(name: str | None, as_json: bool) -> None:
     """Show the clusters whose drivers run on this machine, or the one called NAME."""
     states = [state for state in run_state.read_all(run_state.run_folder()) if name in (None, state.name)]
     if as_json:
-        click.echo(json.dumps([{**asdict(state), "router": router_status(state.url)} for state in states], indent=1))
+        click.echo(
+            json.dumps([{**asdict(state), "router": router_status(state.ask_url)} for state in states], indent=1)
+        )
     elif not states:
         click.echo(f"no cluster named {name} runs here" if name else "no cluster runs here")
     for number, state in enumerate(states if not as_json else ()):
-        click.echo("\n" * bool(number) + "\n".join(describe(state, router_status(state.url))))
+        click.echo("\n" * bool(number) + "\n".join(describe(state, router_status(state.ask_url))))
     sys.exit(1 if name is not None and not states else 0)
 
 

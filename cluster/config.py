@@ -146,11 +146,15 @@ class ClusterConfig:
         for key, port in (
             ("router.http.port", self.router.http.port),
             ("router.worker_port", self.router.worker_port),
+            ("router.admin.port", self.router.admin.port or 0),
         ):
             if not 0 <= port < 65536:
                 raise ValueError(f"{key} must be a port number (0: a free one), got {port}")
         if self.router.worker_port and self.router.worker_port == self.router.http.port:
             raise ValueError(f"router.worker_port must differ from router.http.port, got {self.router.worker_port}")
+        admin_port = self.router.admin.port
+        if admin_port and admin_port in (self.router.http.port, self.router.worker_port):
+            raise ValueError(f"router.admin.port must differ from the router's other ports, got {admin_port}")
         # Pages travel as they are, so both sides must cut a sequence at the same places and in the same type.
         for key in ("page_tokens", "dtype", "kv_cache_dtype"):
             ours, theirs = getattr(self.prefill.engine, key), getattr(self.decode.engine, key)

@@ -19,6 +19,8 @@ from pydantic_core import ErrorDetails
 
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.model_dir import check_model_dir
+from slipstream.router.access.key_file import KeyFileError, read_keys
+from slipstream.router.http.tls import ServerTls
 from slipstream.workers.models.config import ModelConfig
 from slipstream.workers.models.json_keys import ModelError
 
@@ -49,7 +51,47 @@ def load_config(path: Path) -> ClusterConfig:
     if problem:
         raise ConfigError([f"{_place(path, lines, ('model', 'path'))}: {problem}"])
     name = config.model.name or model_dir.name
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(model_dir), name=name))
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(model_dir), name=name))
+    config = _with_absolute_paths(config, path.resolve().parent)
+    for key, check in (
+        (("router", "access", "keys_file"), _check_keys),
+        (("router", "http", "tls", "cert_file"), _check_tls),
+    ):
+        problem = check(config)
+        if problem:
+            raise ConfigError([f"{_place(path, lines, key)}: {problem}"])
+    return config
+
+
+def _with_absolute_paths(config: ClusterConfig, folder: Path) -> ClusterConfig:
+    """Files that the router reads are named relative to the configuration, whatever folder the router runs in."""
+
+    def absolute(name: str | None) -> str | None:
+        return None if name is None else os.path.normpath(folder / os.path.expanduser(name))
+
+    access, tls = config.router.access, config.router.http.tls
+    access = dataclasses.replace(access, keys_file=absolute(access.keys_file), usage_file=absolute(access.usage_file))
+    tls = dataclasses.replace(tls, cert_file=absolute(tls.cert_file), key_file=absolute(tls.key_file))
+    http = dataclasses.replace(config.router.http, tls=tls)
+    return dataclasses.replace(config, router=dataclasses.replace(config.router, access=access, http=http))
+
+
+def _check_keys(config: ClusterConfig) -> str | None:
+    name = config.router.access.keys_file
+    try:
+        keys = read_keys(Path(name)) if name is not None else []
+    except KeyFileError as error:
+        return str(error)
+    return None if name is None or keys else f"{name}: no key is in it, so nobody could use the cluster"
+
+
+def _check_tls(config: ClusterConfig) -> str | None:
+    try:
+        if config.router.http.tls.is_on:
+            ServerTls(config.router.http.tls)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _check_model(model_dir: Path, config: ClusterConfig) -> str | None:

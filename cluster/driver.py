@@ -15,7 +15,7 @@ from pathlib import Path
 from ray.util.placement_group import placement_group
 
 from slipstream.cluster import processes, run_state
-from slipstream.cluster.actors import Listening
+from slipstream.cluster.actors import Endpoint, Listening
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.console import Console
 from slipstream.cluster.members import Deployment, GroupMember, RouterMember
@@ -79,7 +79,7 @@ class Driver:
 
     async def _serve(self, session: RaySession, own: OwnRay | None) -> int:
         stop, at_once = asyncio.Event(), asyncio.Event()
-        watch = Watch(self._console, self._state, self._state_path, own)
+        watch = Watch(self._console, self._state, self._state_path, own, self._config.router.http.tls.is_on)
         supervisor = self._supervisor(session, watch)
         self._state.members = supervisor.members
         with _signals(stop, at_once):
@@ -150,7 +150,8 @@ class Driver:
         self._console.say()
         self._console.say(f"Ready at {url} (Ctrl-C to stop). Try:")
         data = shlex.quote(json.dumps(body))
-        self._console.say(f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d {data}")
+        key = " -H 'Authorization: Bearer KEY'" if self._config.router.access.keys_file is not None else ""
+        self._console.say(f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {data}")
         self._console.say()
 
     def _show_timings(self) -> None:
@@ -173,12 +174,15 @@ class Driver:
 class Watch:
     """Shows at the terminal and in the state file what the supervisor tells."""
 
-    def __init__(self, console: Console, state: ClusterState, state_path: Path, own_ray: OwnRay | None) -> None:
+    def __init__(
+        self, console: Console, state: ClusterState, state_path: Path, own_ray: OwnRay | None, uses_tls: bool
+    ) -> None:
         self._console = console
         self._state = state
         self._state_path = state_path
         self._own_ray = own_ray
-        self.http: tuple[str, int] | None = None  # where a client on this machine reaches the router
+        self._uses_tls = uses_tls
+        self.http: tuple[str, int, bool] | None = None  # where a client on this machine reaches the router, by TLS?
         self.settled = False
 
     def changed(self, member: MemberStatus) -> None:
@@ -199,12 +203,21 @@ class Watch:
             self._console.step(f"{member.name} has its processes")
 
     def listening(self, at: Listening) -> None:
-        host = "127.0.0.1" if at.http.host in ("0.0.0.0", "::") else at.http.host
-        self.http = (host, at.http.port)
-        shown = f"[{host}]" if ":" in host else host
-        self._state.url = f"http://{shown}:{at.http.port}"
+        self.http = (here(at.http.host), at.http.port, self._uses_tls)
+        self._state.url = url_of("https" if self._uses_tls else "http", at.http)
+        self._state.admin_url = url_of("http", at.admin) if at.admin is not None else ""
         if not self.settled:
             self._console.step(f"router listens at {self._state.url}")
+
+
+def here(host: str) -> str:
+    """The address by which this machine reaches what listens on it."""
+    return "127.0.0.1" if host in ("0.0.0.0", "::") else host
+
+
+def url_of(scheme: str, at: Endpoint) -> str:
+    host = here(at.host)
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{at.port}"
 
 
 def _groups(deployment: Deployment, pool: PoolResources) -> Iterator[GroupMember]:

@@ -62,7 +62,7 @@ def url_of_cluster(name: str | None) -> str:
         raise CannotTell(f"several clusters run here, say which one with --name: {names}")
     if not states[0].url:
         raise CannotTell(f"{states[0].name} does not listen yet")
-    return states[0].url
+    return states[0].ask_url
 
 
 def ask(url: str, key: str | None) -> Any:

@@ -123,7 +123,10 @@ class RouterMember:
             listening.cancel()
             run.cancel()
         http = dataclasses.replace(self._config.http, port=addresses.http.port)
-        self._config = dataclasses.replace(self._config, http=http, worker_port=addresses.workers.port)
+        admin = self._config.admin
+        if addresses.admin is not None:
+            admin = dataclasses.replace(admin, port=addresses.admin.port)
+        self._config = dataclasses.replace(self._config, http=http, admin=admin, worker_port=addresses.workers.port)
         return addresses, Endpoint(_reachable(worker_host, self._place.node_ip), addresses.workers.port)
 
     async def death(self) -> str:

@@ -55,8 +55,14 @@ class ClusterState:
     model: str
     phase: ClusterPhase = "starting"
     url: str = ""
+    admin_url: str = ""
     log_dir: str = ""
     members: list[MemberStatus] = field(default_factory=list)
+
+    @property
+    def ask_url(self) -> str:
+        """Where operators ask: a port of its own, or that of the API."""
+        return self.admin_url or self.url
 
     @property
     def is_stale(self) -> bool:

@@ -1,0 +1,95 @@
+"""`slipstream keys`: add, list and remove the keys of a file. A running router takes up what changes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from slipstream.router.access.api_key import digest_of, new_secret
+from slipstream.router.access.key_file import KeyFileError, add_key, read_keys, remove_key, write_private
+
+KEY_FILE = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+
+
+@click.group("keys")
+def keys_command() -> None:
+    """API keys: add, list and remove those of a file (router.access.keys_file)."""
+
+
+@keys_command.command("add")
+@KEY_FILE
+@click.argument("name")
+@click.option("--tenant", help="Whose key it is; tenants share the cluster by tokens. Default: the name.")
+@click.option("--weight", type=float, help="The tenant's share beside the others. Default: 1.")
+@click.option("--requests-per-minute", type=float)
+@click.option("--tokens-per-minute", type=float, help="Prompt and output together.")
+@click.option("--max-concurrent", type=int, help="Sequences at a time; each choice is one.")
+@click.option("--max-priority", type=int, help="The most urgent (lowest) priority it may ask for. Default: 0.")
+@click.option("--model", "models", multiple=True, help="Only this model; may be given several times.")
+@click.option("--expires", help="A date, or a date and time, as in 2027-01-31T12:00:00Z.")
+@click.option("--admin", is_flag=True, help="May see metrics, status, and requests and usage of all.")
+@click.option("--shared-cache", is_flag=True, help="May find the KV of other tenants whose keys say the same.")
+def add_command(file: Path, name: str, models: tuple[str, ...], **options: Any) -> None:
+    """Make a key called NAME and show its secret, this once."""
+    secret = new_secret()
+    entry: dict[str, Any] = {"name": name, "sha256": digest_of(secret.encode()).hex()}
+    entry |= {field: value for field, value in options.items() if value not in (None, False)}
+    if models:
+        entry["models"] = list(models)
+    try:
+        write_private(file, add_key(file.read_text(encoding="utf-8") if file.exists() else "", entry))
+    except (OSError, UnicodeDecodeError, KeyFileError) as error:
+        fail(file, error)
+    click.echo(secret)
+    click.echo(
+        f"The key {name} is in {file}. This is its secret; it is stored nowhere and cannot be shown again.", err=True
+    )
+
+
+@keys_command.command("list")
+@KEY_FILE
+def list_command(file: Path) -> None:
+    """Show the keys, without their secrets, which nobody knows."""
+    try:
+        keys = read_keys(file)
+    except KeyFileError as error:
+        fail(file, error)
+    rows: list[tuple[str, ...]] = [
+        ("NAME", "TENANT", "WEIGHT", "REQUESTS/MIN", "TOKENS/MIN", "CONCURRENT", "PRIORITY", "MODELS", "")
+    ]
+    for key in keys:
+        notes = [word for word, is_so in (("admin", key.admin), ("shared cache", key.shared_cache)) if is_so]
+        if key.expires_s is not None:
+            verb = "expired" if key.expires_s <= time.time() else "expires"
+            notes.append(f"{verb} {datetime.fromtimestamp(key.expires_s, UTC):%Y-%m-%d %H:%M} UTC")
+        limits = (key.requests_per_minute, key.tokens_per_minute, key.max_concurrent)
+        shown = ["-" if limit is None else f"{limit:.10g}" for limit in limits]
+        models = ", ".join(sorted(key.models)) if key.models is not None else "all"
+        rows.append((key.name, key.tenant, f"{key.weight:g}", *shown, str(key.max_priority), models, ", ".join(notes)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@keys_command.command("remove")
+@KEY_FILE
+@click.argument("name")
+def remove_command(file: Path, name: str) -> None:
+    """Take the key called NAME out of the file."""
+    try:
+        write_private(file, remove_key(file.read_text(encoding="utf-8"), name))
+    except (OSError, UnicodeDecodeError, KeyFileError) as error:
+        fail(file, error)
+    click.echo(f"The key {name} is gone from {file}; running requests end in their own time.", err=True)
+
+
+def fail(file: Path, error: Exception) -> Any:
+    """Says what is wrong and ends."""
+    text = str(error)
+    click.echo(f"error: {text if str(file) in text else f'{file}: {text}'}", err=True)
+    sys.exit(2)
