@@ -87,8 +87,8 @@ class AttentionPlan {
  public:
   explicit AttentionPlan(const AttentionShape& shape);
 
-  // Longest tiles first. The batch's arrays must stay as they are while the plan is used, and no thread may run tiles
-  // of this plan meanwhile.
+  // The longest tiles come first in each half. The batch's arrays must stay as they are while the plan is used, and no
+  // thread may run tiles of this plan meanwhile.
   void build(const AttentionBatch& batch);
 
   int num_tiles() const { return static_cast<int>(order_.size()); }
@@ -113,7 +113,7 @@ class AttentionPlan {
   AttentionBatch batch_{};
   int kv_heads_a_tile_ = 1;
   std::vector<AttentionTile> tiles_;
-  std::vector<uint32_t> order_;
+  std::vector<uint32_t> by_cost_, order_;
   std::vector<int64_t> costs_;
   std::vector<AttentionSplit> splits_;
   mutable std::vector<float> partials_;

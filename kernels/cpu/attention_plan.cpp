@@ -29,11 +29,16 @@ void AttentionPlan::build(const AttentionBatch& batch) {
   for (int seq = 0; seq < batch.num_seqs; ++seq) add_sequence(seq);
 
   for (const AttentionTile& tile : tiles_) costs_.push_back(cost(tile));
-  order_.resize(tiles_.size());
-  std::iota(order_.begin(), order_.end(), 0u);
-  std::sort(order_.begin(), order_.end(), [this](uint32_t a, uint32_t b) {
+  by_cost_.resize(tiles_.size());
+  std::iota(by_cost_.begin(), by_cost_.end(), 0u);
+  std::sort(by_cost_.begin(), by_cost_.end(), [this](uint32_t a, uint32_t b) {
     return costs_[a] != costs_[b] ? costs_[a] > costs_[b] : a < b;
   });
+  // Threads begin at both halves (see team.cpp), so each of these begins with costly ones and ends with cheap ones.
+  order_.clear();
+  for (const size_t first : {size_t{0}, size_t{1}}) {
+    for (size_t i = first; i < by_cost_.size(); i += 2) order_.push_back(by_cost_[i]);
+  }
 
   if (pending_.size() < splits_.size()) pending_ = std::vector<std::atomic<int32_t>>(splits_.size() * 2);
   for (size_t i = 0; i < splits_.size(); ++i) {

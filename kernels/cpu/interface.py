@@ -165,6 +165,7 @@ def declare(library: ctypes.CDLL) -> None:
         "num_threads": (c_int32, []),
         "set_spin_ns": (None, [c_int64]),
         "set_helper_cpus": (None, [POINTER(c_int32), c_int32]),
+        "set_niceness": (None, [c_int32]),
         "pack_format": (c_int32, []),
         "packed_bytes": (c_int64, [POINTER(WeightShape)]),
         "pack": (None, [POINTER(PackJob), c_int32]),

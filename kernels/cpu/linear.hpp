@@ -95,7 +95,7 @@ struct LinearCall {
   Epilogue epilogue;
   void* y;            // [rows, outputs]
   int64_t y_stride;
-  int32_t tiles_ahead = 2;  // how far from a tile its thread's next one is likely to be: the number of threads
+  int32_t tiles_ahead = 1;  // how far from a tile its thread's next one is likely to be: `threads_of_queue`
 };
 
 // Of one thread, aligned to 64 bytes.

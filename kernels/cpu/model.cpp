@@ -229,7 +229,7 @@ int TypedModel<T>::begin_linear(const LinearWeights& weights, const T* x, int ro
                                 int y_stride) {
   const int inputs = weights.weight.shape.inputs;
   if (weights.weight.shape.outputs == 0) return 0;  // a rank without a share of the vocabulary
-  call_ = {&weights.weight, weights.bias, shape_.type, x, inputs, rows, epilogue, y, y_stride, num_threads()};
+  call_ = {&weights.weight, weights.bias, shape_.type, x, inputs, rows, epilogue, y, y_stride, threads_of_queue()};
   return num_tiles(call_);
 }
 

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -22,6 +23,7 @@ constexpr int64_t kDefaultSpinNs = 20'000;
 constexpr int kPausesPerLook = 8;
 constexpr int kTileBits = 24;
 constexpr uint64_t kTileMask = (uint64_t{1} << kTileBits) - 1;
+constexpr int kNumQueues = 2;
 
 void pause() { __builtin_ia32_pause(); }
 
@@ -35,7 +37,8 @@ class Team {
   std::atomic<int> num_threads{1};
   std::atomic<int64_t> spin_ns{kDefaultSpinNs};
   std::atomic<int> num_cpus{0};
-  std::atomic<int> cpus_version{0};
+  std::atomic<int> niceness{0};
+  std::atomic<int> place_version{0};  // of all that `take_place` looks at
   std::atomic<int32_t> cpus[kMaxThreads] = {};
 
  private:
@@ -46,19 +49,28 @@ class Team {
     Work* work;
   };
 
+  // The tiles [begin, end) of a phase; epoch << kTileBits | next tile. The epoch grows with every phase of every work and
+  // is never seen twice, so a claim made by compare-and-swap holds only if `work_`, `phase_` and `num_tiles_`, read
+  // before it, belonged to that epoch.
+  struct alignas(64) Queue {
+    std::atomic<uint64_t> state{0};
+  };
+  static int begin_of(int queue, int num_tiles) { return queue == 0 ? 0 : (num_tiles + 1) / 2; }
+  static int end_of(int queue, int num_tiles) { return queue == 0 ? (num_tiles + 1) / 2 : num_tiles; }
+
   void start_helpers();
   void keep_clear_of_caller();
-  Look claim();
+  Look claim(int thread);
+  Look claim_from(int queue);
+  uint64_t epoch() const { return queues_[0].state.load(std::memory_order_acquire) >> kTileBits; }
   void finish_tile(Work* work, int phase, int thread);
   void advance(Work* work, int phase, int thread);
   void publish(Work* work, int phase, int num_tiles);
   void wait_beyond(uint64_t epoch, bool is_idle);
-  void bind(int thread, int* version) const;
+  void take_place(int thread, int* version) const;
 
-  // epoch << kTileBits | next tile. The epoch grows with every phase of every work and is never seen twice, so a claim
-  // made by compare-and-swap holds only if `work_`, `phase_` and `num_tiles_`, read before it, belonged to that epoch.
-  alignas(64) std::atomic<uint64_t> state_{0};
-  std::atomic<Work*> work_{nullptr};
+  Queue queues_[kNumQueues];  // the first is the last that an epoch begins with
+  alignas(64) std::atomic<Work*> work_{nullptr};
   std::atomic<int> phase_{0};
   std::atomic<int> num_tiles_{0};
   alignas(64) std::atomic<int> num_done_{0};
@@ -93,7 +105,7 @@ void Team::run(Work& work) {
   keep_clear_of_caller();
   advance(&work, -1, 0);
   for (;;) {
-    const Look look = claim();
+    const Look look = claim(0);
     if (look.claimed) {
       look.work->run_tile(look.phase, look.tile, 0);
       finish_tile(look.work, look.phase, 0);
@@ -134,41 +146,53 @@ void Team::help(int thread) {
   int version = 0;
   helper_ids_[thread].store(static_cast<pid_t>(syscall(SYS_gettid)), std::memory_order_release);
   for (;;) {
-    bind(thread, &version);
+    take_place(thread, &version);
     const bool takes_part = thread < num_threads.load(std::memory_order_relaxed);
     Look look = {};
     if (takes_part) {
-      look = claim();
+      look = claim(thread);
       if (look.claimed) {
         look.work->run_tile(look.phase, look.tile, thread);
         finish_tile(look.work, look.phase, thread);
         continue;
       }
     } else {
-      look.epoch = state_.load(std::memory_order_acquire) >> kTileBits;
+      look.epoch = epoch();
     }
     wait_beyond(look.epoch, !takes_part);
   }
 }
 
-Team::Look Team::claim() {
-  uint64_t state = state_.load(std::memory_order_acquire);
+// Each thread begins at its own end, so that in one phase after another it has the same rows, which its caches hold
+// already, and goes on with what the others have left.
+Team::Look Team::claim(int thread) {
+  for (;;) {
+    const Look own = claim_from(thread % kNumQueues);
+    if (own.claimed) return own;
+    const Look other = claim_from((thread + 1) % kNumQueues);
+    if (other.claimed || other.epoch == own.epoch) return other;
+  }
+}
+
+Team::Look Team::claim_from(int queue) {
+  std::atomic<uint64_t>& shared = queues_[queue].state;
+  uint64_t state = shared.load(std::memory_order_acquire);
   for (;;) {
     Look look = {state >> kTileBits, false, static_cast<int>(state & kTileMask), 0, nullptr};
     if (look.tile == kTileMask) {  // the next epoch is being written
       pause();
-      state = state_.load(std::memory_order_acquire);
+      state = shared.load(std::memory_order_acquire);
       continue;
     }
     look.work = work_.load(std::memory_order_acquire);
     look.phase = phase_.load(std::memory_order_acquire);
     const int num_tiles = num_tiles_.load(std::memory_order_acquire);
-    if (look.work == nullptr || look.tile >= num_tiles) {
+    if (look.work == nullptr || look.tile >= end_of(queue, num_tiles)) {
       // What was read may belong to the next epoch already; an unchanged state says that it does not.
-      const uint64_t again = state_.load(std::memory_order_acquire);
+      const uint64_t again = shared.load(std::memory_order_acquire);
       if (again == state) return look;
       state = again;
-    } else if (state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
+    } else if (shared.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
       look.claimed = true;
       return look;
     }
@@ -192,15 +216,18 @@ void Team::advance(Work* work, int phase, int thread) {
 }
 
 void Team::publish(Work* work, int phase, int num_tiles) {
-  const uint64_t epoch = state_.load(std::memory_order_relaxed) >> kTileBits;
+  const uint64_t next = (queues_[0].state.load(std::memory_order_relaxed) >> kTileBits) + 1;
   // Until the next epoch is complete nobody may claim, not even who has read its number of tiles with the old state.
-  state_.store(epoch << kTileBits | kTileMask, std::memory_order_relaxed);
+  for (Queue& queue : queues_) queue.state.store((next - 1) << kTileBits | kTileMask, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
   num_done_.store(0, std::memory_order_relaxed);
   work_.store(work, std::memory_order_relaxed);
   phase_.store(phase, std::memory_order_relaxed);
   num_tiles_.store(num_tiles, std::memory_order_relaxed);
-  state_.store((epoch + 1) << kTileBits, std::memory_order_release);
+  for (int queue = kNumQueues - 1; queue >= 0; --queue) {
+    const auto first = static_cast<uint64_t>(begin_of(queue, num_tiles));
+    queues_[queue].state.store(next << kTileBits | first, std::memory_order_release);
+  }
   signal_.fetch_add(1, std::memory_order_seq_cst);
   if (num_sleepers_.load(std::memory_order_seq_cst) > 0) {
     syscall(SYS_futex, &signal_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
@@ -213,14 +240,14 @@ void Team::wait_beyond(uint64_t epoch, bool is_idle) {
     const int64_t deadline = now_ns() + patience_ns;
     do {
       for (int i = 0; i < kPausesPerLook; ++i) {
-        if (state_.load(std::memory_order_acquire) >> kTileBits != epoch) return;
+        if (this->epoch() != epoch) return;
         pause();
       }
     } while (now_ns() < deadline);
   }
   num_sleepers_.fetch_add(1, std::memory_order_seq_cst);
   const uint32_t signal = signal_.load(std::memory_order_seq_cst);
-  if (state_.load(std::memory_order_seq_cst) >> kTileBits == epoch) {
+  if (queues_[0].state.load(std::memory_order_seq_cst) >> kTileBits == epoch) {
     syscall(SYS_futex, &signal_, FUTEX_WAIT_PRIVATE, signal, nullptr, nullptr, 0);
   }
   num_sleepers_.fetch_sub(1, std::memory_order_relaxed);
@@ -245,10 +272,12 @@ void Team::start_helpers() {
   }
 }
 
-void Team::bind(int thread, int* version) const {
-  const int wanted = cpus_version.load(std::memory_order_acquire);
+void Team::take_place(int thread, int* version) const {
+  const int wanted = place_version.load(std::memory_order_acquire);
   if (*version == wanted) return;
   *version = wanted;
+  const int wanted_niceness = niceness.load(std::memory_order_relaxed);
+  if (wanted_niceness > 0) setpriority(PRIO_PROCESS, 0, wanted_niceness);  // of this thread alone
   cpu_set_t set;
   CPU_ZERO(&set);
   const int count = num_cpus.load(std::memory_order_relaxed);
@@ -269,7 +298,8 @@ void Team::after_fork() {
   num_done_ = 0;
   num_tiles_ = 0;
   work_ = nullptr;
-  state_ = ((state_ >> kTileBits) + 1) << kTileBits;
+  const uint64_t next = (queues_[0].state >> kTileBits) + 1;
+  for (Queue& queue : queues_) queue.state = next << kTileBits;
   turn_ = PTHREAD_MUTEX_INITIALIZER;
 }
 
@@ -278,6 +308,8 @@ void Team::after_fork() {
 void run_together(Work& work) { team().run(work); }
 
 int num_threads() { return team().num_threads.load(std::memory_order_relaxed); }
+
+int threads_of_queue() { return (num_threads() + kNumQueues - 1) / kNumQueues; }
 
 void set_num_threads(int num_threads) { team().set_num_threads(num_threads); }
 
@@ -288,7 +320,13 @@ void set_helper_cpus(const int32_t* cpus, int num_cpus) {
   const int count = std::min(num_cpus, kMaxThreads);
   for (int i = 0; i < count; ++i) t.cpus[i] = cpus[i];
   t.num_cpus = count;
-  t.cpus_version.fetch_add(1, std::memory_order_release);
+  t.place_version.fetch_add(1, std::memory_order_release);
+}
+
+void set_niceness(int niceness) {
+  setpriority(PRIO_PROCESS, 0, niceness);
+  team().niceness = niceness;
+  team().place_version.fetch_add(1, std::memory_order_release);
 }
 
 }  // namespace slipstream
@@ -302,3 +340,5 @@ SLIPSTREAM_API void slipstream_set_spin_ns(int64_t spin_ns) { slipstream::set_sp
 SLIPSTREAM_API void slipstream_set_helper_cpus(const int32_t* cpus, int32_t num_cpus) {
   slipstream::set_helper_cpus(cpus, num_cpus);
 }
+
+SLIPSTREAM_API void slipstream_set_niceness(int32_t niceness) { slipstream::set_niceness(niceness); }

@@ -4,7 +4,9 @@
 //
 //     phase 0 | tile tile tile tile | phase 1 | tile tile | phase 2 | ...
 //
-// Threads claim tiles one by one. Whoever finishes the last tile of a phase begins the next: it runs the serial part
+// Threads claim tiles one by one, every other thread from the first half of the phase's tiles on and the rest from the
+// second, and then what is left: where tiles are rows, a thread finds much of what it reads in its own caches, because it
+// wrote it in the phase before. Whoever finishes the last tile of a phase begins the next: it runs the serial part
 // (`begin_phase`) and publishes how many tiles there are. No thread waits for another that computes nothing: a helper
 // that the system has not scheduled for a while misses tiles, it does not hold up the phase. So more threads than cores,
 // or two processes on the same cores, cost at most the one tile that a preempted thread has in hand.
@@ -38,11 +40,17 @@ void run_together(Work& work);
 // Does not change while a work runs: what is sized by it in `begin_phase` fits.
 int num_threads();
 
+// How many of them claim from the same half.
+int threads_of_queue();
+
 // 1 .. kMaxThreads, the caller's included; other values are clamped. Waits for the work that runs.
 void set_num_threads(int num_threads);
 
 // How long a thread without a tile spins for the next phase before it sleeps. 0 sleeps at once.
 void set_spin_ns(int64_t spin_ns);
+
+// From here on the calling thread and the helpers have this niceness (see setpriority(2); it can only be raised).
+void set_niceness(int niceness);
 
 // Binds thread i to cpus[i % num_cpus] from the next work on; the calling thread stays where it is. None unbinds.
 void set_helper_cpus(const int32_t* cpus, int num_cpus);

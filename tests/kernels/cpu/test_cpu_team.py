@@ -94,6 +94,38 @@ def test_callers_on_several_threads_take_turns(library: ctypes.CDLL) -> None:
     assert not failures
 
 
+# A program of its own: niceness cannot be taken back.
+NICE_PROGRAM = """
+import os
+from tests.kernels.cpu.test_cpu_team import count
+from slipstream.kernels.cpu.library import native_library
+library = native_library()
+before = {int(thread) for thread in os.listdir("/proc/self/task")}
+library.slipstream_set_num_threads(2)
+count(library)
+library.slipstream_set_niceness(7)
+library.slipstream_set_num_threads(3)
+while True:  # a helper looks when it is woken, and is not needed for every work
+    count(library)
+    helpers = {int(thread) for thread in os.listdir("/proc/self/task")} - before
+    nicenesses = [os.getpriority(os.PRIO_PROCESS, thread) for thread in helpers]
+    if nicenesses == [7, 7]:
+        break
+assert os.getpriority(os.PRIO_PROCESS, 0) == 7
+"""
+
+
+def test_caller_and_helpers_old_and_new_stand_back(library: ctypes.CDLL) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", NICE_PROGRAM],
+        cwd=os.getcwd(),
+        timeout=60,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 PROGRAM = """
 import os, sys
 from tests.kernels.cpu.test_cpu_team import count
