@@ -8,6 +8,7 @@ and the number of the round alone, so that in every round all engines compute th
 from __future__ import annotations
 
 import json
+import os
 import random
 import resource
 import statistics
@@ -42,11 +43,13 @@ class EngineAdapter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One section, once. `figures` by name; CPU seconds of the whole process and all its threads."""
+    """One section, once. `figures` by name; CPU seconds of the whole process and all its threads, and of all others
+    on the machine meanwhile."""
 
     figures: dict[str, float]
     wall_s: float
     cpu_s: float
+    others_cpu_s: float
     peak_rss_mib: float
 
     def to_json(self) -> str:
@@ -77,10 +80,19 @@ def measure(engine: EngineAdapter, section: str, round_number: int, vocab: int) 
         "mixed": lambda: _mixed(engine, rng, vocab),
     }[kind]
     _timed(engine, [Request(_prompt(rng, DECODE_ISL, vocab), 8)])
-    cpu_s, begin = time.process_time(), time.perf_counter()
+    machine_s, cpu_s, begin = _machine_cpu_s(), time.process_time(), time.perf_counter()
     figures = run()
     wall_s, cpu_s = time.perf_counter() - begin, time.process_time() - cpu_s
-    return Result(figures, wall_s, cpu_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    others_s = max(0.0, _machine_cpu_s() - machine_s - cpu_s)
+    return Result(figures, wall_s, cpu_s, others_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+def _machine_cpu_s() -> float:
+    """CPU seconds of all programs since the machine started, in steps of hundredths: user, nice, system, interrupts
+    and what the host took away."""
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    user, nice, system, _, _, irq, softirq, steal = (int(field) for field in fields[:8])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def _prompt(rng: random.Random, num_tokens: int, vocab: int) -> list[int]:

@@ -1,0 +1,93 @@
+"""`TorchOps` that keeps the time of each op, under the names that the native kernels use (`interface.OPS`)."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from slipstream.kernels.ops import AttentionShape, AttentionStep, Ops, StepInputs, TorchOps, Weight
+from slipstream.kernels.rms_norm import rms_norm
+from slipstream.kernels.silu_mul import silu_mul
+from slipstream.workers.models.llama import Llama
+
+
+class OpClock:
+    """Seconds by op, as the calling thread sees them."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def time(self, op: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        self.seconds[op] += time.perf_counter() - begin
+
+
+class TimedOps:
+    """Which linear layer a product belongs to is known by its weight."""
+
+    def __init__(self, model: Llama, clock: OpClock) -> None:
+        self._ops = TorchOps()
+        self._clock = clock
+        self._op_of_weight = {id(model.weights.lm_head): "logits"}
+        self._norm_of_op = {"qkv": "attention_norm", "gate_up": "mlp_norm", "logits": "final_norm"}
+        for layer in model.weights.layers:
+            for op in ("qkv", "output", "gate_up", "down"):
+                self._op_of_weight[id(getattr(layer, op).weight)] = op
+
+    def pack_weight(self, weight: Tensor) -> Tensor:
+        return self._ops.pack_weight(weight)
+
+    def embedding(self, token_ids: Tensor, table: Tensor) -> Tensor:
+        with self._clock.time("embed"):
+            return self._ops.embedding(token_ids, table)
+
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, add_to: Tensor | None = None) -> Tensor:
+        with self._clock.time(self._op_of_weight[id(weight)]):
+            return self._ops.linear(x, weight, bias, add_to)
+
+    def norm_linear(
+        self, x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, bias: Tensor | None = None
+    ) -> Tensor:
+        with self._clock.time(self._norm_of_op[self._op_of_weight[id(weight)]]):
+            normed = rms_norm(x, norm_weight, eps)
+        return self.linear(normed, weight, bias)
+
+    def norm_gated(
+        self, x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, bias: Tensor | None = None
+    ) -> Tensor:
+        gate_up = self.norm_linear(x, norm_weight, eps, weight, bias)
+        with self._clock.time("gate_up"):
+            return silu_mul(gate_up)
+
+    def begin_step(self, inputs: StepInputs, attention: AttentionShape, kv: Tensor) -> AttentionStep:
+        with self._clock.time("rotary"):
+            return TimedStep(self._ops.begin_step(inputs, attention, kv), self._clock)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedStep:
+    step: AttentionStep
+    clock: OpClock
+
+    def write(self, qkv: Tensor, qk_norm: Tensor | None, kv_layer: Tensor) -> Tensor:
+        with self.clock.time("write"):
+            return self.step.write(qkv, qk_norm, kv_layer)
+
+    def attend(self, q: Tensor, kv_layer: Tensor, window: int | None) -> Tensor:
+        with self.clock.time("attend"):
+            return self.step.attend(q, kv_layer, window)
+
+
+def time_ops(model: Llama) -> OpClock:
+    """From here on `model` counts its ops on the clock that is returned."""
+    clock = OpClock()
+    ops: Ops = TimedOps(model, clock)
+    model.ops = ops
+    return clock
