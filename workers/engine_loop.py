@@ -29,6 +29,7 @@ from slipstream.workers.report import WorkerFailed, WorkerState
 from slipstream.workers.request_log import RequestLog
 from slipstream.workers.role import Role
 from slipstream.workers.stats_book import StatsBook
+from slipstream.workers.step_times import StepSampler
 from slipstream.workers.ticket_office import TicketOffice
 
 log = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ class EngineLoop:
     clock: Callable[[], float] = time.monotonic
     blocks: BlockEvents = field(init=False)
     requests: RequestLog = field(default_factory=RequestLog)
+    steps: StepSampler = field(default_factory=StepSampler)
     _out: list[WorkerMessage] = field(default_factory=list)
     _connected: bool = False
     _connecting: bool = False
@@ -130,7 +132,9 @@ class EngineLoop:
         if self.engine.has_work:
             if self._out:
                 self._flush()  # a reservation should not wait for the step to be told
+            began_s = self.clock()
             self._out += self.role.sampled(self.engine.step())
+            self._sample_step(began_s)
         self._watch_the_clock()
         self._flush()
 
@@ -155,6 +159,7 @@ class EngineLoop:
         self._last_seq = 0
         self._credits = None
         self.stats.start_over()
+        self.steps.start_over()
         self.blocks.start_over()
         worker = self.tickets.open_epoch()
         self.transfers.begin_epoch(worker)
@@ -201,6 +206,13 @@ class EngineLoop:
                 if isinstance(event, Generate | Reserve | Prefill):
                     self._last_seq = event.seq
 
+    def _sample_step(self, began_s: float) -> None:
+        now_s = self.clock()
+        if self.steps.wants(self.engine.last_step_has_prefill, now_s):
+            sample = self.engine.last_step_time(now_s - began_s)
+            if sample is not None:
+                self.steps.add(sample, now_s)
+
     def _drain(self, within_s: float) -> None:
         if self._draining:
             return
@@ -227,6 +239,9 @@ class EngineLoop:
             stats = self.stats.due(now_s)
             if stats is not None:
                 self._out.append(stats)
+            step_times = self.steps.due(now_s, not self.engine.has_work)
+            if step_times is not None:
+                self._out.append(step_times)
             if self._out:
                 self.requests.said(self._out)
                 self.router.send(self._out)

@@ -269,6 +269,7 @@ class Worker:
             max_slots=limits.max_num_seqs,
             max_queued_tokens=limits.max_queued_tokens,
             max_model_len=limits.max_model_len,
+            max_step_tokens=limits.max_step_tokens,
             prefix_caching=limits.prefix_caching,
         )
 

@@ -46,7 +46,7 @@ class PrefillEstimate(NamedTuple):
     raw_s: float
     chunk_s: float  # a step with a chunk of it
     added_s: float
-    prompts_per_s: float
+    num_delayed: float  # prompts that will come there before it is through, and while the queue behind it lasts
     noise: float
 
 
@@ -127,6 +127,7 @@ def estimate_prefill(
             if lacking > 0:  # pages are free when they are sent: about when what is queued has been computed
                 queue_s = max(queue_s, own_s) * (1.0 + lacking / hello.num_pages)
     reality = times.reality
+    prompts_per_s, share = load.lately(now)
     return PrefillEstimate(
         worker,
         fits,
@@ -136,7 +137,7 @@ def estimate_prefill(
         queue_s + own_s,
         (own_s / chunks) * reality,
         max(alone_s - chunks * base_s, 0.0) * reality,
-        load.lately(now)[0],
+        prompts_per_s * (queue_s + own_s) * reality / (1.0 - min(share, MAX_SHARE)),
         max(times.noise("prefill"), 0.1),
     )
 

@@ -17,7 +17,8 @@ nothing to those who count goodput, so a miss costs as many seconds as the level
     hiccup       s  by which steps with its chunks exceed the ITL level, for all streams (local)
     slowdown     s  that one more sequence adds to the remaining steps of those there
     others_risk  P(streams there become too slow because of it) x allowed seconds, for all of them
-    next_prompts s  that its prefill delays prompts that will come meanwhile, at the rate they came lately
+    next_prompts s  that its prefill delays prompts that will come meanwhile, at the rate they came lately, and the
+                 danger that they miss their level by it
     overflow     s  to compute again what has to give way if everybody there grows as predicted
     affinity     s  saved by a later turn of the conversation that finds its KV here: half a step, which decides ties
 
@@ -134,7 +135,7 @@ class SloPolicy:
             hiccup,
             slowdown,
             others_risk,
-            beside.own_s * beside.prompts_per_s * (beside.queue_s + beside.own_s),
+            self._delay_of_next(job, beside),
             overflow,
             -0.5 * there.step_s if there.worker in shortlist.familiar else 0.0,
         )
@@ -151,7 +152,7 @@ class SloPolicy:
         for worker in shortlist.prefills:
             there = estimate_prefill(worker, job, cached.get(worker, 0), now)
             ttft_s = there.queue_s + there.own_s
-            later = there.own_s * there.prompts_per_s * ttft_s
+            later = self._delay_of_next(job, there)
             groups.append((ttft_s + later, there, later))
         if len(groups) > PAIRS:
             groups = _best_of(groups)
@@ -204,6 +205,12 @@ class SloPolicy:
         )
         allowed_s = self._ttft_s + theirs * self._itl_s
         return slowdown, num_here * max(more, 0.0) * allowed_s, there.overflow_s
+
+    def _delay_of_next(self, job: Job, there: PrefillEstimate) -> float:
+        """Each prompt that comes meanwhile starts later by this one's prefill. How close to its level it will be is not
+        known; if that is as likely anywhere up to the level, so much of a share of them misses it by that."""
+        allowed_s = self._ttft_s + job.remaining_tokens * self._itl_s
+        return there.num_delayed * there.own_s * (1.0 + allowed_s / self._ttft_s)
 
     def _placement(
         self, job: Job, shortlist: Shortlist, options: list[Option], chosen: Option, reason: PlacementReason

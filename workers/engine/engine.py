@@ -9,7 +9,7 @@ from itertools import count
 import numpy as np
 
 from slipstream.kv_transfer.ticket import HandoffTicket
-from slipstream.router.messages import EngineRequest, FinishReason, SamplingParams, TokenChunk, TokenLogprob
+from slipstream.router.messages import EngineRequest, FinishReason, SamplingParams, StepTime, TokenChunk, TokenLogprob
 from slipstream.router.prefix.block_hash import HashChain, root_digest
 from slipstream.workers.engine.composer import Composer
 from slipstream.workers.engine.errors import RequestError
@@ -73,6 +73,7 @@ class Engine:
         self._arrivals = count()
         # A model directory may name tokens that the model has not: nothing to end at, and nothing to mask.
         self._eos_ids = frozenset(t for t in limits.eos_token_ids if t < limits.vocab_size)
+        self._last_step = ScheduledStep([])
         self._num_steps = 0
         self._num_computed_tokens = 0
         self._num_sampled_tokens = 0
@@ -174,12 +175,28 @@ class Engine:
     def step(self) -> list[TokenChunk]:
         """Compute one step. Empty if nothing could be sampled; see `has_work`. An exception of the executor passes
         through, and the engine is not to be used after it."""
-        step = self._scheduler.schedule()
+        step = self._last_step = self._scheduler.schedule()
         if not step:
             return []
         plan, rows = self._composer.compose(step)
         sampled = self._executor.execute(plan, rows)
         return self._postprocess(step, sampled)
+
+    @property
+    def last_step_has_prefill(self) -> bool:
+        """Whether the step before computed prompts."""
+        return bool(self._last_step.chunks)
+
+    def last_step_time(self, seconds: float) -> StepTime | None:
+        """What the step before computed, with the seconds that it took; None if it computed nothing. Looks at every
+        sequence of the step: to be asked for now and then, before the next call that changes anything."""
+        step = self._last_step
+        if not step:
+            return None
+        new = sum(chunk.num_tokens for chunk in step.chunks)
+        pairs = sum(chunk.num_tokens * (chunk.sequence.num_computed - chunk.num_tokens // 2) for chunk in step.chunks)
+        context = sum([sequence.num_tokens for sequence in step.decoding])
+        return StepTime(new, max(pairs, 0) // new if new else 0, len(step.decoding), context, seconds)
 
     @property
     def has_work(self) -> bool:

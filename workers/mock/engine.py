@@ -38,12 +38,15 @@ from slipstream.router.messages import (
     Start,
     Stats,
     StepOutput,
+    StepTime,
+    StepTimes,
     TokenChunk,
     WorkerMessage,
 )
 from slipstream.router.prefix.block_hash import HashChain, root_digest
 from slipstream.workers.mock.prefix_cache import Lease, MockPages
 from slipstream.workers.mock.profile import FIRST_TOKEN_ID, MockProfile
+from slipstream.workers.step_times import StepSampler
 from slipstream.workers.ticket_office import TicketOffice
 
 _ID_BYTES = 4
@@ -109,6 +112,7 @@ class MockEngine:
     _step_ends_s: float | None = None
     _step_chunks: list[tuple[_Attempt, int]] = field(default_factory=list)  # prompt tokens in the current step
     _step_decoding: list[_Attempt] = field(default_factory=list)
+    _steps: StepSampler = field(default_factory=StepSampler)
     _last_seq: int = 0
     _told: Credits | None = None
     _refusal: str | None = None
@@ -191,6 +195,10 @@ class MockEngine:
             return None
         self._told = free
         return free
+
+    def step_times(self, now_s: float) -> StepTimes | None:
+        """The times of some steps, now and then: exactly what the profile says."""
+        return self._steps.due(now_s, self._step_ends_s is None)
 
     def stats(self) -> Stats:
         num_used, num_cached = self.pages.num_used, self.pages.num_cached
@@ -341,13 +349,18 @@ class MockEngine:
             self._step_chunks.append((attempt, take))
             budget -= take
             num_prompt_tokens += take
-        self._step_ends_s = (
-            now_s
-            + profile.step_s
+        seconds = (
+            profile.step_s
             + profile.decode_token_s * len(self._step_decoding)
             + profile.prefill_token_s * num_prompt_tokens
             + profile.context_token_s * self._context_tokens
         )
+        self._step_ends_s = now_s + seconds
+        if self._steps.wants(num_prompt_tokens > 0, now_s):
+            pairs = sum(take * (one.num_tokens - one.num_uncomputed + take // 2) for one, take in self._step_chunks)
+            mean = pairs // num_prompt_tokens if num_prompt_tokens else 0
+            sample = StepTime(num_prompt_tokens, mean, len(self._step_decoding), self._context_tokens, seconds)
+            self._steps.add(sample, now_s)
 
     def _end_step(self, now_s: float) -> list[TokenChunk]:
         self._num_steps += 1

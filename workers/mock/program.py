@@ -147,6 +147,7 @@ class _Serving:
                 max_slots=profile.max_slots,
                 max_queued_tokens=profile.max_queued_tokens,
                 max_model_len=profile.max_model_len,
+                max_step_tokens=profile.max_step_tokens,
                 prefix_caching=profile.prefix_caching,
             )
         )
@@ -205,6 +206,9 @@ class _Serving:
     def _tell(self, messages: Sequence[WorkerMessage]) -> None:
         for message in messages:
             self._protocol.send(message)
+        step_times = self._engine.step_times(time.monotonic())
+        if step_times is not None:
+            self._protocol.send(step_times)
         credits = self._engine.credits()
         if credits is not None:
             self._protocol.send(credits)
