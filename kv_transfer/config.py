@@ -13,10 +13,10 @@ class TransferConfig:
     """`transport` auto: workers of one host copy pages straight out of each other's pools where those are in host
     memory (see `shared_pool`), all others use UCX. `ucx` and `shared_memory` allow only that one. `host` is where a
     rank listens and what its peers are told, so it must be an address and no wildcard. `tls` is handed to UCX as
-    UCX_TLS. Pages travel in slabs of at most `slab_pages`, one layer of them a message; messages pass
-    through `staging_mib` of host memory a rank, half of it for each direction. Either end of a transfer that makes no
-    progress for `lease_s` gives it up. `corrupt_every` flips one byte of every n-th message sent (0: never): a fire
-    drill for the integrity check."""
+    UCX_TLS. Pages travel in slabs of at most `slab_pages`, one layer of them a message; where
+    these are staged, they pass through `staging_mib` of host memory a rank, half of it for each direction. Either end
+    of a transfer that makes no progress for `lease_s` gives it up. `corrupt_every` spoils every n-th message sent (0:
+    never): a fire drill for the integrity check."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 

@@ -1,7 +1,8 @@
 """What the hand-offs of a rank ask for: messages that are pages, from one rank's pool to another's.
 
-`StagedTransport` gathers them into buffers for any `Transport`; `SharedPoolTransport` lets the receiver copy them
-straight out of the sender's pool; `HostTransport` takes for each peer the one that reaches it.
+`StagedTransport` gathers them into buffers for any `Transport`; `StreamedTransport` lets one pack them that can;
+`SharedPoolTransport` lets the receiver copy them straight out of the sender's pool; `HostTransport` takes for each peer
+the one that reaches it.
 
 The rules of `Transport` hold here, too: one thread, calls back from within `progress` (and, where a link is down, from
 within the call itself), no recall of a single message, `disconnect` ends everything on its link. What is sent must

@@ -23,10 +23,12 @@ What was learnt about UCX and holds this file's shape:
   at, for a caller that has begun with our greeting, and for nobody else: port scanners call everywhere.
 - A worker that is made with less than 16 MiB left in /dev/shm crashes (UCX takes ordinary memory instead, and then
   misses its handle). So it is looked at before, and a link that is too late for shared memory goes without.
+- A worker that runs out of file descriptors at one certain point while it is made ends the process, too ("failed to set
+  active message handler"). So it is tried before whether there are enough.
 - `UCXEndpoint.close()` does not force and would wait for a stalled peer, and on an endpoint that has failed it returns
   a request around a null pointer that crashes when freed. `close_blocking` forces and is safe in both cases.
 
-A link costs about 4 MiB of /dev/shm, ten file descriptors and 12 ms to set up.
+A link costs about 12 MiB of /dev/shm, ten file descriptors and 12 ms to set up.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ from slipstream.kv_transfer.page_stream import StreamLibrary
 from slipstream.kv_transfer.ticket import TransferAddress
 from slipstream.kv_transfer.transport import Arrival, Done, Link, TransportError, TransportEvents
 from slipstream.kv_transfer.ucp import Content, Ucp
-from slipstream.kv_transfer.ucx_link import UcxLink
+from slipstream.kv_transfer.ucx_link import SEGMENT_BYTES, UcxLink
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +57,7 @@ SHM_DIR = "/dev/shm"
 MIN_SHM_BYTES = 32 << 20  # UCX's 16 MiB, and what other processes may take while a worker is made
 SHM_TRANSPORTS = {"posix", "mm", "sm", "shm"}
 COPYING_TRANSPORTS = SHM_TRANSPORTS | {"self", "tcp"}  # the processor moves the bytes, so it may as well gather them
+MIN_FREE_FILES = 32  # a worker takes about ten, its endpoint a few more, and other threads open files meanwhile
 SPIN_S = 50e-6
 LOOK_S = 200e-6  # sockets, and requests that complete in a call that said it did nothing, can wait so long
 MIN_STALL_S, MAX_STALL_S = 50e-6, 5e-3
@@ -165,6 +168,7 @@ class UcxTransport:
 
     def _open_link(self, socket: FrameSocket) -> UcxLink:
         """Raises TransportError if there is no memory or there are no file descriptors for one."""
+        self._require_files()
         context = self._context_for_link()
         try:
             worker = libucxx.UCXWorker(context)
@@ -175,6 +179,17 @@ class UcxTransport:
         self._links[socket.fileno()] = link
         self._poller.register(worker.epoll_file_descriptor, select.EPOLLIN)
         return link
+
+    def _require_files(self) -> None:
+        opened: list[int] = []
+        try:
+            while len(opened) < MIN_FREE_FILES:
+                opened.append(os.dup(self._wake_fd))
+        except OSError as error:
+            raise TransportError(f"{error.strerror}: {MIN_FREE_FILES} are needed for a link") from error
+        finally:
+            for fd in opened:
+                os.close(fd)
 
     def _context_for_link(self) -> Any:
         without_shm = _without_shm(self._tls)
@@ -376,8 +391,10 @@ def _open_context(tls: str) -> Any:
         "TLS": tls,
         "POSIX_ERROR_HANDLING": "y",
         "POSIX_FIFO_SIZE": "256",  # lets one end run on while the other is not scheduled
-        "POSIX_SEG_SIZE": "16k",
-        "POSIX_RX_BUFS_GROW": "256",  # of these segments, so 4 MiB
+        "POSIX_SEG_SIZE": str(SEGMENT_BYTES),
+        # 12 MiB of segments from the start, for the FIFO and the window of a link (`ucx_link`). When UCX wants more it
+        # crashes if /dev/shm is full, and when it may not have more (RX_MAX_BUFS) messages stay where they are.
+        "POSIX_RX_BUFS_GROW": "768",
         "WARN_UNUSED_ENV_VARS": "n",
     }
     if _names_no_device(tls):

@@ -2,11 +2,15 @@
 
 Messages between processes of one host are eager: UCX copies them into the receiver's memory as they come, which saves
 a handshake a message and is a third faster, but nothing stops a sender whose receiver does not take them. So the
-receiver acknowledges what it has taken, and the sender keeps at most `WINDOW` messages unacknowledged:
+receiver tells how many it has taken, every `ACKNOWLEDGE_BYTES`, and the sender holds what does not fit in a window of
+messages that it has not been told of:
 
-    sender   posts 1 .. 32, holds 33 ...         posts 33 .. 40
-                     \\\\                  ack   /
-    receiver           takes 1, 2, .. 8 ------'
+    sender   posts 1 .. 8, holds 9 ...       posts 9, 10
+                     \\\\               2   /
+    receiver           takes 1, 2 .. -------'
+
+The window is a fraction of the L3 cache, so what a message is unpacked from is still there, and no more than the shared
+memory that the receiver has for it: several messages may be there in part, so each must find room for the rest.
 """
 
 from __future__ import annotations
@@ -21,8 +25,10 @@ from slipstream.kv_transfer.frame_socket import FrameSocket
 from slipstream.kv_transfer.transport import Done
 from slipstream.kv_transfer.ucp import Content, Probed, Request, Ucp
 
-WINDOW_BYTES = 8 << 20
-ACKNOWLEDGE_BYTES = 2 << 20  # less than the window, or a sender may wait for the rest for ever
+SEGMENT_BYTES = 16 << 10  # what UCX cuts messages into, and
+SEGMENT_PAYLOAD_BYTES = SEGMENT_BYTES - 128  # what is in one beside UCX's headers
+WINDOW_BYTES = 8 << 20  # in whole segments
+ACKNOWLEDGE_BYTES = 2 << 20
 _RECORD, _ACK = b"\0", b"\1"  # what a frame after the greeting begins with
 _COUNT = struct.Struct("<I")
 
@@ -44,7 +50,7 @@ class UcxLink:
     operations: list[_Operation] = field(default_factory=list)
     untaken: set[Probed] = field(default_factory=set)  # probed messages that nobody has received yet
     held: deque[tuple[int, Content, Done]] = field(default_factory=deque)  # messages that the window keeps back
-    unacknowledged: deque[int] = field(default_factory=deque)  # bytes of each message that was sent
+    unacknowledged: deque[int] = field(default_factory=deque)  # of each message that was sent
     num_unacknowledged_bytes: int = 0
     num_taken: int = 0  # messages since the last acknowledgement
     num_taken_bytes: int = 0
@@ -68,7 +74,7 @@ class UcxLink:
         self.untaken.remove(probed)
         self.operations.append(_Operation(self.ucp.receive(self.worker, probed, content), done))
         self.num_taken += 1
-        self.num_taken_bytes += probed.num_bytes
+        self.num_taken_bytes += _in_segments(probed.num_bytes)
         if self.num_taken_bytes >= ACKNOWLEDGE_BYTES:
             self.socket.send(_ACK + _COUNT.pack(self.num_taken))
             self.num_taken = self.num_taken_bytes = 0
@@ -113,9 +119,21 @@ class UcxLink:
         for operation in self.operations:
             operation.request.cancel(self.worker)
 
+    def _has_room(self, num_bytes: int) -> bool:
+        # What the receiver has taken and does not tell of yet must not keep back the largest message.
+        return self.num_unacknowledged_bytes <= max(WINDOW_BYTES - num_bytes, ACKNOWLEDGE_BYTES)
+
     def _post(self) -> None:
-        while self.held and self.num_unacknowledged_bytes < WINDOW_BYTES:
+        while self.held and self._has_room(_cost(self.held[0][1])):
             tag, content, done = self.held.popleft()
-            self.unacknowledged.append(len(content))
-            self.num_unacknowledged_bytes += len(content)
+            self.unacknowledged.append(_cost(content))
+            self.num_unacknowledged_bytes += _cost(content)
             self.operations.append(_Operation(self.ucp.send(self.endpoint, tag, content), done))
+
+
+def _cost(content: Content) -> int:
+    return _in_segments(len(content))
+
+
+def _in_segments(num_bytes: int) -> int:
+    return -(-num_bytes // SEGMENT_PAYLOAD_BYTES) * SEGMENT_BYTES

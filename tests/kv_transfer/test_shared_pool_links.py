@@ -261,6 +261,44 @@ def test_running_out_of_file_descriptors_turns_callers_away_and_does_not_end_the
     assert_transfers(open_rank("prefill", 7, transport=way), destination)
 
 
+@pytest.mark.parametrize("num_free", [0, 1, 2, 4, 7, 11, 20, 40])
+@pytest.mark.parametrize("way", ["shared_memory", "ucx"])
+def test_connecting_without_file_descriptors_fails_that_transfer_alone(
+    open_rank: Open, way: str, num_free: int
+) -> None:
+    """With 11 of them left, UCX would end the process."""
+    destination, source = open_rank("decode", transport=way), open_rank("prefill", 7, transport=way)
+    ticket = destination.ticket()
+    with few_files(num_free):
+        destination.agent.expect(ticket, PAGE_IDS, source.peer, 1)
+        source.agent.send(ticket, PAGE_IDS, len(PAGE_IDS))
+        sent = source.next_event()
+        destination.agent.cancel(ticket.key)
+        received = destination.next_event()
+    assert isinstance(sent, SendFailed | Sent)
+    if num_free <= 1:
+        assert isinstance(sent, SendFailed)
+    assert received.key == sent.key == ticket.key
+    assert_transfers(source, destination)
+
+
+@contextlib.contextmanager
+def few_files(num_free: int) -> Iterator[None]:
+    """All but so many file descriptors are taken."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as taken:
+        highest = max(int(fd) for fd in os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 64, limits[1]))
+        taken.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        files = []
+        with contextlib.suppress(OSError):
+            while True:
+                files.append(taken.enter_context(open(os.devnull)))
+        for file in files[len(files) - num_free :]:
+            file.close()
+        yield
+
+
 def test_the_memory_that_is_handed_out_can_neither_be_written_nor_shrunk() -> None:
     memory = PoolMemory(1 << 20)
     assert memory.file is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import random
 import socket
@@ -10,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from queue import SimpleQueue
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -18,9 +21,11 @@ from slipstream.kv_transfer import ucx
 from slipstream.kv_transfer.agent import TransferAgent
 from slipstream.kv_transfer.config import TransferConfig
 from slipstream.kv_transfer.events import Received, SendFailed, Sent, TransferEvent
+from slipstream.kv_transfer.greeting import Greeter
 from slipstream.kv_transfer.layout import PoolGeometry
 from slipstream.kv_transfer.pool import HostPagePool
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
+from slipstream.kv_transfer.pool_memory import PoolMemory
+from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
 from tests.kv_transfer.tickets import make_ticket
 
 GEOMETRY = PoolGeometry(num_layers=2, num_pages=32, num_heads=2, head_bytes=8192)
@@ -33,17 +38,20 @@ transfer_ids = count()
 class Rank:
     """The only rank of a worker, with a pool full of one value."""
 
-    def __init__(self, peer: PeerId, value: int, tls: str) -> None:
+    def __init__(self, peer: PeerId, value: int, tls: str, way: Literal["ucx", "shared_memory"]) -> None:
         self.peer = peer
         shape = (GEOMETRY.num_layers, GEOMETRY.num_pages, GEOMETRY.num_heads, GEOMETRY.head_bytes)
-        self.pages = np.full(shape, value, np.uint8)
+        memory = None if way == "ucx" else PoolMemory(math.prod(shape))
+        buffer = bytearray(math.prod(shape)) if memory is None else memory.buffer
+        self.pages = np.frombuffer(buffer, np.uint8).reshape(shape)
+        self.pages[:] = value
         self.events: SimpleQueue[TransferEvent] = SimpleQueue()
         self.agent = TransferAgent(
-            HostPagePool(self.pages),
+            HostPagePool(self.pages, memory),
             rank=0,
             tp=1,
             peer=peer,
-            config=TransferConfig(transport="ucx", slab_pages=4, staging_mib=2, tls=tls),
+            config=TransferConfig(transport=way, slab_pages=4, staging_mib=2, tls=tls),
             on_event=self.events.put,
         )
 
@@ -67,8 +75,14 @@ Open = Callable[..., Rank]
 def open_rank() -> Iterator[Open]:
     ranks: list[Rank] = []
 
-    def open_one(name: str, epoch: int = 1, value: int = 0, tls: str = TransferConfig().tls) -> Rank:
-        ranks.append(Rank(PeerId(name, epoch), value, tls))
+    def open_one(
+        name: str,
+        epoch: int = 1,
+        value: int = 0,
+        tls: str = TransferConfig().tls,
+        way: Literal["ucx", "shared_memory"] = "ucx",
+    ) -> Rank:
+        ranks.append(Rank(PeerId(name, epoch), value, tls, way))
         return ranks[-1]
 
     yield open_one
@@ -170,3 +184,60 @@ def test_shared_memory_alone_and_none_left_fails_the_send(open_rank: Open, monke
 )
 def test_what_is_left_of_the_transports_without_shared_memory(tls: str, without: str) -> None:
     assert ucx._without_shm(tls) == without
+
+
+@pytest.mark.parametrize("way", ["ucx", "shared_memory"])
+def test_garbage_and_callers_that_dawdle_leave_other_links_alone(open_rank: Open, way: str) -> None:
+    """More of them than there are places for callers, while pages go over a link that is there already."""
+    source, destination = open_rank("prefill", value=7, way=way), open_rank("decode", way=way)
+    assert_transfers(source, destination)
+    address = destination.agent.address
+    good = Greeter("").greet(address, b"x" * 64)
+    generator = random.Random(1)
+    with contextlib.ExitStack() as callers:
+        for number in range(3 * ucx.MAX_CALLERS):
+            caller = callers.enter_context(call(address, way))
+            with contextlib.suppress(OSError):  # turned away already
+                match number % 4:
+                    case 0:  # nothing, or garbage without an end
+                        caller.send(generator.randbytes(generator.randrange(1, 3000)))
+                    case 1:  # the beginning of a greeting
+                        caller.send(framed(good, way)[: generator.randrange(1, len(good))])
+                    case 2:  # a greeting of somebody with another token
+                        caller.send(framed(Greeter("guessed").greet(address, b"x" * 64), way))
+                    case 3 if way == "shared_memory":  # a good greeting with a body that is none
+                        caller.send(good)
+            if number % 16 == 0:
+                assert_transfers(source, destination)
+        assert_transfers(source, destination)
+    wait_until(lambda: destination.agent.stats().links_open == 1)
+    assert_transfers(open_rank("prefill-2", value=9, way=way), destination)
+
+
+def call(address: TransferAddress, way: str) -> socket.socket:
+    if way == "ucx":
+        return socket.create_connection((address.host, address.port), timeout=EVENT_S)
+    caller = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    caller.settimeout(EVENT_S)
+    caller.connect("\0" + Greeter("").socket_name(address))
+    return caller
+
+
+def framed(greeting: bytes, way: str) -> bytes:
+    return struct.pack("<H", len(greeting)) + greeting if way == "ucx" else greeting
+
+
+def test_messages_that_nobody_expects_yet_do_not_need_more_shared_memory(open_rank: Open) -> None:
+    """UCX crashes when it wants more of it and there is none, so it has all from the start."""
+    source, destination = open_rank("prefill", value=7), open_rank("decode")
+    assert_transfers(source, destination)
+    before = num_shm_segments()
+    tickets = [destination.ticket() for _ in range(16)]
+    for ticket in tickets:
+        source.agent.send(ticket, PAGE_IDS, len(PAGE_IDS))
+    wait_until(lambda: source.agent.stats().bytes_sent > 4 << 20)
+    for ticket in tickets:
+        destination.agent.expect(ticket, PAGE_IDS, source.peer, 1)
+        for rank, kind in ((destination, Received), (source, Sent)):
+            assert isinstance(rank.events.get(timeout=EVENT_S), kind)
+    assert num_shm_segments() == before
