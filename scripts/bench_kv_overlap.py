@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What KV transfer costs a user: how long a sequence waits for its pages, and what others notice of their arrival.
 
-    python scripts/bench_kv_overlap.py --model DIR [--isl 512,1024] [--repeats 9] [--transport auto]
+    python scripts/bench_kv_overlap.py [--model DIR] [--isl 512,1024] [--repeats 9] [--transport auto] [--figure SVG]
 
 A prefill and a decode worker's engine with real transfer agents, in two processes; no router and no HTTP.
 
@@ -9,7 +9,7 @@ A prefill and a decode worker's engine with real transfer agents, in two process
   the decode worker, also as a share of TTFT (request to first token of the prefill engine).
 - ITL of 4 running streams, at the decode worker, while a prompt is computed elsewhere: alone, with the other worker
   computing, and with it computing and sending here. The second is what the machine costs, the third adds the pages.
-- a timeline of one transfer by layer.
+- a timeline by layer of the transfer with the median exposed time; `--figure` draws that of the last ISL.
 
 Medians over the repeats. Without `--model`, the random-weight model M (12 layers, bf16) is made in a temporary folder.
 """
@@ -31,9 +31,11 @@ from queue import SimpleQueue
 from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "engine_bench"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
+from bench_kv_overlap_svg import Bar, Overlap, draw
 from yardstick_models import make_model
 
 from slipstream.kv_transfer.config import TransferConfig
@@ -63,7 +65,11 @@ class Computed:
     began: float
     first_token: float
     token_id: int
-    layers: dict[int, float] = field(default_factory=dict)  # when the last of its keys and values were written
+    layers: list[tuple[int, float]]  # when its keys and values were written: once for each chunk of the prompt
+
+    @property
+    def last(self) -> float:
+        return self.layers[-1][1]
 
 
 class WatchedSink:
@@ -71,29 +77,29 @@ class WatchedSink:
 
     def __init__(self, sink: PageSink) -> None:
         self._sink = sink
-        self.layers: dict[int, float] = {}
+        self.layers: list[tuple[int, float]] = []
 
     def begin_sends(self, sends: tuple[PageSend, ...]) -> None:
         self._sink.begin_sends(sends)
 
     def layer_done(self, layer: int, progress: tuple[SendProgress, ...]) -> None:
-        self.layers[layer] = time.perf_counter()
+        self.layers.append((layer, time.perf_counter()))
         self._sink.layer_done(layer, progress)
 
 
 class WatchedLandings:
-    """Notes when the last message of each layer was in place. Looks over the shoulder of an agent's transport."""
+    """Notes when each message was in place, by layer. Looks over the shoulder of an agent's transport."""
 
     def __init__(self, transport: PageTransport) -> None:
         self._receive = transport.receive
-        self.layers: dict[int, float] = {}
+        self.layers: list[tuple[int, float]] = []
         transport.receive = self.receive  # type: ignore[method-assign]
 
     def receive(self, arrival: Arrival, pages: Pages, landed: Landed) -> None:
         self._receive(arrival, pages, partial(self._landed, pages.layer, landed))
 
     def _landed(self, layer: int, landed: Landed, error: str | None, is_whole: bool) -> None:
-        self.layers[layer] = time.perf_counter()
+        self.layers.append((layer, time.perf_counter()))
         landed(error, is_whole)
 
 
@@ -135,6 +141,7 @@ def prefill_worker(connection: Connection, options: argparse.Namespace) -> None:
 def compute(
     engine: Engine, sink: WatchedSink, name: str, prompt: Sequence[int], ticket: HandoffTicket | None
 ) -> Computed:
+    sink.layers.clear()
     began = time.perf_counter()
     if ticket is None:
         engine.add(request(name, prompt, 1))
@@ -143,7 +150,7 @@ def compute(
     chunks = []
     while not chunks:
         chunks = engine.step()
-    return Computed(began, time.perf_counter(), chunks[0].token_ids[0], dict(sink.layers))
+    return Computed(began, time.perf_counter(), chunks[0].token_ids[0], list(sink.layers))
 
 
 @dataclass
@@ -177,8 +184,9 @@ class DecodeWorker:
         self._num_requests += 1
         return f"r{self._num_requests}"
 
-    def transfer(self, isl: int, figures: Figures) -> tuple[Computed, dict[int, float]]:
+    def transfer(self, isl: int, figures: Figures) -> tuple[Computed, list[tuple[int, float]]]:
         """One prompt with nothing else going on."""
+        self._landings.layers.clear()
         name, prompt = self.name(), self.prompt(isl)
         self._ask(name, prompt)
         computed: Computed = self._connection.recv()
@@ -186,9 +194,9 @@ class DecodeWorker:
         assert outcome.failure is None, outcome
         self._engine.release((name, 0))
         figures.ttft.append(1e3 * (computed.first_token - computed.began))
-        figures.exposed.append(1e3 * (landed - max(computed.layers.values())))
+        figures.exposed.append(1e3 * (landed - computed.last))
         figures.after_token.append(1e3 * (landed - computed.first_token))
-        return computed, dict(self._landings.layers)
+        return computed, list(self._landings.layers)
 
     def _ask(self, name: str, prompt: list[int]) -> None:
         reservation = self._engine.reserve(request(name, prompt, 8))
@@ -234,22 +242,41 @@ class DecodeWorker:
                 return not self._ended.empty()
 
 
-def timeline(computed: Computed, landed: dict[int, float]) -> str:
+def overlap(isl: int, computed: Computed, landed: list[tuple[int, float]]) -> Overlap:
+    def ms(at: float) -> float:
+        return 1e3 * (at - computed.began)
+
+    bars, before = [], computed.began
+    done: dict[int, list[float]] = {}  # of each layer, by chunk
+    for layer, at in computed.layers:
+        bars.append(Bar(layer, ms(before), ms(at)))
+        done.setdefault(layer, []).append(at)
+        before = at
+    sent = []
+    for layer, there in landed:
+        # A slab leaves with the last chunk that belongs to it, so with the last one that was done before it was there.
+        ready = max(at for at in done[layer] if at < there)
+        sent.append(Bar(layer, ms(ready), ms(there)))
+    return Overlap(f"A prompt of {isl} tokens, prefilled and handed over", bars, sent, ms(computed.first_token))
+
+
+def timeline(picture: Overlap) -> str:
     """`=` a layer is computed, `>` its pages are on their way, `*` they are verified and in place."""
-    end = max(computed.first_token, *landed.values())
-    scale = COLUMNS / (end - computed.began)
-    lines, before = [], computed.began
-    for layer in sorted(computed.layers):
-        done, there = computed.layers[layer], landed[layer]
-        first, last, mark = (int((at - computed.began) * scale) for at in (before, done, there))
-        mark = max(mark, last + 1)
-        bar = " " * first + "=" * max(1, last - first) + ">" * (mark - last - 1) + "*"
-        lines.append(f"layer {layer:2} |{bar:{COLUMNS + 2}}| {1e3 * (there - done):5.2f} ms after it was computed")
-        before = done
-    token = int((computed.first_token - computed.began) * scale)
-    lines.append(
-        f"token    |{' ' * token}^{'':{COLUMNS + 1 - token}}| {1e3 * (computed.first_token - computed.began):.1f} ms"
-    )
+    scale = COLUMNS / picture.end
+    lines = []
+    for layer in sorted({bar.layer for bar in picture.computed}):
+        row = [" "] * (COLUMNS + 2)
+        for bars, mark in ((picture.computed, "="), (picture.sent, ">")):
+            for bar in bars:
+                if bar.layer == layer:
+                    first, last = int(bar.begin * scale), int(bar.end * scale)
+                    row[first : max(last, first + 1)] = mark * max(last - first, 1)
+                    if mark == ">":
+                        row[max(last, first + 1)] = "*"
+        late = max(bar.end - bar.begin for bar in picture.sent if bar.layer == layer)
+        lines.append(f"layer {layer:2} |{''.join(row)}| {late:5.2f} ms after it was computed")
+    token = int(picture.first_token * scale)
+    lines.append(f"token    |{' ' * token}^{'':{COLUMNS + 1 - token}}| {picture.first_token:.1f} ms")
     return "\n".join(lines)
 
 
@@ -272,6 +299,7 @@ def main() -> None:
     parser.add_argument("--isl", default="512,1024")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--transport", default="auto")
+    parser.add_argument("--figure", type=Path, help="where to write the timeline of the last ISL, as SVG")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         options.model = options.model or str(make_model("M-bf16", Path(folder)))
@@ -294,7 +322,10 @@ def main() -> None:
                         worker.streams(way, isl, figures)
                 report(isl, figures)
                 middle = figures.exposed.index(statistics.median_low(figures.exposed))
-                print(timeline(*pictures[middle]), flush=True)
+                picture = overlap(isl, *pictures[middle])
+                print(timeline(picture), flush=True)
+                if options.figure:
+                    options.figure.write_text(draw(picture))
             connection.send(None)
             process.join()
 
