@@ -13,12 +13,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import get_args
 
 from slipstream.kv_transfer.config import TransferConfig
 from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.actions import Emit, Finish
-from slipstream.router.config import DispatchConfig
-from slipstream.router.generation import AdmissionError, GenerateRequest, GenerationError
+from slipstream.router.config import DispatchConfig, PolicyName
+from slipstream.router.generation import AdmissionError, GenerateRequest, GenerationError, Slo
 from slipstream.router.messages import Credits, Role, SamplingParams, pack_ids
 from slipstream.workers.engine.sequence import SequenceState
 from tests.faults.clockwork import Clockwork, Connection
@@ -79,7 +80,8 @@ class World:
         self._lost_blocks_chance = self._repeat_chance = 0.0
         rng = self.rng
         self.config = DispatchConfig(
-            local_prefill_max_tokens=rng.choice((4, 12, 24, 200)),
+            policy=rng.choice(("slo", *get_args(PolicyName))),
+            local_prefill_max_tokens=rng.choice((None, 4, 12, 24, 200)),
             max_queued_requests=rng.choice((10, 100)),
             max_attempts=rng.choice((3, 6)),
             queue_timeout_s=60.0,
@@ -160,9 +162,9 @@ class World:
         finish = client.finish.finish
         self.seen[finish.reason if finish.error is None else finish.error.kind] += 1
         assert finish.usage.num_output_tokens == len(client.tokens)
-        assert client.finished_s <= max(FAULTS_END_S, client.submitted_s) + WORST_WAIT_S, (
-            f"{request_id} waited too long"
-        )
+        longest_s = USUAL_WAIT_S if self.is_peaceful else max(FAULTS_END_S - client.submitted_s, 0) + WORST_WAIT_S
+        took_s = client.finished_s - client.submitted_s
+        assert took_s <= min(longest_s, request.timeout_s or longest_s) + 1e-6, f"{request_id} took {took_s:.2f} s"
         if finish.reason == "abort":
             assert client.has_left, f"{request_id} was aborted by nobody"
         elif finish.reason == "error":
@@ -171,6 +173,9 @@ class World:
                 record = client.router.dispatcher.record(request_id)
                 assert record is not None
                 assert record.num_attempts >= self.config.max_attempts
+            elif finish.error.kind == "request_timeout":
+                assert request.timeout_s is not None, f"{request_id} was stuck"
+                assert took_s >= request.timeout_s - 1e-6
             else:
                 assert finish.error.kind == "shutting_down", f"{request_id}: {finish.error}"
         else:
@@ -435,6 +440,10 @@ class World:
             priority=rng.randint(-1, 1),
             tenant=rng.choice(("", "a", "b")),
             cache_salt=rng.choice(("", "", "salt")),
+            slo=Slo(ttft_s=rng.choice((None, 0.05, 1.0)), itl_s=rng.choice((None, 0.01))),
+            session=rng.choice(("", "", "s1", "s2")),
+            expected_output_tokens=rng.choice((None, rng.randint(1, max_tokens))),
+            timeout_s=rng.choice((None, None, None, 0.4, 5.0)),
         )
         client = Client(request, router, self.clock.now, prompt)
         try:
