@@ -106,7 +106,10 @@ def _decision(decision: Json) -> list[str]:
     where = (
         f"{decision['prefill']} -> {decision['decode']}" if decision["prefill"] else f"local on {decision['decode']}"
     )
-    margin = f", {number(decision['margin'])} ahead of the next" if decision["margin"] is not None else ""
+    margin = ""
+    if decision["margin"] is not None:
+        ahead = decision["margin"]
+        margin = f", {number(ahead)} ahead of the next" if ahead >= 0 else f", {number(-ahead)} behind a better one"
     policy = f" by {decision['policy']}" if decision["policy"] else ""
     lines = [
         f"attempt {decision['attempt']}, {millis(decision['at_s'])}: {where}{policy}: {decision['reason']}{margin}"

@@ -107,7 +107,7 @@ class RequestRecord:
         if self.num_full_decisions > MAX_FULL_DECISIONS:
             return replace(decision, candidates=tuple(c for c in decision.candidates if decision.chose(c)))
         if len(decision.candidates) > MAX_CANDIDATES:
-            return replace(decision, candidates=decision.candidates[:MAX_CANDIDATES])
+            return replace(decision, candidates=tuple(decision.candidates[:MAX_CANDIDATES]))
         return decision
 
     @property
