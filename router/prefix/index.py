@@ -27,7 +27,9 @@ from slipstream.router.roster import WorkerState
 # queue of a busy worker; one that is queued for longer should not attract more of the same.
 EXPECTED_S = 10.0
 MAX_PLACEMENTS_REMEMBERED = 65_536  # within EXPECTED_S; older ones then expire early
-MAX_ENTRIES = 16_000_000  # blocks times their holders, about 150 bytes each
+MAX_ENTRIES = 16_000_000  # blocks times their holders, about 110 bytes each
+# Entries of lost workers that go with every event: a worker has tens of thousands, and nobody should wait for that.
+SWEPT_AT_ONCE = 512
 
 
 @dataclass(slots=True)
@@ -59,6 +61,7 @@ class PrefixIndex:
         self._holders: dict[WorkerState, Holder] = {}
         self._by_bit: dict[int, Holder] = {}
         self._role_masks: dict[Role, int] = {"prefill": 0, "decode": 0}
+        self._lost: list[Holder] = []  # their entries count for nothing and go bit by bit
         self._placements: deque[tuple[float, Holder, list[int]]] = deque()  # expected blocks, soonest to expire first
         self._num_entries = 0
         self._version = 0  # changes with every change
@@ -71,8 +74,8 @@ class PrefixIndex:
         """A worker has joined; it holds nothing as far as we know. One without a prefix cache never will."""
         if not worker.hello.prefix_caching:
             return
-        number = next(number for number in range(len(self._by_bit) + 1) if 1 << number not in self._by_bit)
-        holder = Holder(worker, 1 << number)
+        taken = self._by_bit.keys() | {holder.bit for holder in self._lost}
+        holder = Holder(worker, next(1 << number for number in range(len(taken) + 1) if 1 << number not in taken))
         self._holders[worker] = self._by_bit[holder.bit] = holder
         self._role_masks[worker.hello.role] |= holder.bit
 
@@ -81,13 +84,12 @@ class PrefixIndex:
         holder = self._holders.pop(worker, None)
         if holder is None:
             return
-        self._forget(holder, holder.held)
-        self._forget(holder, holder.expected)
-        self._num_entries -= holder.num_entries
+        holder.held.update(holder.expected)
         holder.expected.clear()  # a placement may still point here
-        self._version += 1
         del self._by_bit[holder.bit]
         self._role_masks[worker.hello.role] &= ~holder.bit
+        self._lost.append(holder)
+        self._sweep()
 
     # ---- what workers tell
 
@@ -118,6 +120,7 @@ class PrefixIndex:
         if holder.awaits_snapshot:
             return is_missing  # what is kept is old; the snapshot replaces it
         self._version += 1
+        self._sweep()
         self._remove(holder, holder.held.copy() if message.is_snapshot else holder.held.intersection(removed))
         self._store(holder, stored)
         if len(holder.held) > num_pages:
@@ -132,6 +135,7 @@ class PrefixIndex:
         if holder is None:
             return
         held, expected, masks, bit = holder.held, holder.expected, self._masks, holder.bit
+        self._sweep()
         new = [block for block in self._chain(state).ids if block not in held]
         room = min(self._max_entries - self._num_entries, worker.hello.num_pages - len(expected))
         del new[max(room, 0) :]
@@ -142,7 +146,7 @@ class PrefixIndex:
         until = now + EXPECTED_S
         for block in new:
             masks[block] = masks.get(block, 0) | bit
-            expected[block] = until
+        expected.update(dict.fromkeys(new, until))
         self._num_entries += len(expected) - num_before
         self._placements.append((until, holder, new))
         if len(self._placements) > MAX_PLACEMENTS_REMEMBERED:
@@ -210,18 +214,19 @@ class PrefixIndex:
 
     def check_integrity(self) -> None:
         """Raises AssertionError if the two views of who holds what differ. Looks at everything, for tests."""
-        masks: dict[int, int] = {}
-        num_entries = 0
         for worker, holder in self._holders.items():
             assert self._by_bit[holder.bit] is holder, worker.name
             assert self._role_masks[worker.hello.role] & holder.bit, worker.name
             assert not holder.held & holder.expected.keys(), f"{worker.name} holds what is expected of it"
             assert len(holder.held) <= worker.hello.num_pages, worker.name
-            num_entries += holder.num_entries
+        masks: dict[int, int] = {}
+        everybody = (*self._holders.values(), *self._lost)
+        for holder in everybody:
             for block in (*holder.held, *holder.expected):
                 masks[block] = masks.get(block, 0) | holder.bit
         assert masks == self._masks
-        assert num_entries == self._num_entries <= self._max_entries
+        assert sum(holder.num_entries for holder in everybody) == self._num_entries <= self._max_entries
+        assert len({holder.bit for holder in everybody}) == len(everybody)
         assert len(self._by_bit) == len(self._holders)
         assert sum(mask.bit_count() for mask in self._role_masks.values()) == len(self._holders)
 
@@ -240,7 +245,7 @@ class PrefixIndex:
 
     def _hits(self, state: RequestState) -> list[tuple[int, int]]:
         """(number of leading blocks, workers that have exactly so many of them), most first."""
-        if not self._masks:
+        if not self._masks or not self._holders:
             return []
         chain = self._chain(state)
         # The last token is always computed: the one after it is sampled from what comes out.
@@ -249,7 +254,8 @@ class PrefixIndex:
             return self._latest[3]
         masks, ids = self._masks, chain.ids
         hits: list[tuple[int, int]] = []
-        mask, num_blocks = masks.get(ids[0], 0) if num_usable else 0, 0
+        connected = self._role_masks["prefill"] | self._role_masks["decode"]
+        mask, num_blocks = masks.get(ids[0], 0) & connected if num_usable else 0, 0
         while mask:
             num_blocks += 1
             also = mask & masks.get(ids[num_blocks], 0) if num_blocks < num_usable else 0
@@ -280,6 +286,16 @@ class PrefixIndex:
         self._forget(holder, blocks)
         holder.held -= blocks
         self._num_entries -= len(blocks)
+
+    def _sweep(self) -> None:
+        """Some of what lost workers held."""
+        if not self._lost:
+            return
+        holder = self._lost[-1]
+        self._remove(holder, {holder.held.pop() for _ in range(min(SWEPT_AT_ONCE, len(holder.held)))})
+        if not holder.held:
+            self._lost.pop()
+        self._version += 1
 
     def _forget(self, holder: Holder, blocks: Iterable[int]) -> None:
         masks, bit = self._masks, holder.bit

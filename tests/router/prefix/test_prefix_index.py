@@ -161,6 +161,26 @@ def test_placements_of_a_lost_worker_expire_without_harm() -> None:
     index.check_integrity()
 
 
+def test_entries_of_a_lost_worker_count_for_nothing_and_go_bit_by_bit() -> None:
+    worker, other, third = make_worker("a", num_pages=5000), make_worker("b", num_pages=5000), make_worker("c")
+    index = make_index(worker)
+    index.apply(worker, BlocksChanged(1, True, blocks(range(12_000)), b""))
+    index.remove(worker)
+    assert index.best(make_request(range(40)), "decode", 8) == []
+    index.add(other)
+    index.apply(other, BlocksChanged(1, False, blocks(range(8)), b""))
+    assert index.best(make_request(range(40)), "decode", 8) == [(other, 8)]
+    index.remove(other)
+    index.add(third)
+    seq = 0
+    while index.status.num_entries:
+        index.check_integrity()
+        seq += 1
+        assert seq < 20
+        index.apply(third, BlocksChanged(seq, False, b"", b""))
+    index.check_integrity()
+
+
 def test_a_gap_asks_once_for_a_snapshot_and_believes_nothing_before_it() -> None:
     worker = make_worker()
     index = make_index(worker)
