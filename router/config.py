@@ -11,6 +11,7 @@ from slipstream.router.access.config import AccessConfig
 PolicyName = Literal["slo", "kv", "least_loaded", "round_robin", "isl_threshold"]
 
 MAX_HISTORY_REQUESTS = 100_000
+MAX_FRONTS = 64
 MAX_TRACING_TIMEOUT_S = 60.0
 
 
@@ -182,7 +183,10 @@ class RouterConfig:
     worker_port: int = 0  # 0: a free one
     tracing: TracingConfig = field(default_factory=TracingConfig)
     history_requests: int = 1024  # running and finished ones that can be explained; one takes 5 to 50 KiB
+    fronts: int = 1  # processes for HTTP and tokenising; 1: the dispatcher's own
 
     def __post_init__(self) -> None:
+        if not 1 <= self.fronts <= MAX_FRONTS:
+            raise ValueError(f"fronts must be 1 to {MAX_FRONTS}, got {self.fronts}")
         if not 1 <= self.history_requests <= MAX_HISTORY_REQUESTS:
             raise ValueError(f"history_requests must be 1 to {MAX_HISTORY_REQUESTS}, got {self.history_requests}")

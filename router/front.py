@@ -76,13 +76,23 @@ class Front:
         """Serve one request. The client's X-Request-Id comes back if it is a harmless one, else a new id."""
         await self._serve(self._routes, request, exchange, is_open=request.path in OPEN_PATHS)
 
+    @staticmethod
+    def request_id_of(request: Request) -> str:
+        """The id that the client gave, if it is a harmless one, else a new one."""
+        given = request.headers.get(b"x-request-id", b"")
+        return given.decode("ascii") if REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+
+    @property
+    def counts(self) -> FrontMetrics:
+        """What was counted here, and what was added to it from elsewhere."""
+        return self._metrics
+
     async def admin(self, request: Request, exchange: Exchange) -> None:
         """Serve one request at the operators' port, where nobody is asked for a key: who reaches it may."""
         await self._serve(self._admin_routes, request, exchange, is_open=True)
 
     async def _serve(self, routes: Routes, request: Request, exchange: Exchange, *, is_open: bool) -> None:
-        given = request.headers.get(b"x-request-id", b"")
-        exchange.request_id = given.decode("ascii") if REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+        exchange.request_id = self.request_id_of(request)
         self._begin_trace(request, exchange)
         status = 500
         try:

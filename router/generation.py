@@ -62,6 +62,7 @@ class GenerateRequest:
     local_prefill_max_tokens: int | None = None
     choice: int = 0
     trace_id: str = ""  # W3C Trace Context, 32 hex digits
+    wants_record: bool = False  # the answer will tell the whole record, so it must get to whoever writes the answer
 
     def packed_prompt(self) -> bytes:
         """The prompt as packed int32. Raises ValueError or OverflowError if it is not one."""

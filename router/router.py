@@ -1,10 +1,11 @@
-"""The router process: HTTP front, dispatcher and worker port on one event loop."""
+"""The router process: HTTP front, dispatcher and worker port on one event loop, or fronts in processes of their own."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -15,6 +16,11 @@ from slipstream.router.access.access import Access
 from slipstream.router.canary import Canary
 from slipstream.router.config import RouterConfig, TlsConfig, TracingConfig
 from slipstream.router.front import Front
+from slipstream.router.fronts.link import FrontLink
+from slipstream.router.fronts.messages import DispatcherMessage
+from slipstream.router.fronts.pool import FrontPool
+from slipstream.router.fronts.setup import FrontSetup
+from slipstream.router.fronts.tally import FrontTally
 from slipstream.router.http.server import HttpServer
 from slipstream.router.open_files import allow_all_files
 from slipstream.router.service import GenerationService
@@ -72,7 +78,7 @@ class Router:
         self._cleanup = AsyncExitStack()
         self._is_draining = False
         self._service: GenerationService
-        self._server: HttpServer
+        self._server: HttpServer | FrontPool
         self._admin_server: HttpServer | None = None
         self._canary: Canary
 
@@ -110,7 +116,7 @@ class Router:
                 tracer=tracer,
             )
             allow_all_files()
-            self._server = HttpServer(self._config.http, front)
+            self._server = self._serving(front, access)
             await self._service.start()
             cleanup.push_async_callback(self._service.close)
             http_port = await self._server.start()
@@ -121,12 +127,33 @@ class Router:
                 self._admin_server = HttpServer(config, front.admin)
                 admin_at = Endpoint(admin.host, await self._admin_server.start())
                 cleanup.push_async_callback(self._admin_server.stop)
+            if isinstance(self._server, FrontPool):
+                telling = asyncio.create_task(self._tell_limits(self._server))
+                cleanup.push_async_callback(cancel_and_wait, telling)
             singing = asyncio.create_task(self._canary.run())
             singing.add_done_callback(log_failure)
             cleanup.push_async_callback(cancel_and_wait, singing)
             self._cleanup = cleanup.pop_all()
         http = Endpoint(self._config.http.host, http_port)
         return Addresses(http, Endpoint(*self._service.worker_address), admin_at)
+
+    def _serving(self, front: Front, access: Access) -> HttpServer | FrontPool:
+        """What clients connect to: this process, or several others."""
+        if self._config.fronts == 1:
+            return HttpServer(self._config.http, front)
+        level = logging.getLogger().level
+        setup = FrontSetup(self._config, self._model_name, self._model_dir, self._service.max_model_len, level)
+
+        def link_of(send: Callable[[DispatcherMessage], None]) -> FrontLink:
+            tally = FrontTally(front.counts, access.num_unauthenticated)
+            return FrontLink(self._service, access, tally, front, send)
+
+        return FrontPool(self._config.fronts, setup, link_of)
+
+    async def _tell_limits(self, fronts: FrontPool) -> None:
+        while True:
+            fronts.tell_limits(self._service.max_model_len)
+            await self._service.wait_for_join()
 
     async def drain(self, deadline_s: float) -> None:
         """Take nothing new and let running answers end, for at most `deadline_s` seconds."""

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeVar
 
 from slipstream.router.actions import Emit, Finish
 from slipstream.router.config import RouterConfig
@@ -14,11 +15,12 @@ from slipstream.router.dispatcher import Dispatcher
 from slipstream.router.generation import (
     GenerateRequest,
     GenerationError,
+    GenerationFinish,
     InvalidRequestError,
     ShuttingDownError,
 )
 from slipstream.router.history import RequestRecord
-from slipstream.router.messages import EngineRequest, Generate
+from slipstream.router.messages import EngineRequest, Generate, TokenLogprob
 from slipstream.router.stages import attempts_of
 from slipstream.router.status import Snapshot
 from slipstream.router.stream import GenerationStream
@@ -26,6 +28,18 @@ from slipstream.router.wire import FrameEncoder, WireError, decode_payload
 from slipstream.router.worker_port import WorkerPort
 
 log = logging.getLogger(__name__)
+
+
+class Receiver(Protocol):
+    """Where the output of a request goes: a stream that is read here, or one on its way to another process."""
+
+    @property
+    def record(self) -> RequestRecord: ...
+    def deliver(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None: ...
+    def end(self, finish: GenerationFinish) -> None: ...
+
+
+R = TypeVar("R", bound=Receiver)
 
 
 class GenerationService:
@@ -50,7 +64,7 @@ class GenerationService:
             deliver=self._deliver,
         )
         self._encoder = FrameEncoder()
-        self._streams: dict[str, GenerationStream] = {}
+        self._receivers: dict[str, Receiver] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._is_admitting = True
@@ -81,17 +95,21 @@ class GenerationService:
     def submit(self, request: GenerateRequest) -> GenerationStream:
         """Queues a request. Raises AdmissionError (QueueFullError, PromptTooLongError, InvalidRequestError,
         ShuttingDownError), and then there is nothing to clean up."""
+        return self.relay(request, lambda record: GenerationStream(record, self.cancel))
+
+    def relay(self, request: GenerateRequest, receiver_of: Callable[[RequestRecord], R]) -> R:
+        """Queues a request whose output goes to a receiver that is made for it. Raises AdmissionError."""
         if not self._is_admitting:
             raise ShuttingDownError
         self._check_sendable(request)
         actions = self._dispatcher.submit(request, time.monotonic())
         record = self._dispatcher.record(request.request_id)
         assert record is not None
-        stream = GenerationStream(record, self.cancel)
-        self._streams[request.request_id] = stream
+        receiver = receiver_of(record)
+        self._receivers[request.request_id] = receiver
         self._idle.clear()
         self._port.perform(actions)
-        return stream
+        return receiver
 
     def cancel(self, request_id: str) -> None:
         """Ends a request with finish reason "abort". Unknown ids are ignored."""
@@ -131,13 +149,14 @@ class GenerationService:
 
     def _deliver(self, action: Emit | Finish) -> None:
         if isinstance(action, Emit):
-            self._streams[action.request_id].deliver(action.token_ids, action.logprobs)
+            self._receivers[action.request_id].deliver(action.token_ids, action.logprobs)
         else:
-            stream = self._streams.pop(action.request_id)
-            stream.end(action.finish)
-            if action.finish.error is not None or stream.record.events[-1].attempt or log.isEnabledFor(logging.DEBUG):
-                log_story(stream.record)
-            if not self._streams:
+            receiver = self._receivers.pop(action.request_id)
+            receiver.end(action.finish)
+            record = receiver.record
+            if action.finish.error is not None or record.events[-1].attempt or log.isEnabledFor(logging.DEBUG):
+                log_story(record)
+            if not self._receivers:
                 self._idle.set()
 
     def _check_sendable(self, request: GenerateRequest) -> None:

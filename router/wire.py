@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Iterator
-from functools import cache
-from typing import cast
+from functools import cached_property
+from typing import Any, cast
 
 import msgpack
 
@@ -27,6 +27,7 @@ __all__ = [
     "FrameProtocol",
     "FrameReader",
     "Message",
+    "Vocabulary",
     "WireError",
     "decode_payload",
     "encode_frame",
@@ -64,24 +65,32 @@ TYPE_CODES: dict[type, int] = {
 }
 
 
-@cache
-def _encoders() -> dict[type, tuple[int, Encoder]]:
-    return {cls: (code, encoder(cls)) for cls, code in TYPE_CODES.items()}
+class Vocabulary:
+    """The messages of one kind of connection. Compiled when they are first needed."""
+
+    def __init__(self, type_codes: dict[type, int]) -> None:
+        self._type_codes = type_codes
+
+    @cached_property
+    def encoders(self) -> dict[type, tuple[int, Encoder]]:
+        return {cls: (code, encoder(cls)) for cls, code in self._type_codes.items()}
+
+    @cached_property
+    def decoders(self) -> dict[int, Decoder]:
+        return {code: decoder(cls) for cls, code in self._type_codes.items()}
 
 
-@cache
-def _decoders() -> dict[int, Decoder]:
-    return {code: decoder(cls) for cls, code in TYPE_CODES.items()}
+WORKERS = Vocabulary(TYPE_CODES)
 
 
 class FrameEncoder:
     """Turns messages into frames. Keeps its packing buffer between calls: use one a connection, from one thread."""
 
-    def __init__(self) -> None:
-        self._encoders = _encoders()
+    def __init__(self, vocabulary: Vocabulary = WORKERS) -> None:
+        self._encoders = vocabulary.encoders
         self._packer = msgpack.Packer()
 
-    def encode(self, message: Message) -> bytes:
+    def encode(self, message: Any) -> bytes:
         """The whole frame. Raises WireError for values that cannot travel (an int beyond 64 bits, broken text)."""
         code, flatten = self._encoders[type(message)]
         try:
@@ -98,7 +107,7 @@ def encode_frame(message: Message) -> bytes:
     return FrameEncoder().encode(message)
 
 
-def decode_payload(payload: bytes | bytearray | memoryview) -> Message:
+def decode_payload(payload: bytes | bytearray | memoryview, vocabulary: Vocabulary = WORKERS) -> Any:
     """The message in a frame's payload (the frame without its length). Raises WireError, whatever the bytes."""
     try:
         fields = msgpack.unpackb(payload, use_list=False)
@@ -106,21 +115,21 @@ def decode_payload(payload: bytes | bytearray | memoryview) -> Message:
         raise WireError(f"not MessagePack: {type(error).__name__} {error}") from error
     if type(fields) is not tuple or not fields:
         raise WireError(f"a frame must be an array of a type code and fields, got {type(fields).__name__}")
-    decode = _decoders().get(fields[0]) if type(fields[0]) is int else None
+    decode = vocabulary.decoders.get(fields[0]) if type(fields[0]) is int else None
     if decode is None:
         raise WireError(f"unknown message type {fields[0]!r:.40}")
-    message: Message = decode(fields[1:])
-    return message
+    return decode(fields[1:])
 
 
 class FrameReader:
     """Cuts a byte stream into messages, without I/O. `max_frame_bytes` may be raised once a peer is trusted."""
 
-    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES, vocabulary: Vocabulary = WORKERS) -> None:
         self.max_frame_bytes = max_frame_bytes
+        self._vocabulary = vocabulary
         self._rest = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[Message]:
+    def feed(self, data: bytes) -> Iterator[Any]:
         """The messages that `data` completes, in order. Raises WireError at the first bad one, after the good ones.
 
         The iterator must be exhausted or given up for good before the next call.
@@ -137,7 +146,7 @@ class FrameReader:
                 end = position + 4 + size
                 if end > len(view):
                     break
-                message = decode_payload(view[position + 4 : end])
+                message = decode_payload(view[position + 4 : end], self._vocabulary)
                 position = end
                 yield message
         if is_continued:
@@ -147,7 +156,7 @@ class FrameReader:
 
 
 class FrameProtocol(asyncio.Protocol):
-    """Both ends of the connection between router and worker.
+    """Both ends of the connection between router and worker, or of another one that has a `vocabulary` of its own.
 
     `on_message` gets every message in order. `on_open` is called once the connection stands, `on_lost` exactly once
     when it is over, with the reason: a WireError when the peer sent bad bytes, BufferError when it did not read,
@@ -159,19 +168,20 @@ class FrameProtocol(asyncio.Protocol):
 
     def __init__(
         self,
-        on_message: Callable[[Message], None],
+        on_message: Callable[[Any], None],
         on_lost: Callable[[Exception | None], None],
         on_open: Callable[[], None] | None = None,
         *,
         max_frame_bytes: int = MAX_FRAME_BYTES,
         max_outgoing_bytes: int = MAX_OUTGOING_BYTES,
+        vocabulary: Vocabulary = WORKERS,
     ) -> None:
-        self.reader = FrameReader(max_frame_bytes)
+        self.reader = FrameReader(max_frame_bytes, vocabulary)
         self._on_message = on_message
         self._on_lost = on_lost
         self._on_open = on_open
         self._max_outgoing_bytes = max_outgoing_bytes
-        self._encoder = FrameEncoder()
+        self._encoder = FrameEncoder(vocabulary)
         self._transport: asyncio.Transport | None = None
         self._outgoing: list[bytes] = []
         self._outgoing_bytes = 0
@@ -188,7 +198,7 @@ class FrameProtocol(asyncio.Protocol):
         peer = self._transport.get_extra_info("peername") if self._transport is not None else None
         return f"{peer[0]}:{peer[1]}" if peer else "nowhere"
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Any) -> None:
         """Queues a message; does nothing on a connection that is closing. Raises WireError for unsendable values."""
         if self._transport is None or self._closing:
             return

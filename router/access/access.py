@@ -136,6 +136,17 @@ class Access:
             raise self._limited(limited, limits.headers(now)) from None
         return permit, limits.headers(now)
 
+    async def enter(self, caller: Caller, model: str, num_tokens: int, num_sequences: int) -> tuple[Permit, str]:
+        """`admit`, for whoever does not know where the limits are counted."""
+        return self.admit(caller, model, num_tokens, num_sequences)
+
+    def caller_of(self, digest: bytes) -> Caller:
+        """Who has the key with that digest, as a front process found it out. Raises HttpError 401."""
+        caller = self._callers.get(digest)
+        if caller is None:
+            raise self._unauthenticated("unknown", "Incorrect API key provided.")
+        return caller
+
     def settle(self, permit: Permit, used: UsageCounts) -> None:
         """The request has ended."""
         key = permit.caller.key

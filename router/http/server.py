@@ -20,11 +20,13 @@ HEALTH_PATHS = "/health/"
 
 
 class HttpServer:
-    """Life cycle: `start`, then `drain` (optional), then `stop`. All on one event loop."""
+    """Life cycle: `start`, then `drain` (optional), then `stop`. All on one event loop. With `shares_port` other
+    processes may listen on the same port, and the system divides new connections between them."""
 
-    def __init__(self, config: HttpConfig, handler: Handler) -> None:
+    def __init__(self, config: HttpConfig, handler: Handler, *, shares_port: bool = False) -> None:
         self._config = config
         self._handler = handler
+        self._shares_port = shares_port
         self._tls = ServerTls(config.tls) if config.tls.is_on else None
         self._server: asyncio.Server | None = None
         self._connections: set[HttpConnection] = set()
@@ -66,6 +68,7 @@ class HttpServer:
                 host,
                 port,
                 backlog=BACKLOG,
+                reuse_port=self._shares_port,
                 ssl=context,
                 ssl_handshake_timeout=handshake_s,
             )

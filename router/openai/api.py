@@ -203,13 +203,13 @@ class OpenAiApi:
     async def _answer(self, exchange: Exchange, job: Job) -> None:
         """Have the job done and send what comes of it. Raises HttpError if nothing was sent yet."""
         choices: list[Choice] = []
-        permit, exchange.header_lines = self._access.admit(
-            job.caller, self._model, job.num_reserved_tokens, job.num_choices
-        )
-        self._metrics.choices.observe(job.choices_per_prompt)
         if job.body.explain and job.num_choices > MAX_EXPLAINED_CHOICES:
             message = f"'explain' is served for up to {MAX_EXPLAINED_CHOICES} choices, got {job.num_choices}."
             raise HttpError(400, message, param="explain", code="invalid_value")
+        permit, exchange.header_lines = await self._access.enter(
+            job.caller, self._model, job.num_reserved_tokens, job.num_choices
+        )
+        self._metrics.choices.observe(job.choices_per_prompt)
         try:
             with ExitStack() as streams:  # leaving early, for whatever reason, cancels what still runs
                 for index in range(job.num_choices):
@@ -258,6 +258,7 @@ class OpenAiApi:
             timeout_s=body.timeout_s,
             choice=index,
             trace_id=job.trace_id,
+            wants_record=bool(body.explain),
         )
         try:
             stream = self._service.submit(request)

@@ -1,0 +1,190 @@
+"""The front processes of a router: started, watched, started anew."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from slipstream.router.fronts.link import FrontLink
+from slipstream.router.fronts.messages import FRONTS, Begin, DispatcherMessage, Drain, Limits, Listening
+from slipstream.router.fronts.setup import FrontSetup
+from slipstream.router.wire import FrameProtocol
+
+FIRST_RETRY_S = 0.2
+MAX_RETRY_S = 5.0
+EXIT_TIMEOUT_S = 3.0  # after its connection is closed; then it is killed
+
+log = logging.getLogger(__name__)
+
+
+class FrontPool:
+    """`link_of` makes the dispatcher's end of a connection, given how to send on it. All fronts share one port: each
+    listens on it, and the system divides new connections between them."""
+
+    def __init__(
+        self,
+        num_fronts: int,
+        setup: FrontSetup,
+        link_of: Callable[[Callable[[DispatcherMessage], None]], FrontLink],
+    ) -> None:
+        self._num_fronts = num_fronts
+        self._setup = setup
+        self._link_of = link_of
+        self._reserved: socket.socket | None = None
+        self._fronts: set[_Front] = set()
+        self._keepers: list[asyncio.Task[None]] = []
+        self._is_closing = False
+
+    @property
+    def num_connections(self) -> int:
+        return sum(front.link.num_connections for front in self._fronts)
+
+    @property
+    def pids(self) -> Sequence[int]:
+        return [front.process.pid for front in self._fronts]
+
+    async def start(self) -> int:
+        """Returns the port when all fronts listen on it. Raises OSError if it cannot be had or a front cannot serve."""
+        http = self._setup.config.http
+        self._reserved = reserve_port(http.host, http.port)
+        port: int = self._reserved.getsockname()[1]
+        self._setup = replace(self._setup, config=replace(self._setup.config, http=replace(http, port=port)))
+        fronts = [self._spawn() for _ in range(self._num_fronts)]
+        await asyncio.gather(*(front.listens for front in fronts))
+        self._keepers = [asyncio.create_task(self._keep(front)) for front in fronts]
+        return port
+
+    def tell_limits(self, max_model_len: int | None) -> None:
+        """The longest sequence has changed."""
+        if max_model_len != self._setup.max_model_len:
+            self._setup = replace(self._setup, max_model_len=max_model_len)
+            for front in self._fronts:
+                front.protocol.send(Limits(max_model_len))
+
+    async def drain(self, deadline_s: float) -> bool:
+        """No new connections; returns when all fronts have ended what ran there, True if within `deadline_s`."""
+        self._is_closing = True
+        for front in self._fronts:
+            front.protocol.send(Drain(deadline_s))
+        if not self._fronts:
+            return True
+        _, late = await asyncio.wait([front.lost for front in self._fronts], timeout=deadline_s)
+        return not late
+
+    async def stop(self) -> None:
+        """Ends all fronts."""
+        self._is_closing = True
+        for keeper in self._keepers:
+            keeper.cancel()
+        for keeper in self._keepers:
+            with contextlib.suppress(asyncio.CancelledError):
+                await keeper
+        for front in list(self._fronts):
+            await self._end(front)
+        if self._reserved is not None:
+            self._reserved.close()
+
+    def _spawn(self) -> _Front:
+        front = _Front(self._setup, self._link_of)
+        self._fronts.add(front)
+        return front
+
+    async def _keep(self, front: _Front) -> None:
+        """Starts a front anew whenever it is gone."""
+        retry_s = FIRST_RETRY_S
+        while True:
+            await asyncio.wait([front.lost])
+            await self._end(front)
+            if self._is_closing:
+                return
+            log.warning("front process %d is gone with status %s", front.process.pid, front.process.returncode)
+            await asyncio.sleep(retry_s)
+            front = self._spawn()
+            try:
+                await front.listens
+                retry_s = FIRST_RETRY_S
+            except OSError as error:
+                log.error("a front process does not start: %s", error)
+                retry_s = min(2 * retry_s, MAX_RETRY_S)
+
+    async def _end(self, front: _Front) -> None:
+        await front.end()
+        self._fronts.discard(front)
+
+
+class _Front:
+    """One front process and the connection to it. `listens` is done when it serves, `lost` when it is gone."""
+
+    def __init__(self, setup: FrontSetup, link_of: Callable[[Callable[[DispatcherMessage], None]], FrontLink]) -> None:
+        loop = asyncio.get_running_loop()
+        self.listens: asyncio.Future[None] = loop.create_future()
+        self.listens.add_done_callback(lambda future: future.exception())  # read, or the loop would complain
+        self.lost: asyncio.Future[None] = loop.create_future()
+        self.protocol = FrameProtocol(self._received, self._on_lost, vocabulary=FRONTS)
+        self.link = link_of(self.protocol.send)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # Where this process found its modules, that one shall.
+            environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "slipstream.router.fronts.process", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=environment,
+            )
+        self._opening = loop.create_task(self._open(ours, Begin(pickle.dumps(setup))))
+
+    async def _open(self, ours: socket.socket, begin: Begin) -> None:
+        await asyncio.get_running_loop().create_unix_connection(lambda: self.protocol, sock=ours)
+        self.protocol.send(begin)
+
+    async def end(self) -> None:
+        """Closes the connection, which the process takes for its end, and waits for that."""
+        await self._opening
+        self.protocol.close()
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(None, self.process.wait, EXIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            await loop.run_in_executor(None, self.process.wait)
+
+    def _received(self, message: Any) -> None:
+        if isinstance(message, Listening):
+            self.listens.set_result(None)
+        else:
+            self.link.received(message)
+
+    def _on_lost(self, reason: Exception | None) -> None:
+        self.link.lost()
+        if not self.listens.done():
+            self.listens.set_exception(OSError("a front process ended before it listened; the log says why"))
+        self.lost.set_result(None)
+
+
+def reserve_port(host: str, port: int) -> socket.socket:
+    """A socket bound to the address, without listening, so that fronts may share it. Raises OSError if somebody else,
+    even a router of the same user that shares its port among fronts, listens there."""
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as alone:
+            alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            alone.bind((host, port))
+            port = alone.getsockname()[1]
+        shared = socket.socket(family, socket.SOCK_STREAM)
+        shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        shared.bind((host, port))
+    except OSError as error:
+        why = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+        raise OSError(error.errno, f"cannot listen for HTTP on {host}:{port}: {why}") from error
+    return shared

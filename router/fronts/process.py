@@ -1,0 +1,175 @@
+"""A front process: HTTP, tokenising, detokenising and event streams, for a dispatcher in another process.
+
+    python -m slipstream.router.fronts.process FD
+
+FD is the inherited end of a socket pair. When the other end closes, the dispatcher is gone: streams end with an error,
+and so does the process. It lives no longer than the process that started it, however that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any
+
+import uvloop
+
+from slipstream.router.front import Front
+from slipstream.router.fronts.messages import FRONTS, Begin, Counts, Drain, Listening
+from slipstream.router.fronts.remote import RemoteAccess, RemoteDispatcher
+from slipstream.router.fronts.setup import FrontSetup
+from slipstream.router.fronts.tally import counts_of
+from slipstream.router.garbage import spare_garbage_collector
+from slipstream.router.http.exchange import Exchange
+from slipstream.router.http.reader import Request
+from slipstream.router.http.server import HttpServer
+from slipstream.router.open_files import allow_all_files
+from slipstream.router.router import ENCODE_THREADS, LAST_WORDS_S, trace_exporter
+from slipstream.router.tokenizer import Tokenizer
+from slipstream.router.tracing.tracer import Tracer
+from slipstream.router.wire import FrameProtocol
+
+OWN_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/health/live"})
+TELL_COUNTS_S = 0.2  # how old the counts of a front on the metrics page may be
+
+log = logging.getLogger(__name__)
+
+
+class FrontProcess:
+    """Life cycle: `run`. Everything on one event loop."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._socket = link
+        self._begun: asyncio.Future[FrontSetup] = asyncio.get_running_loop().create_future()
+        self._over = asyncio.Event()
+        self._draining: asyncio.Task[None] | None = None
+        self._link = FrameProtocol(self._received, self._lost, vocabulary=FRONTS)
+        self._dispatcher: RemoteDispatcher | None = None
+        self._server: HttpServer
+        self._count: Callable[[], Counts]
+        self._told: Counts | None = None
+        self._tell_timer: asyncio.TimerHandle | None = None
+
+    async def run(self) -> None:
+        """From the setup to the end of a drain or of the dispatcher."""
+        await asyncio.get_running_loop().create_unix_connection(lambda: self._link, sock=self._socket)
+        setup = await self._begun
+        logging.getLogger().setLevel(setup.log_level)
+        async with AsyncExitStack() as cleanup:
+            server = await self._serve(setup, cleanup)
+            await self._over.wait()
+            await server.drain(LAST_WORDS_S)
+            self._tell_counts()
+        self._link.close()
+
+    async def _serve(self, setup: FrontSetup, cleanup: AsyncExitStack) -> HttpServer:
+        config, loop = setup.config, asyncio.get_running_loop()
+        pool = cleanup.enter_context(ThreadPoolExecutor(ENCODE_THREADS, thread_name_prefix="tokenizer"))
+        files = cleanup.enter_context(ThreadPoolExecutor(1, thread_name_prefix="access"))
+        tokenizer = await loop.run_in_executor(pool, Tokenizer.from_directory, setup.model_dir, pool)
+        tracer = None
+        if config.tracing.traces_url is not None:
+            exporter = trace_exporter(config.tracing, setup.model)
+            exporter.start()
+            cleanup.push_async_callback(loop.run_in_executor, None, exporter.close, config.tracing.timeout_s)
+            tracer = Tracer(config.tracing.sample_ratio, exporter)
+        dispatcher = self._dispatcher = RemoteDispatcher(self._link.send, traces=tracer is not None)
+        dispatcher.max_model_len = setup.max_model_len
+        access = RemoteAccess(replace(config.access, usage_file=None), files)
+        access.dispatcher = dispatcher
+        access.open()
+        cleanup.push_async_callback(access.close)
+        front = Front(setup.model, tokenizer, dispatcher, lambda: None, lambda: 0, access, tracer=tracer)
+        allow_all_files()
+        server = self._server = HttpServer(
+            config.http, DividedHandler(front, dispatcher, self._tell_counts), shares_port=True
+        )
+        self._count = lambda: Counts(counts_of(front.counts, access.num_unauthenticated), server.num_connections)
+        port = await server.start()
+        cleanup.push_async_callback(server.stop)
+        cleanup.callback(self._stop_telling)
+        self._tell_counts()
+        spare_garbage_collector()
+        self._link.send(Listening(port))
+        return server
+
+    def _tell_counts(self) -> None:
+        """What was counted until now, and again in a while."""
+        self._stop_telling()
+        counts = self._count()
+        if counts != self._told:
+            self._told = counts
+            self._link.send(counts)
+        self._tell_timer = asyncio.get_running_loop().call_later(TELL_COUNTS_S, self._tell_counts)
+
+    def _stop_telling(self) -> None:
+        if self._tell_timer is not None:
+            self._tell_timer.cancel()
+            self._tell_timer = None
+
+    async def _drain(self, deadline_s: float) -> None:
+        """Ends this process once nothing runs here; after the deadline the dispatcher will end it."""
+        if await self._server.drain(deadline_s):
+            self._over.set()
+
+    def _received(self, message: Any) -> None:
+        match message:
+            case Begin(pickled):
+                self._begun.set_result(pickle.loads(pickled))
+            case Drain(deadline_s):
+                self._draining = asyncio.create_task(self._drain(deadline_s))
+            case _ if self._dispatcher is not None:
+                self._dispatcher.received(message)
+
+    def _lost(self, reason: Exception | None) -> None:
+        if not self._begun.done():
+            self._begun.set_exception(ConnectionError("the dispatcher is gone"))
+        if self._dispatcher is not None:
+            self._dispatcher.lost()
+        self._over.set()
+
+
+class DividedHandler:
+    """Generations are this process's; whatever else is asked for has one answer, wherever it is asked."""
+
+    def __init__(self, front: Front, dispatcher: RemoteDispatcher, tell_counts: Callable[[], None]) -> None:
+        self._front = front
+        self._dispatcher = dispatcher
+        self._tell_counts = tell_counts
+
+    async def __call__(self, request: Request, exchange: Exchange) -> None:
+        if request.path in OWN_PATHS:
+            await self._front(request, exchange)
+            return
+        exchange.request_id = self._front.request_id_of(request)
+        self._tell_counts()  # comes before the question, so that a page has all that its reader knows of
+        answer = await self._dispatcher.ask(request, exchange.request_id)
+        exchange.respond(answer.status, answer.body, answer.content_type, answer.headers)
+
+
+def main() -> None:
+    # The terminal sends Ctrl-C to all; the dispatcher's process decides when this one ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    link = socket.socket(fileno=int(sys.argv[1]))
+
+    async def run() -> None:
+        await FrontProcess(link).run()
+
+    try:
+        uvloop.run(run())
+    except (OSError, ValueError) as error:
+        log.error("a front cannot serve: %s", error)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""The dispatcher as a front process sees it: the same calls as on the service itself, over a link."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import pickle
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+from slipstream.router.access.access import Access, Permit
+from slipstream.router.access.caller import Caller
+from slipstream.router.access.usage import UsageCounts
+from slipstream.router.fronts.messages import (
+    Answer,
+    Ask,
+    Cancel,
+    Ended,
+    Enter,
+    Entered,
+    Forget,
+    FrontMessage,
+    Limits,
+    Output,
+    Settle,
+    Submit,
+)
+from slipstream.router.generation import (
+    GenerateRequest,
+    GenerationError,
+    GenerationFinish,
+    InvalidRequestError,
+    ShuttingDownError,
+    Usage,
+)
+from slipstream.router.history import RequestRecord, Timeline
+from slipstream.router.http.errors import HttpError
+from slipstream.router.http.reader import Request
+from slipstream.router.status import Snapshot
+from slipstream.router.stream import GenerationStream
+
+LOST = GenerationError("shutting_down", "the router's dispatcher is gone", retry_after_s=1.0)
+NO_USAGE = UsageCounts(num_requests=1, num_errors=1)
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Running:
+    """A request at the dispatcher, and how many of its tokens came."""
+
+    stream: GenerationStream
+    num_output_tokens: int = 0
+
+
+class RemoteDispatcher:
+    """What `Front` needs of a service. `send` puts a message on the link; `received` takes what comes from it. With
+    `traces` the records of all requests come back with their ends."""
+
+    def __init__(self, send: Callable[[FrontMessage], None], traces: bool) -> None:
+        self._send = send
+        self._traces = traces
+        self._numbers = itertools.count(1)
+        self._running: dict[int, Running] = {}
+        self._replies: dict[int, asyncio.Future[Any]] = {}
+        self._is_lost = False
+        self.max_model_len: int | None = None
+
+    # ---- generations
+
+    def submit(self, request: GenerateRequest) -> GenerationStream:
+        """A refusal comes as the end of the stream. Raises ShuttingDownError, InvalidRequestError."""
+        if self._is_lost:
+            raise ShuttingDownError
+        number = next(self._numbers)
+        if self._traces:
+            request = replace(request, wants_record=True)
+        try:
+            message = Submit.of(request, number)
+        except (ValueError, OverflowError) as error:
+            raise InvalidRequestError(f"the prompt is not a list of token ids: {error}") from error
+        record = RequestRecord(
+            request.request_id,
+            request.tenant,
+            request.priority,
+            len(message.prompt_ids) // 4,
+            Timeline(time.monotonic()),
+        )
+        stream = GenerationStream(record, lambda _: self._cancel(number))
+        self._running[number] = Running(stream)
+        self._send(message)
+        return stream
+
+    def _cancel(self, number: int) -> None:
+        running = self._running.pop(number, None)
+        if running is not None:
+            self._send(Cancel(number))
+            usage = Usage(running.stream.record.num_prompt_tokens, running.num_output_tokens, 0)
+            running.stream.end(GenerationFinish("abort", usage))
+
+    # ---- calls with a reply
+
+    async def ask(self, request: Request, request_id: str) -> Answer:
+        """Have the dispatcher's process answer an HTTP request. Raises HttpError 503 if it is gone."""
+        number = next(self._numbers)
+        headers = tuple((request.headers | {b"x-request-id": request_id.encode()}).items())
+        message = Ask(number, request.method, request.path, request.query, headers, request.body)
+        answer: Answer = await self._call(number, message, Forget(number))
+        return answer
+
+    async def enter(self, digest: bytes, model: str, num_tokens: int, num_sequences: int) -> Entered:
+        """Raises HttpError 503 if the dispatcher is gone."""
+        number = next(self._numbers)
+        message = Enter(number, digest, model, num_tokens, num_sequences)
+        entered: Entered = await self._call(number, message, settled(number, model, NO_USAGE))
+        return entered
+
+    def settle(self, number: int, model: str, used: UsageCounts) -> None:
+        """`number` is that of the Enter, 0 if there was none."""
+        self._send(settled(number, model, used))
+
+    async def _call(self, number: int, message: FrontMessage, if_cancelled: FrontMessage) -> Any:
+        if self._is_lost:
+            raise dispatcher_is_gone()
+        reply = self._replies[number] = asyncio.get_running_loop().create_future()
+        self._send(message)
+        try:
+            return await reply
+        except asyncio.CancelledError:
+            self._send(if_cancelled)
+            raise
+        finally:
+            del self._replies[number]
+
+    # ---- what comes from the dispatcher
+
+    def received(self, message: Limits | Output | Entered | Answer) -> None:
+        match message:
+            case Output(emitted, ended):
+                for one in emitted:
+                    running = self._running.get(one.number)
+                    if running is not None:
+                        running.num_output_tokens += len(one.token_ids)
+                        running.stream.deliver(one.token_ids, one.logprobs)
+                for end in ended:
+                    self._end(end)
+            case Limits(max_model_len):
+                self.max_model_len = max_model_len
+            case Entered() | Answer():
+                reply = self._replies.get(message.number)
+                if reply is not None and not reply.done():
+                    reply.set_result(message)
+
+    def lost(self) -> None:
+        """The dispatcher is gone: everything ends."""
+        self._is_lost = True
+        for running in self._running.values():
+            usage = Usage(running.stream.record.num_prompt_tokens, running.num_output_tokens, 0)
+            running.stream.end(GenerationFinish("error", usage, error=LOST))
+        self._running.clear()
+        for reply in self._replies.values():
+            if not reply.done():
+                reply.set_exception(dispatcher_is_gone())
+
+    def _end(self, ended: Ended) -> None:
+        running = self._running.pop(ended.number, None)
+        if running is None:
+            return
+        record = running.stream.record
+        if ended.pickled:
+            whole: RequestRecord = pickle.loads(ended.pickled)
+            for field in fields(whole):
+                setattr(record, field.name, getattr(whole, field.name))
+        record.timeline, record.finish = ended.timeline, ended.finish
+        running.stream.end(ended.finish)
+
+    # ---- what only the dispatcher's own front is asked for
+
+    def snapshot(self) -> Snapshot:
+        raise NotImplementedError("the dispatcher's process answers this")
+
+    def explain(self, request_id: str) -> RequestRecord | None:
+        raise NotImplementedError("the dispatcher's process answers this")
+
+    def latest(self) -> Iterable[RequestRecord]:
+        raise NotImplementedError("the dispatcher's process answers this")
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePermit(Permit):
+    """`number` is that of its Enter, 0 if it needed none."""
+
+    number: int
+
+
+class RemoteAccess(Access):
+    """Keys are known here, from the same file; what they may still do and what they have used, the dispatcher knows."""
+
+    dispatcher: RemoteDispatcher
+
+    async def enter(self, caller: Caller, model: str, num_tokens: int, num_sequences: int) -> tuple[Permit, str]:
+        if caller.key is None:
+            return RemotePermit(caller, model, num_tokens, num_sequences, 0), ""
+        entered = await self.dispatcher.enter(caller.key.digest, model, num_tokens, num_sequences)
+        refusal = entered.refusal
+        if refusal is not None:
+            raise HttpError(
+                refusal.status,
+                refusal.message,
+                kind=refusal.kind,
+                param=refusal.param,
+                code=refusal.code,
+                headers=refusal.headers,
+            )
+        return RemotePermit(caller, model, num_tokens, num_sequences, entered.number), entered.header_lines
+
+    def settle(self, permit: Permit, used: UsageCounts) -> None:
+        assert isinstance(permit, RemotePermit)
+        self.dispatcher.settle(permit.number, permit.model, used)
+
+
+def settled(number: int, model: str, used: UsageCounts) -> Settle:
+    counts = (used.num_requests, used.num_errors, used.num_prompt_tokens, used.num_cached_tokens)
+    return Settle(number, model, *counts, used.num_output_tokens)
+
+
+def dispatcher_is_gone() -> HttpError:
+    message = f"{LOST.message[:1].upper()}{LOST.message[1:]}."
+    return HttpError(503, message, kind="server_error", code="shutting_down", headers=(("retry-after", "1"),))

@@ -1,0 +1,307 @@
+"""A router with front processes: real processes, real sockets, workers played by the test."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from dataclasses import fields, replace
+from pathlib import Path
+
+import orjson
+import psutil
+import pytest
+import yaml
+
+from slipstream.router.access.api_key import digest_of
+from slipstream.router.access.config import AccessConfig
+from slipstream.router.config import HttpConfig, RouterConfig
+from slipstream.router.fronts.messages import Submit
+from slipstream.router.fronts.pool import FrontPool
+from slipstream.router.fronts.tally import FrontTally, counts_of
+from slipstream.router.generation import GenerateRequest
+from slipstream.router.messages import SamplingParams, pack_ids
+from slipstream.router.metrics import FrontMetrics
+from slipstream.router.router import Addresses, Endpoint, Router
+from tests.router.fake_cluster import MODEL, MODEL_DIR, run
+from tests.router.test_http_router import CONFIG, TOKEN, Exchange, PlayedWorker, ask, completion, until_ready
+
+NUM_FRONTS = 2
+NUM_CLIENTS = 8  # on connections of their own, which the system divides; all on one front is less than 1 % likely
+
+
+@contextlib.asynccontextmanager
+async def routing(access: AccessConfig | None = None) -> AsyncIterator[tuple[Router, Addresses, PlayedWorker]]:
+    """Ready, with one decode worker."""
+    config = replace(CONFIG, fronts=NUM_FRONTS, access=access or AccessConfig())
+    router = Router(config, MODEL, MODEL_DIR, TOKEN)
+    addresses = await router.start()
+    worker = PlayedWorker("decode", addresses)
+    try:
+        await worker.join()
+        await until_ready(addresses.http)
+        yield router, addresses, worker
+    finally:
+        worker.leave()
+        await router.stop()
+
+
+def fronts_of(router: Router) -> FrontPool:
+    assert isinstance(router._server, FrontPool)
+    return router._server
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+async def stream_of(at: Endpoint, max_tokens: int, prompt: int = 5) -> Exchange:
+    """A stream whose first event has arrived."""
+    body = completion(prompt, max_tokens=max_tokens, ignore_eos=True, stream=True)
+    exchange = await Exchange.begin(at, "POST", "/v1/completions", body)
+    await exchange.reader.readuntil(b"data: ")
+    return exchange
+
+
+def ended_well(rest: bytes) -> bool:
+    return b"data: [DONE]" in rest
+
+
+def test_several_fronts_serve_one_port_and_their_counts_add_up() -> None:
+    async def main() -> None:
+        async with routing() as (router, addresses, _):
+            body = completion(max_tokens=3, ignore_eos=True)
+            answers = await asyncio.gather(
+                *(ask(addresses.http, "POST", "/v1/completions", body) for _ in range(NUM_CLIENTS))
+            )
+            assert {status for status, _ in answers} == {200}
+            assert orjson.loads(answers[0][1])["usage"]["completion_tokens"] == 3
+            bad = await ask(addresses.http, "POST", "/v1/completions", completion(max_tokens=0))
+            assert bad[0] == 400
+            assert len(set(fronts_of(router).pids)) == NUM_FRONTS
+            expected = [
+                b'vllm:generation_tokens_total{model_name="%b"} %d.0' % (MODEL.encode(), 3 * NUM_CLIENTS),
+                b'vllm:prompt_tokens_total{model_name="%b"} %d.0' % (MODEL.encode(), 5 * NUM_CLIENTS),
+                b'vllm:e2e_request_latency_seconds_count{model_name="%b"} %d.0' % (MODEL.encode(), NUM_CLIENTS),
+                b'slipstream:http_responses_total{status="400"} 1.0',
+            ]
+            page = b""
+            async with asyncio.timeout(30):  # other fronts than the one that is asked tell their counts in a while
+                while not all(line in page for line in expected):
+                    page = (await ask(addresses.http, "GET", "/metrics"))[1]
+            for _ in range(NUM_CLIENTS):  # and the sums do not depend on whom one asks
+                page = (await ask(addresses.http, "GET", "/metrics"))[1]
+                assert all(line in page for line in expected), page
+
+    run(main, deadline_s=110)
+
+
+def test_whatever_front_is_asked_it_explains_every_request_and_knows_all_usage() -> None:
+    async def main() -> None:
+        async with routing() as (_, addresses, _):
+            status, answer = await ask(
+                addresses.http, "POST", "/v1/completions", completion(max_tokens=2, explain=True)
+            )
+            told = orjson.loads(answer)
+            assert status == 200
+            (explained,) = told["slipstream"]["explain"]
+            assert explained["request_id"] == told["id"]
+            for _ in range(NUM_CLIENTS):
+                status, page = await ask(addresses.http, "GET", f"/v1/requests/{told['id']}/explain")
+                assert status == 200
+                assert orjson.loads(page)["request_id"] == told["id"]
+                status, page = await ask(addresses.http, "GET", "/v1/usage")
+                (account,) = orjson.loads(page)["data"]
+                assert (account["num_requests"], account["completion_tokens"]) == (1, 2)
+            assert (await ask(addresses.http, "GET", "/v1/requests/nobody/explain"))[0] == 404
+            assert (await ask(addresses.http, "GET", "/nowhere"))[0] == 404
+            assert (await ask(addresses.http, "DELETE", "/v1/models"))[0] == 405
+            status, models = await ask(addresses.http, "GET", "/v1/models")
+            assert orjson.loads(models)["data"][0]["max_model_len"] == 1000
+
+    run(main, deadline_s=110)
+
+
+def test_what_the_dispatcher_refuses_is_the_same_answer_as_without_fronts() -> None:
+    async def main() -> None:
+        async with routing() as (router, addresses, worker):
+            worker.leave()
+            await until(lambda: not router._service.is_ready)
+            router._service.stop_admission()
+            status, answer = await ask(addresses.http, "POST", "/v1/completions", completion(max_tokens=1))
+            assert status == 503
+            assert orjson.loads(answer)["error"]["code"] == "shutting_down"
+
+    run(main, deadline_s=110)
+
+
+def test_a_client_that_leaves_a_front_frees_the_worker() -> None:
+    async def main() -> None:
+        async with routing() as (router, addresses, worker):
+            worker.may_go_on.clear()
+            exchange = await stream_of(addresses.http, max_tokens=20)
+            exchange.writer.transport.abort()
+            await worker.cancelled.wait()
+            await until(lambda: router._service.snapshot().num_requests == 0)
+
+    run(main, deadline_s=110)
+
+
+def test_limits_of_a_key_are_counted_once_over_all_fronts(tmp_path: Path) -> None:
+    keys = [{"name": "k", "sha256": digest_of(b"sk-k").hex(), "requests_per_minute": 3}]
+    (tmp_path / "keys.yaml").write_text(yaml.safe_dump({"keys": keys}))
+
+    async def asked(at: Endpoint, path: str, body: object) -> tuple[int, bytes]:
+        exchange = Exchange(*await asyncio.open_connection(at.host, at.port))
+        data = orjson.dumps(body) if body is not None else b""
+        head = f"{'POST' if data else 'GET'} {path} HTTP/1.1\r\nConnection: close\r\nAuthorization: Bearer sk-k\r\n"
+        exchange.writer.write(head.encode() + b"Content-Length: %d\r\n\r\n" % len(data) + data)
+        return await exchange.end()
+
+    async def main() -> None:
+        async with routing(AccessConfig(str(tmp_path / "keys.yaml"))) as (_, addresses, _):
+            assert (await ask(addresses.http, "POST", "/v1/completions", completion(max_tokens=1)))[0] == 401
+            body = completion(max_tokens=1, ignore_eos=True)
+            statuses = Counter([(await asked(addresses.http, "/v1/completions", body))[0] for _ in range(NUM_CLIENTS)])
+            assert statuses == {200: 3, 429: NUM_CLIENTS - 3}
+            told: list[dict[str, int]] = []
+            async with asyncio.timeout(30):
+                while not told:
+                    told = orjson.loads((await asked(addresses.http, "/v1/usage", None))[1])["data"]
+            assert (told[0]["num_requests"], told[0]["completion_tokens"]) == (3, 3)
+
+    run(main, deadline_s=110)
+
+
+def test_a_front_that_is_killed_takes_its_own_streams_and_is_started_anew() -> None:
+    async def main() -> None:
+        async with routing() as (router, addresses, worker):
+            worker.may_go_on.clear()
+            exchanges = [await stream_of(addresses.http, max_tokens=3) for _ in range(NUM_CLIENTS)]
+            pool = fronts_of(router)
+            victim = max(pool._fronts, key=lambda front: front.link.num_running)
+            num_lost = victim.link.num_running
+            assert num_lost > 0
+            os.kill(victim.process.pid, signal.SIGKILL)
+            await until(lambda: router._service.snapshot().num_requests == NUM_CLIENTS - num_lost)
+            assert worker.cancelled.is_set()
+            worker.may_go_on.set()
+            rests = [await exchange.reader.read() for exchange in exchanges]
+            for exchange in exchanges:
+                exchange.writer.close()
+            assert sum(map(ended_well, rests)) == NUM_CLIENTS - num_lost
+            await until(lambda: len(pool.pids) == NUM_FRONTS and victim.process.pid not in pool.pids)
+            await asyncio.gather(*(front.listens for front in pool._fronts))
+            for _ in range(NUM_CLIENTS):
+                status, _ = await ask(addresses.http, "POST", "/v1/completions", completion(max_tokens=2))
+                assert status == 200
+
+    run(main, deadline_s=110)
+
+
+def test_fronts_of_a_killed_dispatcher_end_their_streams_with_an_error_and_then_themselves(tmp_path: Path) -> None:
+    program = {"model": MODEL, "model_dir": str(MODEL_DIR), "token": TOKEN}
+    program |= {"router": {"http": {"port": 0}, "fronts": NUM_FRONTS}}
+    (tmp_path / "router.yaml").write_text(yaml.safe_dump(program))
+
+    command = [sys.executable, "-m", "slipstream.router.main", "--config", str(tmp_path / "router.yaml")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as router:
+
+        async def main() -> None:
+            assert router.stdout is not None
+            said = orjson.loads(router.stdout.readline())
+            http, workers = (Endpoint(*split(said[key])) for key in ("http", "workers"))
+            worker = await PlayedWorker("decode", Addresses(http, workers)).join()
+            await until_ready(http)
+            fronts = psutil.Process(router.pid).children()
+            assert len(fronts) == NUM_FRONTS
+            worker.may_go_on.clear()
+            exchanges = [await stream_of(http, max_tokens=5) for _ in range(NUM_CLIENTS)]
+            router.kill()
+            for exchange in exchanges:
+                rest = await exchange.reader.read()
+                exchange.writer.close()
+                assert not ended_well(rest)
+                assert b"shutting_down" in rest
+            await until(lambda: not any(front.is_running() for front in fronts))
+            worker.leave()
+
+        run(main, deadline_s=110)
+
+
+def split(address: str) -> tuple[str, int]:
+    host, _, port = address.removeprefix("http://").rpartition(":")
+    return host, int(port)
+
+
+def test_a_drain_lets_streams_end_and_turns_new_connections_away() -> None:
+    async def main() -> None:
+        async with routing() as (router, addresses, worker):
+            worker.may_go_on.clear()
+            exchange = await stream_of(addresses.http, max_tokens=3)
+            draining = asyncio.create_task(router.drain(60))
+            refused = False
+            while not refused:
+                try:
+                    refused = (await ask(addresses.http, "GET", "/health/live"))[0] != 200
+                except (OSError, IndexError):
+                    refused = True
+            worker.may_go_on.set()
+            assert ended_well(await exchange.reader.read())
+            exchange.writer.close()
+            await draining
+            pids = [front.process.pid for front in fronts_of(router)._fronts]
+        assert not any(map(psutil.pid_exists, pids))
+
+    run(main, deadline_s=110)
+
+
+def test_a_port_that_somebody_shares_among_fronts_is_in_use() -> None:
+    async def main() -> None:
+        async with routing() as (_, addresses, _):
+            config = RouterConfig(http=HttpConfig(port=addresses.http.port), fronts=NUM_FRONTS)
+            with pytest.raises(OSError, match="the port is in use"):
+                await Router(config, MODEL, MODEL_DIR, TOKEN).start()
+
+    run(main, deadline_s=110)
+
+
+def test_the_number_of_fronts_is_checked() -> None:
+    with pytest.raises(ValueError, match="fronts must be 1 to 64, got 0"):
+        RouterConfig(fronts=0)
+
+
+def test_a_request_travels_whole() -> None:
+    known = {field.name for field in fields(GenerateRequest)}
+    assert known | {"number"} == {field.name for field in fields(Submit)}
+    request = GenerateRequest("r", pack_ids([1, 2]), SamplingParams(3), priority=2, names=("a",), session="s", choice=1)
+    assert Submit.of(request, 7).request() == request
+
+
+def test_counts_of_fronts_add_up_whatever_dies() -> None:
+    sums, unauthenticated = FrontMetrics(), Counter[str]()
+    first, second = FrontMetrics(), FrontMetrics()
+    tallies = [FrontTally(sums, unauthenticated) for _ in range(2)]
+    first.whole_s.observe(0.2, 2)
+    first.responses[200] += 2
+    tallies[0].add(counts_of(first, {"missing": 1}))
+    second.whole_s.observe(0.2)
+    second.responses[200] += 1
+    second.num_output_tokens = 4
+    tallies[1].add(counts_of(second, {}))
+    first.whole_s.observe(70.0)
+    first.responses[503] += 1
+    tallies[0].add(counts_of(first, {"missing": 3}))
+    FrontTally(sums, unauthenticated).add(counts_of(second, {}))  # one that was started anew counts from zero
+    assert sums.responses == {200: 4, 503: 1}
+    assert sums.num_output_tokens == 8
+    assert sum(sums.whole_s.counts) == 5
+    assert sums.whole_s.total == pytest.approx(0.8 + 70.0)
+    assert unauthenticated == {"missing": 3}
