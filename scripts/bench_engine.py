@@ -12,7 +12,7 @@ the rounds, after one that only warms up. The peers are public packages, each in
 
 The models have random weights and are made here. A section during which other programs were busy is measured again, a
 few times at most. On a machine that others use, too, `--lock FILE` keeps an exclusive lock (flock) on that file during
-each round after the first; the times to start are then to be taken from a run of their own (`--rounds 0`).
+the rounds after the first; the times to start are then to be taken from a run of their own (`--rounds 0`).
 """
 
 from __future__ import annotations
@@ -193,6 +193,11 @@ def table(model: str, peers: list[Peer]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def measure(wanted: list[str], peers: list[Peer], round_number: int) -> None:
+    for section, peer in itertools.product(wanted, peers):
+        peer.measure(section, round_number)
+
+
 def bench(model: str, pythons: dict[str, str], args: argparse.Namespace) -> list[Peer]:
     model_dir = make_model(model, args.models_dir)
     wanted = sections(args.sections.split(","))
@@ -203,14 +208,12 @@ def bench(model: str, pythons: dict[str, str], args: argparse.Namespace) -> list
             peers.append(start(engine, python, served, args, Path(directory)))
             stack.callback(stop, peers[-1])
             print(f"  {model}: {engine} runs", file=sys.stderr, flush=True)
-        for round_number in range(args.rounds + 1):
-            with locked(args.lock if round_number else []):
-                for section, peer in itertools.product(wanted, peers):
-                    peer.measure(section, round_number)
-            disturbed = ", ".join(f"{peer.name} {peer.num_disturbed}" for peer in peers)
-            print(
-                f"  {model}: round {round_number} of {args.rounds}; disturbed: {disturbed}", file=sys.stderr, flush=True
-            )
+        measure(wanted, peers, 0)
+        with locked(args.lock):
+            for round_number in range(1, args.rounds + 1):
+                measure(wanted, peers, round_number)
+                disturbed = ", ".join(f"{peer.name} {peer.num_disturbed}" for peer in peers)
+                print(f"  {model}: round {round_number}; disturbed: {disturbed}", file=sys.stderr, flush=True)
     return peers
 
 
