@@ -106,8 +106,10 @@ def predictions(record: RequestRecord) -> dict[str, Json]:
     if decisions:
         first = decisions[0]
         chosen = chosen_of(first)
+        # The policy counts from the placement, clients and SLOs from the queue; the wait there was known by then.
+        waited_s, ttft_s = since(record.timeline.queued, record.timeline.placed), first.predicted_ttft_s
         foreseen = {
-            "ttft_s": first.predicted_ttft_s,
+            "ttft_s": waited_s + ttft_s if waited_s is not None and ttft_s is not None else None,
             "itl_s": first.predicted_itl_s,
             "output_tokens": first.predicted_output_tokens,
             "cached_tokens": chosen.num_cached_tokens if chosen is not None else None,

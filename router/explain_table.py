@@ -115,7 +115,8 @@ def _decision(decision: Json) -> list[str]:
         f"attempt {decision['attempt']}, {millis(decision['at_s'])}: {where}{policy}: {decision['reason']}{margin}"
     ]
     candidates = decision["candidates"]
-    names = list(dict.fromkeys(name for candidate in candidates for name in candidate["terms"]))
+    # A term that costs nobody anything would only make the lines longer; the JSON has it.
+    names = list(dict.fromkeys(name for one in candidates for name, value in one["terms"].items() if value))
     rows = [("", "PREFILL", "DECODE", "COST", *names, "CACHED", "")]
     for candidate in candidates:
         terms = [number(candidate["terms"].get(name)) for name in names]

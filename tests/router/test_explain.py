@@ -137,7 +137,7 @@ def test_what_was_foreseen_stands_beside_what_came_out() -> None:
     told = explanation(remote_record(), unix_offset_s=1000.0)
     assert orjson.loads(orjson.dumps(told)) is not None
     assert told["predictions"] == {
-        "ttft_s": {"predicted": 0.1, "measured": 0.12},
+        "ttft_s": {"predicted": 0.11, "measured": 0.12},
         "itl_s": {"predicted": 0.004, "measured": (100.62 - 100.12) / 10},
         "output_tokens": {"predicted": 20, "measured": 11},
         "cached_tokens": {"predicted": 16, "measured": 32},
@@ -161,7 +161,7 @@ def test_the_table_shows_every_candidate_with_its_terms_and_marks_the_chosen() -
     assert lines[head + 4].split() == ["local", "decode-1", "2.1", "2.08", "0.02", "16", "no", "room"]
     assert lines[head + 5].endswith("failed this request before")
     [ttft] = [line for line in lines if line.strip().startswith("TTFT")]
-    assert ttft.split() == ["TTFT", "100.00", "ms", "120.00", "ms", "200.00", "ms"]
+    assert ttft.split() == ["TTFT", "110.00", "ms", "120.00", "ms", "200.00", "ms"]
 
 
 def test_a_request_in_the_queue_can_be_explained() -> None:
