@@ -86,11 +86,14 @@ class FairLine:
             flow = self._flows[state.request.tenant]
             self._floor = max(self._floor, flow.tag)
             state.charged_tokens = expected_tokens(state)
-            self._move(flow, state.charged_tokens)
+            if len(flow.waiting) > 1:
+                self._move(flow, state.charged_tokens)
+            else:
+                flow.tag += state.charged_tokens / flow.weight
         self.remove(state)
 
     def remove(self, state: RequestState) -> None:
-        """It leaves without having had its turn."""
+        """It leaves without having had its turn. A line that is empty then is of no further use."""
         del self._arrivals[state]
         if state in self._returned:
             self._returned.discard(state)
@@ -101,10 +104,7 @@ class FairLine:
                 del self._flows[flow.tenant]
                 self._by_tag.discard(flow)
                 self._away[flow.tenant] = flow.tag
-        if not self._arrivals:
-            self._away.clear()
-            self._floor = 0.0
-        elif len(self._away) > len(self._flows) + MAX_AWAY:
+        if len(self._away) > len(self._flows) + MAX_AWAY:
             self._away = {tenant: tag for tenant, tag in self._away.items() if tag > self._floor}
 
     def settle(self, state: RequestState, num_tokens: int) -> None:
@@ -123,6 +123,9 @@ class FairLine:
     def __iter__(self) -> Iterator[RequestState]:
         """In the order in which they would have their turns. Not to be changed meanwhile."""
         yield from self._returned
+        if len(self._flows) == 1:
+            yield from self._by_tag.first().waiting
+            return
         newcomers = iter(self._by_tag)
         following = next(newcomers, None)
         again: list[tuple[float, int, _Flow, Iterator[RequestState]]] = []

@@ -24,7 +24,9 @@ MAX_TTFT_S = 60.0  # later deadlines count as this one, or a request could be ov
 
 
 def priority_class(priority: int) -> int:
-    return min(max(priority, -MAX_PRIORITY), MAX_PRIORITY)
+    if -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        return priority
+    return MAX_PRIORITY if priority > 0 else -MAX_PRIORITY
 
 
 class WorkQueue:
@@ -36,7 +38,7 @@ class WorkQueue:
     def __init__(self, ageing_s: float, default_ttft_s: float) -> None:
         self._ageing_s = ageing_s
         self._default_ttft_s = default_ttft_s
-        self._lines: dict[int, FairLine] = {}
+        self._lines: dict[int, FairLine] = {}  # none is empty
         self._waiting: dict[str, RequestState] = {}
         self._aged_had_turn = True  # the first turn is for the most urgent
         self._now = 0.0
@@ -54,11 +56,11 @@ class WorkQueue:
 
     @property
     def depth_by_priority(self) -> dict[int, int]:
-        return {priority: len(line) for priority, line in sorted(self._lines.items()) if line}
+        return {priority: len(line) for priority, line in sorted(self._lines.items())}
 
     def oldest_by_priority(self) -> dict[int, float]:
         """When the oldest waiting request of each class came."""
-        return {priority: line.oldest_s for priority, line in sorted(self._lines.items()) if line}
+        return {priority: line.oldest_s for priority, line in sorted(self._lines.items())}
 
     def num_waiting_of(self, tenant: str) -> int:
         return sum(line.num_waiting_of(tenant) for line in self._lines.values())
@@ -88,23 +90,28 @@ class WorkQueue:
 
     def take(self, request_id: str, now: float) -> None:
         """The request has its turn. Its tenant is charged for it."""
-        state = self._waiting[request_id]
+        state = self._waiting.pop(request_id)
         own_class = priority_class(state.request.priority)
-        self._now = now
         aged = self._aged_class(now)
-        self._leave(state).take(state)
         self._aged_had_turn = aged is None or own_class == aged
+        self._now = now
+        self._lines[own_class].take(state)
+        self._left(own_class)
 
     def remove(self, request_id: str) -> None:
         """The request leaves without having had its turn."""
-        state = self._waiting[request_id]
-        self._leave(state).remove(state)
+        state = self._waiting.pop(request_id)
+        own_class = priority_class(state.request.priority)
+        self._lines[own_class].remove(state)
+        self._left(own_class)
 
     def settle(self, state: RequestState, num_tokens: int) -> None:
-        """A request that had its turn has ended; `num_tokens` is what it really took."""
-        if state.charged_tokens:
+        """A request that had its turn has ended; `num_tokens` is what it really took. Where nobody waits any more,
+        debts are forgotten."""
+        line = self._lines.get(priority_class(state.request.priority))
+        if line is not None and state.charged_tokens:
             self._version += 1
-            self._lines[priority_class(state.request.priority)].settle(state, num_tokens)
+            line.settle(state, num_tokens)
 
     def candidates(self, now: float) -> Iterator[RequestState]:
         """Waiting requests in the order of their turns, each once. They may be taken and removed meanwhile: what
@@ -124,7 +131,10 @@ class WorkQueue:
     def _walk(self, now: float) -> Iterator[RequestState]:
         self._now = now
         aged = self._aged_class(now)
-        lines = {priority: iter(line) for priority, line in sorted(self._lines.items()) if line}
+        if len(self._lines) == 1:
+            yield from next(iter(self._lines.values()))
+            return
+        lines = {priority: iter(line) for priority, line in sorted(self._lines.items())}
         is_aged_turn = not self._aged_had_turn
         while lines:
             if aged not in lines:
@@ -139,9 +149,9 @@ class WorkQueue:
 
     def _aged_class(self, now: float) -> int | None:
         """The class that has every second turn, if one has waited long enough for it."""
-        oldest = self.oldest_by_priority()
-        if len(oldest) < 2:
+        if len(self._lines) < 2:
             return None
+        oldest = self.oldest_by_priority()
         top = next(iter(oldest))
         del oldest[top]
         aged = min(oldest, key=lambda priority: oldest[priority] + priority * self._ageing_s)
@@ -152,9 +162,13 @@ class WorkQueue:
         self._version += 1
         self._waiting[state.request_id] = state
         self._now = max(self._now, state.record.timeline.queued)
-        return self._lines.setdefault(priority_class(state.request.priority), FairLine())
+        own_class = priority_class(state.request.priority)
+        line = self._lines.get(own_class)
+        if line is None:
+            line = self._lines[own_class] = FairLine()
+        return line
 
-    def _leave(self, state: RequestState) -> FairLine:
+    def _left(self, own_class: int) -> None:
         self._version += 1
-        del self._waiting[state.request_id]
-        return self._lines[priority_class(state.request.priority)]
+        if not self._lines[own_class]:
+            del self._lines[own_class]

@@ -53,8 +53,12 @@ class RankedHeap(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """In order, and no further than it is asked: the first k cost O(k log k). Not to be changed meanwhile."""
+        if not self._live:
+            return
+        yield self.first()  # which also clears the dead away from the top
         heap = self._heap
-        frontier = [(heap[0], 0)] if heap else []
+        frontier = [(heap[child], child) for child in (1, 2) if child < len(heap)]
+        heapq.heapify(frontier)
         while frontier:
             (_, number, item), at = heapq.heappop(frontier)
             for child in (2 * at + 1, 2 * at + 2):

@@ -236,14 +236,15 @@ class Access:
             self._saving = None
 
     async def _save(self) -> None:
-        unsaved = self.usage.take_unsaved()
+        unsaved = self.usage.unsaved() if self._usage_file is not None else {}
         if self._usage_file is None or not unsaved:
             return
         try:
             await asyncio.get_running_loop().run_in_executor(self._executor, self._usage_file.append, unsaved)
         except OSError as error:
-            self.usage.put_back(unsaved)
             log.error("the usage could not be saved, and is tried again with the next: %s", error)
+        else:
+            self.usage.note_saved(unsaved)
 
 
 def _version_of(path: Path) -> FileVersion | None:

@@ -6,8 +6,9 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import NamedTuple
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,15 @@ class UsageCounts:
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
 
+    def minus(self, other: UsageCounts) -> UsageCounts:
+        return UsageCounts(
+            self.num_requests - other.num_requests,
+            self.num_errors - other.num_errors,
+            self.num_prompt_tokens - other.num_prompt_tokens,
+            self.num_cached_tokens - other.num_cached_tokens,
+            self.num_output_tokens - other.num_output_tokens,
+        )
+
     @property
     def num_tokens(self) -> int:
         return self.num_prompt_tokens + self.num_output_tokens
@@ -36,8 +46,7 @@ class UsageCounts:
         self.num_output_tokens += other.num_output_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
+class Account(NamedTuple):
     """Whose usage it is. Without keys both names are empty."""
 
     key: str
@@ -46,32 +55,36 @@ class Account:
 
 
 class UsageBook:
-    """`unsaved` is what came since the last `take_unsaved`."""
+    """Sums since ever, and which of them are saved."""
 
     def __init__(self) -> None:
         self._total: dict[Account, UsageCounts] = {}
-        self._unsaved: dict[Account, UsageCounts] = {}
+        self._saved: dict[Account, UsageCounts] = {}
 
     def add(self, account: Account, counts: UsageCounts) -> None:
-        self._total.setdefault(account, UsageCounts()).add(counts)
-        self._unsaved.setdefault(account, UsageCounts()).add(counts)
+        total = self._total.get(account)
+        if total is None:
+            total = self._total[account] = UsageCounts()
+        total.add(counts)
 
     def restore(self, entries: Iterable[tuple[Account, UsageCounts]]) -> None:
-        """What was counted before this process began."""
+        """What was counted, and saved, before this process began."""
         for account, counts in entries:
-            self._total.setdefault(account, UsageCounts()).add(counts)
+            self._total[account] = counts
+            self._saved[account] = replace(counts)
 
     def __iter__(self) -> Iterator[tuple[Account, UsageCounts]]:
         return iter(self._total.items())
 
-    def take_unsaved(self) -> dict[Account, UsageCounts]:
-        unsaved, self._unsaved = self._unsaved, {}
-        return unsaved
+    def unsaved(self) -> dict[Account, UsageCounts]:
+        """What has come since it was saved last."""
+        nothing = UsageCounts()
+        changes = {account: total.minus(self._saved.get(account, nothing)) for account, total in self._total.items()}
+        return {account: counts for account, counts in changes.items() if counts != nothing}
 
-    def put_back(self, unsaved: dict[Account, UsageCounts]) -> None:
-        """They could not be saved; they go with the next ones."""
-        for account, counts in unsaved.items():
-            self._unsaved.setdefault(account, UsageCounts()).add(counts)
+    def note_saved(self, entries: dict[Account, UsageCounts]) -> None:
+        for account, counts in entries.items():
+            self._saved.setdefault(account, UsageCounts()).add(counts)
 
 
 class UsageFile:
@@ -128,13 +141,13 @@ class UsageFile:
 
 
 def _line(account: Account, counts: UsageCounts) -> bytes:
-    return json.dumps({**asdict(account), **asdict(counts)}, separators=(",", ":")).encode() + b"\n"
+    return json.dumps({**account._asdict(), **asdict(counts)}, separators=(",", ":")).encode() + b"\n"
 
 
 def _parse(line: bytes) -> tuple[Account, UsageCounts]:
     """Raises ValueError, KeyError or TypeError."""
     raw = json.loads(line)
-    account = Account(*(str(raw[field.name]) for field in fields(Account)))
+    account = Account(*(str(raw[name]) for name in Account._fields))
     counts = [raw[field.name] for field in fields(UsageCounts)]
     if not all(type(count) is int for count in counts):
         raise TypeError("counts must be whole numbers")

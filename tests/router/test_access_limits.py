@@ -196,12 +196,13 @@ def test_what_could_not_be_saved_goes_with_the_next(tmp_path):
     book = UsageBook()
     book.restore([(ACCOUNT, UsageCounts(5))])
     book.add(ACCOUNT, UsageCounts(1, 0, 3))
-    unsaved = book.take_unsaved()
+    unsaved = book.unsaved()
     assert unsaved == {ACCOUNT: UsageCounts(1, 0, 3)}
-    book.add(ACCOUNT, UsageCounts(1))
-    book.put_back(unsaved)
-    assert book.take_unsaved() == {ACCOUNT: UsageCounts(2, 0, 3)}
-    assert book.take_unsaved() == {}
+    book.add(ACCOUNT, UsageCounts(1))  # while it is being saved
+    book.note_saved(unsaved)
+    assert book.unsaved() == {ACCOUNT: UsageCounts(1)}
+    book.note_saved(book.unsaved())
+    assert book.unsaved() == {}
     assert dict(book) == {ACCOUNT: UsageCounts(7, 0, 3)}
     with pytest.raises(OSError, match="No such file"):
         UsageFile(tmp_path / "no" / "folder").load()

@@ -154,7 +154,7 @@ def test_output_that_was_not_foreseen_is_charged_at_the_end():
 
 def test_debts_are_forgotten_when_nobody_waits_and_absent_tenants_are_not_kept_for_ever():
     queue = queue_of(waiting("a0", tenant="a", tokens=1000))
-    serve(queue)
+    queue.settle(serve(queue), 1)
     queue.push(waiting("a1", tenant="a"))
     queue.push(waiting("b0", tenant="b"))
     assert order(queue) == ["a1", "b0"]
