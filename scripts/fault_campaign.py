@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import secrets
+import signal
 import sys
 import tempfile
 import time
@@ -78,6 +79,7 @@ def real(options: argparse.Namespace) -> int:
         corrupt_every=options.corrupt_every,
     )
     print(f"seed {plan.seed}", flush=True)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the cluster is to end with us
     with tempfile.TemporaryDirectory(prefix="slipstream-faults-") as folder:
         outcome = run_cluster(plan, Path(folder))
     show(outcome)
