@@ -9,9 +9,10 @@ from slipstream.router.messages import FinishReason, SamplingParams, pack_ids
 
 Phase = Literal["queued", "placed", "reserved", "prefill", "first_token", "transfer", "decode", "finished"]
 
-# Who is at fault, and so the HTTP status: the request (400), its size (400), load (503 with Retry-After), its tenant's
-# load (429 with Retry-After), load that leaves its deadline no hope (503 with Retry-After), load in spite of hope (503),
-# its deadline (504), the workers after all retries (500 or an error event in the stream), the server leaving (503).
+# Who is at fault, and so the HTTP status: the request (400), its size (400), load (503 with Retry-After), its
+# tenant's load (429 with Retry-After), load that leaves its deadline no hope (503 with Retry-After), load in spite of
+# hope (503), its deadline (504), the workers after all retries (500 or an error event in the stream), the server
+# leaving (503).
 ErrorKind = Literal[
     "invalid_request",
     "prompt_too_long",
