@@ -50,7 +50,7 @@ def virtual(options: argparse.Namespace) -> int:
     began_s = time.monotonic()
 
     def progress(report: Report) -> None:
-        if report.num_seeds % 500 == 0:
+        if report.num_seeds % 100 == 0:
             print(f"{report.num_seeds} seeds, {len(report.failures)} failed", flush=True)
 
     report = run_campaign(range(first, first + options.seeds), options.processes, progress)
