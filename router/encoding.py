@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import tokenizers
 
 from slipstream.router.messages import pack_ids
+
+ENCODE_THREADS = 2
+NICENESS = 10  # a long prompt may take longer, tokens of running streams may not
+
+
+def encode_pool() -> ThreadPoolExecutor:
+    """Threads for long texts, which let the event loop's thread go first where cores are few."""
+    # A text is tokenised by the thread that asks, and not by one of the library's, which would be as urgent as all.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    return ThreadPoolExecutor(ENCODE_THREADS, thread_name_prefix="tokenizer", initializer=step_back)
+
+
+def step_back() -> None:
+    """Lowers the priority of the calling thread; on Linux each thread has one of its own."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def encode_unlocked(tokenizer: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool) -> bytes:

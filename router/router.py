@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from slipstream.router.access.access import Access
 from slipstream.router.canary import Canary
 from slipstream.router.config import RouterConfig, TlsConfig, TracingConfig
+from slipstream.router.encoding import encode_pool
 from slipstream.router.front import Front
 from slipstream.router.fronts.link import FrontLink
 from slipstream.router.fronts.messages import DispatcherMessage
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ENCODE_THREADS = 2
 LAST_WORDS_S = 1.0  # for streams that are cut off to say so
 
 
@@ -89,7 +89,7 @@ class Router:
         files of keys or certificates, OSError if an address or a file cannot be had; then nothing is left running.
         """
         async with AsyncExitStack() as cleanup:
-            pool = cleanup.enter_context(ThreadPoolExecutor(ENCODE_THREADS, thread_name_prefix="tokenizer"))
+            pool = cleanup.enter_context(encode_pool())
             loop = asyncio.get_running_loop()
             tokenizer = await loop.run_in_executor(pool, Tokenizer.from_directory, self._model_dir, pool)
             self._service = GenerationService(self._config, model=self._model_name, token=self._worker_token)

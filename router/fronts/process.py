@@ -22,6 +22,7 @@ from typing import Any
 
 import uvloop
 
+from slipstream.router.encoding import encode_pool
 from slipstream.router.front import Front
 from slipstream.router.fronts.messages import FRONTS, Begin, Counts, Drain, Listening
 from slipstream.router.fronts.remote import RemoteAccess, RemoteDispatcher
@@ -32,7 +33,7 @@ from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.reader import Request
 from slipstream.router.http.server import HttpServer
 from slipstream.router.open_files import allow_all_files
-from slipstream.router.router import ENCODE_THREADS, LAST_WORDS_S, trace_exporter
+from slipstream.router.router import LAST_WORDS_S, trace_exporter
 from slipstream.router.tokenizer import Tokenizer
 from slipstream.router.tracing.tracer import Tracer
 from slipstream.router.wire import FrameProtocol
@@ -72,7 +73,7 @@ class FrontProcess:
 
     async def _serve(self, setup: FrontSetup, cleanup: AsyncExitStack) -> HttpServer:
         config, loop = setup.config, asyncio.get_running_loop()
-        pool = cleanup.enter_context(ThreadPoolExecutor(ENCODE_THREADS, thread_name_prefix="tokenizer"))
+        pool = cleanup.enter_context(encode_pool())
         files = cleanup.enter_context(ThreadPoolExecutor(1, thread_name_prefix="access"))
         tokenizer = await loop.run_in_executor(pool, Tokenizer.from_directory, setup.model_dir, pool)
         tracer = None

@@ -25,7 +25,7 @@ from slipstream.router.openai.answer import Answer, Choice
 from slipstream.router.openai.failures import as_http_error
 from slipstream.router.openai.formats import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat
 from slipstream.router.openai.output_text import OutputText
-from slipstream.router.openai.parsing import parse_body
+from slipstream.router.openai.parsing import max_values, parse_body
 from slipstream.router.openai.prompts import DEFAULT_COMPLETION_TOKENS, Prompts
 from slipstream.router.openai.sampling import SEED_MASK, check_token_ids, sampling_params
 from slipstream.router.openai.schema import ChatRequest, CompletionRequest, GenerationFields
@@ -148,7 +148,7 @@ class OpenAiApi:
 
     async def chat_completions(self, request: Request, exchange: Exchange) -> None:
         arrived_s = time.monotonic()
-        body = parse_body(request, ChatRequest)
+        body = parse_body(request, ChatRequest, max_values(self._service.max_model_len))
         self._check_model(body.model)
         exchange.caller.check(body.model, body.priority or 0)
         packed_ids = await self._prompts.of_chat(body.messages)
@@ -173,7 +173,7 @@ class OpenAiApi:
 
     async def completions(self, request: Request, exchange: Exchange) -> None:
         arrived_s = time.monotonic()
-        body = parse_body(request, CompletionRequest)
+        body = parse_body(request, CompletionRequest, max_values(self._service.max_model_len))
         self._check_model(body.model)
         exchange.caller.check(body.model, body.priority or 0)
         for token_ids in body.id_lists:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from slipstream.router.generation import GenerateRequest
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.reader import Request
-from slipstream.router.openai.parsing import parse_body
+from slipstream.router.openai.parsing import MIN_MAX_VALUES, max_values, parse_body
 from slipstream.router.openai.schema import ChatRequest, CompletionRequest
 from tests.router.fake_cluster import MODEL, Script, front, run
 
@@ -405,6 +405,23 @@ def test_a_flood_of_unknown_fields_is_counted_but_not_listed() -> None:
     with pytest.raises(HttpError, match="10000 unknown or invalid fields") as caught:
         parse_body(request, CompletionRequest)
     assert caught.value.status == 400
+
+
+@pytest.mark.parametrize("value", [b"[],", b"1,", b'"",', b"{},", b"[[[[[["])
+def test_a_body_of_more_values_than_any_prompt_has_is_not_parsed(value: bytes) -> None:
+    many = b'{"model":"m","prompt":[%b' % (value * (MIN_MAX_VALUES // value.count(b",") if b"," in value else 300_000))
+    request = Request("POST", "/", "", {}, many, keep_alive=True, http10=False)
+    with pytest.raises(HttpError, match="commas and brackets") as caught:
+        parse_body(request, CompletionRequest)
+    assert (caught.value.status, caught.value.code) == (413, "body_too_large")
+
+
+def test_the_longest_prompts_of_a_model_are_parsed_as_text_and_as_ids() -> None:
+    max_model_len = 1 << 18
+    for prompt in ([7] * (max_model_len - 1), "[],{" * max_model_len, "x" * (4 << 20)):
+        body = orjson.dumps({"model": MODEL, "prompt": prompt})
+        request = Request("POST", "/", "", {}, body, keep_alive=True, http10=False)
+        assert parse_body(request, CompletionRequest, max_values(max_model_len)).prompt == prompt
 
 
 def test_messages_may_have_many_parts_but_not_without_end() -> None:
