@@ -29,7 +29,7 @@ EXPECTED_S = 10.0
 MAX_PLACEMENTS_REMEMBERED = 65_536  # within EXPECTED_S; older ones then expire early
 MAX_ENTRIES = 16_000_000  # blocks times their holders, about 110 bytes each
 # Entries of lost workers that go with every event: a worker has tens of thousands, and nobody should wait for that.
-SWEPT_AT_ONCE = 512
+SWEPT_AT_ONCE = 256
 
 
 @dataclass(slots=True)

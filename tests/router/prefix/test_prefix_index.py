@@ -176,7 +176,7 @@ def test_entries_of_a_lost_worker_count_for_nothing_and_go_bit_by_bit() -> None:
     while index.status.num_entries:
         index.check_integrity()
         seq += 1
-        assert seq < 20
+        assert seq < 30
         index.apply(third, BlocksChanged(seq, False, b"", b""))
     index.check_integrity()
 

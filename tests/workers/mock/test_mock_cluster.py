@@ -73,6 +73,33 @@ def test_short_and_long_prompts_get_their_expected_tokens_and_a_drain_ends_well(
         assert end(workers) == 0
 
 
+@pytest.mark.parametrize("has_cache", [True, False])
+def test_a_conversation_over_two_workers_of_each_role_finds_its_own_kv(router: dict[str, str], has_cache: bool) -> None:
+    workers = start(
+        "slipstream.workers.mock.main",
+        *("--router", router["workers"], "--model", "m", "--count", "2"),
+        *("--set", f"prefix_caching={str(has_cache).lower()}", "--set", "vocab_size=300"),
+        *("--set", "step_s=0.001", "--set", "prefill_token_s=0.0003"),  # so that a cached prefix is worth something
+        SLIPSTREAM_WORKER_TOKEN="secret",
+    )
+    try:
+        with httpx.Client(base_url=router["http"], timeout=TIMEOUT_S) as client:
+            while client.get("/health/ready").status_code != 200:
+                assert workers.poll() is None
+            cached = []
+            for turn in range(1, 6):
+                for other in (turn, 50 + turn):  # others in between
+                    client.post("/v1/completions", json={"model": "m", "prompt": [30 + other] * 90, "max_tokens": 2})
+                prompt = [20 + i % 200 for i in range(100 * turn)]
+                answer = client.post("/v1/completions", json={"model": "m", "prompt": prompt, "max_tokens": 4})
+                assert answer.status_code == 200, answer.text
+                cached.append(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+            # The router may hear of a page a few milliseconds late, but it expected it there anyway.
+            assert cached == ([100 * turn // 16 * 16 for turn in range(5)] if has_cache else [0] * 5)
+    finally:
+        assert end(workers) == 0
+
+
 def test_a_wrong_secret_is_told(router: dict[str, str]) -> None:
     arguments = ["--router", router["workers"], "--model", "m", "--role", "decode"]
     process = subprocess.run(
