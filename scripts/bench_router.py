@@ -30,7 +30,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -212,8 +212,22 @@ def compare(stacks: list[Stack], args: argparse.Namespace, vocabulary: Vocabular
                 results[cell, stack.name].append(result)
                 for error, count in result.errors.items():
                     print(f"{stack.name}: {count} x {error}", file=sys.stderr)
+                if args.results is not None:
+                    with args.results.open("a") as file:
+                        print(json.dumps([asdict(cell), stack.name, asdict(result)]), file=file)
+    if args.results is not None:
+        results = earlier_results(args.results)
     print_table(results)
     print_marginal(results)
+
+
+def earlier_results(path: Path) -> dict[tuple[Cell, str], list[Outcome]]:
+    """Those of this run and of runs before it."""
+    results: dict[tuple[Cell, str], list[Outcome]] = {}
+    for line in path.read_text().splitlines():
+        cell, stack, outcome = json.loads(line)
+        results.setdefault((Cell(**cell), stack), []).append(Outcome(**outcome))
+    return dict(sorted(results.items(), key=lambda item: (astuple(item[0][0]), item[0][1])))
 
 
 def disturb(stack: Stack, args: argparse.Namespace, vocabulary: Vocabulary) -> None:
@@ -254,6 +268,7 @@ def main() -> None:
     parser.add_argument("--mocker-args", default="--speedup-ratio 1e6", help="for Dynamo's mocker; no time at all")
     parser.add_argument("--long-prompts", type=int, metavar="N", help="the ITL while N connections send long prompts")
     parser.add_argument("--lock", type=Path)
+    parser.add_argument("--results", type=Path, help="a file that keeps all outcomes; medians are over all in it")
     args = parser.parse_args()
     model_dir = args.model_dir.resolve()
     vocabulary = Vocabulary.of(model_dir)
