@@ -133,7 +133,6 @@ class DispatchConfig:
     reserve_timeout_s: float = 10.0
     worker_lease_s: float = 10.0  # a worker that is silent for so long is lost
     ageing_s: float = 5.0  # a class that has waited so long for each class before it gets every second turn
-    default_ttft_s: float = 2.0  # the deadline, in the queue, of requests that say none
     strict_slo: bool = False  # refuse at once whose `slo.ttft_ms` cannot be met, not only those that ask for it
     max_queued_per_tenant: int | None = None  # None: half of max_queued_requests for each tenant that has a name
 

@@ -46,7 +46,7 @@ class RequestBook:
         self._queue_deadlines = DeadlineRing(config.queue_timeout_s)
         self._request_deadlines = Deadlines()
         self.reserve_deadlines = DeadlineRing(config.reserve_timeout_s)
-        self.queue = WorkQueue(config.ageing_s, config.default_ttft_s)
+        self.queue = WorkQueue(config.ageing_s, config.slo.ttft_ms / 1e3)
         self.history = History(history_capacity)
         self.totals = Totals()
         self.pace = PlacementPace()
