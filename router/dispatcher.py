@@ -41,6 +41,7 @@ from slipstream.router.messages import (
     WorkerMessage,
 )
 from slipstream.router.placement.placer import Placer
+from slipstream.router.placement.progress import check_load
 from slipstream.router.prefix.holder import BlockEventError
 from slipstream.router.prefix.index import PrefixIndex
 from slipstream.router.prefix.sessions import Sessions
@@ -244,3 +245,4 @@ class Dispatcher:
             assert all(worker is state.decode or worker is state.prefill for state in states), worker.name
             held = {s.request_id for s in states if worker is s.prefill and not s.prefill_sent}
             assert worker.ledger.held == held, worker.name
+            check_load(worker, states)

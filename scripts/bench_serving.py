@@ -144,7 +144,7 @@ async def served_model(url: str) -> str:
 
 
 @contextmanager
-def cluster(config: Path, local_prefill_max_tokens: int) -> Iterator[str]:
+def cluster(config: Path, local_prefill_max_tokens: int | None) -> Iterator[str]:
     """A cluster of its own from `config` with one key changed, on free ports; yields its URL. Raises BenchError."""
     settings = yaml.safe_load(config.read_text())
     model_path = (config.parent / settings["model"]["path"]).resolve()

@@ -80,5 +80,7 @@ class WorkerLoad:
         """Prompts a second given to the worker, and the share of its time that they take."""
         if not self._prompts_per_s:
             return 0.0, 0.0
-        fade = math.exp(min(self._at_s - now, 0.0) / WINDOW_S)
+        if now <= self._at_s:
+            return self._prompts_per_s, self._prefill_share
+        fade = math.exp((self._at_s - now) / WINDOW_S)
         return self._prompts_per_s * fade, self._prefill_share * fade

@@ -5,6 +5,8 @@ What a request adds to a worker at one station of its way it takes from there at
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from slipstream.router.placement.load import PendingPrefill
 from slipstream.router.request_state import RequestState
 from slipstream.router.roster import WorkerState
@@ -89,3 +91,17 @@ def leave(state: RequestState) -> None:
 def _observe_gap(state: RequestState, seconds: float) -> None:
     if state.decode is not None and state.transfer_pages is not None:
         state.decode.times.observe_gap(state.transfer_pages, seconds)
+
+
+def check_load(worker: WorkerState, states: Sequence[RequestState]) -> None:
+    """Raises AssertionError if a worker's load is not the sum of what its requests have added. For tests."""
+    load, decoded = worker.load, [state for state in states if state.decode is worker]
+    pending = [state.pending for state in states if state.pending is not None and state.pending_on is worker]
+    remaining = sum(state.expected_output_tokens - len(state.output) for state in decoded)
+    assert load.num_seqs == len(decoded), worker.name
+    assert load.num_running == sum(state.is_decoding for state in decoded), worker.name
+    assert load.context_tokens == sum(state.num_tokens for state in decoded), worker.name
+    assert abs(load.remaining_tokens - remaining) < 1e-3, worker.name
+    assert load.num_pending == len(pending), worker.name
+    assert load.pending_tokens == sum(one.num_tokens for one in pending), worker.name
+    assert abs(load.pending_pairs - sum(one.num_pairs for one in pending)) <= 1e-6 * load.pending_pairs + 1e-3

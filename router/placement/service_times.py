@@ -36,8 +36,8 @@ _PRIORS: dict[str, Sequence[float]] = {
     "reserve": RESERVE_PRIOR,
 }
 REALITY_RATE = 0.1
-REALITY_STEP = 1.5  # at most a factor of so much is believed of one first token
-MIN_REALITY, MAX_REALITY = 0.25, 64.0  # who is slower than it says can do harm, who is faster none
+REALITY_STEP = 8.0  # at most a factor of so much is taken from one first token, of which 1.23 is believed
+MIN_REALITY, MAX_REALITY = 0.25, 1e6  # who is slower than it says can do harm, who is faster none
 MESSAGE_S = 5e-3  # below this, messages and timers count as much as the work
 
 
@@ -45,13 +45,13 @@ class ServiceTimes:
     """The times of one worker, or of a pool. `pool` learns what this one learns and is asked for what this one has no
     samples of; `stand_in`, another pool, is only asked."""
 
-    __slots__ = ("_fits", "_log_reality", "_pool", "_stand_in")
+    __slots__ = ("_fits", "_pool", "_stand_in", "reality")
 
     def __init__(self, pool: ServiceTimes | None = None, stand_in: ServiceTimes | None = None) -> None:
         self._pool = pool
         self._stand_in = stand_in
         self._fits: dict[str, LinearFit] = {}
-        self._log_reality = 0.0
+        self.reality = 1.0  # first tokens come so many times later than the worker's own times say
 
     # ---- what is learned
 
@@ -85,10 +85,9 @@ class ServiceTimes:
         """How long a worker really took to a first token."""
         if not (0.0 <= seconds < math.inf and 0.0 <= predicted_s < math.inf):
             return
-        error = math.log((seconds + MESSAGE_S) / (predicted_s + MESSAGE_S))
-        most = math.log(REALITY_STEP)
-        moved = self._log_reality + REALITY_RATE * min(max(error, -most), most)
-        self._log_reality = min(max(moved, math.log(MIN_REALITY)), math.log(MAX_REALITY))
+        error = (seconds + MESSAGE_S) / (predicted_s + MESSAGE_S) / self.reality
+        moved = self.reality * min(max(error, 1.0 / REALITY_STEP), REALITY_STEP) ** REALITY_RATE
+        self.reality = min(max(moved, MIN_REALITY), MAX_REALITY)
 
     def _observe(self, kind: str, features: Sequence[float], seconds: float) -> None:
         fit = self._fits.get(kind)
@@ -121,8 +120,12 @@ class ServiceTimes:
         return fit
 
     def coefficients(self, kind: str) -> Sequence[float]:
-        fit = self._fits.get(kind) or self._known(kind)
-        return fit.coefficients if fit is not None else _PRIORS[kind]
+        fit = self._fits.get(kind)
+        if fit is None:
+            fit = self._known(kind)
+            if fit is None:
+                return _PRIORS[kind]
+        return fit.coefficients
 
     @property
     def decode(self) -> Sequence[float]:
@@ -133,11 +136,6 @@ class ServiceTimes:
     def prefill(self) -> Sequence[float]:
         """Seconds a chunk, a new token and a pair of a new token and one before it."""
         return self.coefficients("prefill")
-
-    @property
-    def reality(self) -> float:
-        """First tokens come so many times later than the worker's own times say."""
-        return math.exp(self._log_reality)
 
     def num_samples(self, kind: str) -> int:
         fit = self._fits.get(kind)
@@ -190,9 +188,9 @@ class ServiceTimes:
             if len(times._fits[kind].coefficients) != len(_PRIORS[kind]):
                 raise ValueError(f"the times of {kind!r} have {len(_PRIORS[kind])} coefficients")
         reality = float(values["reality"])
-        if not MIN_REALITY * 0.999 <= reality <= MAX_REALITY * 1.001:
+        if not MIN_REALITY <= reality <= MAX_REALITY:
             raise ValueError(f"reality must be in {MIN_REALITY} .. {MAX_REALITY}, got {reality}")
-        times._log_reality = math.log(reality)
+        times.reality = reality
         return times
 
 

@@ -59,6 +59,7 @@ TERMS = (
     *("stall", "hiccup", "slowdown", "others_risk", "next_prompts", "overflow", "affinity"),
 )
 PAIRS = 4  # of each side, the best are tried with each other; what is worse on its own is not better together
+LOCALS = 8  # of decode workers without anything cached, so many are looked at for local prefill
 STEP_NOISE = 0.1  # relative, of a mean time between tokens
 
 _Landing = tuple[float, DecodeEstimate, tuple[float, float, float], int]
@@ -91,17 +92,19 @@ class SloPolicy:
         landing: list[_Landing] = []
         line = job.line(shortlist)
         for worker in shortlist.decodes:
-            num_cached = cached.get(worker, 0)
             there = estimate_decode(worker, job, now)
-            if line != "long_prompt":
-                beside = estimate_prefill(worker, job, num_cached, now, there)
+            harm = self._harm(job, there, 0.0)
+            cost = there.decode_s + there.room_s + harm[0] + harm[1] + harm[2]
+            landing.append((cost, there, harm, cached.get(worker, 0)))
+        if line != "long_prompt":
+            for _, there, _, num_cached in _worth_a_look(landing):
+                beside = estimate_prefill(there.worker, job, num_cached, now, there)
                 terms = self._local(job, there, beside, shortlist)
-                options.append(Option(sum(terms), worker, None, there.fits, terms, num_cached))
-            if line is None or line == "long_prompt":
-                harm = self._harm(job, there, 0.0)
-                landing.append((there.decode_s + there.room_s + sum(harm), there, harm, num_cached))
-        if landing:
+                options.append(Option(sum(terms), there.worker, None, there.fits, terms, num_cached))
+        if line is None or line == "long_prompt":
             options += self._remote(job, landing, shortlist, now)
+        else:
+            landing = []
         options.sort(key=_cost)
         best = options[0]
         chosen = next((option for option in options if option[3]), None)
@@ -242,6 +245,17 @@ class SloPolicy:
 
 def _cost(option: Option) -> float:
     return option[0]
+
+
+def _worth_a_look(landing: list[_Landing]) -> list[_Landing]:
+    """For local prefill: those that are good to decode on, those with a short queue, and all with something cached."""
+    if len(landing) <= LOCALS:
+        return landing
+    by_cost = sorted(landing, key=itemgetter(0))[: LOCALS // 2]
+    by_queue = sorted(landing, key=lambda one: (not one[1].fits, one[1].worker.load.pending_tokens))[: LOCALS // 2]
+    chosen = {one[1].worker: one for one in (*by_cost, *by_queue)}
+    chosen.update({one[1].worker: one for one in landing if one[3]})
+    return list(chosen.values())
 
 
 def _best_of(rated: list[Rated]) -> list[Rated]:
