@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,16 +14,19 @@ import pytest
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
 from slipstream.router.messages import (
     PROTOCOL_VERSION,
+    BlocksChanged,
     Credits,
     Drain,
     Failed,
     Generate,
     Hello,
+    ResyncBlocks,
     Stats,
     StepOutput,
     Welcome,
     WorkerMessage,
 )
+from slipstream.router.prefix.block_hash import HashChain, pack_block_ids, root_digest
 from slipstream.workers.decode import DecodeRole
 from slipstream.workers.engine.engine import Engine
 from slipstream.workers.engine.executor import Executor
@@ -271,6 +275,26 @@ def test_a_loop_without_a_router_sleeps_until_there_is_one() -> None:
     """It has statistics to tell and nobody to tell them to: that must not keep a core busy."""
     with running(is_welcome=False) as it:
         assert it.loop.next_turn_s() is None
+
+
+def test_the_prefix_cache_is_told_as_it_changes_and_in_whole_when_asked_and_to_a_new_router() -> None:
+    expected = HashChain(root_digest(make_limits().model_id, ""), make_limits().page_tokens)
+    expected.extend(array("i", range(10)), 2)
+    with running() as it:
+        it.inbox.put(Generate(1, make_request("a", range(10), max_tokens=2)))
+        it.port.wait(BlocksChanged)
+        it.port.wait(Stats, 2)  # at rest
+        told = it.port.all(BlocksChanged)
+        assert b"".join(message.stored for message in told) == pack_block_ids(expected.digests)
+        assert [message.seq for message in told] == [*range(1, len(told) + 1)]
+        it.inbox.put(ResyncBlocks())
+        whole = it.port.wait(BlocksChanged, len(told) + 1)[-1]
+        assert whole == BlocksChanged(len(told) + 1, True, pack_block_ids(expected.digests), b"")
+        it.inbox.put_always(LinkLost())
+        it.port.wait_connect(2)
+        it.inbox.put(Welcome("router"))
+        anew = it.port.wait(BlocksChanged, len(told) + 2)[-1]
+        assert anew == BlocksChanged(1, True, pack_block_ids(expected.digests), b"")
 
 
 @pytest.mark.parametrize("num_items", [0, 3])
