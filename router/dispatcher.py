@@ -108,6 +108,7 @@ class Dispatcher:
             workers=tuple(WorkerStatus.of(worker, now, self._index.num_held(worker)) for worker in self._roster),
             totals=deepcopy(self._book.totals),
             prefix_index=self._index.status,
+            output_forecasts=deepcopy(self._book.outputs.calibration),
         )
 
     # ---- events: clients and time
@@ -117,11 +118,11 @@ class Dispatcher:
         self._book.admit(request, self._roster.decode_workers, now)
         return self._settle(now)
 
-    def cancel(self, request_id: str, now: float) -> list[Action]:
-        """The client is gone. Unknown ids are ignored."""
+    def cancel(self, request_id: str, now: float, reason: EarlyEnd = "abort") -> list[Action]:
+        """The client is gone, or has all that it wants. Unknown ids are ignored."""
         state = self._book.get(request_id)
         if state is not None:
-            self._book.finish(state, now, "abort")
+            self._book.finish(state, now, reason)
         return self._settle(now)
 
     def finish_all(self, error: GenerationError, now: float) -> list[Action]:
@@ -171,8 +172,11 @@ class Dispatcher:
             return []
         match message:
             case StepOutput():
+                num_waiting = len(self._book.queue)
                 for chunk in message.chunks:
                     self._flow.on_chunk(worker, chunk, now)
+                if len(self._book.queue) == num_waiting:
+                    return self._take_actions()  # tokens make no room: credits do
             case Credits():
                 try:
                     worker.ledger.report(message)
@@ -215,7 +219,10 @@ class Dispatcher:
         if book.queue and self._roster.decode_workers:
             self._index.expire(now)
             self._wake_s = match_credits(book, self._roster, self._placer, self._flow.start, now)
-        actions, book.actions = book.actions, []
+        return self._take_actions()
+
+    def _take_actions(self) -> list[Action]:
+        actions, self._book.actions = self._book.actions, []
         return actions
 
     def _lose(self, worker: WorkerState, now: float, reason: str) -> None:

@@ -26,6 +26,7 @@ from slipstream.router.access.access import Access
 from slipstream.router.access.usage import UsageCounts
 from slipstream.router.generation import Usage
 from slipstream.router.history import Timeline
+from slipstream.router.placement.families import forecast_families, service_time_families
 from slipstream.router.prefix.families import prefix_index_families
 from slipstream.router.status import Snapshot, WorkerStatus
 from slipstream.router.tracing.tracer import TraceCounts
@@ -175,6 +176,8 @@ class MetricsPage(Collector):
         yield from self._latencies()
         yield from self._cluster(snapshot)
         yield from prefix_index_families(snapshot.prefix_index)
+        yield from forecast_families(snapshot.output_forecasts)
+        yield from service_time_families(snapshot.workers)
         yield from worker_families(snapshot.workers)
         yield from access_families(self._access)
 

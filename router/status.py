@@ -10,6 +10,7 @@ from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.generation import ErrorKind, GenerationFinish
 from slipstream.router.messages import Role, Stats
 from slipstream.router.placement.decision import PlacementReason
+from slipstream.router.placement.output_length import Calibration
 from slipstream.router.prefix.index import PrefixIndexStatus
 from slipstream.router.roster import WorkerState
 
@@ -63,6 +64,8 @@ class WorkerStatus:
     free_tokens: int
     stats: Stats | None
     num_known_blocks: int = 0  # pages that it holds in its prefix cache, as far as the router knows
+    predicted_s: tuple[tuple[str, float], ...] = ()  # by what: its next decode step, 1,000 prompt tokens, 100 pages
+    reality: float = 1.0  # its first tokens come so many times later than predicted
 
     @classmethod
     def of(cls, worker: WorkerState, now: float, num_known_blocks: int) -> WorkerStatus:
@@ -82,6 +85,12 @@ class WorkerStatus:
             free_tokens=ledger.free_tokens,
             stats=worker.stats,
             num_known_blocks=num_known_blocks,
+            predicted_s=(
+                ("decode_step", worker.times.decode_step_s(worker.load.num_seqs, worker.load.context_tokens).seconds),
+                ("prefill_1000_tokens", worker.times.prefill_s(1000, 0, hello.max_step_tokens).seconds),
+                ("transfer_100_pages", worker.times.transfer_s(100).seconds),
+            ),
+            reality=worker.times.reality,
         )
 
 
@@ -95,6 +104,7 @@ class Snapshot:
     workers: tuple[WorkerStatus, ...]
     totals: Totals
     prefix_index: PrefixIndexStatus = field(default_factory=PrefixIndexStatus)
+    output_forecasts: Calibration = field(default_factory=Calibration)
 
     @property
     def num_waiting(self) -> int:
