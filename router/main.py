@@ -78,10 +78,12 @@ async def serve(program: RouterProgram) -> None:
     )
     addresses = await router.start()
     spare_garbage_collector()
-    http, workers = addresses.http, addresses.workers
-    print(
-        json.dumps({"http": f"http://{http.host}:{http.port}", "workers": f"{workers.host}:{workers.port}"}), flush=True
-    )
+    http, workers, admin = addresses.http, addresses.workers, addresses.admin
+    scheme = "https" if program.router.http.tls.is_on else "http"
+    listening = {"http": f"{scheme}://{http.host}:{http.port}", "workers": f"{workers.host}:{workers.port}"}
+    if admin is not None:
+        listening["admin"] = f"http://{admin.host}:{admin.port}"
+    print(json.dumps(listening), flush=True)
     await ended.wait()
     await router.drain(program.drain_s)
     await router.stop()
