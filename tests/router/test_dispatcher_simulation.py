@@ -486,7 +486,7 @@ class World:
             assert status.num_requests == 0
 
 
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", range(4))
 def test_every_request_ends_once_with_its_tokens_whatever_fails(block):
     seen: set[str] = set()
     for seed in range(block * 30, block * 30 + 30):
