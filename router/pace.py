@@ -7,6 +7,7 @@ from collections import deque
 MIN_RETRY_S = 1.0
 MAX_RETRY_S = 60.0
 UNKNOWN_RETRY_S = 5.0  # nothing was placed yet
+UNKNOWN_INTERVAL_S = 0.1
 MIN_SAMPLES = 8  # a guess from fewer placements is none
 LATEST_SAMPLES = 24
 

@@ -23,7 +23,7 @@ from slipstream.router.generation import (
 from slipstream.router.history import History, RequestRecord, Timeline
 from slipstream.router.messages import Cancel, FinishReason, RouterMessage
 from slipstream.router.output_log import OutputLog
-from slipstream.router.pace import PlacementPace
+from slipstream.router.pace import UNKNOWN_INTERVAL_S, PlacementPace
 from slipstream.router.placement import progress
 from slipstream.router.placement.capacity import refusal
 from slipstream.router.placement.output_length import OutputLengths
@@ -111,7 +111,7 @@ class RequestBook:
         self._queue_deadlines.set(state.request_id, now)
         # Of the choices of one question each later one stands behind what comes meanwhile, as if the client had asked
         # for them one after the other.
-        self.queue.push(state, request.choice * (self.pace.interval_s(now) or 0.0))
+        self.queue.push(state, request.choice * (self.pace.interval_s(now) or UNKNOWN_INTERVAL_S))
         state.enter("queued", now)
 
     def _checked_prompt(self, request: GenerateRequest, decode_workers: Sequence[WorkerState], now: float) -> bytes:

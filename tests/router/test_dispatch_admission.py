@@ -162,3 +162,16 @@ def test_a_stall_that_is_over_is_forgotten_after_a_few_placements():
     for i in range(LATEST_SAMPLES):
         pace.note(5, 60.0 + i / 10)
     assert pace.interval_s(60.0 + (LATEST_SAMPLES - 1) / 10) == pytest.approx(0.1)
+
+
+def test_a_question_with_many_choices_does_not_hold_every_slot_while_others_wait():
+    lab = Lab()
+    for choice in range(128):
+        lab.submit(f"many#{choice}", choice=choice)
+    lab.now = 0.05
+    lab.submit("of the same tenant")
+    lab.submit("of another", tenant="other")
+    for _ in range(3):
+        lab.now += 0.01
+        lab.serve()
+    assert {"of the same tenant", "of another"} < set(lab.running[:4])
