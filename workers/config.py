@@ -23,7 +23,10 @@ class EngineConfig:
 
     `quantization` rounds the linear layers of a model that is not quantised already while it is loaded: to fp8 or int8
     with a scale an output, or to 4 bits with a scale for every 128 inputs of an output. `kv_cache_dtype` keeps keys and
-    values in eight bits, with a scale a token and head; it must be the same wherever pages travel."""
+    values in eight bits, with a scale a token and head; it must be the same wherever pages travel.
+
+    `niceness` (0 to 19) is how far the threads that compute stand back for others on the same cores (nice(2)): `auto`
+    is 0 for prefill and 5 for decode on CPU, so that decoding a few sequences does not halve the speed of prefill."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -37,6 +40,7 @@ class EngineConfig:
     max_step_tokens: int = 512
     prefix_caching: bool = True
     num_threads: int | None = None
+    niceness: int | Literal["auto"] = "auto"
     cpu_kernels: Literal["auto", "off", False] = "auto"  # False: what YAML makes of a bare `off`
     weight_cache_dir: str | None = "auto"
     quantization: OnLoad = "none"
@@ -52,6 +56,8 @@ class EngineConfig:
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ValueError(f"{key} must be at least 1 or null, got {value}")
+        if self.niceness != "auto" and not 0 <= self.niceness <= 19:
+            raise ValueError(f"niceness must be auto or 0 to 19, got {self.niceness}")
         if self.cpu_kernels is False:
             object.__setattr__(self, "cpu_kernels", "off")
         if self.weight_cache_dir == "":

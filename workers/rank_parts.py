@@ -26,6 +26,7 @@ from slipstream.workers.engine.runner import ModelRunner
 from slipstream.workers.group_transfers import RankOutcome
 from slipstream.workers.kv_memory import KvMemory
 from slipstream.workers.models.tensor_parallel import TensorParallel
+from slipstream.workers.niceness import niceness, stand_back
 from slipstream.workers.ticket_office import TicketOffice
 
 
@@ -158,4 +159,5 @@ def rank_parts(config: WorkerConfig, tp: TensorParallel, ended: Callable[[RankOu
     pool_memory = memory.pool if memory is not None else None
     with closing(RankAgent(runner, pool_memory, tp, config, ended)) as agent:
         runner.sink = agent
+        stand_back(niceness(engine, config.role, runner.kv.device.type), engine)
         yield RankParts(limits, runner, agent)
