@@ -23,6 +23,8 @@ class PrefixView(Protocol):
 
     def best(self, state: RequestState, role: Role, limit: int) -> list[tuple[WorkerState, int]]: ...
 
+    def held_tokens(self, worker: WorkerState, state: RequestState) -> int: ...
+
 
 class SessionView(Protocol):
     """What placement asks of the table of conversations."""
@@ -64,7 +66,10 @@ def shortlist(
     found: list[list[WorkerState]] = []
     for role, workers in _SIDES:
         hits = index.best(state, role, max_candidates // 2)
-        cached.update(hits)
+        if role == "prefill":  # where prompts are computed in the order they come: what is expected will be there
+            cached.update(hits)
+        else:
+            cached.update([(worker, held) for worker, _ in hits if (held := index.held_tokens(worker, state))])
         known = sessions.worker_of(state.request.session, role, state.request.tenant)
         if known is not None:
             familiar.append(known)

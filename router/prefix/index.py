@@ -13,6 +13,7 @@ What is wrong here costs a worse placement, never a wrong answer: workers look i
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -193,6 +194,18 @@ class PrefixIndex:
                     if len(found) >= limit:
                         return found
         return found
+
+    def held_tokens(self, worker: WorkerState, state: RequestState) -> int:
+        """Of `cached_tokens` those that the worker holds already: what is only expected is of no use to a prefill that
+        begins before it is there. A cache lets go of the ends of prefixes first, so halving finds the edge."""
+        holder = self._holders.get(worker)
+        most = self.cached_tokens(worker, state) // worker.hello.page_tokens
+        if holder is None or not most:
+            return 0
+        ids, held = self._chain(state).ids, holder.held
+        if ids[most - 1] in held:
+            return most * worker.hello.page_tokens
+        return bisect_left(range(most), True, key=lambda at: ids[at] not in held) * worker.hello.page_tokens
 
     @property
     def status(self) -> PrefixIndexStatus:

@@ -105,6 +105,9 @@ class NoPrefixes:
         hits = [(w, n) for w, n in self.cached.items() if w.hello.role == role]
         return sorted(hits, key=lambda hit: -hit[1])[:limit]
 
+    def held_tokens(self, worker: WorkerState, state: RequestState) -> int:
+        return self.cached.get(worker, 0)
+
     def worker_of(self, session: str, role: Role, tenant: str = "") -> WorkerState | None:
         return self.known.get(f"{session}/{role}")
 
