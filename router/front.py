@@ -14,7 +14,7 @@ from slipstream.router.access.access import Access
 from slipstream.router.access.caller import forbidden
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange
-from slipstream.router.http.reader import Request
+from slipstream.router.http.reader import CheckCaller, Request
 from slipstream.router.http.routes import Routes
 from slipstream.router.metrics import CONTENT_TYPE, FrontMetrics, MetricsPage
 from slipstream.router.openai.api import Generations, OpenAiApi
@@ -86,6 +86,11 @@ class Front:
     def counts(self) -> FrontMetrics:
         """What was counted here, and what was added to it from elsewhere."""
         return self._metrics
+
+    @property
+    def check_caller(self) -> CheckCaller | None:
+        """For large bodies, which are not taken from strangers in the first place."""
+        return self._access.caller_with if self._access.has_keys else None
 
     async def admin(self, request: Request, exchange: Exchange) -> None:
         """Serve one request at the operators' port, where nobody is asked for a key: who reaches it may."""

@@ -140,7 +140,7 @@ class Router:
     def _serving(self, front: Front, access: Access) -> HttpServer | FrontPool:
         """What clients connect to: this process, or several others."""
         if self._config.fronts == 1:
-            return HttpServer(self._config.http, front)
+            return HttpServer(self._config.http, front, check_caller=front.check_caller)
         level = logging.getLogger().level
         setup = FrontSetup(self._config, self._model_name, self._model_dir, self._service.max_model_len, level)
 

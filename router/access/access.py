@@ -102,8 +102,12 @@ class Access:
         """Who sent a request. Raises HttpError 401."""
         if self._keys_path is None:
             return ANYBODY
+        return self.caller_with(request.headers.get(b"authorization", b""))
+
+    def caller_with(self, authorization: bytes) -> Caller:
+        """Who shows this header. Raises HttpError 401."""
         self._look_at_file()
-        scheme, _, secret = request.headers.get(b"authorization", b"").partition(b" ")
+        scheme, _, secret = authorization.partition(b" ")
         secret = secret.strip()
         if scheme.lower() != b"bearer" or not secret:
             raise self._unauthenticated("missing", "No API key was given. Send it as 'Authorization: Bearer KEY'.")

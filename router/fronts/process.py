@@ -91,7 +91,10 @@ class FrontProcess:
         front = Front(setup.model, tokenizer, dispatcher, lambda: None, lambda: 0, access, tracer=tracer)
         allow_all_files()
         server = self._server = HttpServer(
-            config.http, DividedHandler(front, dispatcher, self._tell_counts), shares_port=True
+            config.http,
+            DividedHandler(front, dispatcher, self._tell_counts),
+            check_caller=front.check_caller,
+            shares_port=True,
         )
         self._count = lambda: Counts(counts_of(front.counts, access.num_unauthenticated), server.num_connections)
         port = await server.start()

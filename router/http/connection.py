@@ -12,7 +12,7 @@ from typing import Literal, Protocol, cast
 from slipstream.router.config import HttpConfig
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange, Handler
-from slipstream.router.http.reader import Request, RequestReader
+from slipstream.router.http.reader import CheckCaller, Request, RequestReader
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,8 @@ class ConnectionOwner(Protocol):
     def date(self) -> str: ...
     @property
     def draining(self) -> bool: ...
+    @property
+    def check_caller(self) -> CheckCaller | None: ...
     def joined(self, connection: HttpConnection) -> Welcome: ...
     async def turn_away(self, request: Request, exchange: Exchange) -> None: ...
     def left(self, connection: HttpConnection) -> None: ...
@@ -65,7 +67,8 @@ class HttpConnection(asyncio.Protocol):
         self._handler = handler
         self._owner = owner
         self._loop = asyncio.get_running_loop()
-        self._reader = RequestReader(config.max_header_kib * 1024, config.max_body_mib * 1024 * 1024)
+        max_header_bytes, max_body_bytes = config.max_header_kib * 1024, config.max_body_mib * 1024 * 1024
+        self._reader = RequestReader(max_header_bytes, max_body_bytes, owner.check_caller)
         self._pending: deque[Request | HttpError] = deque()
         self._transport: asyncio.Transport
         self._is_tls = False

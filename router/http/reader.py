@@ -8,6 +8,7 @@ idle ------------------------> header ------------> body -----------------> idle
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import unquote, urlsplit
@@ -18,6 +19,11 @@ from slipstream.router.http.errors import HttpError
 
 MAX_HEADERS = 128
 MAX_PIPELINED_REQUESTS = 64  # in one read from the socket; small requests would multiply its bytes many times
+
+STRANGERS_BODY_BYTES = 64 * 1024  # is kept of a body before the caller has been looked at
+
+# Gets the Authorization header. Raises HttpError for somebody who is not to be served.
+CheckCaller = Callable[[bytes], object]
 
 ReaderState = Literal["idle", "header", "body", "broken"]
 
@@ -38,12 +44,13 @@ class Request:
 class RequestReader:
     """Turns what arrives into `Request`s and, at most once and at the end, one `HttpError` that refuses the rest."""
 
-    def __init__(self, max_header_bytes: int, max_body_bytes: int) -> None:
+    def __init__(self, max_header_bytes: int, max_body_bytes: int, check_caller: CheckCaller | None = None) -> None:
         self.state: ReaderState = "idle"
         self.num_begun = 0
         self.expects_continue = False  # the client waits for "100 Continue" before it sends the body
         self._max_header_bytes = max_header_bytes
         self._max_body_bytes = max_body_bytes
+        self._check_caller = check_caller
         self._parser = httptools.HttpRequestParser(self)
         self._arrived: deque[Request | HttpError] = deque()
         self._refusal: HttpError | None = None
@@ -138,15 +145,26 @@ class RequestReader:
             self._ignoring_upgrade = True
             return
         self.state = "body"
+        authorization, is_large = b"", False
         for name, value in self._headers:
             if len(name) == 14 and name.lower() == b"content-length":
                 # The parser has checked that it is a number.
                 if int(value) > self._max_body_bytes:
                     raise self._fail(self._body_too_large())
+                is_large = is_large or int(value) > STRANGERS_BODY_BYTES
+            elif len(name) == 17 and name.lower() == b"transfer-encoding":
+                is_large = True  # perhaps
+            elif len(name) == 13 and name.lower() == b"authorization":
+                authorization = value
             elif len(name) == 6 and name.lower() == b"expect":
                 if value.lower() != b"100-continue":
                     raise self._fail(HttpError(417, "The only expectation served is 100-continue.", param="Expect"))
                 self.expects_continue = True
+        if is_large and self._check_caller is not None:
+            try:
+                self._check_caller(authorization)
+            except HttpError as error:
+                raise self._fail(error) from None
 
     def on_body(self, part: bytes) -> None:
         self._kept_bytes = 0

@@ -11,7 +11,7 @@ from slipstream.router.config import HttpConfig
 from slipstream.router.http.connection import HttpConnection, Welcome
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange, Handler
-from slipstream.router.http.reader import Request
+from slipstream.router.http.reader import CheckCaller, Request
 from slipstream.router.http.tls import ServerTls
 
 BACKLOG = 2048
@@ -20,10 +20,20 @@ HEALTH_PATHS = "/health/"
 
 
 class HttpServer:
-    """Life cycle: `start`, then `drain` (optional), then `stop`. All on one event loop. With `shares_port` other
-    processes may listen on the same port, and the system divides new connections between them."""
+    """Life cycle: `start`, then `drain` (optional), then `stop`. All on one event loop.
 
-    def __init__(self, config: HttpConfig, handler: Handler, *, shares_port: bool = False) -> None:
+    `check_caller` is asked before a large body is taken. With `shares_port` other processes may listen on the same
+    port, and the system divides new connections between them."""
+
+    def __init__(
+        self,
+        config: HttpConfig,
+        handler: Handler,
+        *,
+        check_caller: CheckCaller | None = None,
+        shares_port: bool = False,
+    ) -> None:
+        self.check_caller = check_caller
         self._config = config
         self._handler = handler
         self._shares_port = shares_port

@@ -69,7 +69,8 @@ async def guarded(
             access=access,
             has_admin_port=admin_port,
         )
-        server, admin = HttpServer(HttpConfig(port=0), handler), HttpServer(HttpConfig(port=0), handler.admin)
+        server = HttpServer(HttpConfig(port=0), handler, check_caller=handler.check_caller)
+        admin = HttpServer(HttpConfig(port=0), handler.admin)
         under_test = FrontUnderTest(service, tokenizer, server, await server.start())
         port = await admin.start() if admin_port else 0
         try:
@@ -123,6 +124,24 @@ def test_without_a_valid_key_every_path_but_health_is_a_401(tmp_path: Path) -> N
             assert (await site.request("GET", "/v1/models", None, bearer("bob")))[0] == 200
             assert access.num_unauthenticated == {"missing": 18, "unknown": 6, "expired": 6}
             assert site.service.requests == []
+
+    in_folder(main, tmp_path)
+
+
+def test_a_large_body_of_a_stranger_is_refused_before_it_is_sent(tmp_path: Path) -> None:
+    async def main(folder: Path) -> None:
+        async with guarded(folder) as (site, _, _):
+            for length in ("Content-Length: 1000000", "Transfer-Encoding: chunked"):
+                reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+                writer.write(f"POST /v1/completions HTTP/1.1\r\n{length}\r\nAuthorization: Bearer x\r\n\r\n".encode())
+                answer = await reader.read()
+                assert answer.startswith(b"HTTP/1.1 401 ")
+                assert b"invalid_api_key" in answer
+                writer.close()
+                await writer.wait_closed()
+            status, _, answer = await complete(site, "bob", prompt=" " * 100_000)
+            assert status == 400  # a key's body is read: there are too many tokens in it
+            assert "context" in str(answer)
 
     in_folder(main, tmp_path)
 
