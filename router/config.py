@@ -136,6 +136,11 @@ class DispatchConfig:
     strict_slo: bool = False  # refuse at once whose `slo.ttft_ms` cannot be met, not only those that ask for it
     max_queued_per_tenant: int | None = None  # None: half of max_queued_requests for each tenant that has a name
 
+    def __post_init__(self) -> None:
+        line = self.local_prefill_max_tokens
+        if line is not None and line < 0:
+            raise ValueError(f"local_prefill_max_tokens must be 0 or more, got {line}")
+
 
 @dataclass(frozen=True, slots=True)
 class TracingConfig:

@@ -123,6 +123,22 @@ MODEL = "model: {path: tiny}\n"
             MODEL + "router:\n  worker_port: 8000\n",
             "c.yaml:3: router.worker_port: must differ from router.http.port, got 8000",
         ),
+        (
+            MODEL + "router: {dispatch: {policy: best}}\n",
+            "c.yaml:2: router.dispatch.policy: must be 'slo', 'kv', 'least_loaded', 'round_robin' or 'isl_threshold'",
+        ),
+        (
+            MODEL + "router: {dispatch: {slo: {itl_ms: 0}}}\n",
+            "c.yaml:2: router.dispatch.slo.itl_ms: must be over 0, got 0",
+        ),
+        (
+            MODEL + "router: {dispatch: {placement: {max_candidates: 1}}}\n",
+            "c.yaml:2: router.dispatch.placement.max_candidates: must be at least 2, got 1",
+        ),
+        (
+            MODEL + "router: {dispatch: {local_prefill_max_tokens: -1}}\n",
+            "c.yaml:2: router.dispatch.local_prefill_max_tokens: must be 0 or more, got -1",
+        ),
         (MODEL + "kv_transfer:\n  lease_s: 0\n", "c.yaml:3: kv_transfer.lease_s: must be positive, got 0"),
         (MODEL + "drain_timeout_s: .inf\n", "c.yaml:2: drain_timeout_s: must be finite and not negative, got inf"),
         (MODEL + "drain_timeout_s: .nan\n", "c.yaml:2: drain_timeout_s: "),
