@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,20 +25,12 @@ from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferKey
 from slipstream.kv_transfer.transport import Buffer
 from slipstream.router.messages import (
     PROTOCOL_VERSION,
-    BlocksChanged,
-    Credits,
-    Failed,
     Generate,
-    HandedOff,
     Hello,
     Prefill,
     Reserve,
-    Reserved,
     Role,
     RouterMessage,
-    StepOutput,
-    Welcome,
-    WorkerMessage,
 )
 from slipstream.router.prefix.block_hash import pack_block_ids, unpack_block_ids
 from slipstream.workers.decode import DecodeRole
@@ -46,6 +38,7 @@ from slipstream.workers.engine.engine import Engine
 from slipstream.workers.engine.ledger import PageState
 from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.engine.plan import PageSend, SampledTokens, SamplingRow, SendProgress, StepPlan
+from slipstream.workers.engine.sequence import SequenceState
 from slipstream.workers.engine_loop import EngineEvent, EngineLoop, LinkLost, TransferEnded
 from slipstream.workers.group_transfers import GroupTransfers, RankOutcome
 from slipstream.workers.inbox import Inbox
@@ -53,8 +46,10 @@ from slipstream.workers.prefill import PrefillRole
 from slipstream.workers.rank_parts import RankAgent
 from slipstream.workers.stats_book import StatsBook
 from slipstream.workers.ticket_office import TicketOffice
-from tests.faults.clockwork import Clockwork, Connection
+from tests.faults.clockwork import Clockwork
+from tests.faults.mock_process import MAX_MODEL_LEN, MAX_QUEUED_TOKENS
 from tests.faults.page_wire import PageWire, VirtualTransport
+from tests.faults.process import Chances, Process, RouterDoor
 from tests.faults.toy_model import END_ID, HEAD_BYTES, NUM_HEADS, NUM_LAYERS, PAGE_TOKENS, VOCAB_SIZE, Pools, ToyRunner
 
 PAGE_DTYPE = "toy"
@@ -64,23 +59,6 @@ SENDING = (PageState.ACTIVE, PageState.RESERVED, PageState.HELD, PageState.DRAIN
 
 class EngineBrokenError(RuntimeError):
     """An injected fault: a step that does not come back."""
-
-
-class RouterDoor(Protocol):
-    """Where workers knock: the router, whichever incarnation of it is there."""
-
-    def knock(self, worker: WorkerProcess) -> Connection | None:
-        """A new connection; None where nobody listens."""
-
-
-class Chances(Protocol):
-    """What goes wrong by itself, as long as faults are on."""
-
-    def sick(self) -> bool: ...
-    def engine_breaks(self) -> bool: ...
-    def repeats(self) -> bool: ...
-    def loses_blocks(self) -> bool: ...
-    def lie(self, credits: Credits) -> Credits: ...
 
 
 class WatchedPool(HostPagePool):
@@ -238,8 +216,8 @@ class VirtualInbox(Inbox[EngineEvent]):
         return not self._items
 
 
-class WorkerProcess:
-    """One process, from its start to its end. `on_end(worker)` is called once, when it is over by itself or killed."""
+class WorkerProcess(Process):
+    """A whole worker group; its other ranks live and die with it."""
 
     def __init__(
         self,
@@ -257,29 +235,20 @@ class WorkerProcess:
         on_end: Callable[[WorkerProcess], None],
         checks_often: bool,
     ) -> None:
-        self.clock, self.wire, self.transfer, self.tp = clock, wire, transfer, tp
-        self.name, self.role = name, role
-        self.is_alive = True
+        super().__init__(clock, door, chances, name, role, on_end)
+        self.wire, self.transfer, self.tp = wire, transfer, tp
         self._pid = last_epoch  # later ones have later epochs
-        self.was_lied_about = self._told_lie = self.has_been_paused = self._has_lost_blocks = False
-        self._door, self._chances, self._on_end = door, chances, on_end
         self._checks_often = checks_often
-        self._is_paused = False
-        self._backlog: deque[Callable[[], None]] = deque()
-        self._busy_until_s = 0.0
         self._turn_at_s = float("inf")
         self._num_turns = 0
-        self._connection: Connection | None = None
-        self._hello: Hello | None = None
-        self._is_welcome = False
         self.inbox = VirtualInbox(1 << 20)
         self.limits = EngineLimits(
             num_pages=num_pages,
             page_tokens=PAGE_TOKENS,
-            max_model_len=min(num_pages * PAGE_TOKENS, 112),
+            max_model_len=min(num_pages * PAGE_TOKENS, MAX_MODEL_LEN),
             max_num_seqs=max_slots,
             max_step_tokens=clock.rng.choice((16, 40)),
-            max_queued_tokens=120,
+            max_queued_tokens=MAX_QUEUED_TOKENS,
             vocab_size=VOCAB_SIZE,
             eos_token_ids=(END_ID,),
             model_id="toy",
@@ -315,41 +284,9 @@ class WorkerProcess:
         )
         self.wake()
 
-    # ---- the process
-
-    def gate(self, do: Callable[[], None]) -> Callable[[], None]:
-        """`do` as it is in a process that may be stopped meanwhile, or gone."""
-
-        def run() -> None:
-            if self._is_paused:
-                self._backlog.append(do)
-            elif self.is_alive:
-                do()
-
-        return run
-
-    def pause(self) -> None:
-        self._is_paused = self.has_been_paused = True
-
-    @property
-    def is_paused(self) -> bool:
-        return self._is_paused
-
-    def go_on(self) -> None:
-        """All that has come meanwhile is found now, in order."""
-        self._is_paused = False
-        while self._backlog and self.is_alive:
-            self._backlog.popleft()()
-
-    def kill(self) -> None:
-        if not self.is_alive:
-            return
-        self.is_alive = self._is_paused = False
-        if self._connection is not None:
-            self._connection.leave(0)
+    def die(self) -> None:
         for rank in self.ranks:
             rank.transport.die()
-        self._on_end(self)
 
     # ---- the engine thread
 
@@ -404,28 +341,14 @@ class WorkerProcess:
         for page in pages.tolist():
             assert self._page_state(page) is PageState.ACTIVE, f"a step writes page {page}, which nobody runs on"
 
-    # ---- RouterPort
+    # ---- the router
 
-    def connect(self, hello: Hello) -> None:
-        self._hello = hello
-        self._is_welcome = False
-        self.clock.after(self.clock.rng.random() * 0.05, self.gate(self._knock))
+    def hear(self, message: RouterMessage) -> None:
+        self._check_credits(message)
+        self.put(message)
 
-    def send(self, messages: Sequence[WorkerMessage]) -> None:
-        if self._connection is None or not self._connection.is_open:
-            return
-        for message in messages:
-            said = message
-            if isinstance(message, BlocksChanged) and self._chances.loses_blocks():
-                self._has_lost_blocks = True
-                continue
-            if isinstance(message, Credits):
-                said = self._chances.lie(message)
-                self._told_lie = said != message
-                self.was_lied_about |= self._told_lie
-            self._connection.send(1, said, self._busy_until_s)
-            if isinstance(message, StepOutput | Reserved | HandedOff | Failed) and self._chances.repeats():
-                self._connection.send(1, said, self._busy_until_s)
+    def lost_router(self) -> None:
+        self.put(LinkLost())
 
     def tell_the_truth(self) -> None:
         """Credits and blocks are told when they change: a lie, or a loss, that was the last word would stand."""
@@ -453,37 +376,6 @@ class WorkerProcess:
             max_model_len=limits.max_model_len,
         )
 
-    def _knock(self) -> None:
-        self._connection = self._door.knock(self)
-        if self._connection is None:
-            self.clock.after(0.05 + self.clock.rng.random() * 0.2, self.gate(self._knock))
-        else:
-            assert self._hello is not None
-            self._connection.send(1, self._hello)
-
-    def on_frame(self, connection: Connection, frame: RouterMessage) -> None:
-        self.gate(lambda: self._hear(connection, frame))()
-
-    def on_lost(self, connection: Connection) -> None:
-        self.gate(lambda: self._lost(connection))()
-
-    def _hear(self, connection: Connection, frame: RouterMessage) -> None:
-        if connection is not self._connection:
-            return
-        self._is_welcome |= isinstance(frame, Welcome)
-        self._check_credits(frame)
-        self.put(frame)
-
-    def _lost(self, connection: Connection) -> None:
-        if connection is not self._connection:
-            return
-        self._connection = None
-        if self._is_welcome:
-            self._is_welcome = False
-            self.put(LinkLost())
-        else:
-            self.clock.after(0.05, self.gate(self._knock))
-
     def _check_credits(self, frame: RouterMessage) -> None:
         """Work that comes must have been paid for by what this worker has told. What it has grown by since, by
         decoding, the router could not know; so only that is looked at which does not grow by itself."""
@@ -506,6 +398,22 @@ class WorkerProcess:
             new = [item for item in (*pending, frame) if self.engine.state(_key(item)) is None]
             keys = {_key(item) for item in new}
             assert len(keys) <= capacity.free_slots, "slots overspent"
+
+    @property
+    def free(self) -> tuple[int, int, int]:
+        """Slots, pages and tokens."""
+        capacity = self.engine.capacity()
+        return capacity.free_slots, capacity.free_pages, capacity.free_tokens
+
+    def works_on(self, request_id: str) -> bool:
+        """Whether it does anything but wait for a transfer to let go."""
+        states = [self.engine.state(key) for key in self.engine.keys() if key[0] == request_id]  # noqa: SIM118
+        return any(state is not SequenceState.DRAINING for state in states)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Messages of pages."""
+        return sum(rank.transport.num_in_flight for rank in self.ranks)
 
     @property
     def cached_blocks(self) -> frozenset[int]:

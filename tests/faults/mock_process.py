@@ -1,0 +1,174 @@
+"""A mock worker (`slipstream mock-worker`) as a process in virtual time: its real engine behind a played connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from slipstream.kv_transfer.ticket import PeerId, TransferAddress
+from slipstream.router.messages import (
+    PROTOCOL_VERSION,
+    Drain,
+    Hello,
+    ResyncBlocks,
+    Role,
+    RouterMessage,
+    Welcome,
+    WorkerMessage,
+)
+from slipstream.router.prefix.block_hash import pack_block_ids, unpack_block_ids
+from slipstream.workers.block_events import BlockEvents
+from slipstream.workers.mock.engine import MockEngine
+from slipstream.workers.mock.profile import MockProfile
+from slipstream.workers.ticket_office import TicketOffice
+from tests.faults.clockwork import Clockwork
+from tests.faults.process import Chances, Process, RouterDoor
+from tests.faults.toy_model import PAGE_TOKENS, VOCAB_SIZE
+
+NOWHERE = TransferAddress("wire", 0)
+MAX_MODEL_LEN, MAX_QUEUED_TOKENS = 112, 120
+
+
+class MockProcess(Process):
+    def __init__(
+        self,
+        clock: Clockwork,
+        door: RouterDoor,
+        chances: Chances,
+        name: str,
+        role: Role,
+        num_pages: int,
+        max_slots: int,
+        last_epoch: int,
+        on_end: Callable[[Any], None],
+    ) -> None:
+        super().__init__(clock, door, chances, name, role, on_end)
+        self._profile = MockProfile(
+            page_tokens=PAGE_TOKENS,
+            num_pages=num_pages,
+            max_slots=max_slots,
+            max_model_len=min(num_pages * PAGE_TOKENS, MAX_MODEL_LEN),
+            max_queued_tokens=MAX_QUEUED_TOKENS,
+            max_step_tokens=clock.rng.choice((16, 40)),
+            vocab_size=VOCAB_SIZE,
+            step_s=0.003,
+            prefill_token_s=0.0005,
+            transfer_s=0.002,
+            transfer_page_s=0.0005,
+            start_lease_s=2.0,
+        )
+        self.tickets = TicketOffice(PeerId(name, last_epoch), (NOWHERE,), 8, 2, 2, 32)
+        self._is_draining = False
+        self._turn_at_s = float("inf")
+        self._begin()
+
+    # ---- an incarnation
+
+    def _begin(self) -> None:
+        worker = self.tickets.open_epoch()
+        self._engine = MockEngine(self._profile, self.role, self.tickets, "toy")
+        if self._is_draining:
+            self._engine.refuse("the worker drains")
+        self._blocks = BlockEvents(self._engine.pages)
+        profile = self._profile
+        self.connect(
+            Hello(
+                version=PROTOCOL_VERSION,
+                token="",
+                worker=worker,
+                role=self.role,
+                model="toy",
+                tp=1,
+                pid=1,
+                addresses=(NOWHERE,),
+                page_tokens=PAGE_TOKENS,
+                num_pages=profile.num_pages,
+                max_slots=profile.max_slots,
+                max_queued_tokens=profile.max_queued_tokens,
+                max_model_len=profile.max_model_len,
+                max_step_tokens=profile.max_step_tokens,
+                prefix_caching=profile.prefix_caching,
+            )
+        )
+
+    def lost_router(self) -> None:
+        if self._is_draining:
+            self.kill()
+        else:
+            self._begin()
+
+    def hear(self, message: RouterMessage) -> None:
+        match message:
+            case Welcome():
+                self._tell([])
+            case Drain():
+                self._is_draining = True
+                self._engine.refuse("the worker drains")
+                self._tell([])
+            case ResyncBlocks():
+                self._blocks.resync()
+                self._tell([])
+            case _:
+                self._tell(self._engine.handle(message, self.clock.now))
+
+    def _tell(self, messages: Sequence[WorkerMessage]) -> None:
+        now = self.clock.now
+        said = list(messages)
+        if (times := self._engine.step_times(now)) is not None:
+            said.append(times)
+        if (credits := self._engine.credits()) is not None:
+            said.append(credits)
+        said += self._blocks.due(now)
+        self.send(said)
+        if self._is_draining and self._engine.num_attempts == 0:
+            self.kill()
+            return
+        due = [at for at in (self._engine.next_deadline_s(), self._blocks.next_due_s()) if at is not None]
+        if due and self._is_welcome:
+            self._wake(min(due))
+
+    def _wake(self, at_s: float) -> None:
+        at_s = max(at_s, self.clock.now)
+        if at_s < self._turn_at_s:
+            self._turn_at_s = at_s
+            self.clock.at(at_s, self.gate(lambda: self._turn(at_s)))
+
+    def _turn(self, at_s: float) -> None:
+        if at_s == self._turn_at_s:
+            self._turn_at_s = float("inf")
+            self._tell(self._engine.advance(self.clock.now))
+
+    # ---- what can be seen
+
+    def tell_the_truth(self) -> None:
+        if self._told_lie:
+            self._engine._told = None
+        if self._has_lost_blocks:
+            self._blocks.resync()
+        if self._is_welcome:
+            self._tell([])
+
+    @property
+    def free(self) -> tuple[int, int, int]:
+        engine, profile = self._engine, self._profile
+        return (
+            profile.max_slots - engine.num_attempts,
+            engine.pages.num_free,
+            profile.max_queued_tokens - engine._queued_tokens,
+        )
+
+    @property
+    def cached_blocks(self) -> frozenset[int]:
+        return frozenset(unpack_block_ids(pack_block_ids(self._engine.pages.digests())))
+
+    def works_on(self, request_id: str) -> bool:
+        return any(key[0] == request_id for key in self._engine._attempts)
+
+    @property
+    def num_in_flight(self) -> int:
+        return 0
+
+    def check_at_rest(self) -> None:
+        assert self._engine.num_attempts == 0, f"{self.name}: attempts left"
+        assert self._engine.pages.num_used == 0, f"{self.name}: pages left"
+        assert self._is_welcome, f"{self.name} is not connected"
