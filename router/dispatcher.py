@@ -21,7 +21,7 @@ from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.actions import Action, Close
 from slipstream.router.attempts import AttemptFlow
 from slipstream.router.config import DispatchConfig
-from slipstream.router.generation import GenerateRequest, GenerationError
+from slipstream.router.generation import EarlyEnd, GenerateRequest, GenerationError
 from slipstream.router.history import RequestRecord
 from slipstream.router.matching import match_credits
 from slipstream.router.messages import (

@@ -7,6 +7,8 @@ from typing import Literal
 
 from slipstream.router.messages import FinishReason, SamplingParams, pack_ids
 
+# Why the reader of a stream ends it: it has left, or it has found what the output was to stop at.
+EarlyEnd = Literal["abort", "stop"]
 Phase = Literal["queued", "placed", "reserved", "prefill", "first_token", "transfer", "decode", "finished"]
 
 # Who is at fault, and so the HTTP status: the request (400), its size (400), load (503 with Retry-After), its

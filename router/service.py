@@ -13,6 +13,7 @@ from slipstream.router.actions import Emit, Finish
 from slipstream.router.config import RouterConfig
 from slipstream.router.dispatcher import Dispatcher
 from slipstream.router.generation import (
+    EarlyEnd,
     GenerateRequest,
     GenerationError,
     GenerationFinish,
@@ -111,9 +112,9 @@ class GenerationService:
         self._port.perform(actions)
         return receiver
 
-    def cancel(self, request_id: str) -> None:
-        """Ends a request with finish reason "abort". Unknown ids are ignored."""
-        self._port.perform(self._dispatcher.cancel(request_id, time.monotonic()))
+    def cancel(self, request_id: str, reason: EarlyEnd = "abort") -> None:
+        """Ends a request early. Unknown ids are ignored."""
+        self._port.perform(self._dispatcher.cancel(request_id, time.monotonic(), reason))
 
     def snapshot(self) -> Snapshot:
         """Queue, workers with their credits, and totals, for metrics and status."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from types import TracebackType
 
-from slipstream.router.generation import GenerationFinish
+from slipstream.router.generation import EarlyEnd, GenerationFinish
 from slipstream.router.history import RequestRecord, Timeline
 from slipstream.router.messages import TokenLogprob
 
@@ -24,7 +24,7 @@ class GenerationStream:
     One reader, on the loop that the service runs on.
     """
 
-    def __init__(self, record: RequestRecord, cancel: Callable[[str], None]) -> None:
+    def __init__(self, record: RequestRecord, cancel: Callable[[str, EarlyEnd], None]) -> None:
         self._record = record
         self._cancel = cancel
         self._pending: Delta = []
@@ -48,10 +48,10 @@ class GenerationStream:
         """How often the request was placed on a worker so far."""
         return self._record.num_attempts
 
-    def cancel(self) -> None:
-        """Ends the request with finish reason "abort" and frees what it holds everywhere. Idempotent."""
+    def cancel(self, reason: EarlyEnd = "abort") -> None:
+        """Ends the request with this finish reason and frees what it holds everywhere. Idempotent."""
         if self.finish is None:
-            self._cancel(self._record.request_id)
+            self._cancel(self._record.request_id, reason)
 
     def deliver(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
         """The service's side: more tokens, in order."""

@@ -29,7 +29,7 @@ from slipstream.router.fronts.messages import (
 )
 from slipstream.router.fronts.remote import NO_USAGE
 from slipstream.router.fronts.tally import FrontTally
-from slipstream.router.generation import AdmissionError, GenerateRequest, GenerationFinish, Usage
+from slipstream.router.generation import AdmissionError, EarlyEnd, GenerateRequest, GenerationFinish, Usage
 from slipstream.router.history import RequestRecord, Timeline
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import JSON, Exchange, Handler
@@ -44,7 +44,7 @@ class Dispatching(Protocol):
     """What a link needs of `GenerationService`."""
 
     def relay(self, request: GenerateRequest, receiver_of: Callable[[RequestRecord], R]) -> R: ...
-    def cancel(self, request_id: str) -> None: ...
+    def cancel(self, request_id: str, reason: EarlyEnd = "abort") -> None: ...
 
 
 class RelayedRequest:
@@ -100,10 +100,10 @@ class FrontLink:
         match message:
             case Submit():
                 self._submit(message)
-            case Cancel(number):
+            case Cancel(number, reason):
                 request_id = self._running.get(number)
                 if request_id is not None:
-                    self._service.cancel(request_id)
+                    self._service.cancel(request_id, reason)
             case Enter():
                 self._enter(message)
             case Settle():

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from slipstream.router.generation import GenerateRequest, GenerationFinish, Slo
+from slipstream.router.generation import EarlyEnd, GenerateRequest, GenerationFinish, Slo
 from slipstream.router.history import Timeline
 from slipstream.router.messages import SamplingParams, TokenLogprob
 from slipstream.router.wire import Vocabulary
@@ -65,6 +65,7 @@ class Submit:
 @dataclass(frozen=True, slots=True)
 class Cancel:
     number: int
+    reason: EarlyEnd = "abort"
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from slipstream.router.fronts.messages import (
     Submit,
 )
 from slipstream.router.generation import (
+    EarlyEnd,
     GenerateRequest,
     GenerationError,
     GenerationFinish,
@@ -40,6 +41,7 @@ from slipstream.router.http.errors import HttpError
 from slipstream.router.http.reader import Request
 from slipstream.router.status import Snapshot
 from slipstream.router.stream import GenerationStream
+from slipstream.router.wire import WireError
 
 LOST = GenerationError("shutting_down", "the router's dispatcher is gone", retry_after_s=1.0)
 NO_USAGE = UsageCounts(num_requests=1, num_errors=1)
@@ -88,17 +90,20 @@ class RemoteDispatcher:
             len(message.prompt_ids) // 4,
             Timeline(time.monotonic()),
         )
-        stream = GenerationStream(record, lambda _: self._cancel(number))
+        try:
+            self._send(message)
+        except WireError as error:
+            raise InvalidRequestError(str(error)) from error
+        stream = GenerationStream(record, lambda _, reason: self._cancel(number, reason))
         self._running[number] = Running(stream)
-        self._send(message)
         return stream
 
-    def _cancel(self, number: int) -> None:
+    def _cancel(self, number: int, reason: EarlyEnd) -> None:
         running = self._running.pop(number, None)
         if running is not None:
-            self._send(Cancel(number))
+            self._send(Cancel(number, reason))
             usage = Usage(running.stream.record.num_prompt_tokens, running.num_output_tokens, 0)
-            running.stream.end(GenerationFinish("abort", usage))
+            running.stream.end(GenerationFinish(reason, usage))
 
     # ---- calls with a reply
 

@@ -167,7 +167,7 @@ class Answer:
                 if exchange.congested:  # a slow reader: the stream gathers what comes meanwhile
                     await exchange.drain()
             if output.stopped:
-                stream.cancel()
+                stream.cancel("stop")
                 break
         text = output.finish()
         choice.reason = self._reason(choice, stream.finish)

@@ -18,6 +18,7 @@ from slipstream.router.config import HttpConfig
 from slipstream.router.front import Front
 from slipstream.router.generation import (
     AdmissionError,
+    EarlyEnd,
     GenerateRequest,
     GenerationError,
     GenerationFinish,
@@ -136,8 +137,8 @@ class FakeService:
         )
         stream.end(record.finish)
 
-    def _cancel(self, request_id: str) -> None:
-        self._end(self.records[request_id], self.streams[request_id], "abort", 0, None)
+    def _cancel(self, request_id: str, reason: EarlyEnd) -> None:
+        self._end(self.records[request_id], self.streams[request_id], reason, 0, None)
         self.cancelled.setdefault(request_id, asyncio.Event()).set()
         self.some_cancelled.set()
 

@@ -177,6 +177,21 @@ def test_a_token_wakes_its_reader_without_waiting_for_a_timer_or_another_poll():
     serve(scenario, loop_factory=asyncio.new_event_loop)
 
 
+def test_a_reader_that_has_all_it_wants_ends_the_request_as_stopped():
+    async def scenario(service):
+        worker = await WorkerEnd.join(service)
+        with service.submit(request()) as stream:
+            await worker.next(Generate)
+            worker.chunk("r", 0, 10)
+            await anext(stream)
+            stream.cancel("stop")
+        assert stream.finish.reason == "stop"
+        assert await worker.next(Cancel) == Cancel("r", 0)
+        assert service.snapshot().totals.finishes == {"stop": 1}
+
+    serve(scenario)
+
+
 def test_leaving_the_stream_cancels_once_and_frees_the_id():
     async def scenario(service):
         worker = await WorkerEnd.join(service)

@@ -543,7 +543,7 @@ def test_a_slow_reader_gets_what_came_meanwhile_in_one_chunk() -> None:
             sink = RecordingSink()
             exchange = Exchange(Request("POST", "/", "", {}, b"", keep_alive=True, http10=False), sink)
             timeline = Timeline(0.0)
-            stream = GenerationStream(RequestRecord("r", "", 0, 1, timeline), lambda request_id: None)
+            stream = GenerationStream(RequestRecord("r", "", 0, 1, timeline), lambda request_id, reason: None)
             pieces = site.tokenizer.pieces
             choice = Choice(0, stream, OutputText(pieces, (), False), FrontMetrics().begin(0.0))
             form = CompletionFormat(AnswerHead("r", 0, MODEL), pieces, logprobs=False, include_usage=False)
