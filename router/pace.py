@@ -28,20 +28,28 @@ class PlacementPace:
             self._times.clear()
 
     def interval_s(self, now: float) -> float | None:
-        """Between placements while requests wait; None: not known yet. Grows while nothing is placed. Of all that are
-        remembered and the latest of them the better, so that a stall is soon forgotten."""
+        """Between placements while requests wait, now or when they did last; None: not known yet."""
+        interval_s = self._interval_now_s(now)
+        return self._latest_interval_s if interval_s is None else interval_s
+
+    def wait_s(self, num_before: int, now: float) -> float | None:
+        """How long a request with so many before it will wait; None while there is nothing to tell it from. What an
+        earlier queue was like counts for nothing here: its requests may have been others."""
+        interval_s = self._interval_now_s(now)
+        return None if interval_s is None else num_before * interval_s
+
+    def _interval_now_s(self, now: float) -> float | None:
+        """Grows while nothing is placed. Of all that are remembered and the latest of them the better, so that a stall
+        is soon forgotten."""
         times = self._times
         if len(times) < MIN_SAMPLES:
-            return self._latest_interval_s
+            return None
         num_latest = min(len(times), LATEST_SAMPLES)
         return max(min((now - times[0]) / (len(times) - 1), (now - times[-num_latest]) / (num_latest - 1)), 1e-6)
 
-    def wait_s(self, num_before: int, now: float) -> float | None:
-        """How long a request with so many before it will wait, None if there is nothing to tell it from."""
-        interval_s = self.interval_s(now)
-        return None if interval_s is None else num_before * interval_s
-
     def retry_after_s(self, num_before: int, now: float) -> float:
         """In about this time, so many requests will have left the queue."""
-        wait_s = self.wait_s(num_before, now)
-        return UNKNOWN_RETRY_S if wait_s is None else min(max(wait_s, MIN_RETRY_S), MAX_RETRY_S)
+        interval_s = self.interval_s(now)
+        if interval_s is None:
+            return UNKNOWN_RETRY_S
+        return min(max(num_before * interval_s, MIN_RETRY_S), MAX_RETRY_S)

@@ -153,6 +153,8 @@ def test_the_pace_is_told_only_from_placements_out_of_a_queue():
     assert pace.interval_s(200.0) > 10  # nothing has been placed for a while
     pace.note(0, 101.0)
     assert pace.interval_s(500.0) == pytest.approx(1.0 / MIN_SAMPLES)  # the queue is empty: no stall
+    assert pace.retry_after_s(80, 500.0) == pytest.approx(80 / MIN_SAMPLES)
+    assert pace.wait_s(80, 500.0) is None  # a new queue may be of other requests: nobody is refused for the old one's
 
 
 def test_a_stall_that_is_over_is_forgotten_after_a_few_placements():
