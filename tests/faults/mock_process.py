@@ -59,13 +59,13 @@ class MockProcess(Process):
         )
         self.tickets = TicketOffice(PeerId(name, last_epoch), (NOWHERE,), 8, 2, 2, 32)
         self._is_draining = False
-        self._turn_at_s = float("inf")
         self._begin()
 
     # ---- an incarnation
 
     def _begin(self) -> None:
         worker = self.tickets.open_epoch()
+        self._turn_at_s = float("inf")  # the timers of the one before mean nothing any more
         self._engine = MockEngine(self._profile, self.role, self.tickets, "toy")
         if self._is_draining:
             self._engine.refuse("the worker drains")
