@@ -77,7 +77,7 @@ class Dispatcher:
     @property
     def max_model_len(self) -> int | None:
         """The longest sequence, prompt and output, that a connected decode worker takes; None: none is connected."""
-        return max((worker.hello.max_model_len for worker in self._roster.decode_workers), default=None)
+        return self._roster.max_model_len
 
     def next_deadline(self) -> float | None:
         """When `tick` is due next; None: nothing is waiting for a time."""

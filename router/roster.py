@@ -64,6 +64,7 @@ class Roster:
             "decode": LoadOrder(_decode_load),
         }
         self.pools: dict[Role, ServiceTimes] = {"prefill": ServiceTimes(), "decode": ServiceTimes()}
+        self.max_model_len: int | None = None  # the longest sequence that a decode worker takes; every request asks
 
     def __iter__(self) -> Iterator[WorkerState]:
         return iter(self._workers.values())
@@ -115,3 +116,4 @@ class Roster:
     def _refresh(self) -> None:
         for role in self._open:
             self._open[role] = [w for w in self._workers.values() if w.hello.role == role and not w.draining]
+        self.max_model_len = max((worker.hello.max_model_len for worker in self.decode_workers), default=None)

@@ -13,6 +13,7 @@ from slipstream.router.http.reader import Request
 from slipstream.router.tracing.request_trace import RequestTrace
 
 JSON = "application/json"
+PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
 class ResponseSink(Protocol):
@@ -144,9 +145,8 @@ class Exchange:
         connection = "connection: keep-alive\r\n" if self._http10 else ""
         if not self.keep_alive:
             connection = "connection: close\r\n"
-        phrase = HTTPStatus(status).phrase
         return (
-            f"HTTP/1.1 {status} {phrase}\r\ndate: {self._sink.date}\r\ncontent-type: {content_type}\r\n"
+            f"HTTP/1.1 {status} {PHRASES[status]}\r\ndate: {self._sink.date}\r\ncontent-type: {content_type}\r\n"
             f"{framing}{connection}{extra}\r\n"
         ).encode("latin-1")
 
