@@ -21,6 +21,7 @@ from slipstream.router.http.errors import HttpError
 from slipstream.router.http.reader import RequestReader
 from slipstream.router.http.server import MAX_TURNED_AWAY, HttpServer
 from slipstream.router.http.tls import ServerTls
+from slipstream.router.open_files import allow_all_files
 from tests.router.fake_cluster import FrontUnderTest, front, run
 from tests.router.test_http_server import CONFIG, Client, get, post, serving
 
@@ -376,3 +377,30 @@ def test_a_trickle_of_body_bytes_does_not_extend_the_time_out() -> None:
             await client.close()
 
     run(main)
+
+
+def test_thousands_of_idle_connections_are_held_and_others_are_served_beside_them() -> None:
+    """All that fit into the files that this process may have open, both ends of each; `scripts/
+    bench_idle_connections.py` holds 10,000 from outside."""
+    num_connections = min(3000, (allow_all_files() - 500) // 2)
+
+    async def main() -> None:
+        async with serving(replace(CONFIG, max_connections=num_connections + 1)) as (_, server, port):
+            held: list[Client] = []
+            while len(held) < num_connections:
+                held += await asyncio.gather(
+                    *(Client.connect(port) for _ in range(min(250, num_connections - len(held))))
+                )
+            while server.num_connections < num_connections:
+                await asyncio.sleep(0)
+            another = await Client.connect(port)
+            for client in (another, held[0], held[-1]):
+                client.send(get("/hello"))
+                assert (await client.response())[2] == b"hello"
+            assert server.num_connections == num_connections + 1
+            for client in (another, *held):
+                client.writer.transport.abort()
+            while server.num_connections:
+                await asyncio.sleep(0)
+
+    run(main, deadline_s=90.0)
