@@ -31,9 +31,9 @@ def cpu_s() -> float:
 
 
 def open_pool(name: str, options: argparse.Namespace, seed: int) -> Pool:
-    """An agent with a registered pool of four times the pages, and the pages that take part, as descriptors."""
+    """An agent with a registered pool of twice the pages, and the pages that take part, as descriptors."""
     generator = np.random.default_rng(seed)
-    shape = (options.num_layers, 4 * options.num_pages, options.page_bytes)
+    shape = (options.num_layers, 2 * options.num_pages, options.page_bytes)
     array = generator.integers(0, 1 << 64, math.prod(shape) // 8, np.uint64).view(np.uint8).reshape(shape)
     page_ids = generator.permutation(shape[1])[: options.num_pages]
     agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=options.way == "default"))

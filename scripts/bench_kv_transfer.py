@@ -45,7 +45,7 @@ NIXL_WAYS = {"NIXL default": "default", "NIXL best": "best"}
 class Case:
     name: str
     num_layers: int
-    num_pages: int  # of the transfer; the pool has four times as many
+    num_pages: int  # of the transfer; the pool has twice as many
     num_heads: int
     head_bytes: int
 
@@ -96,7 +96,7 @@ def cpu_s() -> float:
 
 def open_end(case: Case, peer: PeerId, config: TransferConfig) -> tuple[TransferAgent, np.ndarray, Events, list[int]]:
     generator = np.random.default_rng(len(peer.name))
-    shape = (case.num_layers, 4 * case.num_pages, case.num_heads, case.head_bytes)
+    shape = (case.num_layers, 2 * case.num_pages, case.num_heads, case.head_bytes)
     memory = PoolMemory(math.prod(shape))
     array = np.frombuffer(memory.buffer, np.uint8).reshape(shape)
     array.reshape(-1).view(np.uint64)[:] = generator.integers(0, 1 << 64, array.size // 8, np.uint64)
@@ -109,7 +109,7 @@ def open_end(case: Case, peer: PeerId, config: TransferConfig) -> tuple[Transfer
         config=config,
         on_event=lambda event: events.put((time.perf_counter(), event)),
     )
-    page_ids = generator.permutation(4 * case.num_pages)[: case.num_pages].tolist()
+    page_ids = generator.permutation(2 * case.num_pages)[: case.num_pages].tolist()
     return agent, array, events, page_ids
 
 
