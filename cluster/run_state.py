@@ -55,9 +55,9 @@ class ClusterState:
     model: str
     phase: ClusterPhase = "starting"
     url: str = ""
-    admin_url: str = ""
     log_dir: str = ""
     members: list[MemberStatus] = field(default_factory=list)
+    admin_url: str = ""
 
     @property
     def ask_url(self) -> str:
