@@ -98,11 +98,11 @@ class Faults:
             return "nobody to part from the router"
         worker = self._rng.choice(workers)
         router = self._serving.member("router").pids[0]
-        ports = _local_ports_to(worker["pid"], router)
-        if not ports:
+        connections = _connections_between(worker["pid"], router)
+        if not connections:
             return f"{worker['peer']['name']} has no connection to the router"
-        for port in ports:
-            _kill_sockets(port)
+        for ports in connections:
+            _reset(ports)
         return f"reset the router connection of {worker['peer']['name']}"
 
     async def cut_pages(self) -> str:
@@ -112,11 +112,11 @@ class Faults:
         victims = []
         for name, _, pid in workers:
             for other in pids - {pid}:
-                victims += [(name, port) for port in _local_ports_to(pid, other)]
+                victims += [(name, ports) for ports in _connections_between(pid, other)]
         if not victims:
             return "no page links over TCP"
-        name, port = self._rng.choice(victims)
-        _kill_sockets(port)
+        name, ports = self._rng.choice(victims)
+        _reset(ports)
         return f"cut a page link of {name}"
 
     async def kill_router(self) -> str:
@@ -136,20 +136,21 @@ def can_reset() -> bool:
     return os.geteuid() == 0 and shutil.which("ss") is not None
 
 
-def _local_ports_to(pid: int, other: int) -> list[int]:
-    """Local ports of `pid`'s TCP connections whose other end is `other`'s."""
+def _connections_between(pid: int, other: int) -> list[tuple[int, int]]:
+    """TCP connections of two processes of this host, as the ports of `pid` and of `other`."""
     try:
         mine = psutil.Process(pid).net_connections("tcp")
         theirs = {tuple(c.laddr) for c in psutil.Process(other).net_connections("tcp") if c.raddr}
     except psutil.Error:
         return []
-    return [c.laddr.port for c in mine if c.raddr and tuple(c.raddr) in theirs]
+    return [(c.laddr.port, c.raddr.port) for c in mine if c.raddr and tuple(c.raddr) in theirs]
 
 
-def _kill_sockets(local_port: int) -> None:
-    """Both ends get a reset."""
-    for which in ("sport", "dport"):
-        subprocess.run(["ss", "-K", "-t", which, "=", f":{local_port}"], check=False, capture_output=True)
+def _reset(ports: tuple[int, int]) -> None:
+    """Both ends get a reset, and no other connection that happens to have one of the ports."""
+    for here, there in (ports, ports[::-1]):
+        command = ["ss", "-K", "-t", "sport", "=", f":{here}", "and", "dport", "=", f":{there}"]
+        subprocess.run(command, check=False, capture_output=True)
 
 
 class Memory:
