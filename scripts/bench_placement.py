@@ -119,7 +119,7 @@ def run(setting: Setting, policy: PolicyName, arrivals: Sequence[Arrival]) -> di
 def summary(outcomes: Sequence[Outcome], setting: Setting, span_s: float) -> dict[str, float]:
     first = [o.ttft_s for o in outcomes if o.ttft_s is not None]
     between = [o.itl_s for o in outcomes if o.num_tokens > 1]
-    stalls = [o.max_gap_s for o in outcomes if o.num_tokens > 1]
+    stalls = [max(o.gaps_s) for o in outcomes if o.gaps_s]
     good = sum(o.meets(setting.ttft_ms / 1e3, setting.itl_ms / 1e3) for o in outcomes)
     return {
         "good_share": good / len(outcomes),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -40,7 +41,7 @@ class Outcome:
     first_s: float | None = None
     last_s: float = 0.0
     num_tokens: int = 0
-    max_gap_s: float = 0.0
+    gaps_s: array[float] = field(default_factory=lambda: array("f"))
     reason: str = ""
 
     @property
@@ -123,7 +124,7 @@ class World:
                     if outcome.first_s is None:
                         outcome.first_s = self.now_s
                     else:
-                        outcome.max_gap_s = max(outcome.max_gap_s, self.now_s - outcome.last_s)
+                        outcome.gaps_s.append(self.now_s - outcome.last_s)
                     outcome.last_s = self.now_s
                     outcome.num_tokens += len(token_ids)
                 case Finish(request_id, finish):
