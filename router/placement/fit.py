@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import mul
 from typing import Any
 
 MAX_SECONDS = 600.0  # nothing measured here takes longer; what claims to is broken
@@ -35,6 +36,11 @@ class Estimate:
 
     seconds: float
     sigma_s: float
+
+
+def dot(weights: Sequence[float], values: Sequence[float]) -> float:
+    """The sum of products. Every request brings half a dozen measurements, and generators would cost more than sums."""
+    return sum(map(mul, weights, values))
 
 
 class LinearFit:
@@ -61,7 +67,7 @@ class LinearFit:
         return self._noise
 
     def seconds(self, features: Sequence[float]) -> float:
-        return sum(w * x for w, x in zip(self.coefficients, features, strict=True))
+        return dot(self.coefficients, features)
 
     def predict(self, features: Sequence[float]) -> Estimate:
         """With the uncertainty of the line and of a single measurement."""
@@ -75,11 +81,11 @@ class LinearFit:
             return False
         if len(features) != len(self._prior):
             raise ValueError(f"{len(features)} features for {len(self._prior)} coefficients")
-        if not any(features) or not all(0.0 <= x < math.inf for x in features):
+        if not (0.0 < sum(features) < math.inf and min(features) >= 0.0):
             return False
         expected = self.seconds(features)
         if self.num_samples < NUM_FREE_SAMPLES:
-            usual = sum(w * x for w, x in zip(self._prior, features, strict=True))
+            usual = dot(self._prior, features)
             seconds = min(max(seconds, usual / CREDIBLE), usual * CREDIBLE)
         along, spread = self._spread(features)
         scale = max(expected, min(seconds, 2 * expected))
@@ -108,8 +114,8 @@ class LinearFit:
 
     def _spread(self, features: Sequence[float]) -> tuple[list[float], float]:
         """The covariance along the features, and the variance of their sum."""
-        along = [sum(p * x for p, x in zip(row, features, strict=True)) for row in self._covariance]
-        return along, sum(value * x for value, x in zip(along, features, strict=True))
+        along = [dot(row, features) for row in self._covariance]
+        return along, dot(along, features)
 
     def _shrink(self, gain: Sequence[float], along: Sequence[float], widen: float) -> None:
         """What the sample taught makes the covariance smaller, drift makes it larger, up to a bound."""
