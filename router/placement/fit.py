@@ -40,7 +40,8 @@ class Estimate:
 
 def dot(weights: Sequence[float], values: Sequence[float]) -> float:
     """The sum of products. Every request brings half a dozen measurements, and generators would cost more than sums."""
-    return sum(map(mul, weights, values))
+    total: float = sum(map(mul, weights, values))
+    return total
 
 
 class LinearFit:
