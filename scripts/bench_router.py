@@ -132,8 +132,8 @@ def median_of(outcomes: list[Outcome], figure: Callable[[Outcome], float]) -> fl
     return statistics.median(map(figure, outcomes))
 
 
-def per_request_us(role: str) -> Callable[[Outcome], float]:
-    return lambda outcome: outcome.cpu_s.get(role, 0.0) * 1e6 / max(outcome.num_answers, 1)
+def per_request_us(*roles: str) -> Callable[[Outcome], float]:
+    return lambda outcome: sum(outcome.cpu_s.get(role, 0.0) for role in roles) * 1e6 / max(outcome.num_answers, 1)
 
 
 COLUMNS: list[tuple[str, Callable[[Outcome], float], str]] = [
@@ -143,7 +143,8 @@ COLUMNS: list[tuple[str, Callable[[Outcome], float], str]] = [
     ("p99", lambda o: o.ttft_ms[99] if o.ttft_ms else float("nan"), ".2f"),
     ("ITL p50 ms", lambda o: o.itl_ms[50] if o.itl_ms else float("nan"), ".2f"),
     ("p99", lambda o: o.itl_ms[99] if o.itl_ms else float("nan"), ".2f"),
-    ("router us/req", per_request_us("router"), ".0f"),
+    ("router us/req", per_request_us("router", "fronts"), ".0f"),
+    ("of it fronts", per_request_us("fronts"), ".0f"),
     ("workers", per_request_us("workers"), ".0f"),
     ("client", per_request_us("client"), ".0f"),
 ]
@@ -173,7 +174,7 @@ def print_table(results: dict[tuple[Cell, str], list[Outcome]]) -> None:
 
 def print_marginal(results: dict[tuple[Cell, str], list[Outcome]]) -> None:
     """CPU of the router for one more streamed token: two cells that differ in the OSL alone."""
-    router = per_request_us("router")
+    router = per_request_us("router", "fronts")
     for (cell, stack), outcomes in results.items():
         for (other, same), longer in results.items():
             if same == stack and other.osl > cell.osl and replace(other, osl=cell.osl) == cell:

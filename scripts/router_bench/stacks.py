@@ -42,11 +42,11 @@ class Stack:
     processes: dict[str, list[subprocess.Popen[bytes]]]
 
     def pids(self) -> dict[str, list[int]]:
-        """By role, with all children."""
-        return {
-            role: [p.pid for one in processes for p in (psutil.Process(one.pid), *family(one.pid))]
-            for role, processes in self.processes.items()
-        }
+        """By role; the processes below the router are its "fronts"."""
+        pids = {role: [process.pid for process in processes] for role, processes in self.processes.items()}
+        if "router" in pids:
+            pids["fronts"] = [child.pid for pid in pids["router"] for child in family(pid)]
+        return pids
 
 
 def family(pid: int) -> list[psutil.Process]:
