@@ -187,7 +187,7 @@ class RouterConfig:
     worker_port: int = 0  # 0: a free one
     tracing: TracingConfig = field(default_factory=TracingConfig)
     history_requests: int = 1024  # running and finished ones that can be explained; one takes 5 to 50 KiB
-    fronts: int = 1  # processes for HTTP and tokenising; 1: the dispatcher's own
+    fronts: int = 1  # processes for HTTP and tokenising, each with the limits of `http`; 1: the dispatcher's own
 
     def __post_init__(self) -> None:
         if not 1 <= self.fronts <= MAX_FRONTS:

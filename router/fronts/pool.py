@@ -89,8 +89,7 @@ class FrontPool:
         for keeper in self._keepers:
             with contextlib.suppress(asyncio.CancelledError):
                 await keeper
-        for front in list(self._fronts):
-            await self._end(front)
+        await asyncio.gather(*map(self._end, list(self._fronts)))
         if self._reserved is not None:
             self._reserved.close()
 
