@@ -216,6 +216,7 @@ class Dispatcher:
     def _settle(self, now: float) -> list[Action]:
         """Places what fits now and hands out the actions."""
         book = self._book
+        self._wake_s = None
         if book.queue and self._roster.decode_workers:
             self._index.expire(now)
             self._wake_s = match_credits(book, self._roster, self._placer, self._flow.start, now)
