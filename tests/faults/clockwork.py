@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -57,6 +58,7 @@ class _Way:
         self.free_s = 0.0
         self.end_s = FOREVER
         self.is_over = False
+        self.frames: deque[tuple[float, Any]] = deque()  # on their way, and when they would arrive
 
 
 class Connection:
@@ -81,11 +83,15 @@ class Connection:
         arrives_s = max(way.free_s, written_s, clock.now, self._stalled_until_s) + delay_s
         way.free_s = arrives_s
 
+        way.frames.append((arrives_s, frame))
+
         def arrive() -> None:
             if self._stalled_until_s > clock.now:
-                clock.at(max(self._stalled_until_s, way.free_s), arrive)
-            elif not way.is_over and arrives_s <= way.end_s:
-                way.to.on_frame(self, frame)
+                clock.at(self._stalled_until_s, arrive)
+                return
+            due_s, first = way.frames.popleft()  # whichever frame this was set for: they arrive in order
+            if not way.is_over and due_s <= way.end_s:
+                way.to.on_frame(self, first)
 
         clock.at(arrives_s, arrive)
 
