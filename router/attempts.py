@@ -106,6 +106,10 @@ class AttemptFlow:
             detail = f"{worker.name} ended the sequence with {chunk.finish_reason}"
             self._book.fail_attempt(state, now, "worker_failed", detail, blamed=[worker], silent=worker)
             return
+        if state.phase == "placed":
+            detail = f"{worker.name} sent tokens of a request that it was only asked to reserve"
+            self._book.fail_attempt(state, now, "bad_output", detail, blamed=[worker])
+            return
         if state.num_predicted_cached is not None:
             self._index.observe(state.num_predicted_cached, chunk.num_cached_tokens)
             state.num_predicted_cached = None

@@ -415,6 +415,15 @@ def test_early_tokens_of_a_failed_attempt_are_forgotten(pair):
     assert pair.take() == [Emit("r", (100,), ())]
 
 
+def test_tokens_of_a_request_that_is_only_to_be_reserved_end_the_attempt(pair):
+    pair.submit("r", num_prompt=20)
+    pair.take()
+    pair.chunk(D, "r", 0, 100)
+    assert pair.dispatcher.snapshot(0.0).totals.retries == {"bad_output": 1}
+    assert Send(D, Cancel("r", 0)) in pair.take()
+    pair.dispatcher.check_integrity()
+
+
 def test_a_prefill_group_that_begins_with_a_wrong_index_ends_the_attempt(pair):
     to_prefill(pair)
     pair.chunk(P, "r", 1, 100)
