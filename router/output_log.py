@@ -52,6 +52,7 @@ class OutputLog:
         if chunk.logprobs and len(chunk.logprobs) != len(chunk.token_ids):
             raise OutputError(f"{len(chunk.logprobs)} logprobs came with {len(chunk.token_ids)} tokens")
         if chunk.index > len(self._ids):
+            _packed(chunk)  # when its turn comes, tokens before it will have been taken that nobody would hear of
             if len(self._early) >= MAX_EARLY_CHUNKS:
                 raise OutputError(f"token {len(self._ids)} is missing and {MAX_EARLY_CHUNKS} chunks wait for it")
             known = self._early.get(chunk.index)
@@ -81,11 +82,16 @@ class OutputLog:
                 finish_reason="length" if num_new > room else chunk.finish_reason,
                 stop_token_id=None if num_new > room else chunk.stop_token_id,
             )
-        # No tokenizer takes a negative id, and those who read the tokens could only fail over it.
-        if chunk.token_ids and min(chunk.token_ids) < 0:
-            raise OutputError(f"a token id is not a non-negative int32: {chunk.token_ids!r:.80}")
-        try:
-            self._ids.extend(array("i", chunk.token_ids))
-        except OverflowError as error:
-            raise OutputError(f"a token id is not an int32: {chunk.token_ids!r:.80}") from error
+        self._ids.extend(_packed(chunk))
         return chunk
+
+
+def _packed(chunk: TokenChunk) -> array[int]:
+    """Its tokens. Raises OutputError for what is no token id."""
+    # No tokenizer takes a negative id, and those who read the tokens could only fail over it.
+    if chunk.token_ids and min(chunk.token_ids) < 0:
+        raise OutputError(f"a token id is not a non-negative int32: {chunk.token_ids!r:.80}")
+    try:
+        return array("i", chunk.token_ids)
+    except OverflowError as error:
+        raise OutputError(f"a token id is not an int32: {chunk.token_ids!r:.80}") from error

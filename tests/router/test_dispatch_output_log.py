@@ -53,6 +53,15 @@ def test_tokens_beyond_max_tokens_are_cut_and_finish_with_length():
     assert log.is_full
 
 
+@pytest.mark.parametrize("token_id", [2**31, -1])
+def test_a_bad_chunk_that_comes_early_is_an_error_at_once_and_takes_no_good_tokens_with_it(token_id):
+    log = OutputLog(10)
+    with pytest.raises(OutputError, match="int32"):
+        log.add(chunk(1, token_id))
+    assert log.add(chunk(0, 6)) == [chunk(0, 6)]
+    assert log.packed_ids == pack_ids([6])
+
+
 @pytest.mark.parametrize("token_id", [2**31, -(2**31) - 1, -1])
 def test_a_token_that_is_no_int32_is_an_error_and_leaves_nothing_behind(token_id):
     log = OutputLog(10)
