@@ -124,10 +124,14 @@ class UsageFile:
     def _append(self, data: bytes) -> None:
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            if os.write(descriptor, data) != len(data):
-                os.write(descriptor, b"\n")  # what is half there shall not swallow the next line
-                raise OSError("the disk took only a part of it")
-            os.fdatasync(descriptor)
+            num_before = os.fstat(descriptor).st_size
+            try:
+                if os.write(descriptor, data) != len(data):
+                    raise OSError("the disk took only a part of it")
+                os.fdatasync(descriptor)
+            except OSError:
+                os.ftruncate(descriptor, num_before)  # all of it comes again with the next, and counts once
+                raise
         finally:
             os.close(descriptor)
 

@@ -1,6 +1,7 @@
 """Rates and concurrency of keys, what is told about them, and the usage that is kept."""
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -169,6 +170,20 @@ def test_usage_survives_a_restart_and_torn_lines(tmp_path, caplog):
     assert "not a line of usage" in caplog.text
     again.append({ACCOUNT: UsageCounts(1)})
     assert UsageFile(path).load()[ACCOUNT] == UsageCounts(4, 1, 30, 2, 12)
+
+
+def test_what_a_full_disk_took_a_part_of_counts_once_when_it_is_saved_again(tmp_path, monkeypatch):
+    path, second = tmp_path / "usage.jsonl", Account("k2", "t", "m")
+    file, used = UsageFile(path), {ACCOUNT: UsageCounts(1), second: UsageCounts(2)}
+    file.append({ACCOUNT: UsageCounts(5)})
+    write = os.write
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:-10]))  # the first line is whole
+        with pytest.raises(OSError, match="only a part"):
+            file.append(used)
+    assert UsageFile(path).load() == {ACCOUNT: UsageCounts(5)}
+    file.append(used)
+    assert UsageFile(path).load() == {ACCOUNT: UsageCounts(6), second: UsageCounts(2)}
 
 
 @pytest.mark.parametrize(
