@@ -105,7 +105,7 @@ class FairLine:
                 self._by_tag.discard(flow)
                 self._away[flow.tenant] = flow.tag
         if len(self._away) > len(self._flows) + MAX_AWAY:
-            self._away = {tenant: tag for tenant, tag in self._away.items() if tag > self._floor}
+            self._forget_away()
 
     def settle(self, state: RequestState, num_tokens: int) -> None:
         """The request has ended and took `num_tokens` in all, more or fewer than it was charged."""
@@ -115,6 +115,12 @@ class FairLine:
             self._move(self._flows[tenant], num_missing)
         elif tenant in self._away:
             self._away[tenant] += num_missing / state.request.weight
+
+    def _forget_away(self) -> None:
+        """Who would start at the floor anyway, and of the others those that have least to pay back. Half of the places
+        are free then, so that clients who give each request another name do not have this done for each."""
+        behind = [(tag, tenant) for tenant, tag in self._away.items() if tag > self._floor]
+        self._away = {tenant: tag for tag, tenant in heapq.nlargest(MAX_AWAY // 2, behind)}
 
     def _move(self, flow: _Flow, num_tokens: int) -> None:
         flow.tag = max(flow.tag + num_tokens / flow.weight, 0.0)

@@ -166,6 +166,16 @@ def test_debts_are_forgotten_when_nobody_waits_and_absent_tenants_are_not_kept_f
     assert len(queue._lines[0]._away) <= MAX_AWAY + 3
 
 
+def test_tenants_that_come_once_are_not_kept_for_ever_while_others_wait():
+    queue = queue_of(waiting("old", tenant="old", tokens=1000), waiting("old2", tenant="old"))
+    serve(queue)  # what is left of it waits behind every newcomer, so the queue never empties
+    for i in range(3 * MAX_AWAY):
+        queue.push(waiting(f"t{i}", tenant=f"t{i}"))
+        assert serve(queue).request_id == f"t{i}"
+    assert len(queue) == 1
+    assert len(queue._lines[0]._away) <= MAX_AWAY + 1
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     weights=st.lists(st.sampled_from([0.5, 1.0, 2.0, 3.0]), min_size=2, max_size=5),
