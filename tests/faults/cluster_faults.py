@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import psutil
 
@@ -82,11 +83,11 @@ class Faults:
         try:
             os.kill(pid, signal.SIGSTOP)
             await asyncio.sleep(seconds)
-            if psutil.pid_exists(pid):
-                os.kill(pid, signal.SIGCONT)
         except ProcessLookupError:
             return f"{name} rank {rank} was gone"
-        finally:
+        finally:  # also where the campaign ends meanwhile
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
             self._frozen.discard(pid)
         return f"froze {name} rank {rank} for {seconds:.1f} s"
 

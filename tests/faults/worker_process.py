@@ -117,7 +117,8 @@ class VirtualAgent(TransferAgent):
 
     @property
     def num_held(self) -> int:
-        return self._held + self._transport.num_in_flight
+        """Transfers that are not over."""
+        return self._held
 
 
 class VirtualRank(RankAgent):

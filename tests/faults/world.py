@@ -148,7 +148,8 @@ class World:
             assert status.num_requests == 0
             known = dispatcher._index.held_blocks(dispatcher._roster.get(status.peer))
             assert known == process.cached_blocks, f"{member.name}: the index does not know what is cached"
-            assert process.num_in_flight == 0
+            # A message that never ends by itself, and that nobody waits for, ends with its link.
+            assert process.num_in_flight == 0 or self._has_slow_wires
 
     def _check_end(self, request_id: str, client: Client) -> None:
         request = client.request
