@@ -119,8 +119,8 @@ class Router:
             self._server = self._serving(front, access)
             await self._service.start()
             cleanup.push_async_callback(self._service.close)
+            cleanup.push_async_callback(self._server.stop)  # also if only some of the fronts start
             http_port = await self._server.start()
-            cleanup.push_async_callback(self._server.stop)
             admin_at = None
             if admin.port is not None:
                 config = replace(self._config.http, host=admin.host, port=admin.port, tls=TlsConfig())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import pickle
 from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
@@ -36,6 +37,8 @@ from slipstream.router.http.exchange import JSON, Exchange, Handler
 from slipstream.router.http.reader import Request
 from slipstream.router.messages import TokenLogprob
 from slipstream.router.service import Receiver
+
+log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=Receiver)
 
@@ -156,8 +159,9 @@ class FrontLink:
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        self._send(Output(tuple(self._emitted), tuple(self._ended)))
+        output = Output(tuple(self._emitted), tuple(self._ended))
         self._emitted, self._ended = [], []
+        self._send(output)
 
     # ---- keys
 
@@ -198,6 +202,9 @@ class FrontLink:
             await self._answer(request, exchange)
         except HttpError as error:
             exchange.fail(error)
+        except Exception:  # as `HttpConnection` does it: whoever asked waits at the front for an answer of some kind
+            log.exception("%s %s failed", request.method, request.path)
+            exchange.fail(HttpError(500, "Internal error.", kind="server_error", code="internal_error"))
         self._send(Answer(message.number, exchange.status, exchange.content_type, exchange.headers, exchange.body))
 
 

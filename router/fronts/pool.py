@@ -18,7 +18,7 @@ from typing import Any
 from slipstream.router.fronts.link import FrontLink
 from slipstream.router.fronts.messages import FRONTS, Begin, DispatcherMessage, Drain, Limits, Listening
 from slipstream.router.fronts.setup import FrontSetup
-from slipstream.router.wire import FrameProtocol
+from slipstream.router.wire import FrameProtocol, WireError
 
 FIRST_RETRY_S = 0.2
 MAX_RETRY_S = 5.0
@@ -43,7 +43,6 @@ class FrontPool:
         self._reserved: socket.socket | None = None
         self._fronts: set[_Front] = set()
         self._keepers: list[asyncio.Task[None]] = []
-        self._is_closing = False
 
     @property
     def num_connections(self) -> int:
@@ -72,8 +71,10 @@ class FrontPool:
                 front.protocol.send(Limits(max_model_len))
 
     async def drain(self, deadline_s: float) -> bool:
-        """No new connections; returns when all fronts have ended what ran there, True if within `deadline_s`."""
-        self._is_closing = True
+        """No new connections; returns when all fronts have ended what ran there, True if within `deadline_s`. From now
+        on a front that is gone stays so."""
+        for keeper in self._keepers:
+            keeper.cancel()
         for front in self._fronts:
             front.protocol.send(Drain(deadline_s))
         if not self._fronts:
@@ -83,7 +84,6 @@ class FrontPool:
 
     async def stop(self) -> None:
         """Ends all fronts."""
-        self._is_closing = True
         for keeper in self._keepers:
             keeper.cancel()
         for keeper in self._keepers:
@@ -103,13 +103,12 @@ class FrontPool:
         retry_s = FIRST_RETRY_S
         while True:
             await asyncio.wait([front.lost])
-            await self._end(front)
-            if self._is_closing:
-                return
-            log.warning("front process %d is gone with status %s", front.process.pid, front.process.returncode)
+            if front in self._fronts:
+                await self._end(front)
+                log.warning("front process %d is gone with status %s", front.process.pid, front.process.returncode)
             await asyncio.sleep(retry_s)
-            front = self._spawn()
             try:
+                front = self._spawn()
                 await front.listens
                 retry_s = FIRST_RETRY_S
             except OSError as error:
@@ -130,17 +129,21 @@ class _Front:
         self.listens.add_done_callback(lambda future: future.exception())  # read, or the loop would complain
         self.lost: asyncio.Future[None] = loop.create_future()
         self.protocol = FrameProtocol(self._received, self._on_lost, vocabulary=FRONTS)
-        self.link = link_of(self.protocol.send)
+        self.link = link_of(self._send)
         ours, theirs = socket.socketpair()
         with theirs:
             # Where this process found its modules, that one shall.
             environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "slipstream.router.fronts.process", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=environment,
-            )
+            try:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "slipstream.router.fronts.process", str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env=environment,
+                )
+            except OSError:
+                ours.close()
+                raise
         self._opening = loop.create_task(self._open(ours, Begin(pickle.dumps(setup))))
 
     async def _open(self, ours: socket.socket, begin: Begin) -> None:
@@ -157,6 +160,13 @@ class _Front:
         except subprocess.TimeoutExpired:
             self.process.kill()
             await loop.run_in_executor(None, self.process.wait)
+
+    def _send(self, message: DispatcherMessage) -> None:
+        try:
+            self.protocol.send(message)
+        except WireError as error:  # larger than any frame; streams of this front would miss what was in it
+            log.error("cannot send to front process %d: %s", self.process.pid, error)
+            self.protocol.abort(error)
 
     def _received(self, message: Any) -> None:
         if isinstance(message, Listening):

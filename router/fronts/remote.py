@@ -130,8 +130,8 @@ class RemoteDispatcher:
         if self._is_lost:
             raise dispatcher_is_gone()
         reply = self._replies[number] = asyncio.get_running_loop().create_future()
-        self._send(message)
         try:
+            self._send(message)
             return await reply
         except asyncio.CancelledError:
             self._send(if_cancelled)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -12,22 +13,28 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import orjson
 import psutil
 import pytest
 import yaml
 
+from slipstream.router.access.access import Access
 from slipstream.router.access.api_key import digest_of
 from slipstream.router.access.config import AccessConfig
 from slipstream.router.config import HttpConfig, RouterConfig
-from slipstream.router.fronts.messages import Submit
+from slipstream.router.fronts.link import FrontLink
+from slipstream.router.fronts.messages import Answer, Ask, Submit
 from slipstream.router.fronts.pool import FrontPool
 from slipstream.router.fronts.tally import FrontTally, counts_of
 from slipstream.router.generation import GenerateRequest
+from slipstream.router.http.exchange import Exchange as HttpExchange
+from slipstream.router.http.reader import Request
 from slipstream.router.messages import SamplingParams, pack_ids
 from slipstream.router.metrics import FrontMetrics
 from slipstream.router.router import Addresses, Endpoint, Router
+from slipstream.router.service import GenerationService
 from tests.router.fake_cluster import MODEL, MODEL_DIR, run
 from tests.router.test_http_router import CONFIG, TOKEN, Exchange, PlayedWorker, ask, completion, until_ready
 
@@ -191,7 +198,7 @@ def test_a_front_that_is_killed_takes_its_own_streams_and_is_started_anew() -> N
             assert num_lost > 0
             os.kill(victim.process.pid, signal.SIGKILL)
             await until(lambda: router._service.snapshot().num_requests == NUM_CLIENTS - num_lost)
-            assert worker.cancelled.is_set()
+            await until(worker.cancelled.is_set)
             worker.may_go_on.set()
             rests = [await exchange.reader.read() for exchange in exchanges]
             for exchange in exchanges:
@@ -204,6 +211,63 @@ def test_a_front_that_is_killed_takes_its_own_streams_and_is_started_anew() -> N
                 assert status == 200
 
     run(main, deadline_s=110)
+
+
+def test_a_front_that_cannot_be_started_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = subprocess.Popen
+    failures = [OSError(errno.EAGAIN, "no more processes"), OSError(errno.ENOMEM, "no memory")]
+
+    def sometimes(*arguments: Any, **options: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return start(*arguments, **options)
+
+    async def main() -> None:
+        async with routing() as (router, _, _):
+            pool = fronts_of(router)
+            victim = pool.pids[0]
+            monkeypatch.setattr(subprocess, "Popen", sometimes)
+            os.kill(victim, signal.SIGKILL)
+            await until(lambda: not failures and len(pool.pids) == NUM_FRONTS and victim not in pool.pids)
+            await asyncio.gather(*(front.listens for front in pool._fronts))
+
+    run(main, deadline_s=110)
+
+
+def test_where_one_front_does_not_start_none_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, begun = subprocess.Popen, list[int]()
+
+    def one_of_two(*arguments: Any, **options: Any) -> Any:
+        command = ["false"] if begun else arguments[0]
+        process = start(command, **options)
+        begun.append(process.pid)
+        return process
+
+    async def main() -> None:
+        monkeypatch.setattr(subprocess, "Popen", one_of_two)
+        with pytest.raises(OSError, match="before it listened"):
+            await Router(replace(CONFIG, fronts=NUM_FRONTS), MODEL, MODEL_DIR, TOKEN).start()
+        assert len(begun) == NUM_FRONTS
+        assert not any(map(psutil.pid_exists, begun))
+
+    run(main, deadline_s=110)
+
+
+def test_a_question_that_the_dispatcher_stumbles_over_is_answered_all_the_same() -> None:
+    async def stumble(request: Request, exchange: HttpExchange) -> None:
+        raise RuntimeError("a bug")
+
+    async def main() -> None:
+        sent: list[Any] = []
+        metrics = FrontMetrics()
+        service = GenerationService(CONFIG, model=MODEL, token=TOKEN)
+        link = FrontLink(service, Access(), FrontTally(metrics, Counter()), stumble, sent.append)
+        link.received(Ask(7, "GET", "/metrics", "", (), b""))
+        await until(lambda: bool(sent))
+        assert isinstance(sent[0], Answer)
+        assert (sent[0].number, sent[0].status) == (7, 500)
+
+    run(main)
 
 
 def test_fronts_of_a_killed_dispatcher_end_their_streams_with_an_error_and_then_themselves(tmp_path: Path) -> None:
