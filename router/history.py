@@ -12,11 +12,10 @@ from dataclasses import dataclass, field, replace
 
 from slipstream.router.generation import GenerationFinish, Phase, Slo, Usage
 from slipstream.router.output_log import OutputLog
-from slipstream.router.placement.decision import Decision
+from slipstream.router.placement.decision import MAX_CANDIDATES, Decision
 
 MAX_EVENTS = 64  # of a record: half of them its first, half its latest
 MAX_FULL_DECISIONS = 8  # of a record; later ones keep only the chosen of their candidates
-MAX_CANDIDATES = 64  # of a decision, the best ones
 
 
 @dataclass(slots=True)

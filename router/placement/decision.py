@@ -66,8 +66,8 @@ class Option(NamedTuple):
 
 
 class Candidates(Sequence[Candidate]):
-    """Options that become candidates when somebody looks, then those that failed the request before. Keeps no worker
-    alive."""
+    """Options, best first, that become candidates when somebody looks, then those that failed the request before; at
+    most `MAX_CANDIDATES` together, with the first option that fits among them. Keeps no worker alive."""
 
     __slots__ = ("_excluded", "_names", "_options")
 
@@ -75,17 +75,14 @@ class Candidates(Sequence[Candidate]):
         self, options: Sequence[Option], names: tuple[str, ...], excluded: Sequence[tuple[PeerId, PeerId | None]] = ()
     ) -> None:
         self._names = names
-        self._excluded = excluded
+        self._excluded = excluded[: MAX_CANDIDATES // 2]
+        kept = options[: MAX_CANDIDATES - len(self._excluded)]
+        if len(kept) < len(options) and not any(option.fits for option in kept):
+            # Whoever decides takes the first that fits: it is told of, however many are better and full.
+            kept = [*kept[:-1], next((option for option in options if option.fits), kept[-1])]
         self._options = [
-            (
-                option[1].hello.worker,
-                None if option[2] is None else option[2].hello.worker,
-                option[0],
-                option[3],
-                option[4],
-                option[5],
-            )
-            for option in options[:MAX_CANDIDATES]
+            (decode.peer, None if prefill is None else prefill.peer, cost, fits, terms, num_cached)
+            for cost, decode, prefill, fits, terms, num_cached in kept
         ]
 
     def __len__(self) -> int:

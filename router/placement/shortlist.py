@@ -64,7 +64,8 @@ def shortlist(
     cached: dict[WorkerState, int] = {}
     familiar: list[WorkerState] = []
     found: list[list[WorkerState]] = []
-    for role, workers in _SIDES:
+    sides: tuple[tuple[Role, list[WorkerState]], ...] = (("decode", all_decodes), ("prefill", all_prefills))
+    for role, everybody in sides:
         hits = index.best(state, role, max_candidates // 2)
         if role == "prefill":  # where prompts are computed in the order they come: what is expected will be there
             cached.update(hits)
@@ -73,7 +74,6 @@ def shortlist(
         known = sessions.worker_of(state.request.session, role, state.request.tenant)
         if known is not None:
             familiar.append(known)
-        everybody = all_decodes if workers == 0 else all_prefills
         if len(everybody) <= max_candidates:
             found.append(everybody)
             continue
@@ -95,9 +95,6 @@ def shortlist(
     return Shortlist(
         decodes, prefills, no_prefill, cached, frozenset(familiar), excluded, len(all_decodes), len(all_prefills)
     )
-
-
-_SIDES: tuple[tuple[Role, int], ...] = (("decode", 0), ("prefill", 1))
 
 
 def _first_new(

@@ -226,7 +226,9 @@ class SloPolicy:
             f"{where_to(decode, prefill)}: {reason}; {num_new} of {job.num_tokens} tokens to prefill, "
             f"costs {chosen.cost:.3g} s"
         )
-        if margin is not None:
+        if margin is not None and margin < 0:
+            why += f", {-margin:.3g} s more than the best of {len(options)}, which has no room"
+        elif margin is not None:
             why += f", {margin:.3g} s less than the next best of {len(options)}"
         decision = Decision(
             decode.hello.worker,

@@ -148,3 +148,4 @@ def test_of_a_thousand_workers_the_one_with_room_is_found(policy):
     prefills[222] = worker("prefill", "idle", tokens=1000)
     found = put(policy, 200, decodes, prefills)
     assert where(found) == ("long_prompt", "free", "idle")
+    assert any(found.decision.chose(candidate) for candidate in found.decision.candidates)

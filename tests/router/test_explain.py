@@ -11,14 +11,13 @@ from slipstream.router.explain import explanation, summary
 from slipstream.router.explain_table import listing, table
 from slipstream.router.generation import GenerationError, GenerationFinish, Slo, Usage
 from slipstream.router.history import (
-    MAX_CANDIDATES,
     MAX_EVENTS,
     MAX_FULL_DECISIONS,
     PagesLanded,
     RequestRecord,
     Timeline,
 )
-from slipstream.router.placement.decision import Candidate, Decision, Term
+from slipstream.router.placement.decision import MAX_CANDIDATES, Candidate, Decision, Term
 from slipstream.router.stages import attempts_of
 from tests.router.fake_cluster import MODEL, front, openai_client, run
 
