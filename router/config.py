@@ -51,6 +51,8 @@ class HttpConfig:
     tls: TlsConfig = field(default_factory=TlsConfig)
 
     def __post_init__(self) -> None:
+        if not self.host:  # which a socket takes for all interfaces
+            raise ValueError("host must not be empty; 0.0.0.0 means all interfaces")
         for key in ("max_body_mib", "max_header_kib", "max_connections"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
@@ -71,6 +73,8 @@ class AdminConfig:
     port: int | None = None
 
     def __post_init__(self) -> None:
+        if not self.host:
+            raise ValueError("host must not be empty; 0.0.0.0 means all interfaces")
         if self.port is not None and not 0 <= self.port < 65536:
             raise ValueError(f"port must be a port number (0: a free one), got {self.port}")
 
@@ -137,9 +141,19 @@ class DispatchConfig:
     max_queued_per_tenant: int | None = None  # None: half of max_queued_requests for each tenant that has a name
 
     def __post_init__(self) -> None:
-        line = self.local_prefill_max_tokens
+        line, per_tenant = self.local_prefill_max_tokens, self.max_queued_per_tenant
         if line is not None and line < 0:
             raise ValueError(f"local_prefill_max_tokens must be 0 or more, got {line}")
+        if per_tenant is not None and per_tenant < 1:
+            raise ValueError(f"max_queued_per_tenant must be at least 1 or null, got {per_tenant}")
+        for key in ("max_queued_requests", "max_attempts"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
+        for key in ("queue_timeout_s", "request_timeout_s", "reserve_timeout_s", "worker_lease_s"):
+            if not 0 < getattr(self, key) < float("inf"):
+                raise ValueError(f"{key} must be over 0 and finite, got {getattr(self, key)}")
+        if not 0 <= self.ageing_s < float("inf"):
+            raise ValueError(f"ageing_s must be finite and not negative, got {self.ageing_s}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +171,12 @@ class TracingConfig:
 
     def __post_init__(self) -> None:
         if self.otlp_endpoint is not None:
-            url = urlsplit(self.otlp_endpoint)
-            if url.scheme not in ("http", "https") or not url.hostname:
+            try:
+                url = urlsplit(self.otlp_endpoint)
+                is_url = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+            except ValueError:  # brackets that do not match, a port that is none
+                is_url = False
+            if not is_url:
                 raise ValueError(f"otlp_endpoint must be a http or https URL, got {self.otlp_endpoint!r}")
         if not 0 <= self.sample_ratio <= 1:
             raise ValueError(f"sample_ratio must be 0 to 1, got {self.sample_ratio}")
@@ -190,6 +208,8 @@ class RouterConfig:
     fronts: int = 1  # processes for HTTP and tokenising, each with the limits of `http`; 1: the dispatcher's own
 
     def __post_init__(self) -> None:
+        if not self.worker_host:
+            raise ValueError("worker_host must not be empty; 0.0.0.0 means all interfaces")
         if not 1 <= self.fronts <= MAX_FRONTS:
             raise ValueError(f"fronts must be 1 to {MAX_FRONTS}, got {self.fronts}")
         if not 1 <= self.history_requests <= MAX_HISTORY_REQUESTS:

@@ -139,6 +139,30 @@ MODEL = "model: {path: tiny}\n"
             MODEL + "router: {dispatch: {local_prefill_max_tokens: -1}}\n",
             "c.yaml:2: router.dispatch.local_prefill_max_tokens: must be 0 or more, got -1",
         ),
+        *(
+            (
+                MODEL + f"router: {{dispatch: {{{key}: {value}}}}}\n",
+                f"c.yaml:2: router.dispatch.{key}: must be {rule}, got ",
+            )
+            for key, value, rule in (
+                ("max_queued_requests", "0", "at least 1"),
+                ("max_attempts", "0", "at least 1"),
+                ("max_queued_per_tenant", "-1", "at least 1 or null"),
+                ("queue_timeout_s", "0", "over 0 and finite"),
+                ("request_timeout_s", ".nan", "over 0 and finite"),
+                ("reserve_timeout_s", ".inf", "over 0 and finite"),
+                ("worker_lease_s", "-3", "over 0 and finite"),
+                ("ageing_s", ".nan", "finite and not negative"),
+            )
+        ),
+        *(
+            (MODEL + f"router: {setting}\n", f"c.yaml:2: router.{key}: must not be empty; 0.0.0.0 means all interfaces")
+            for setting, key in (
+                ("{http: {host: ''}}", "http.host"),
+                ("{admin: {host: ''}}", "admin.host"),
+                ("{worker_host: ''}", "worker_host"),
+            )
+        ),
         (MODEL + "kv_transfer:\n  lease_s: 0\n", "c.yaml:3: kv_transfer.lease_s: must be positive, got 0"),
         (MODEL + "drain_timeout_s: .inf\n", "c.yaml:2: drain_timeout_s: must be finite and not negative, got inf"),
         (MODEL + "drain_timeout_s: .nan\n", "c.yaml:2: drain_timeout_s: "),

@@ -16,6 +16,8 @@ from slipstream.router.config import RouterConfig, TracingConfig
         ("otlp_endpoint", "collector:4318"),
         ("otlp_endpoint", "grpc://collector:4317"),
         ("otlp_endpoint", "http://"),
+        ("otlp_endpoint", "http://[::1"),
+        ("otlp_endpoint", "http://collector:99999"),
         ("sample_ratio", -0.1),
         ("sample_ratio", 1.5),
         ("sample_ratio", float("nan")),
