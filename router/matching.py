@@ -43,7 +43,7 @@ def match_credits(
     for state in book.queue.candidates(now):
         if len(passed) + num_choosy > LOOKAHEAD:
             break
-        if not any(w.ledger.free_slots > 0 and w.ledger.free_pages > 0 for w in roster.decode_workers):
+        if not roster.has_decode_room:
             break
         found = placer.place(state, now, num_choosy)
         if isinstance(found, Placement) and found.prefill is not None and prefill_closed:

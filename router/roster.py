@@ -40,6 +40,9 @@ class WorkerState:
         return -(-num_tokens // self.hello.page_tokens)
 
 
+FEW = 8
+
+
 def _decode_load(worker: WorkerState) -> float:
     """The larger share in use of slots and pages."""
     hello, ledger = worker.hello, worker.ledger
@@ -107,6 +110,12 @@ class Roster:
         """At most `limit` of the workers that take new work, those with most room if there are more."""
         workers = self._open[role]
         return workers if len(workers) <= limit else list(islice(self._by_load[role], limit))
+
+    @property
+    def has_decode_room(self) -> bool:
+        """A decode worker that takes new work has a slot and a page. Asked with every event, so of many workers only
+        the least loaded are looked at; of few, all, which is cheaper than to keep them in order."""
+        return any(w.ledger.free_slots > 0 and w.ledger.free_pages > 0 for w in self.least_loaded("decode", FEW))
 
     def _close(self, worker: WorkerState) -> None:
         worker.ledger.on_change = None

@@ -16,7 +16,7 @@ from slipstream.router.http.tls import ServerTls
 
 BACKLOG = 2048
 MAX_TURNED_AWAY = 64  # connections beyond the limit that still get an answer; further ones are cut off
-HEALTH_PATHS = "/health/"
+HEALTH_PREFIX = "/health/"
 
 
 class HttpServer:
@@ -124,7 +124,7 @@ class HttpServer:
     async def turn_away(self, request: Request, exchange: Exchange) -> None:
         """The one request of a connection beyond the limit. Who only asks whether the router lives gets its answer."""
         exchange.keep_alive = False
-        if request.path.startswith(HEALTH_PATHS):
+        if request.path.startswith(HEALTH_PREFIX):
             await self._handler(request, exchange)
             return
         message = f"All {self._config.max_connections} connections are in use."
