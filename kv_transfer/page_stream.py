@@ -13,11 +13,10 @@ import ctypes
 import functools
 from ctypes import c_char_p, c_int32, c_uint64, c_void_p
 
+from slipstream.kv_transfer.over_transport import CHECKSUM_BYTES
 from slipstream.kv_transfer.page_transport import Pages
 from slipstream.kv_transfer.pool import HostPages
 from slipstream.kv_transfer.row_copy import RowCopy, open_library, usable_variants
-
-CHECKSUM_BYTES = 8
 
 
 class StreamLibrary:

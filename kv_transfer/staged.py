@@ -12,16 +12,14 @@ from collections import deque
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import xxhash
 
+from slipstream.kv_transfer.over_transport import CHECKSUM_BYTES, OverTransport
 from slipstream.kv_transfer.page_transport import FireDrill, Landed, Pages
 from slipstream.kv_transfer.pool import HostPagePool, PagePool
 from slipstream.kv_transfer.staging import Staging
-from slipstream.kv_transfer.ticket import TransferAddress
-from slipstream.kv_transfer.transport import Arrival, Buffer, Done, Link, Transport, TransportEvents
+from slipstream.kv_transfer.transport import Arrival, Buffer, Done, Link, Transport
 
-CHECKSUM_BYTES = 8
 MAX_IN_FLIGHT = 8  # enough to hide the copying at both ends; more only spills out of the cache
 
 
@@ -33,7 +31,7 @@ class _Landing:
     landed: Landed
 
 
-class StagedTransport:
+class StagedTransport(OverTransport[Transport]):
     """`message_bytes` is the largest message, `staging_bytes` the memory for both directions together: each has its
     half, because two ranks that send to each other could fill shared buffers with what the other has none for.
     Raises StagingError if a half does not hold two messages.
@@ -42,38 +40,20 @@ class StagedTransport:
     def __init__(
         self, transport: Transport, pool: PagePool, message_bytes: int, staging_bytes: int, drill: FireDrill
     ) -> None:
-        self._transport = transport
+        super().__init__(transport)
         self._pool = pool
         self._host_pool = pool if isinstance(pool, HostPagePool) else None
         self._drill = drill
         self._outgoing = Staging(message_bytes + CHECKSUM_BYTES, staging_bytes // 2)
         self._incoming = Staging(message_bytes + CHECKSUM_BYTES, staging_bytes // 2)
-        self._events: TransportEvents | None = None
         self._landings: deque[_Landing] = deque()
         self._has_gathered = False  # since `progress`: the wire is looked after between two copies
         # Half the slots at most: a peer that has stalled must not stop the others.
         self._max_in_flight = max(1, min(MAX_IN_FLIGHT, self._outgoing.num_slots // 2))
 
     @property
-    def address(self) -> TransferAddress:
-        return self._transport.address
-
-    @property
     def num_in_flight(self) -> int:
-        return self._transport.num_in_flight + len(self._landings)
-
-    def start(self, events: TransportEvents) -> None:
-        self._events = events
-        self._transport.start(self)
-
-    def connect(self, address: TransferAddress) -> Link:
-        return self._transport.connect(address)
-
-    def disconnect(self, link: Link) -> None:
-        self._transport.disconnect(link)
-
-    def send_record(self, link: Link, record: bytes) -> None:
-        self._transport.send_record(link, record)
+        return super().num_in_flight + len(self._landings)
 
     def can_send(self, link: Link, num_in_flight: int) -> bool:
         room = num_in_flight < self._max_in_flight and bool(self._outgoing.num_free)
@@ -101,53 +81,24 @@ class StagedTransport:
         assert taken is not None
         slot, memory = taken
         landing = _Landing(pages, slot, memory[: arrival.num_bytes + CHECKSUM_BYTES], landed)
-        raw = Arrival(arrival.tag, arrival.num_bytes + CHECKSUM_BYTES, arrival.handle)
-        self._transport.receive(raw, landing.buffer, partial(self._on_received, landing))
-
-    def discard(self, arrival: Arrival) -> None:
-        num_bytes = arrival.num_bytes + CHECKSUM_BYTES
-        raw = Arrival(arrival.tag, num_bytes, arrival.handle)
-        self._transport.receive(raw, np.empty(num_bytes, np.uint8), _forget)
+        self._transport.receive(self._raw(arrival), landing.buffer, partial(self._on_received, landing))
 
     def progress(self) -> bool:
-        busy = self._transport.progress()
+        busy = super().progress()
         self._has_gathered = False
         if self._landings:  # one at a time, so that the wire is looked after between two copies
             self._land(self._landings.popleft())
             busy = True
         return busy
 
-    def wait(self, timeout_s: float) -> None:
-        self._transport.wait(timeout_s)
-
-    def wake(self) -> None:
-        self._transport.wake()
-
     def close(self) -> None:
-        self._transport.close()
+        super().close()
         while self._landings:
             landing = self._landings.popleft()
             self._incoming.give_back(landing.slot)
             landing.landed("the transport is closed", False)
 
-    # ---- what the transport tells
-
-    def on_link(self, link: Link) -> None:
-        assert self._events is not None
-        self._events.on_link(link)
-
-    def on_record(self, link: Link, record: bytes) -> None:
-        assert self._events is not None
-        self._events.on_record(link, record)
-
-    def on_arrival(self, arrival: Arrival) -> None:
-        assert self._events is not None
-        # A message too short for a checksum has a negative size, which is no message's.
-        self._events.on_arrival(Arrival(arrival.tag, arrival.num_bytes - CHECKSUM_BYTES, arrival.handle))
-
-    def on_lost(self, link: Link, reason: str) -> None:
-        assert self._events is not None
-        self._events.on_lost(link, reason)
+    # ---- inside
 
     def _on_sent(self, slot: int, done: Done, error: str | None) -> None:
         self._outgoing.give_back(slot)
@@ -180,7 +131,3 @@ class StagedTransport:
             return self._host_pool.scatter_summed(pages.layer, pages.page_ids, pages.heads, src, pages.seed)
         self._pool.scatter(pages.layer, pages.page_ids, pages.heads, src)
         return xxhash.xxh3_64_intdigest(src.data, seed=pages.seed)
-
-
-def _forget(error: str | None) -> None:
-    """An unwanted message is gone, whole or broken."""

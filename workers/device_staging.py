@@ -19,15 +19,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from slipstream.kernels.gpu_modules import gpu_module
+from slipstream.kv_transfer.over_transport import OverTransport
 from slipstream.kv_transfer.page_transport import Landed, Pages
 from slipstream.kv_transfer.staging import StagingError
-from slipstream.kv_transfer.ticket import TransferAddress
-from slipstream.kv_transfer.transport import Arrival, Buffer, Done, Link, Transport, TransportEvents
+from slipstream.kv_transfer.transport import Arrival, Buffer, Done, Link, Transport
 from slipstream.workers.device_pages import DevicePagePool, PageCopy
 
 SLOT_ALIGNMENT = 4096
@@ -82,15 +81,14 @@ class _Scattering:
     landed: Landed
 
 
-class DeviceStagedTransport:
+class DeviceStagedTransport(OverTransport[Transport]):
     """A `PageTransport` over any `Transport` that takes device memory. Arguments as of `StagedTransport`."""
 
     def __init__(self, transport: Transport, pool: DevicePagePool, message_bytes: int, staging_bytes: int) -> None:
-        self._transport = transport
+        super().__init__(transport, trailer_bytes=0)
         self._pool = pool
         self._outgoing = DeviceSlots(message_bytes, staging_bytes // 2, pool.device)
         self._incoming = DeviceSlots(message_bytes, staging_bytes // 2, pool.device)
-        self._events: TransportEvents | None = None
         self._gatherings: deque[_Gathering] = deque()  # in the order in which their stream works them off
         self._scatterings: deque[_Scattering] = deque()
         self._is_current = False  # the device is the thread's own
@@ -98,25 +96,8 @@ class DeviceStagedTransport:
         self._max_in_flight = max(1, min(MAX_IN_FLIGHT, self._outgoing.num_slots // 2))
 
     @property
-    def address(self) -> TransferAddress:
-        return self._transport.address
-
-    @property
     def num_in_flight(self) -> int:
-        return self._transport.num_in_flight + len(self._gatherings) + len(self._scatterings)
-
-    def start(self, events: TransportEvents) -> None:
-        self._events = events
-        self._transport.start(self)
-
-    def connect(self, address: TransferAddress) -> Link:
-        return self._transport.connect(address)
-
-    def disconnect(self, link: Link) -> None:
-        self._transport.disconnect(link)
-
-    def send_record(self, link: Link, record: bytes) -> None:
-        self._transport.send_record(link, record)
+        return super().num_in_flight + len(self._gatherings) + len(self._scatterings)
 
     def can_send(self, link: Link, num_in_flight: int) -> bool:
         return num_in_flight < self._max_in_flight and bool(self._outgoing.num_free)
@@ -134,14 +115,11 @@ class DeviceStagedTransport:
         slot, memory = self._incoming.take(arrival.num_bytes)
         self._transport.receive(arrival, _buffer(memory), partial(self._on_received, pages, slot, memory, landed))
 
-    def discard(self, arrival: Arrival) -> None:
-        self._transport.receive(arrival, np.empty(arrival.num_bytes, np.uint8), _forget)
-
     def progress(self) -> bool:
         if not self._is_current and self._pool.device.type == "cuda":
             torch.cuda.set_device(self._pool.device)  # UCX maps memory in the context of the calling thread
             self._is_current = True
-        busy = self._transport.progress()
+        busy = super().progress()
         while self._gatherings and _has_passed(self._gatherings[0].event):
             self._post(self._gatherings.popleft())
             busy = True
@@ -153,39 +131,18 @@ class DeviceStagedTransport:
     def wait(self, timeout_s: float) -> None:
         # Copies take microseconds; what they hold up is not to sleep on a file descriptor.
         if not self._gatherings and not self._scatterings:
-            self._transport.wait(timeout_s)
-
-    def wake(self) -> None:
-        self._transport.wake()
+            super().wait(timeout_s)
 
     def close(self) -> None:
         while self._gatherings:
             gathering = self._gatherings.popleft()
             _wait_for(gathering.event)
             gathering.sent("the transport is closed")
-        self._transport.close()
+        super().close()
         while self._scatterings:
             scattering = self._scatterings.popleft()
             _wait_for(scattering.event)
             self._finish(scattering)
-
-    # ---- what the transport tells
-
-    def on_link(self, link: Link) -> None:
-        assert self._events is not None
-        self._events.on_link(link)
-
-    def on_record(self, link: Link, record: bytes) -> None:
-        assert self._events is not None
-        self._events.on_record(link, record)
-
-    def on_arrival(self, arrival: Arrival) -> None:
-        assert self._events is not None
-        self._events.on_arrival(arrival)
-
-    def on_lost(self, link: Link, reason: str) -> None:
-        assert self._events is not None
-        self._events.on_lost(link, reason)
 
     # ---- inside
 
@@ -238,7 +195,3 @@ def _has_passed(event: torch.cuda.Event | None) -> bool:
 def _wait_for(event: torch.cuda.Event | None) -> None:
     if event is not None:
         event.synchronize()
-
-
-def _forget(error: str | None) -> None:
-    """An unwanted message is gone, whole or broken."""

@@ -1,0 +1,87 @@
+"""What all ways of moving pages over a `Transport` have in common: everything but the pages."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from slipstream.kv_transfer.ticket import TransferAddress
+from slipstream.kv_transfer.transport import Arrival, Link, Transport, TransportEvents
+
+CHECKSUM_BYTES = 8
+
+Wire = TypeVar("Wire", bound=Transport)
+
+
+class OverTransport(Generic[Wire]):
+    """The part of a `PageTransport` that hands on. Messages on the wire are `trailer_bytes` longer than their pages."""
+
+    def __init__(self, transport: Wire, trailer_bytes: int = CHECKSUM_BYTES) -> None:
+        self._transport = transport
+        self._trailer_bytes = trailer_bytes
+        self._events: TransportEvents | None = None
+
+    @property
+    def address(self) -> TransferAddress:
+        return self._transport.address
+
+    @property
+    def num_in_flight(self) -> int:
+        return self._transport.num_in_flight
+
+    def start(self, events: TransportEvents) -> None:
+        self._events = events
+        self._transport.start(self)
+
+    def connect(self, address: TransferAddress) -> Link:
+        return self._transport.connect(address)
+
+    def disconnect(self, link: Link) -> None:
+        self._transport.disconnect(link)
+
+    def send_record(self, link: Link, record: bytes) -> None:
+        self._transport.send_record(link, record)
+
+    def discard(self, arrival: Arrival) -> None:
+        raw = self._raw(arrival)
+        self._transport.receive(raw, np.empty(raw.num_bytes, np.uint8), _forget)
+
+    def progress(self) -> bool:
+        return self._transport.progress()
+
+    def wait(self, timeout_s: float) -> None:
+        self._transport.wait(timeout_s)
+
+    def wake(self) -> None:
+        self._transport.wake()
+
+    def close(self) -> None:
+        self._transport.close()
+
+    # ---- what the transport tells
+
+    def on_link(self, link: Link) -> None:
+        assert self._events is not None
+        self._events.on_link(link)
+
+    def on_record(self, link: Link, record: bytes) -> None:
+        assert self._events is not None
+        self._events.on_record(link, record)
+
+    def on_arrival(self, arrival: Arrival) -> None:
+        assert self._events is not None
+        # A message too short for its trailer has a negative size, which is no message's.
+        self._events.on_arrival(Arrival(arrival.tag, arrival.num_bytes - self._trailer_bytes, arrival.handle))
+
+    def on_lost(self, link: Link, reason: str) -> None:
+        assert self._events is not None
+        self._events.on_lost(link, reason)
+
+    def _raw(self, arrival: Arrival) -> Arrival:
+        """As it is on the wire."""
+        return Arrival(arrival.tag, arrival.num_bytes + self._trailer_bytes, arrival.handle)
+
+
+def _forget(error: str | None) -> None:
+    """An unwanted message is gone, whole or broken."""
