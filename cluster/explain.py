@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 import click
 
 from slipstream.cluster import console, run_state
-from slipstream.cluster.probe import unverified
+from slipstream.cluster.status import KEY_VARIABLE, direct_opener, shown_key
 from slipstream.router.explain_table import listing, table
 
 TIMEOUT_S = 10.0
@@ -27,7 +27,7 @@ class CannotTell(Exception):  # noqa: N818 - reads as the sentence it carries
 @click.option("--last", metavar="N", type=click.IntRange(1, 1000), help="List the latest N requests instead.")
 @click.option("--name", metavar="CLUSTER", help="Which of the clusters that run on this machine.")
 @click.option("--url", help="A router's URL, for clusters elsewhere.")
-@click.option("--key", envvar="SLIPSTREAM_API_KEY", help="API key, if it wants one [env: SLIPSTREAM_API_KEY].")
+@click.option("--key", envvar=KEY_VARIABLE, help=f"API key, if it wants one [env: {KEY_VARIABLE}].")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def explain_command(
     request_id: str | None, last: int | None, name: str | None, url: str | None, key: str | None, as_json: bool
@@ -68,15 +68,12 @@ def url_of_cluster(name: str | None) -> str:
 
 def ask(url: str, key: str | None) -> Any:
     """The router's answer. Raises CannotTell with one sentence for whatever is in the way."""
-    where = urlsplit(url).netloc
-    # Straight there: a proxy that the environment names knows no address of this machine.
-    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
-    if urlsplit(url).hostname in ("127.0.0.1", "::1", "localhost"):
-        handlers.append(urllib.request.HTTPSHandler(context=unverified()))
-    opener = urllib.request.build_opener(*handlers)
+    where = url
     try:
-        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
-        with opener.open(request, timeout=TIMEOUT_S) as answer:
+        parts = urlsplit(url)
+        where = parts.netloc or url
+        opener = direct_opener(is_here=parts.hostname in ("127.0.0.1", "::1", "localhost"))
+        with opener.open(urllib.request.Request(url, headers=shown_key(key)), timeout=TIMEOUT_S) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         raise CannotTell(refusal(error, where)) from error
@@ -84,7 +81,7 @@ def ask(url: str, key: str | None) -> Any:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise CannotTell(f"the router at {where} cannot be reached: {reason}") from error
     except ValueError as error:  # no URL, or an answer that is not JSON
-        raise CannotTell(f"{where or url} is not a Slipstream router: {error}") from error
+        raise CannotTell(f"{where} is not a Slipstream router: {error}") from error
 
 
 def refusal(error: urllib.error.HTTPError, where: str) -> str:
@@ -95,7 +92,7 @@ def refusal(error: urllib.error.HTTPError, where: str) -> str:
     except (ValueError, KeyError, TypeError, OSError):
         return f"{where} answers with status {error.code} and is perhaps no Slipstream router"
     if error.code in (401, 403):
-        return f"{message} (--key, or SLIPSTREAM_API_KEY in the environment)"
+        return f"{message} (--key, or {KEY_VARIABLE} in the environment)"
     if error.code == 404 and code != "request_not_found":
         return f"{message} Perhaps it is served at the port of router.admin: give that with --url."
     return message

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from slipstream.router.access.access import Access
 from slipstream.router.canary import Canary
@@ -27,9 +26,6 @@ from slipstream.router.open_files import allow_all_files
 from slipstream.router.service import GenerationService
 from slipstream.router.tokenizer import Tokenizer
 from slipstream.router.tracing.tracer import Tracer
-
-if TYPE_CHECKING:
-    from slipstream.router.tracing.export import OtlpExporter
 
 log = logging.getLogger(__name__)
 
@@ -99,12 +95,7 @@ class Router:
             access.open()
             cleanup.push_async_callback(access.close)
             admin = self._config.admin
-            tracer = None
-            if self._config.tracing.traces_url is not None:
-                exporter = trace_exporter(self._config.tracing, self._model_name)
-                exporter.start()
-                cleanup.push_async_callback(loop.run_in_executor, None, exporter.close, self._config.tracing.timeout_s)
-                tracer = Tracer(self._config.tracing.sample_ratio, exporter)
+            tracer = begin_tracing(self._config.tracing, self._model_name, cleanup)
             front = Front(
                 self._model_name,
                 tokenizer,
@@ -177,12 +168,18 @@ class Router:
         return None if self._service.is_ready else "no decode worker is connected"
 
 
-def trace_exporter(config: TracingConfig, model: str) -> OtlpExporter:
-    """The import takes 60 ms and some MiB, which nobody should pay who has no collector."""
+def begin_tracing(config: TracingConfig, model: str, cleanup: AsyncExitStack) -> Tracer | None:
+    """None where no collector is configured. What waits is sent at `cleanup`, within `config.timeout_s`."""
+    if config.traces_url is None:
+        return None
+    # The import takes 60 ms and some MiB, which nobody should pay who has no collector.
     from slipstream.router.tracing.export import OtlpExporter
 
-    assert config.traces_url is not None
-    return OtlpExporter(config.traces_url, model, queue_traces=config.queue_requests, timeout_s=config.timeout_s)
+    exporter = OtlpExporter(config.traces_url, model, queue_traces=config.queue_requests, timeout_s=config.timeout_s)
+    exporter.start()
+    loop = asyncio.get_running_loop()
+    cleanup.push_async_callback(loop.run_in_executor, None, exporter.close, config.timeout_s)
+    return Tracer(config.sample_ratio, exporter)
 
 
 def log_failure(task: asyncio.Task[None]) -> None:

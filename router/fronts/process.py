@@ -17,7 +17,6 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import Any
 
 import uvloop
@@ -33,9 +32,8 @@ from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.reader import Request
 from slipstream.router.http.server import HttpServer
 from slipstream.router.open_files import allow_all_files
-from slipstream.router.router import LAST_WORDS_S, trace_exporter
+from slipstream.router.router import LAST_WORDS_S, begin_tracing
 from slipstream.router.tokenizer import Tokenizer
-from slipstream.router.tracing.tracer import Tracer
 from slipstream.router.wire import FrameProtocol
 
 OWN_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/health/live"})
@@ -76,16 +74,10 @@ class FrontProcess:
         pool = cleanup.enter_context(encode_pool())
         files = cleanup.enter_context(ThreadPoolExecutor(1, thread_name_prefix="access"))
         tokenizer = await loop.run_in_executor(pool, Tokenizer.from_directory, setup.model_dir, pool)
-        tracer = None
-        if config.tracing.traces_url is not None:
-            exporter = trace_exporter(config.tracing, setup.model)
-            exporter.start()
-            cleanup.push_async_callback(loop.run_in_executor, None, exporter.close, config.tracing.timeout_s)
-            tracer = Tracer(config.tracing.sample_ratio, exporter)
+        tracer = begin_tracing(config.tracing, setup.model, cleanup)
         dispatcher = self._dispatcher = RemoteDispatcher(self._link.send, traces=tracer is not None)
         dispatcher.max_model_len = setup.max_model_len
-        access = RemoteAccess(replace(config.access, usage_file=None), files)
-        access.dispatcher = dispatcher
+        access = RemoteAccess(config.access, files, dispatcher)
         access.open()
         cleanup.push_async_callback(access.close)
         front = Front(setup.model, tokenizer, dispatcher, lambda: None, lambda: 0, access, tracer=tracer)

@@ -7,11 +7,13 @@ import itertools
 import pickle
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from slipstream.router.access.access import Access, Permit
 from slipstream.router.access.caller import Caller
+from slipstream.router.access.config import AccessConfig
 from slipstream.router.access.usage import UsageCounts
 from slipstream.router.fronts.messages import (
     Answer,
@@ -203,12 +205,14 @@ class RemotePermit(Permit):
 class RemoteAccess(Access):
     """Keys are known here, from the same file; what they may still do and what they have used, the dispatcher knows."""
 
-    dispatcher: RemoteDispatcher
+    def __init__(self, config: AccessConfig, executor: Executor, dispatcher: RemoteDispatcher) -> None:
+        super().__init__(replace(config, usage_file=None), executor)
+        self._dispatcher = dispatcher
 
     async def enter(self, caller: Caller, model: str, num_tokens: int, num_sequences: int) -> tuple[Permit, str]:
         if caller.key is None:
             return RemotePermit(caller, model, num_tokens, num_sequences, 0), ""
-        entered = await self.dispatcher.enter(caller.key.digest, model, num_tokens, num_sequences)
+        entered = await self._dispatcher.enter(caller.key.digest, model, num_tokens, num_sequences)
         refusal = entered.refusal
         if refusal is not None:
             raise HttpError(
@@ -223,7 +227,7 @@ class RemoteAccess(Access):
 
     def settle(self, permit: Permit, used: UsageCounts) -> None:
         assert isinstance(permit, RemotePermit)
-        self.dispatcher.settle(permit.number, permit.model, used)
+        self._dispatcher.settle(permit.number, permit.model, used)
 
 
 def settled(number: int, model: str, used: UsageCounts) -> Settle:

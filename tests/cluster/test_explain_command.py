@@ -78,7 +78,8 @@ def test_a_router_that_is_not_there_or_is_none_is_said_in_one_line(run_folder: P
         told = explain("r", "--url", f"http://127.0.0.1:{bound.getsockname()[1]}")
     assert told.exit_code == 1
     assert "cannot be reached" in told.output
-    assert "is not a Slipstream router" in explain("r", "--url", "nonsense").output
+    for wrong in ("nonsense", "http://[::1"):
+        assert "is not a Slipstream router" in explain("r", "--url", wrong).output
     assert explain("r", "--url", "http://x", "--name", "y").exit_code == 2
     assert explain("r", "--last", "3").exit_code == 2
 
