@@ -1,0 +1,122 @@
+"""One request to the API that was found good, and what it comes to: limits, usage, attributes of its span."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slipstream.router.access.caller import Caller
+from slipstream.router.access.usage import UsageCounts
+from slipstream.router.generation import Slo
+from slipstream.router.messages import SamplingParams
+from slipstream.router.openai.answer import Choice
+from slipstream.router.openai.formats import AnswerFormat
+from slipstream.router.openai.schema import ChatRequest, GenerationFields
+from slipstream.router.tracing.request_trace import Value
+
+USUAL_OUTPUT_TOKENS = 1024  # reserved of a rate limit where a request says nothing; the end settles it
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt of a request. `text` is what `echo` repeats."""
+
+    packed_ids: bytes  # shared by all choices; a list of ints would be nine times as large
+    sampling: SamplingParams
+    text: str = ""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.packed_ids) // 4
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request that was found good. `answer_id` is the id in the body of its answer, `exchange_id` the one in the
+    head, which the client may have chosen; `prompt_param` is the field its prompt came in."""
+
+    answer_id: str
+    exchange_id: str
+    body: GenerationFields
+    prompts: Sequence[Prompt]
+    prompt_param: str
+    form: AnswerFormat
+    arrived_s: float
+    caller: Caller
+    trace_id: str
+
+    @property
+    def choices_per_prompt(self) -> int:
+        return self.body.n or 1
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.choices_per_prompt
+
+    @property
+    def num_reserved_tokens(self) -> int:
+        """What it may use, as far as one can tell: an output without a stated length is taken for a usual one."""
+        output = self.body.expected_output_tokens or self.body.stated_max_tokens or USUAL_OUTPUT_TOKENS
+        return sum(
+            prompt.num_tokens + self.choices_per_prompt * min(prompt.sampling.max_tokens, output)
+            for prompt in self.prompts
+        )
+
+    def ids_of(self, index: int) -> tuple[str, tuple[str, ...]]:
+        """The request id of a choice, and its names. Of several choices, the first answers for all of them."""
+        if self.num_choices == 1:
+            return self.answer_id, (self.exchange_id,)
+        of_all = (self.answer_id, self.exchange_id) if index == 0 else ()
+        return f"{self.answer_id}#{index}", (f"{self.exchange_id}#{index}", *of_all)
+
+
+def used_by(choices: Sequence[Choice], job: Job) -> UsageCounts:
+    """What a request has used in the end. A prompt is counted once for all its choices, as in the answer's usage."""
+    used = UsageCounts(num_requests=1, num_errors=int(len(choices) < job.num_choices))
+    for choice in choices:
+        finish = choice.stream.finish
+        used.num_output_tokens += choice.output.num_tokens
+        if finish is not None and choice.index % job.choices_per_prompt == 0:
+            used.num_prompt_tokens += finish.usage.num_prompt_tokens
+            used.num_cached_tokens += finish.usage.num_cached_tokens
+        if choice.reason is None and finish is not None and finish.reason == "error":
+            used.num_errors = 1
+    return used
+
+
+def asked_attributes(job: Job) -> dict[str, Value]:
+    """The fields of a request that were given, by their names in OpenTelemetry's GenAI conventions."""
+    body, is_chat = job.body, isinstance(job.body, ChatRequest)
+    given = {
+        "gen_ai.request.max_tokens": body.max_tokens,
+        "gen_ai.request.temperature": body.temperature,
+        "gen_ai.request.top_p": body.top_p,
+        "gen_ai.request.top_k": body.top_k,
+        "gen_ai.request.seed": body.seed,
+        "gen_ai.request.presence_penalty": body.presence_penalty,
+        "gen_ai.request.frequency_penalty": body.frequency_penalty,
+        "gen_ai.request.choice.count": job.num_choices if job.num_choices > 1 else None,
+        "gen_ai.conversation.id": body.session_id,
+    }
+    return {
+        "gen_ai.operation.name": "chat" if is_chat else "text_completion",
+        "gen_ai.provider.name": "slipstream",
+        "gen_ai.request.model": body.model,
+        "gen_ai.response.model": body.model,
+        "gen_ai.response.id": job.answer_id,
+        "gen_ai.request.stream": bool(body.stream),
+        **{name: value for name, value in given.items() if value is not None},
+    }
+
+
+def slo_of(body: GenerationFields) -> Slo:
+    """In seconds."""
+    if body.slo is None:
+        return Slo()
+    ttft_ms, itl_ms = body.slo.ttft_ms, body.slo.itl_ms
+    return Slo(ttft_ms and ttft_ms / 1e3, itl_ms and itl_ms / 1e3, bool(body.slo.strict))
+
+
+def wants_usage(body: GenerationFields) -> bool:
+    """A stream tells the usage only on request."""
+    return bool(body.stream_options is not None and body.stream_options.include_usage)
