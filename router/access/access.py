@@ -157,10 +157,9 @@ class Access:
         account = Account(permit.caller.name, permit.caller.tenant(""), permit.model)
         self.usage.add(account, used)
         if key is not None:
-            num_used = used.num_prompt_tokens + used.num_output_tokens
             limits = self._limits.get(key.name)
             if limits is not None:
-                limits.settle(permit.num_tokens, num_used, permit.num_sequences, time.monotonic())
+                limits.settle(permit.num_tokens, used.num_tokens, permit.num_sequences, time.monotonic())
         if self._usage_file is not None and self._save_timer is None and self._saving is None:
             self._save_timer = asyncio.get_running_loop().call_later(SAVE_AFTER_S, self._begin_save)
 

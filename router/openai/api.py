@@ -83,7 +83,7 @@ class OpenAiApi:
                 "prompt_tokens": counts.num_prompt_tokens,
                 "cached_tokens": counts.num_cached_tokens,
                 "completion_tokens": counts.num_output_tokens,
-                "total_tokens": counts.num_prompt_tokens + counts.num_output_tokens,
+                "total_tokens": counts.num_tokens,
             }
             for account, counts in self._access.usage_of(exchange.caller)
         ]

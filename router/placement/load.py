@@ -71,11 +71,6 @@ class WorkerLoad:
         if self.num_seqs == 0:
             self.remaining_tokens = 0.0  # what rounding has left
 
-    @property
-    def mean_remaining_tokens(self) -> float:
-        """Of a sequence that is here. Some have outlived what was predicted, so it is at least 1."""
-        return max(self.remaining_tokens / self.num_seqs, 1.0) if self.num_seqs else 0.0
-
     def lately(self, now: float) -> tuple[float, float]:
         """Prompts a second given to the worker, and the share of its time that they take."""
         if not self._prompts_per_s:
