@@ -16,7 +16,8 @@ from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.reader import CheckCaller, Request
 from slipstream.router.http.routes import Routes
-from slipstream.router.metrics import CONTENT_TYPE, FrontMetrics, MetricsPage
+from slipstream.router.metrics import FrontMetrics
+from slipstream.router.metrics_page import CONTENT_TYPE, MetricsPage
 from slipstream.router.openai.api import Generations, OpenAiApi
 from slipstream.router.request_pages import Records, RequestPages
 from slipstream.router.status import Snapshot

@@ -14,7 +14,8 @@ from slipstream.router.access.access import Access
 from slipstream.router.generation import Usage
 from slipstream.router.history import Timeline
 from slipstream.router.messages import Stats
-from slipstream.router.metrics import FrontMetrics, Histogram, MetricsPage, kv_usage
+from slipstream.router.metrics import FrontMetrics, Histogram
+from slipstream.router.metrics_page import MetricsPage, kv_usage
 from slipstream.router.status import Snapshot, Totals, WorkerStatus
 
 
