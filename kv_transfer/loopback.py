@@ -63,10 +63,6 @@ class LoopbackNetwork:
     def remove(self, transport: LoopbackTransport) -> None:
         self._transports.pop(transport.address.port, None)
 
-    def wake_all(self) -> None:
-        for transport in list(self._transports.values()):
-            transport.wake()
-
 
 class LoopbackTransport:
     def __init__(self, network: LoopbackNetwork, address: TransferAddress) -> None:
