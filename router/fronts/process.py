@@ -52,7 +52,7 @@ class FrontProcess:
         self._draining: asyncio.Task[None] | None = None
         self._link = FrameProtocol(self._received, self._lost, vocabulary=FRONTS)
         self._dispatcher: RemoteDispatcher | None = None
-        self._server: HttpServer
+        self._server: HttpServer | None = None
         self._count: Callable[[], Counts]
         self._told: Counts | None = None
         self._tell_timer: asyncio.TimerHandle | None = None
@@ -113,7 +113,7 @@ class FrontProcess:
 
     async def _drain(self, deadline_s: float) -> None:
         """Ends this process once nothing runs here; after the deadline the dispatcher will end it."""
-        if await self._server.drain(deadline_s):
+        if self._server is None or await self._server.drain(deadline_s):
             self._over.set()
 
     def _received(self, message: Any) -> None:

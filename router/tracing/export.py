@@ -88,17 +88,24 @@ class OtlpExporter:
 
     def _run(self) -> None:
         while batch := self._next_batch():
-            offset_s = time.time() - time.monotonic()
+            has_left = self._send(batch)
+            if has_left:
+                self.counts.num_exported += len(batch)
+            else:
+                self.counts.num_failed += len(batch)
+            self._tell(is_failing=not has_left)
+        self._exporter.shutdown()
+
+    def _send(self, batch: Sequence[RequestTrace]) -> bool:
+        offset_s = time.time() - time.monotonic()
+        try:
             spans = [
                 _otel_span(trace, span, self._resource, offset_s) for trace in batch for span in self._spans(trace)
             ]
-            if spans and self._exporter.export(spans) is SpanExportResult.SUCCESS:
-                self.counts.num_exported += len(batch)
-                self._tell(is_failing=False)
-            else:
-                self.counts.num_failed += len(batch)
-                self._tell(is_failing=True)
-        self._exporter.shutdown()
+            return bool(spans) and self._exporter.export(spans) is SpanExportResult.SUCCESS
+        except Exception:  # a trace that cannot be told must not end the thread, and with it all later ones
+            log.exception("traces of %d requests could not be made into spans", len(batch))
+            return False
 
     def _next_batch(self) -> list[RequestTrace]:
         """Waits for traces; empty when there will be none any more."""

@@ -269,6 +269,19 @@ def test_traces_that_the_collector_refuses_are_counted(collector: Collector) -> 
     assert exporter.counts.num_dropped == 1
 
 
+def test_a_trace_that_cannot_be_told_costs_its_batch_and_no_later_one(collector: Collector) -> None:
+    exporter = OtlpExporter(f"{collector.url}/v1/traces", MODEL, queue_traces=4, timeout_s=5.0)
+    broken = one_trace()
+    broken.trace_id = "no hexadecimal number"
+    exporter.put(broken)
+    exporter.start()
+    while not exporter.counts.num_failed:
+        time.sleep(0.001)
+    exporter.put(one_trace())
+    exporter.close(10.0)
+    assert (exporter.counts.num_exported, exporter.counts.num_failed) == (1, 1)
+
+
 def test_the_end_sends_what_waits(collector: Collector) -> None:
     exporter = OtlpExporter(f"{collector.url}/v1/traces", MODEL, queue_traces=400, timeout_s=5.0)
     for _ in range(200):
