@@ -24,7 +24,7 @@ from slipstream.router.http.reader import Request
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 1.0  # at the key file, when somebody calls; a change holds for every later call
+LOOK_EVERY_S = 1.0  # at the key file
 SAVE_AFTER_S = 2.0  # the usage that a crash may cost
 
 
@@ -42,8 +42,9 @@ class Access:
     """Without a key file all may do all, and only the usage is counted. Everything runs on one event loop; files are
     read and written in `executor`.
 
-    The key file is looked at when somebody calls, at most once a second: no timer, and the same on every file system
-    and for files that are swapped by a link. A file that is broken or gone leaves the keys as they were.
+    The key file is looked at once a second, whether somebody calls or not: a key that is gone must not serve even once,
+    and the dispatcher of front processes sees no caller. That is the same on every file system and for files that are
+    swapped by a link. A file that is broken or gone leaves the keys as they were.
     """
 
     def __init__(self, config: AccessConfig | None = None, executor: Executor | None = None) -> None:
@@ -54,7 +55,7 @@ class Access:
         self._callers: dict[bytes, Caller] = {}
         self._limits: dict[str, KeyLimits] = {}
         self._version: FileVersion | None = None
-        self._next_look_s = 0.0
+        self._look_timer: asyncio.TimerHandle | None = None
         self._reading: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
         self._save_timer: asyncio.TimerHandle | None = None
@@ -75,7 +76,8 @@ class Access:
     # ---- life cycle
 
     def open(self) -> None:
-        """Reads the files. Raises ValueError for a broken key file, OSError for a usage file that cannot be used."""
+        """Reads the files, and watches that of the keys from now on. Raises ValueError for a broken key file, OSError
+        for a usage file that cannot be used."""
         if self._keys_path is not None:
             self._version = _version_of(self._keys_path)
             self._install(read_keys(self._keys_path))
@@ -85,12 +87,15 @@ class Access:
                 self.usage.restore(self._usage_file.load().items())
             except OSError as error:
                 raise OSError(error.errno, f"cannot use access.usage_file: {error}") from error
+        if self._keys_path is not None:
+            self._look_timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look_at_file, self._keys_path)
 
     async def close(self) -> None:
         """Saves the usage."""
-        if self._save_timer is not None:
-            self._save_timer.cancel()
-            self._save_timer = None
+        for timer in (self._save_timer, self._look_timer):
+            if timer is not None:
+                timer.cancel()
+        self._save_timer = self._look_timer = None
         for task in (self._reading, self._saving):
             if task is not None:
                 await task
@@ -106,7 +111,6 @@ class Access:
 
     def caller_with(self, authorization: bytes) -> Caller:
         """Who shows this header. Raises HttpError 401."""
-        self._look_at_file()
         scheme, _, secret = authorization.partition(b" ")
         secret = secret.strip()
         if scheme.lower() != b"bearer" or not secret:
@@ -192,16 +196,15 @@ class Access:
 
     # ---- the key file
 
-    def _look_at_file(self) -> None:
-        now = time.monotonic()
-        if now < self._next_look_s or self._reading is not None:
+    def _look_at_file(self, path: Path) -> None:
+        loop = asyncio.get_running_loop()
+        self._look_timer = loop.call_later(LOOK_EVERY_S, self._look_at_file, path)
+        if self._reading is not None:
             return
-        self._next_look_s = now + LOOK_EVERY_S
-        assert self._keys_path is not None
-        version = _version_of(self._keys_path)
+        version = _version_of(path)
         if version != self._version:
             self._version = version
-            self._reading = asyncio.get_running_loop().create_task(self._read_again(self._keys_path))
+            self._reading = loop.create_task(self._read_again(path))
 
     async def _read_again(self, path: Path) -> None:
         try:

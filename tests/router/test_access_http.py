@@ -20,6 +20,7 @@ from slipstream.router.access.config import AccessConfig
 from slipstream.router.config import HttpConfig
 from slipstream.router.front import Front
 from slipstream.router.generation import GenerateRequest
+from slipstream.router.http.errors import HttpError
 from slipstream.router.http.server import HttpServer
 from slipstream.router.tokenizer import Tokenizer
 from tests.router.fake_cluster import MODEL, MODEL_DIR, FakeService, FrontUnderTest, Script, run
@@ -295,7 +296,7 @@ def test_an_admin_port_has_what_operators_ask_and_the_api_port_no_longer(tmp_pat
 def test_a_changed_file_holds_without_a_restart_and_a_broken_one_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(access_module, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(access_module, "LOOK_EVERY_S", 0.01)
 
     async def main(folder: Path) -> None:
         keys = folder / "keys.yaml"
@@ -330,6 +331,25 @@ def test_a_changed_file_holds_without_a_restart_and_a_broken_one_does_not(
             _, _, page = await site.request("GET", "/metrics", None, bearer("root"))
             assert b'slipstream:api_key_reloads_total{outcome="failed"} 2.0' in page
             assert b'slipstream:rate_limited_total{limit="requests",tenant="research"} 1.0' in page
+
+    in_folder(main, tmp_path)
+
+
+def test_a_key_that_is_gone_serves_nobody_although_nobody_has_called_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access_module, "LOOK_EVERY_S", 0.01)
+
+    async def main(folder: Path) -> None:
+        async with guarded(folder) as (site, access, _):
+            (folder / "new").write_text(key_text(without="bob"))
+            (folder / "new").replace(folder / "keys.yaml")
+            async with asyncio.timeout(30):
+                while not access.num_reloads["ok"]:
+                    await asyncio.sleep(0.01)
+            assert (await complete(site, "bob"))[0] == 401
+            with pytest.raises(HttpError, match="Incorrect API key"):
+                access.caller_of(digest_of(SECRETS["bob"].encode()))
 
     in_folder(main, tmp_path)
 

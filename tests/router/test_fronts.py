@@ -161,27 +161,60 @@ def test_a_client_that_leaves_a_front_frees_the_worker() -> None:
     run(main, deadline_s=110)
 
 
-def test_limits_of_a_key_are_counted_once_over_all_fronts(tmp_path: Path) -> None:
-    keys = [{"name": "k", "sha256": digest_of(b"sk-k").hex(), "requests_per_minute": 3}]
-    (tmp_path / "keys.yaml").write_text(yaml.safe_dump({"keys": keys}))
+def put_key(folder: Path, **limits: int) -> None:
+    """The only key is sk-k."""
+    key = {"name": "k", "sha256": digest_of(b"sk-k").hex(), **limits}
+    (folder / "new").write_text(yaml.safe_dump({"keys": [key]}))
+    (folder / "new").replace(folder / "keys.yaml")
 
-    async def asked(at: Endpoint, path: str, body: object) -> tuple[int, bytes]:
-        exchange = Exchange(*await asyncio.open_connection(at.host, at.port))
-        data = orjson.dumps(body) if body is not None else b""
-        head = f"{'POST' if data else 'GET'} {path} HTTP/1.1\r\nConnection: close\r\nAuthorization: Bearer sk-k\r\n"
-        exchange.writer.write(head.encode() + b"Content-Length: %d\r\n\r\n" % len(data) + data)
-        return await exchange.end()
+
+async def ask_with_key(at: Endpoint, path: str, body: object) -> tuple[int, bytes]:
+    exchange = Exchange(*await asyncio.open_connection(at.host, at.port))
+    data = orjson.dumps(body) if body is not None else b""
+    head = f"{'POST' if data else 'GET'} {path} HTTP/1.1\r\nConnection: close\r\nAuthorization: Bearer sk-k\r\n"
+    exchange.writer.write(head.encode() + b"Content-Length: %d\r\n\r\n" % len(data) + data)
+    return await exchange.end()
+
+
+def test_a_changed_key_file_holds_in_the_fronts_and_at_their_dispatcher(tmp_path: Path) -> None:
+    (tmp_path / "keys.yaml").write_text("keys: []")
+
+    async def main() -> None:
+        async with routing(AccessConfig(str(tmp_path / "keys.yaml"))) as (_, addresses, _):
+            body = completion(max_tokens=1, ignore_eos=True)
+
+            async def until_all(status: int) -> None:
+                answers: set[int] = set()
+                async with asyncio.timeout(30):
+                    while answers != {status}:
+                        answers = {
+                            (await ask_with_key(addresses.http, "/v1/completions", body))[0] for _ in range(NUM_CLIENTS)
+                        }
+
+            await until_all(401)
+            put_key(tmp_path)
+            await until_all(200)
+            put_key(tmp_path, requests_per_minute=1)
+            await until_all(429)
+
+    run(main, deadline_s=110)
+
+
+def test_limits_of_a_key_are_counted_once_over_all_fronts(tmp_path: Path) -> None:
+    put_key(tmp_path, requests_per_minute=3)
 
     async def main() -> None:
         async with routing(AccessConfig(str(tmp_path / "keys.yaml"))) as (_, addresses, _):
             assert (await ask(addresses.http, "POST", "/v1/completions", completion(max_tokens=1)))[0] == 401
             body = completion(max_tokens=1, ignore_eos=True)
-            statuses = Counter([(await asked(addresses.http, "/v1/completions", body))[0] for _ in range(NUM_CLIENTS)])
+            statuses = Counter(
+                [(await ask_with_key(addresses.http, "/v1/completions", body))[0] for _ in range(NUM_CLIENTS)]
+            )
             assert statuses == {200: 3, 429: NUM_CLIENTS - 3}
             told: list[dict[str, int]] = []
             async with asyncio.timeout(30):
                 while not told:
-                    told = orjson.loads((await asked(addresses.http, "/v1/usage", None))[1])["data"]
+                    told = orjson.loads((await ask_with_key(addresses.http, "/v1/usage", None))[1])["data"]
             assert (told[0]["num_requests"], told[0]["completion_tokens"]) == (3, 3)
 
     run(main, deadline_s=110)
