@@ -276,6 +276,25 @@ def test_operators_pages_need_an_admin_and_others_see_requests_of_their_tenant_o
     in_folder(main, tmp_path)
 
 
+def test_who_sends_the_request_id_of_another_tenant_does_not_hide_its_record(tmp_path: Path) -> None:
+    async def main(folder: Path) -> None:
+        async with guarded(folder) as (site, _, _):
+            ids = {}
+            for name, tenant in (("alice", "research"), ("bob", "bob")):
+                _, _, answer = await complete(site, name)
+                ids[name] = str(answer["id"])
+                record = site.service.records[ids[name]]
+                record.tenant, record.names = tenant, ("same",)
+            site.service.records["same"] = site.service.records[ids["bob"]]  # the latest of that name
+            for name, expected in (("alice", 200), ("bob", 200), ("narrow", 404)):
+                status, _, body = await site.request("GET", "/v1/requests/same/explain", None, bearer(name))
+                assert status == expected
+                if status == 200:
+                    assert orjson.loads(body)["request_id"] == ids[name]
+
+    in_folder(main, tmp_path)
+
+
 def test_an_admin_port_has_what_operators_ask_and_the_api_port_no_longer(tmp_path: Path) -> None:
     async def main(folder: Path) -> None:
         async with guarded(folder, admin_port=True) as (site, _, port):
