@@ -23,7 +23,14 @@ SETTINGS = {
     "name": "e2e-short-leases",
     "engine": {**SMALL["engine"], "cpu_kernels": "off"},
     "decode": {"replicas": 2},
-    "router": {"dispatch": {"local_prefill_max_tokens": 32, "worker_lease_s": 2.0, "max_attempts": 2}},
+    "router": {
+        "dispatch": {
+            "policy": "least_loaded",  # two requests on two workers
+            "local_prefill_max_tokens": 32,
+            "worker_lease_s": 2.0,
+            "max_attempts": 2,
+        }
+    },
 }
 GOOD = prompt_of(60, variant=79)
 
