@@ -32,3 +32,14 @@ def test_a_seed_is_a_world_and_another_one_is_another() -> None:
 
     assert story(3) == story(3)
     assert story(3) != story(4)
+
+
+# Worlds that have failed, and why.
+@pytest.mark.parametrize(
+    "seed",
+    [
+        8819,  # a mock worker that had leased more pages than it has kept too many of them known afterwards
+    ],
+)
+def test_a_world_that_has_failed_passes(seed: int) -> None:
+    run_seed(seed)

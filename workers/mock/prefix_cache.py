@@ -71,8 +71,7 @@ class MockPages:
         """Pages of its own. There may be none left: a mock worker overdraws its pages rather than to preempt."""
         lease.num_pages += num_pages
         self._num_private += num_pages
-        while self._idle and self.num_used + len(self._idle) > self.num_pages:
-            self.changes.remove(self._idle.popitem(last=False)[0])
+        self._evict()
 
     def remember(self, lease: Lease, num_full: int) -> None:
         """The first `num_full` pages hold their KV now. Their digests have to be in the chain."""
@@ -101,6 +100,7 @@ class MockPages:
                     del self._num_leases[digest]
                     self._idle[digest] = None
         lease.num_pages = lease.num_known = 0
+        self._evict()  # where more was leased than there is, less can stay known
 
     def _match(self, chain: HashChain | None, first: int, end: int) -> list[bytes]:
         """Those of a chain's pages that are known from number `first` on, up to `end` or the first one that is not."""
@@ -109,6 +109,10 @@ class MockPages:
             if digest not in self._num_leases and digest not in self._idle:
                 return digests[:at]
         return digests
+
+    def _evict(self) -> None:
+        while self._idle and self.num_used + len(self._idle) > self.num_pages:
+            self.changes.remove(self._idle.popitem(last=False)[0])
 
     def _share(self, digest: bytes) -> None:
         num_leases = self._num_leases.get(digest, 0)
