@@ -4,9 +4,10 @@
     python scripts/bench_kv_nixl.py NUM_LAYERS NUM_PAGES PAGE_BYTES REPEATS default|best
 
 One process owns a pool, another reads scattered pages of it into scattered pages of its own, through descriptor lists
-prepared beforehand. `default` is an agent as it is made; `best` has no progress thread, its owner polls. No checksum:
-NIXL has none. Every run is compared afterwards. Prints a line of JSON: GB/s of every repeat and CPU seconds per GB of
-the reading and of the owning process.
+prepared beforehand. `default` is an agent as it is made. `best` has no progress thread, its owner polls, and UCX does
+not watch the peer, which lets one process read the other's memory (and die with it). No checksum: NIXL has none. Every
+run is compared afterwards. Prints a line of JSON: GB/s of every repeat and CPU seconds per GB of the reading and of
+the owning process.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ def open_pool(name: str, options: argparse.Namespace, seed: int) -> Pool:
     shape = (options.num_layers, 2 * options.num_pages, options.page_bytes)
     array = generator.integers(0, 1 << 64, math.prod(shape) // 8, np.uint64).view(np.uint8).reshape(shape)
     page_ids = generator.permutation(shape[1])[: options.num_pages]
-    agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=options.way == "default"))
+    is_best = options.way == "best"
+    agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=not is_best, backends=[] if is_best else ["UCX"]))
+    if is_best:
+        agent.create_backend("UCX", {"ucx_error_handling_mode": "none"})
     agent.register_memory([(array.ctypes.data, array.nbytes, 0, "pool")], "DRAM")
     descriptors = [
         (array.ctypes.data + (layer * shape[1] + int(page)) * options.page_bytes, options.page_bytes, 0)
