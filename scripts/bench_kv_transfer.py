@@ -38,6 +38,7 @@ from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
 
 SOURCE, DESTINATION = PeerId("prefill", 1), PeerId("decode", 1)
 NIXL = Path(__file__).with_name("bench_kv_nixl.py")
+OUR_WAYS = {"auto", "shared_memory", "ucx"}
 NIXL_WAYS = {"NIXL default": "default", "NIXL best": "best"}
 
 
@@ -184,7 +185,10 @@ def main() -> None:
     parser.add_argument("--slab-pages", type=int, default=TransferConfig().slab_pages)
     parser.add_argument("--case", type=int, choices=range(len(CASES)), help="only this one")
     options = parser.parse_args()
-    ways = [way for way in options.ways.split(",") if way] + (list(NIXL_WAYS) if options.nixl_python else [])
+    ours = [way for way in options.ways.split(",") if way]
+    if unknown := set(ours) - OUR_WAYS:
+        parser.error(f"--ways: {', '.join(sorted(unknown))} is none of {', '.join(sorted(OUR_WAYS))}")
+    ways = ours + (list(NIXL_WAYS) if options.nixl_python else [])
     for case in CASES if options.case is None else [CASES[options.case]]:
         figures = {way: Figures() for way in ways}
         for _ in range(options.rounds):
