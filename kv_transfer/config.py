@@ -15,8 +15,9 @@ class TransferConfig:
     rank listens and what its peers are told, so it must be an address and no wildcard. `tls` is handed to UCX as
     UCX_TLS. Pages travel in slabs of at most `slab_pages`, one layer of them a message; where
     these are staged, they pass through `staging_mib` of host memory a rank, half of it for each direction. Either end
-    of a transfer that makes no progress for `lease_s` gives it up. `corrupt_every` spoils every n-th message sent (0:
-    never): a fire drill for the integrity check."""
+    of a transfer that makes no progress for `lease_s` gives it up. A peer that does not answer a call for
+    `peer_timeout_s`, or whose host is silent for so long, counts as out of reach. `corrupt_every` spoils every n-th
+    message sent (0: never): a fire drill for the integrity check."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -26,6 +27,7 @@ class TransferConfig:
     slab_pages: int = 64
     staging_mib: int = 64
     lease_s: float = 30.0
+    peer_timeout_s: float = 5.0
     corrupt_every: int = 0
 
     def __post_init__(self) -> None:
@@ -38,5 +40,7 @@ class TransferConfig:
             raise ValueError(f"staging_mib must be at least 1, got {self.staging_mib}")
         if not self.lease_s > 0:
             raise ValueError(f"lease_s must be positive, got {self.lease_s}")
+        if not self.peer_timeout_s >= 1:
+            raise ValueError(f"peer_timeout_s must be at least 1, got {self.peer_timeout_s}")
         if self.corrupt_every < 0:
             raise ValueError(f"corrupt_every must not be negative, got {self.corrupt_every}")

@@ -18,10 +18,12 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class ReceiveFailed:
-    """The pages hold no one knows what, and nothing writes to them any more."""
+    """The pages hold no one knows what, and nothing writes to them any more. `is_unreachable`: its peer could not be
+    reached, or not any more."""
 
     key: TransferKey
     reason: str
+    is_unreachable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +37,11 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class SendFailed:
-    """Not all pages were sent, and nothing reads them any more."""
+    """Not all pages were sent, and nothing reads them any more. For `is_unreachable` see ReceiveFailed."""
 
     key: TransferKey
     reason: str
+    is_unreachable: bool = False
 
 
 TransferEvent = Received | ReceiveFailed | Sent | SendFailed

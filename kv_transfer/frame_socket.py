@@ -15,21 +15,24 @@ _BACKLOG = 128
 
 
 class FrameSocket:
-    """One connection. The kernel's keep-alive notices within about 20 s that the other *machine* is gone."""
+    """One connection. The kernel ends it when the other *host* has been silent for `silence_s`; a process there that
+    stands still does not matter, its kernel answers."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, silence_s: float) -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        # In whole seconds. The user timeout is for data on its way, and ends an idle connection after that, too.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(silence_s / 2)))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, max(1, int(silence_s / 2)))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * silence_s))
         self._connection = connection
         self._incoming = bytearray()
         self._outgoing = bytearray()
 
     @classmethod
-    def connect(cls, address: TransferAddress) -> FrameSocket:
+    def connect(cls, address: TransferAddress, silence_s: float) -> FrameSocket:
         """Returns before the connection is made; failure shows when it is read. Raises OSError for a bad address."""
         if not 0 < address.port < 1 << 16:
             raise OSError(f"{address.port} is no port")
@@ -39,7 +42,7 @@ class FrameSocket:
             connection.setblocking(False)
             with contextlib.suppress(BlockingIOError):
                 connection.connect(target)
-            return cls(connection)
+            return cls(connection, silence_s)
         except OSError:
             connection.close()
             raise
@@ -86,7 +89,8 @@ class FrameSocket:
 class FrameListener:
     """Accepts connections on a free port of `host`. Raises OSError if the host is none of this machine's."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, silence_s: float) -> None:
+        self._silence_s = silence_s
         family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
         self._listener = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
         self._listener.setblocking(False)
@@ -99,7 +103,7 @@ class FrameListener:
     def accept(self) -> FrameSocket | None:
         """The next connection that waits, if any."""
         connection = self._spare.accept(self._listener)
-        return None if connection is None else FrameSocket(connection)
+        return None if connection is None else FrameSocket(connection, self._silence_s)
 
     def close(self) -> None:
         self._listener.close()

@@ -17,8 +17,9 @@
 hand-off waits in `closing`: a posted message cannot be taken back, it can only run to its end.
 
 Every call takes the time, `now` in seconds on any steady clock, and returns what is to be done, in order. An end that
-has made no progress for `lease_s` expires. The sender decides the order of messages: as slabs become ready, oldest
-first. The receiver takes any order.
+has made no progress for `lease_s` expires. One that only waits for its turn on a link is not judged by that: there the
+progress of others counts (`link_moved`), for `MAX_WAIT_LEASES` at most. The sender decides the order of messages: as
+slabs become ready, oldest first. The receiver takes any order.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from enum import Enum
 from slipstream.kv_transfer.plan import Message, StreamPlan, TicketError
 
 GRACE_S = 2.0
+MAX_WAIT_LEASES = 20  # behind others on a link: if the other end has forgotten this hand-off, nothing else would end it
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +57,13 @@ class CutLinks:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The hand-off is over and holds nothing. `reason` is None if all went well. Seconds from first to last byte."""
+    """The hand-off is over and holds nothing. `reason` is None if all went well. Seconds from first to last byte.
+    `is_unreachable`: the peer could not be reached, or not any more."""
 
     reason: str | None
     num_bytes: int
     seconds: float
+    is_unreachable: bool = False
 
 
 Action = Land | TellPeers | CutLinks | Finish
@@ -84,8 +88,10 @@ class _Handoff:
         self._lease_s = lease_s
         self._grace_s = grace_s
         self._deadline = now + lease_s
+        self._progress_s = now
         self._began: float | None = None
         self._reason: str | None = None
+        self._is_unreachable = False
 
     @property
     def is_over(self) -> bool:
@@ -100,12 +106,13 @@ class _Handoff:
         """Call once at first: a ticket for no pages is done at once."""
         return self._settle(now)
 
-    def fail(self, reason: str, now: float, tell_peers: bool = True) -> list[Action]:
+    def fail(self, reason: str, now: float, tell_peers: bool = True, *, is_unreachable: bool = False) -> list[Action]:
         """Cancel, or give up for a reason that came from outside. Without effect when it is already closing or over."""
         if self.state is not State.ACTIVE:
             return []
         self.state = State.CLOSING
         self._reason = reason
+        self._is_unreachable = is_unreachable
         self._deadline = now + self._grace_s
         actions: list[Action] = [TellPeers(reason)] if tell_peers else []
         return actions + self._settle(now)
@@ -118,8 +125,15 @@ class _Handoff:
         self._deadline = now + self._grace_s
         return [CutLinks()]
 
+    def link_moved(self, at_s: float) -> None:
+        """The link that this hand-off waits on has moved for others, at that time."""
+        if self.state is State.ACTIVE:
+            latest = self._progress_s + MAX_WAIT_LEASES * self._lease_s
+            self._deadline = max(self._deadline, min(at_s + self._lease_s, latest))
+
     def _progress(self, now: float) -> None:
         if self.state is State.ACTIVE:
+            self._progress_s = now
             self._deadline = now + self._lease_s
 
     def _start_one(self, now: float) -> None:
@@ -140,7 +154,8 @@ class _Handoff:
             return []
         self.state = State.OWNED if self.state is State.ACTIVE else State.FAILED
         num_bytes = sum(plan.payload_bytes for plan in self.plans) if self.state is State.OWNED else 0
-        return [Finish(self._reason, num_bytes, 0.0 if self._began is None else now - self._began)]
+        seconds = 0.0 if self._began is None else now - self._began
+        return [Finish(self._reason, num_bytes, seconds, self._is_unreachable)]
 
 
 class SendHandoff(_Handoff):

@@ -1,12 +1,15 @@
 """For each peer the transport that reaches it best: shared memory on the same host, else whatever goes over a network.
 
-A link belongs to the transport that made it. Peers that turn shared memory down are called over the other one from
-then on.
+A link belongs to the transport that made it. A peer that turns shared memory down, for good or for want of file
+descriptors, is called over the other one for a while, and each time that it does so again for longer.
 """
 
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from slipstream.kv_transfer.page_transport import Landed, Pages, PageTransport
 from slipstream.kv_transfer.shared_link import SharedLink, is_offer
@@ -14,18 +17,33 @@ from slipstream.kv_transfer.shared_pool import SharedPoolTransport
 from slipstream.kv_transfer.ticket import TransferAddress
 from slipstream.kv_transfer.transport import Arrival, Done, Link, TransportError, TransportEvents
 
+# A refusal costs the transfer that was to go over the link, so who refuses again and again is asked seldom.
+FIRST_PATIENCE_S, MAX_PATIENCE_S = 60.0, 3600.0
+MAX_REFUSALS = 1024
+
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Until then the peer is not asked again."""
+
+    until_s: float
+    patience_s: float
 
 
 class HostTransport:
     """`remote` must sleep with an eye on `shared` (`UcxTransport.wake_for`); both have the same address."""
 
-    def __init__(self, shared: SharedPoolTransport, remote: PageTransport) -> None:
+    def __init__(
+        self, shared: SharedPoolTransport, remote: PageTransport, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
         self._shared = shared
         self._remote = remote
         self._events: TransportEvents | None = None
         self._called: dict[SharedLink, TransferAddress] = {}  # and have not answered yet
-        self._refused: set[TransferAddress] = set()
+        self._refusals: dict[TransferAddress, _Refusal] = {}
 
     @property
     def address(self) -> TransferAddress:
@@ -41,7 +59,8 @@ class HostTransport:
         self._remote.start(events)
 
     def connect(self, address: TransferAddress) -> Link:
-        if address not in self._refused:
+        refusal = self._refusals.get(address)
+        if refusal is None or self._clock() >= refusal.until_s:
             try:
                 link = self._shared.connect(address)
             except TransportError as error:
@@ -97,7 +116,9 @@ class HostTransport:
     def on_record(self, link: Link, record: bytes) -> None:
         assert self._events is not None
         if isinstance(link, SharedLink):
-            self._called.pop(link, None)
+            address = self._called.pop(link, None)
+            if address is not None:
+                self._refusals.pop(address, None)
         self._events.on_record(link, record)
 
     def on_arrival(self, arrival: Arrival) -> None:
@@ -108,7 +129,11 @@ class HostTransport:
         assert self._events is not None
         if isinstance(link, SharedLink) and (address := self._called.pop(link, None)) is not None:
             logger.warning("%s:%d takes no pages from shared memory: %s", address.host, address.port, reason)
-            self._refused.add(address)
+            before = self._refusals.get(address)
+            if len(self._refusals) >= MAX_REFUSALS:  # addresses of processes that are long gone
+                self._refusals.clear()
+            patience_s = FIRST_PATIENCE_S if before is None else min(2 * before.patience_s, MAX_PATIENCE_S)
+            self._refusals[address] = _Refusal(self._clock() + patience_s, patience_s)
         self._events.on_lost(link, reason)
 
     def _of(self, link: Link) -> PageTransport:

@@ -40,7 +40,7 @@ def open_page_transport(
     # Imported where it is used: it loads the native library, which only a rank that opens a transport needs.
     from slipstream.kv_transfer.ucx import UcxTransport
 
-    ucx = UcxTransport(config.host, config.tls, token)
+    ucx = UcxTransport(config.host, config.tls, token, config.peer_timeout_s)
     if not isinstance(pool, HostPagePool):
         return _remote(ucx, pool, config, drill)
     remote = _over_ucx(ucx, pool, config, drill)

@@ -45,6 +45,11 @@ class _Source:
 
     waiting: deque[tuple[_Receiving, MessageTag, Arrival]] = field(default_factory=deque)
     num_in_flight: int = 0
+    moved_s: float = float("-inf")  # when a message of any of its transfers last came whole
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.waiting and not self.num_in_flight
 
 
 @dataclass(slots=True)
@@ -101,6 +106,7 @@ class ReceiveSide:
             return
         handoff = ReceiveHandoff(plans, now, self._lease_s)
         receiving = self._receivings[key] = _Receiving(key, source, handoff, page_ids)
+        self._sources.setdefault(source, _Source())
         actions = handoff.begin(now)
         if (ended := self._ended.get(key)) is not None:
             actions += handoff.fail(ended.reason or f"transfer {key.transfer_id} is over already", now)
@@ -110,10 +116,10 @@ class ReceiveSide:
             for tag, arrival in unclaimed.arrivals:
                 self._queue(receiving, tag, arrival)
 
-    def fail(self, key: TransferKey, reason: str) -> None:
+    def fail(self, key: TransferKey, reason: str, *, is_unreachable: bool = False) -> None:
         receiving = self._receivings.get(key)
         if receiving is not None:
-            self._apply(receiving, receiving.handoff.fail(reason, self._clock()))
+            self._apply(receiving, receiving.handoff.fail(reason, self._clock(), is_unreachable=is_unreachable))
 
     def peer_lost(self, peer: PeerId, reason: str) -> None:
         """Fails what the peer has yet to send, whether or not it ever connected."""
@@ -167,7 +173,7 @@ class ReceiveSide:
                 self._drop(link, "it does not keep to the protocol")
 
     def on_lost(self, link: Link, reason: str) -> None:
-        self._drop(link, reason)
+        self._drop(link, reason, is_unreachable=True)
 
     def on_arrival(self, me: PeerId, arrival: Arrival) -> None:
         tag = MessageTag.unpack(arrival.tag)
@@ -199,6 +205,8 @@ class ReceiveSide:
 
     def tick(self, now: float) -> None:
         for receiving in list(self._receivings.values()):
+            if receiving.handoff.deadline <= now:
+                receiving.handoff.link_moved(self._sources[receiving.source].moved_s)
             self._apply(receiving, receiving.handoff.tick(now))
         for key, unclaimed in list(self._unclaimed.items()):
             if now >= unclaimed.deadline:
@@ -206,13 +214,13 @@ class ReceiveSide:
                 self._num_unclaimed -= len(unclaimed.arrivals)
                 for _, arrival in unclaimed.arrivals:
                     self._transport.discard(arrival)
-        idle = [peer for peer, source in self._sources.items() if not source.waiting and not source.num_in_flight]
-        for peer in idle:
+        awaited = {receiving.source for receiving in self._receivings.values()}
+        for peer in [peer for peer, source in self._sources.items() if peer not in awaited and source.is_idle]:
             del self._sources[peer]
 
     def _queue(self, receiving: _Receiving, tag: MessageTag, arrival: Arrival) -> None:
         receiving.handoff.arrived(self._clock())
-        source = self._sources.setdefault(receiving.source, _Source())
+        source = self._sources[receiving.source]
         source.waiting.append((receiving, tag, arrival))
 
     def _post(self, source: _Source, receiving: _Receiving, tag: MessageTag, arrival: Arrival) -> None:
@@ -238,11 +246,12 @@ class ReceiveSide:
         is_whole: bool,
     ) -> None:
         source.num_in_flight -= 1
+        now = self._clock()
         if is_whole:
             self._counters.bytes_received += message.num_bytes
+            source.moved_s = now
         elif error is None:
             self._counters.checksum_failures += 1
-        now = self._clock()
         self._apply(receiving, receiving.handoff.received(plan, message.index, error, is_whole, now))
 
     # ---- the machinery
@@ -274,8 +283,8 @@ class ReceiveSide:
                         self._transport.send_record(link, record)
                 case CutLinks():
                     for link in self._links_from(receiving):
-                        self._drop(link, f"{receiving.source.name} has stalled")
-                case Finish(reason, num_bytes, seconds):
+                        self._drop(link, f"{receiving.source.name} has stalled", is_unreachable=True)
+                case Finish(reason, num_bytes, seconds, is_unreachable):
                     del self._receivings[receiving.key]
                     self._end(receiving.key, reason)
                     if reason is None:
@@ -284,7 +293,7 @@ class ReceiveSide:
                         self._emit(Received(receiving.key, num_bytes, seconds))
                     else:
                         self._counters.transfers_failed += 1
-                        self._emit(ReceiveFailed(receiving.key, reason))
+                        self._emit(ReceiveFailed(receiving.key, reason, is_unreachable))
 
     def _links_from(self, receiving: _Receiving) -> list[Link]:
         ranks = {plan.stream.source_rank for plan in receiving.handoff.plans}
@@ -294,7 +303,7 @@ class ReceiveSide:
             if hello is not None and hello.source == receiving.source and hello.source_rank in ranks
         ]
 
-    def _drop(self, link: Link, reason: str) -> None:
+    def _drop(self, link: Link, reason: str, *, is_unreachable: bool = False) -> None:
         """End a link and every transfer that has something to come over it."""
         if link not in self._links:
             return
@@ -305,4 +314,4 @@ class ReceiveSide:
         del self._links[link]
         self._transport.disconnect(link)
         for receiving in affected:
-            self.fail(receiving.key, f"{receiving.source.name} is lost: {reason}")
+            self.fail(receiving.key, f"{receiving.source.name} is lost: {reason}", is_unreachable=is_unreachable)

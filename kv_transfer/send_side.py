@@ -29,8 +29,10 @@ class _Outbound:
     destination: PeerId
     address: TransferAddress
     link: Link
+    answer_by_s: float
     is_open: bool = False  # the destination has said Welcome
     num_in_flight: int = 0
+    moved_s: float = float("-inf")  # when a message of any transfer last went out
     ready: deque[_SendStream] = field(default_factory=deque)
 
 
@@ -61,6 +63,7 @@ class SendSide:
     ) -> None:
         self._transport = transport
         self._lease_s = config.lease_s
+        self._peer_timeout_s = config.peer_timeout_s
         self._counters = counters
         self._emit = emit
         self._clock = clock
@@ -80,7 +83,8 @@ class SendSide:
         return link in self._by_link
 
     def next_deadline(self) -> float:
-        return min((s.handoff.deadline for s in self._sendings.values()), default=float("inf"))
+        leases = min((s.handoff.deadline for s in self._sendings.values()), default=float("inf"))
+        return min((o.answer_by_s for o in self._outbounds.values() if not o.is_open), default=leases)
 
     # ---- what the agent asks
 
@@ -100,7 +104,7 @@ class SendSide:
                 outbound = self._outbound(me, plan.stream.source_rank, ticket.destination, address)
                 sending.streams.append(_SendStream(sending, plan, outbound))
         except TransportError as error:
-            self._apply(sending, handoff.fail(str(error), now))
+            self._apply(sending, handoff.fail(str(error), now, is_unreachable=True))
             return
         self._apply(sending, handoff.begin(now))
         for layer in range(ticket.num_layers):
@@ -151,7 +155,8 @@ class SendSide:
 
     def on_lost(self, link: Link, reason: str) -> None:
         outbound = self._by_link[link]
-        self._drop(outbound, f"{outbound.destination.name} at {_spell(outbound.address)} is lost: {reason}")
+        name = outbound.destination.name
+        self._drop(outbound, f"{name} at {_spell(outbound.address)} is lost: {reason}", is_unreachable=True)
 
     # ---- the loop
 
@@ -165,7 +170,15 @@ class SendSide:
 
     def tick(self, now: float) -> None:
         for sending in list(self._sendings.values()):
-            self._apply(sending, sending.handoff.tick(now))
+            handoff = sending.handoff
+            if handoff.deadline <= now:
+                for stream in sending.streams:
+                    if handoff.has_ready(stream.plan):
+                        handoff.link_moved(stream.outbound.moved_s)
+            self._apply(sending, handoff.tick(now))
+        for outbound in list(self._outbounds.values()):
+            if not outbound.is_open and now >= outbound.answer_by_s:
+                self.on_lost(outbound.link, f"no answer within {self._peer_timeout_s:g} s")
 
     def _post_next(self, outbound: _Outbound) -> bool:
         if not self._transport.can_send(outbound.link, outbound.num_in_flight):
@@ -186,9 +199,11 @@ class SendSide:
 
     def _on_sent(self, stream: _SendStream, num_bytes: int, error: str | None) -> None:
         stream.outbound.num_in_flight -= 1
+        now = self._clock()
         if error is None:
             self._counters.bytes_sent += num_bytes
-        self._apply(stream.sending, stream.sending.handoff.sent(error, self._clock()))
+            stream.outbound.moved_s = now
+        self._apply(stream.sending, stream.sending.handoff.sent(error, now))
 
     # ---- the machinery
 
@@ -201,8 +216,8 @@ class SendSide:
                         self._transport.send_record(stream.outbound.link, record)
                 case CutLinks():
                     for stream in sending.streams:
-                        self._drop(stream.outbound, f"{sending.key.destination.name} has stalled")
-                case Finish(reason, num_bytes, seconds):
+                        self._drop(stream.outbound, f"{sending.key.destination.name} has stalled", is_unreachable=True)
+                case Finish(reason, num_bytes, seconds, is_unreachable):
                     del self._sendings[sending.key]
                     if reason is None:
                         self._counters.transfers_sent += 1
@@ -210,18 +225,18 @@ class SendSide:
                         self._emit(Sent(sending.key, num_bytes, seconds))
                     else:
                         self._counters.transfers_failed += 1
-                        self._emit(SendFailed(sending.key, reason))
+                        self._emit(SendFailed(sending.key, reason, is_unreachable))
 
     def _outbound(self, me: PeerId, rank: int, destination: PeerId, address: TransferAddress) -> _Outbound:
         outbound = self._outbounds.get((destination, address))
         if outbound is None:
             link = self._transport.connect(address)
-            outbound = _Outbound(destination, address, link)
+            outbound = _Outbound(destination, address, link, self._clock() + self._peer_timeout_s)
             self._outbounds[destination, address] = self._by_link[link] = outbound
             self._transport.send_record(link, encode_record(Hello(me, rank, destination)))
         return outbound
 
-    def _drop(self, outbound: _Outbound, reason: str) -> None:
+    def _drop(self, outbound: _Outbound, reason: str, *, is_unreachable: bool = False) -> None:
         """End a link and every transfer that uses it."""
         if self._by_link.pop(outbound.link, None) is None:
             return
@@ -232,7 +247,7 @@ class SendSide:
         now = self._clock()
         for sending in list(self._sendings.values()):
             if any(stream.outbound is outbound for stream in sending.streams):
-                self._apply(sending, sending.handoff.fail(reason, now))
+                self._apply(sending, sending.handoff.fail(reason, now, is_unreachable=is_unreachable))
 
 
 def _spell(address: TransferAddress) -> str:

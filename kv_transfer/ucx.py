@@ -67,15 +67,16 @@ END_PROGRESS_CALLS = 1000  # what it takes at most for a closed endpoint's reque
 
 class UcxTransport:
     """Listens on `host`, which is also what peers are told to connect to. `tls` is UCX_TLS, `token` the secret that
-    peers must know. Raises TransportError."""
+    peers must know. A host that is silent for `silence_s` counts as gone. Raises TransportError."""
 
-    def __init__(self, host: str, tls: str, token: str = "") -> None:
+    def __init__(self, host: str, tls: str, token: str = "", silence_s: float = 5.0) -> None:
         self._tls = tls
+        self._silence_s = silence_s
         self._greeter = Greeter(token)
         self._context = _open_context(tls)
         self._context_without_shm: Any = None  # made when it is needed
         try:
-            self._listener = FrameListener(host)
+            self._listener = FrameListener(host, silence_s)
         except OSError as error:
             raise TransportError(f"cannot listen on {host}: {error}") from error
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -120,7 +121,7 @@ class UcxTransport:
 
     def connect(self, address: TransferAddress) -> Link:
         try:
-            socket = FrameSocket.connect(address)
+            socket = FrameSocket.connect(address, self._silence_s)
         except OSError as error:
             raise TransportError(f"cannot connect to {address.host}:{address.port}: {error}") from error
         try:

@@ -14,13 +14,13 @@ from slipstream.router.generation import (
     TenantQueueFullError,
 )
 from slipstream.router.pace import PlacementPace
-from slipstream.router.queue import WorkQueue
+from slipstream.router.version_lanes import VersionLanes
 
 HOPE = 0.5  # of the predicted wait
 
 
 def check_admission(
-    request: GenerateRequest, queue: WorkQueue, pace: PlacementPace, config: DispatchConfig, now: float
+    request: GenerateRequest, queue: VersionLanes, pace: PlacementPace, config: DispatchConfig, now: float
 ) -> None:
     """Raises AdmissionError if the request had better come back later."""
     if not queue:

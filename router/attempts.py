@@ -119,6 +119,8 @@ class AttemptFlow:
             self._book.fail_attempt(state, now, "bad_output", f"{worker.name}: {error}", blamed=[worker])
             return
         if ready:
+            if state.paused_since_s is not None:
+                self._book.end_pause(state, now)
             progress.tokens_came(state, sum([len(part.token_ids) for part in ready]), now)
         for part in ready:
             self._emit(state, part, now)
@@ -139,6 +141,8 @@ class AttemptFlow:
         if state is None or worker is not state.decode or state.handed_off:
             return
         state.handed_off = True
+        if state.prefill is not None:
+            self._placer.links.worked(state.prefill.hello, worker.hello)
         progress.handed_off(state, message.seconds, now)
         state.record.landed = PagesLanded(now, state.attempt, message.num_bytes, message.seconds)
         totals = self._book.totals
@@ -159,6 +163,14 @@ class AttemptFlow:
             return
         if state.phase == "placed":
             self._book.take_back(state, now, worker, message.reason)
+            return
+        if message.is_unreachable and state.prefill is not None and state.prefill_sent:
+            assert state.decode is not None
+            self._placer.links.failed(state.prefill.hello, state.decode.hello, now)
+            state.num_unreachable += 1
+            # Of the two ends the decode worker can still do it alone.
+            detail = f"{worker.name}: {message.reason}"
+            self._book.fail_attempt(state, now, "unreachable", detail, blamed=[state.prefill], silent=worker)
             return
         # A transfer has two ends, and either may be the broken one.
         blamed = [worker, state.prefill] if state.prefill is not None and state.prefill_sent else [worker]
@@ -196,6 +208,7 @@ class AttemptFlow:
             return
         if state.num_cached_tokens is None:
             state.num_cached_tokens = state.record.num_cached_tokens = part.num_cached_tokens
+            self._book.signals.first_token(state, now)
         state.record.timeline.mark("first_token", now)
         self._book.totals.num_output_tokens += len(part.token_ids)
         self._book.actions.append(Emit(state.request_id, part.token_ids, part.logprobs))

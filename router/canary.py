@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable
 from typing import Protocol
 
 from slipstream.router.generation import AdmissionError, GenerateRequest
@@ -40,7 +41,7 @@ class Canary:
     `missing` is what is still being waited for, None once it has sung.
     """
 
-    def __init__(self, service: Cluster, needs_prefill_group: bool) -> None:
+    def __init__(self, service: Cluster, needs_prefill_group: Callable[[], bool]) -> None:
         self._service = service
         self._needs_prefill_group = needs_prefill_group
         self.missing: str | None = "no decode worker has connected yet"
@@ -50,7 +51,7 @@ class Canary:
         while True:
             self.missing = self._missing_worker()
             if self.missing is not None:
-                await self._service.wait_for_join()
+                await self._wait_for_change()
                 continue
             self.missing = "the first token is still being waited for"
             failure = await self._sing()
@@ -59,17 +60,20 @@ class Canary:
                 return
             log.warning("the first request failed: %s", failure)
             self.missing = f"the first request failed: {failure}"
-            try:
-                async with asyncio.timeout(RETRY_S):
-                    await self._service.wait_for_join()
-            except TimeoutError:
-                pass  # nobody new, but whoever is there may have recovered
+            await self._wait_for_change()
+
+    async def _wait_for_change(self) -> None:
+        try:
+            async with asyncio.timeout(RETRY_S):
+                await self._service.wait_for_join()
+        except TimeoutError:
+            pass  # nobody new, but whoever is there may have recovered, and less may be asked for
 
     def _missing_worker(self) -> str | None:
         if not self._service.is_ready:
             return "no decode worker has connected yet"
         roles = {worker.role for worker in self._service.snapshot().workers if not worker.draining}
-        if self._needs_prefill_group and "prefill" not in roles:
+        if self._needs_prefill_group() and "prefill" not in roles:
             return "no prefill worker has connected yet"
         return None
 
@@ -95,6 +99,6 @@ class Canary:
         if finish is None or finish.error is not None or num_received != NUM_TOKENS:
             return finish.error.message if finish is not None and finish.error else f"{num_received} tokens came"
         record = self._service.explain(request.request_id)
-        if self._needs_prefill_group and record is not None and record.decisions[-1].prefill is None:
+        if self._needs_prefill_group() and record is not None and record.decisions[-1].prefill is None:
             return f"it did not take the way over a prefill worker: {record.why}"
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
@@ -119,6 +120,57 @@ class PlacementConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class VersionsConfig:
+    """`split` are the shares of versions of the model in new requests, of any sum; null: by the size of their pools. A
+    request with tokens whose version has lost its last decode worker waits `wait_s` for one to come back. Then, or at
+    once where none will, it goes on with another version (`continue_across`) or ends with an error."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+    split: dict[str, float] | None = None
+    continue_across: bool = True
+    wait_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        if self.split is not None:
+            check_split(self.split)
+        if not 0 <= self.wait_s < float("inf"):
+            raise ValueError(f"wait_s must be finite and not negative, got {self.wait_s}")
+
+
+def check_split(split: Mapping[str, float]) -> None:
+    """Raises ValueError that says what is wrong."""
+    for version, weight in split.items():
+        if not version:
+            raise ValueError("split has a version without a name")
+        if not 0 <= weight < float("inf"):
+            raise ValueError(f"split must give {version!r} a number of at least 0, got {weight}")
+    if not any(split.values()):
+        raise ValueError(f"split must give a version a share over 0, got {dict(split)}")
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationConfig:
+    """How running sequences move between decode workers. `max_at_once` of them leave or come to a worker at a time.
+    What has at least `precopy_pages` pages to send is copied while it decodes; fewer are sent while it stands still."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+    max_at_once: int = 2
+    precopy_pages: int = 4
+    timeout_s: float = 60.0  # of all the copying; after that it goes on where it is
+    freeze_timeout_s: float = 5.0  # of the last pages, while it stands still
+
+    def __post_init__(self) -> None:
+        for key in ("max_at_once", "precopy_pages"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
+        for key in ("timeout_s", "freeze_timeout_s"):
+            if not 0 < getattr(self, key) < float("inf"):
+                raise ValueError(f"{key} must be over 0 and finite, got {getattr(self, key)}")
+
+
+@dataclass(frozen=True, slots=True)
 class DispatchConfig:
     """`policy` says how a request's workers are chosen. `local_prefill_max_tokens` draws a line for every policy:
     prompts of at most so many uncached tokens are prefilled on the decode worker, longer ones on a prefill worker as
@@ -130,6 +182,7 @@ class DispatchConfig:
     slo: SloConfig = field(default_factory=SloConfig)
     local_prefill_max_tokens: int | None = None
     placement: PlacementConfig = field(default_factory=PlacementConfig)
+    migration: MigrationConfig = field(default_factory=MigrationConfig)
     max_queued_requests: int = 4096
     max_attempts: int = 5
     queue_timeout_s: float = 120.0
@@ -139,6 +192,7 @@ class DispatchConfig:
     ageing_s: float = 5.0  # a class that has waited so long for each class before it gets every second turn
     strict_slo: bool = False  # refuse at once whose `slo.ttft_ms` cannot be met, not only those that ask for it
     max_queued_per_tenant: int | None = None  # None: half of max_queued_requests for each tenant that has a name
+    versions: VersionsConfig = field(default_factory=VersionsConfig)
 
     def __post_init__(self) -> None:
         line, per_tenant = self.local_prefill_max_tokens, self.max_queued_per_tenant
@@ -205,7 +259,7 @@ class RouterConfig:
     worker_port: int = 0  # 0: a free one
     tracing: TracingConfig = field(default_factory=TracingConfig)
     history_requests: int = 1024  # running and finished ones that can be explained; one takes 5 to 50 KiB
-    fronts: int = 1  # processes for HTTP and tokenising, each with the limits of `http`; 1: the dispatcher's own
+    fronts: int = 1  # processes for HTTP and tokenising, which share `http.max_connections`; 1: the dispatcher's own
 
     def __post_init__(self) -> None:
         if not self.worker_host:

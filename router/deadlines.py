@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from slipstream.router.ranked_heap import RankedHeap
 
 
 class DeadlineRing:
     """Ids with a deadline `timeout_s` after they were set. As time only grows, insertion order is deadline order:
-    setting, dropping and looking at the first are O(1), and nothing stays behind for a dropped id."""
+    setting, dropping and looking at the first are O(1), and nothing stays behind for a dropped id (a plain dict would
+    look past all those that have gone from its beginning)."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._due: dict[str, float] = {}
+        self._due: OrderedDict[str, float] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._due)
@@ -22,7 +25,7 @@ class DeadlineRing:
     @property
     def first(self) -> float | None:
         """The earliest deadline."""
-        return next(iter(self._due.values()), None)
+        return next(iter(self._due.values())) if self._due else None  # asked after every message
 
     def set(self, request_id: str, now: float) -> None:
         self._due.pop(request_id, None)

@@ -4,6 +4,7 @@ Every event method returns the actions it causes, in order. Time is float second
 The rules are in docs/design.md under "Attempts" and "Credits"; the parts:
 
     request_book   all unfinished requests: queue, deadlines, the ends of attempts and requests
+    versions       which version of the model a request gets, and keeps
     roster         the connected workers, each with its `credits` ledger
     prefix         which worker holds the KV of which prefix
     matching       waiting requests + credits -> `placement`
@@ -13,7 +14,7 @@ The rules are in docs/design.md under "Attempts" and "Credits"; the parts:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import assert_never
 
@@ -24,42 +25,56 @@ from slipstream.router.config import DispatchConfig
 from slipstream.router.generation import EarlyEnd, GenerateRequest, GenerationError
 from slipstream.router.history import RequestRecord
 from slipstream.router.matching import match_credits
+from slipstream.router.measured import RoleMeasured, measured
 from slipstream.router.messages import (
     BlocksChanged,
+    Copied,
     Credits,
     Drain,
     Failed,
+    Frozen,
     HandedOff,
     Hello,
     PeerLost,
     Pong,
     Reserved,
     ResyncBlocks,
+    Role,
     Stats,
     StepOutput,
     StepTimes,
     WorkerMessage,
 )
+from slipstream.router.migration import Migrations
 from slipstream.router.placement.placer import Placer
 from slipstream.router.placement.progress import check_load
 from slipstream.router.prefix.holder import BlockEventError
-from slipstream.router.prefix.index import PrefixIndex
+from slipstream.router.prefix.index import NamePages, PrefixIndex
 from slipstream.router.prefix.sessions import Sessions
 from slipstream.router.request_book import RequestBook
+from slipstream.router.request_state import RequestState
 from slipstream.router.roster import Roster, WorkerState
+from slipstream.router.signals import Signals, WorkerSignals, role_times
 from slipstream.router.status import Snapshot, WorkerStatus
+from slipstream.router.version_status import VersionStatus
+from slipstream.router.versions import Versions
 
 
 class Dispatcher:
-    """`history_capacity` requests, running or finished, can be explained."""
+    """`history_capacity` requests, running or finished, can be explained. `name_pages`: see `PrefixIndex`."""
 
-    def __init__(self, config: DispatchConfig, history_capacity: int = 1024) -> None:
+    def __init__(
+        self, config: DispatchConfig, history_capacity: int = 1024, name_pages: NamePages | None = None
+    ) -> None:
+        self._slo, self._local_prefill_max_tokens = config.slo, config.local_prefill_max_tokens
         self._roster = Roster()
-        self._book = RequestBook(config, history_capacity)
-        self._index = PrefixIndex()
+        self._versions = Versions(config.versions, self._roster)
+        self._index = PrefixIndex(name_pages=name_pages)
+        self._book = RequestBook(config, history_capacity, self._versions, self._index)
         self._sessions = Sessions()
-        self._placer = Placer(config, self._roster, self._index, self._sessions, self._book.outputs)
+        self._placer = Placer(config, self._roster, self._index, self._sessions)
         self._flow = AttemptFlow(self._book, self._placer, self._index, self._sessions)
+        self._migrations = Migrations(config.migration, self._roster, self._book, self._index, self._sessions)
         self._wake_s: float | None = None  # when somebody has waited long enough for a better worker
 
     # ---- what can be asked
@@ -68,6 +83,11 @@ class Dispatcher:
     def num_requests(self) -> int:
         """Requests that have not finished."""
         return len(self._book)
+
+    @property
+    def num_waiting(self) -> int:
+        """Of these, requests that are on no worker."""
+        return len(self._book.queue)
 
     @property
     def has_decode_worker(self) -> bool:
@@ -79,12 +99,28 @@ class Dispatcher:
         """The longest sequence, prompt and output, that a connected decode worker takes; None: none is connected."""
         return self._roster.max_model_len
 
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """Versions of the model that a decode worker takes requests of."""
+        return self._versions.live
+
+    @property
+    def version_status(self) -> tuple[VersionStatus, ...]:
+        """How each version of the model stands."""
+        return self._versions.status(self._book.queue.num_waiting)
+
+    @property
+    def split(self) -> dict[str, float] | None:
+        """The shares of versions, as they were set."""
+        return self._versions.split
+
     def next_deadline(self) -> float | None:
         """When `tick` is due next; None: nothing is waiting for a time."""
-        due_s = self._book.next_deadline()
-        if self._wake_s is None or not self._book.queue:
-            return due_s
-        return self._wake_s if due_s is None else min(due_s, self._wake_s)
+        first = self._book.next_deadline()
+        for due in (self._versions.next_deadline(), self._wake_s if self._book.queue else None):
+            if due is not None and (first is None or due < first):
+                first = due
+        return first
 
     def known_blocks(self, peer: PeerId) -> frozenset[int]:
         """Ids of the blocks that a connected worker has told to hold."""
@@ -109,6 +145,30 @@ class Dispatcher:
             totals=deepcopy(self._book.totals),
             prefix_index=self._index.status,
             output_forecasts=deepcopy(self._book.outputs.calibration),
+            versions=self.version_status,
+            closed_links=tuple(self._roster.links),
+        )
+
+    def measured(self) -> tuple[RoleMeasured, ...]:
+        """What is known of each role's hardware."""
+        return tuple(measured(self._roster))
+
+    def signals(self, now: float, router_id: str = "") -> Signals:
+        """What a planner decides from. `router_id` tells one life of the router from the next."""
+        book, slo = self._book, self._slo
+        return Signals(
+            at_s=now,
+            router_id=router_id,
+            slo_ttft_s=slo.ttft_ms / 1e3,
+            slo_itl_s=slo.itl_ms / 1e3,
+            num_waiting=len(book.queue),
+            num_running=len(book) - len(book.queue),
+            oldest_wait_s=max((now - since_s for since_s in book.queue.oldest_by_priority().values()), default=0.0),
+            short=book.signals.book.short(now),
+            long=book.signals.book.long(now),
+            workers=tuple(WorkerSignals.of(worker, now) for worker in self._roster),
+            times=role_times(self._roster),
+            local_prefill_max_tokens=self._local_prefill_max_tokens,
         )
 
     # ---- events: clients and time
@@ -133,7 +193,24 @@ class Dispatcher:
 
     def tick(self, now: float) -> list[Action]:
         """Call at `next_deadline`; earlier or later does no harm."""
+        self._migrations.expire(now)
         self._book.expire(now)
+        self._book.find_versions(now)
+        return self._settle(now)
+
+    def follow(self, config: DispatchConfig, now: float) -> list[Action]:
+        """Takes up other settings: policy, levels, and limits of what comes from now on. Time-outs of the queue and of
+        reservations, ageing and the lease of workers stay as they were."""
+        self._slo, self._local_prefill_max_tokens = config.slo, config.local_prefill_max_tokens
+        self._book.follow(config)
+        self._placer.follow(config)
+        return self._settle(now)
+
+    def set_split(self, split: Mapping[str, float] | None, now: float) -> list[Action]:
+        """Shares of versions of the model in new requests; None: by the size of their pools. What waits for a version
+        without a share and has no token yet goes elsewhere. Raises ValueError, and then nothing has changed."""
+        self._versions.set_split(split)
+        self._book.find_versions(now)
         return self._settle(now)
 
     # ---- events: workers
@@ -144,6 +221,8 @@ class Dispatcher:
         self._roster.add(worker)
         self._index.add(worker)
         self._sessions.add(worker)
+        self._versions.roster_changed(now)
+        self._book.find_versions(now)
         return self._settle(now)
 
     def worker_lost(self, peer: PeerId, now: float, reason: str = "connection lost") -> list[Action]:
@@ -153,17 +232,46 @@ class Dispatcher:
             self._lose(worker, now, reason)
         return self._settle(now)
 
-    def drain(self, peer: PeerId, now: float) -> list[Action]:
-        """Gives the worker no new work and tells it to exit when it is done. Unknown workers are ignored."""
+    def drain(self, peer: PeerId, now: float, next_role: Role | None = None, migrate: bool = True) -> list[Action]:
+        """Gives the worker no new work and tells it to go when it is empty: to exit, or to come back as `next_role`.
+
+        With `migrate` its running sequences move to other decode workers as these have room; without, or where there
+        never is room, they end there. Unknown workers are ignored.
+        """
         worker = self._roster.get(peer)
         if worker is not None and not worker.draining:
             self._roster.drain(worker)
-            self._book.send(worker, Drain())
-            # A prefill that only waits for its reservation would be new work.
-            for state in self._book.latest_first(worker.request_ids):
-                if worker is state.prefill and not state.prefill_sent:
-                    self._book.fail_attempt(state, now, "worker_drained", f"{worker.name} is draining")
+            self._book.send(worker, Drain(next_role))
+            states = self._book.latest_first(worker.request_ids)
+            for state in states:
+                if self._only_waits_for(worker, state):
+                    self._book.place_anew(state, now, f"{worker.name} is draining")
+            if migrate:
+                self._migrations.leave(worker, [state for state in reversed(states) if state.phase != "queued"], now)
+            self._versions.roster_changed(now, sent_away=worker.version if next_role is None else None)
+            self._book.find_versions(now)
         return self._settle(now)
+
+    def migrate(self, request_id: str, now: float, to: PeerId | None = None) -> list[Action]:
+        """Moves a running request to another decode worker, to `to` if it says so, once it decodes and there is room.
+        Unknown ids are ignored."""
+        state = self._book.get(request_id)
+        if state is not None:
+            self._migrations.wish(state, to)
+        return self._settle(now)
+
+    def _only_waits_for(self, worker: WorkerState, state: RequestState) -> bool:
+        """Nothing of the request has been computed on the worker, and it can be done by another."""
+        if worker is state.prefill:
+            return not state.prefill_sent
+        if worker is not state.decode or not self._roster.workers_of("decode", state.version):
+            return False
+        if state.phase == "placed":
+            return True
+        # Prompts are computed there one after the other, so all but the first have only waited.
+        waiting = [s for s in map(self._book.get, worker.request_ids) if s is not None and s.pending_on is worker]
+        first = min(waiting, key=lambda s: (s.request.priority, s.placed_s or 0.0, s.request_id), default=None)
+        return state in waiting and state is not first
 
     def worker_message(self, peer: PeerId, message: WorkerMessage, now: float) -> list[Action]:
         """A worker said something. Messages of workers that are not connected, and of old attempts, are ignored."""
@@ -175,19 +283,22 @@ class Dispatcher:
                 num_waiting = len(self._book.queue)
                 for chunk in message.chunks:
                     self._flow.on_chunk(worker, chunk, now)
-                if len(self._book.queue) == num_waiting:
+                # Of a worker that drains nothing else tells that a prompt is computed and can leave it now.
+                if len(self._book.queue) == num_waiting and not (worker.draining and self._migrations.has_wishes):
                     return self._take_actions()  # tokens make no room: credits do
             case Credits():
                 try:
                     worker.ledger.report(message)
                 except ValueError as error:
                     self._expel(worker, now, str(error))
-            case Reserved():
-                self._flow.on_reserved(worker, message, now)
-            case HandedOff():
-                self._flow.on_handed_off(worker, message, now)
-            case Failed():
-                self._flow.on_failed(worker, message, now)
+            case Reserved() | HandedOff() | Copied() | Failed():
+                moving = self._migrations.find(worker, message.request_id, message.attempt)
+                if moving is not None:
+                    self._migrations.on_message(moving, worker, message, now)
+                else:
+                    self._on_progress(worker, message, now)
+            case Frozen():
+                self._migrations.on_frozen(worker, message, now)
             case BlocksChanged():
                 try:
                     is_missing = self._index.apply(worker, message)
@@ -211,15 +322,34 @@ class Dispatcher:
                 assert_never(message)
         return self._settle(now)
 
+    def _on_progress(self, worker: WorkerState, message: Reserved | HandedOff | Copied | Failed, now: float) -> None:
+        """Of an attempt; what is none's, or an old one's, is dropped there."""
+        match message:
+            case Reserved():
+                self._flow.on_reserved(worker, message, now)
+            case HandedOff():
+                self._flow.on_handed_off(worker, message, now)
+            case Failed(request_id, attempt, reason):
+                state = self._book.get(request_id)
+                is_current = state is not None and state.attempt == attempt and worker is state.decode
+                # What has left already goes on where it went to, or that worker will fail, too.
+                if not (is_current and state is not None and self._migrations.on_lost(state, worker, now, reason)):
+                    self._flow.on_failed(worker, message, now)
+
     # ---- what events lead to
 
     def _settle(self, now: float) -> list[Action]:
         """Places what fits now and hands out the actions."""
         book = self._book
         self._wake_s = None
+        if self._migrations.has_wishes:
+            self._migrations.begin_what_fits(now)
         if book.queue and self._roster.decode_workers:
             self._index.expire(now)
-            self._wake_s = match_credits(book, self._roster, self._placer, self._flow.start, now)
+            for version, lane in book.queue:
+                wake_s = match_credits(book, version, lane, self._roster, self._placer, self._flow.start, now)
+                if wake_s is not None:
+                    self._wake_s = wake_s if self._wake_s is None else min(wake_s, self._wake_s)
         return self._take_actions()
 
     def _take_actions(self) -> list[Action]:
@@ -233,7 +363,10 @@ class Dispatcher:
         for other in self._roster:
             self._book.send(other, PeerLost(worker.peer))
         for state in self._book.latest_first(worker.request_ids):
-            self._flow.on_lost(state, worker, now, reason)
+            if not self._migrations.on_lost(state, worker, now, reason):
+                self._flow.on_lost(state, worker, now, reason)
+        self._versions.roster_changed(now, sent_away=worker.version if worker.draining else None)
+        self._book.find_versions(now)
 
     def _expel(self, worker: WorkerState, now: float, reason: str) -> None:
         """Parts with a worker whose words make no sense: its state and ours have drifted apart."""
@@ -243,14 +376,18 @@ class Dispatcher:
     def check_integrity(self) -> None:
         """Raises AssertionError if two parts of the state contradict each other."""
         self._book.check_integrity()
+        self._migrations.check_integrity()
         self._index.check_integrity()
         for state in self._book:
-            for involved in (state.decode, state.prefill):
+            destination = state.move.destination if state.move is not None else None
+            for involved in (state.decode, state.prefill, destination):
                 assert involved is None or self._roster.get(involved.peer) is involved, state.request_id
         for worker in self._roster:
             worker.ledger.check_integrity()
             states = [self._book[request_id] for request_id in worker.request_ids]
-            assert all(worker is state.decode or worker is state.prefill for state in states), worker.name
+            for state in states:
+                destination = state.move.destination if state.move is not None else None
+                assert worker in (state.decode, state.prefill, destination), worker.name
             held = {s.request_id for s in states if worker is s.prefill and not s.prefill_sent}
             assert worker.ledger.held == held, worker.name
             check_load(worker, states)

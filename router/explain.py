@@ -15,7 +15,7 @@ from typing import Any
 from slipstream.router.generation import GenerationFinish
 from slipstream.router.history import RequestRecord
 from slipstream.router.placement.decision import Candidate, Decision
-from slipstream.router.stages import attempts_of
+from slipstream.router.stages import Attempt, attempts_of
 
 Json = dict[str, Any]
 
@@ -31,8 +31,9 @@ def summary(record: RequestRecord, unix_offset_s: float) -> Json:
         "phase": record.phase,
         "outcome": outcome(record.finish),
         "tenant": record.tenant,
+        "version": record.version or None,
         "prefill": decisions[-1].prefill.name if decisions and decisions[-1].prefill is not None else None,
-        "decode": decisions[-1].decode.name if decisions else None,
+        "decode": record.decode_name,
         "num_attempts": record.num_attempts,
         "num_prompt_tokens": record.num_prompt_tokens,
         "num_cached_tokens": usage.num_cached_tokens,
@@ -125,7 +126,7 @@ def attempts(record: RequestRecord) -> list[Json]:
             "begin_s": since(queued_s, attempt.begin_s),
             "end_s": since(queued_s, attempt.end_s),
             "prefill": attempt.decision.prefill.name if attempt.decision and attempt.decision.prefill else None,
-            "decode": attempt.decision.decode.name if attempt.decision else None,
+            "decode": _decode_of(attempt),
             "failure": attempt.failure or None,
             "stages": [
                 {
@@ -139,6 +140,12 @@ def attempts(record: RequestRecord) -> list[Json]:
         }
         for attempt in attempts_of(record)
     ]
+
+
+def _decode_of(attempt: Attempt) -> str | None:
+    if attempt.moved_to is not None:
+        return attempt.moved_to.name
+    return attempt.decision.decode.name if attempt.decision is not None else None
 
 
 def transfer(record: RequestRecord) -> Json | None:

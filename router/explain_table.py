@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from slipstream.router.explain import Json
 
 NONE = "-"
+WHO = (("tenant", "tenant"), ("session", "session_id"), ("version", "version"))
 
 
 def table(told: Json) -> str:
@@ -57,7 +58,7 @@ def _head(told: Json) -> list[str]:
     names = f"  ({', '.join(told['names'])})" if told["names"] else ""
     total = f" after {millis(told['total_s'])}" if told["total_s"] is not None else ""
     asked = [f"priority {told['priority']}"]
-    asked += [f"{key} {told[field]}" for key, field in (("tenant", "tenant"), ("session", "session_id")) if told[field]]
+    asked += [f"{key} {told[field]}" for key, field in WHO if told[field]]
     if told["timeout_s"] is not None:
         asked.append(f"time-out {told['timeout_s']:g} s")
     lines = [

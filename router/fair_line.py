@@ -1,9 +1,15 @@
 """The requests of one priority class: tenants share it by tokens, and the requests of a tenant go by their deadlines.
 
 Start-time fair queueing (Goyal, Vin, Cheng 1996): every tenant has a tag, the tokens that it was given so far divided
-by its weight, and the lowest tag is next. A tenant that comes to wait starts at the tag that was served last, so that
-it neither saves up turns while it is away nor owes any to those who have waited. Between two tenants that keep
-waiting, tokens per weight differ by no more than one request of each.
+by its weight, and the lowest tag is next. Between two tenants that keep waiting, tokens per weight differ by no more
+than one request of each.
+
+A tenant that comes to wait starts at the virtual time: what each of those who wait would have been given if all tokens
+had been divided among them as they went. So it neither saves up turns while it is away nor owes any to those who have
+waited; and as the virtual time goes on with every token, whoever they are for, an endless row of newcomers does not
+keep out one who has had his turn before them. (To start at the tag that was served last, as the paper has it, would:
+newcomers served at that tag leave it where it is.) Virtual time is counted from charges that are corrected later, so a
+newcomer never starts before the tag served last, nor later behind it than its own first request costs.
 """
 
 from __future__ import annotations
@@ -16,14 +22,12 @@ from dataclasses import dataclass, field
 from slipstream.router.ranked_heap import RankedHeap
 from slipstream.router.request_state import RequestState
 
-EXPECTED_OUTPUT_TOKENS = 256  # of a request that does not say; what is wrong about it is settled at its end
 MAX_AWAY = 1024  # tags that are kept of tenants who are not waiting, beyond those who are
 
 
 def expected_tokens(state: RequestState) -> int:
-    """What a request will probably take, known before it runs."""
-    wanted = state.request.expected_output_tokens or EXPECTED_OUTPUT_TOKENS
-    return state.num_prompt_tokens + min(state.request.sampling.max_tokens, wanted)
+    """What a request will probably take, known before it runs; what is wrong about it is settled at its end."""
+    return state.num_prompt_tokens + round(state.forecast.mean)
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +48,8 @@ class FairLine:
         self._by_tag: RankedHeap[_Flow] = RankedHeap()
         self._away: dict[str, float] = {}  # tags of tenants with nothing waiting
         self._floor = 0.0  # the tag that was served last
+        self._virtual_time = 0.0
+        self._weight = 0.0  # of all who wait
         self._returned: RankedHeap[RequestState] = RankedHeap()
         self._arrivals: dict[RequestState, None] = {}  # in the order of their coming
 
@@ -68,9 +74,10 @@ class FairLine:
         tenant, weight = state.request.tenant, state.request.weight
         flow = self._flows.get(tenant)
         if flow is None:
-            tag = max(self._away.pop(tenant, 0.0), self._floor)
-            flow = self._flows[tenant] = _Flow(tenant, weight, tag)
-            self._by_tag.push(tag, flow)
+            start = min(max(self._virtual_time, self._floor), self._floor + expected_tokens(state) / weight)
+            flow = self._flows[tenant] = _Flow(tenant, 0.0, max(self._away.pop(tenant, 0.0), start))
+            self._by_tag.push(flow.tag, flow)
+        self._weight += weight - flow.weight
         flow.weight = weight
         flow.waiting.push(due_s, state)
         self._arrivals[state] = None
@@ -86,6 +93,7 @@ class FairLine:
             flow = self._flows[state.request.tenant]
             self._floor = max(self._floor, flow.tag)
             state.charged_tokens = expected_tokens(state)
+            self._virtual_time = max(self._virtual_time, self._floor) + state.charged_tokens / self._weight
             if len(flow.waiting) > 1:
                 self._move(flow, state.charged_tokens)
             else:
@@ -102,6 +110,7 @@ class FairLine:
             flow.waiting.discard(state)
             if not flow.waiting:
                 del self._flows[flow.tenant]
+                self._weight -= flow.weight
                 self._by_tag.discard(flow)
                 self._away[flow.tenant] = flow.tag
         if len(self._away) > len(self._flows) + MAX_AWAY:
@@ -110,6 +119,8 @@ class FairLine:
     def settle(self, state: RequestState, num_tokens: int) -> None:
         """The request has ended and took `num_tokens` in all, more or fewer than it was charged."""
         num_missing, state.charged_tokens = num_tokens - state.charged_tokens, num_tokens
+        if self._flows:
+            self._virtual_time += num_missing / self._weight
         tenant = state.request.tenant
         if tenant in self._flows:
             self._move(self._flows[tenant], num_missing)

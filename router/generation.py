@@ -65,6 +65,8 @@ class GenerateRequest:
     local_prefill_max_tokens: int | None = None
     choice: int = 0
     trace_id: str = ""  # W3C Trace Context, 32 hex digits
+    version: str = ""  # of the model, that the client has asked for; "": any
+    first_choice: str = ""  # the request id of the first choice of the same answer: all have one version
     wants_record: bool = False  # the answer will tell the whole record, so it must get to whoever writes the answer
 
     def packed_prompt(self) -> bytes:

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.generation import GenerationFinish, Phase, Slo, Usage
 from slipstream.router.output_log import OutputLog
 from slipstream.router.placement.decision import MAX_CANDIDATES, Decision
@@ -42,13 +43,15 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class RequestEvent:
-    """`detail` is one line for a human: where it went and why, or what went wrong. A placement has its `decision`."""
+    """`detail` is one line for a human: where it went and why, or what went wrong. A placement has its `decision`, a
+    migration where the request goes on."""
 
     time_s: float
     phase: Phase
     attempt: int
     detail: str = ""
     decision: Decision | None = None
+    moved_to: PeerId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +84,21 @@ class RequestRecord:
     num_cached_tokens: int | None = None  # of the prompt, known with the first token
     output: OutputLog | None = None
     trace_id: str = ""
+    version: str = ""  # of the model; "" while none is known
     landed: PagesLanded | None = None  # the latest
     num_events_left_out: int = 0  # between the first MAX_EVENTS / 2 and the rest
     num_full_decisions: int = 0
+    num_retries: int = 0
 
-    def note(self, phase: Phase, now: float, attempt: int, detail: str = "", decision: Decision | None = None) -> None:
+    def note(
+        self,
+        phase: Phase,
+        now: float,
+        attempt: int,
+        detail: str = "",
+        decision: Decision | None = None,
+        moved_to: PeerId | None = None,
+    ) -> None:
         """Something happened. `decision` explains itself: `detail` is then its reason why."""
         self.timeline.mark(phase, now)
         if decision is not None:
@@ -94,7 +107,7 @@ class RequestRecord:
         if len(self.events) == MAX_EVENTS:
             del self.events[MAX_EVENTS // 2]
             self.num_events_left_out += 1
-        self.events.append(RequestEvent(now, phase, attempt, detail, decision))
+        self.events.append(RequestEvent(now, phase, attempt, detail, decision, moved_to))
 
     def end(self, finish: GenerationFinish) -> None:
         """It is over; its tokens are not needed for its story."""
@@ -121,8 +134,18 @@ class RequestRecord:
 
     @property
     def num_attempts(self) -> int:
-        """How many attempts were begun."""
-        return self.events[-1].attempt + 1 if self.decisions else 0
+        """How many attempts were begun. To move is none."""
+        return 1 + self.num_retries if self.decisions else 0
+
+    @property
+    def decode_name(self) -> str | None:
+        """The decode worker that it was placed on or has moved to last."""
+        for event in reversed(self.events):
+            if event.moved_to is not None:
+                return event.moved_to.name
+            if event.decision is not None:
+                return event.decision.decode.name
+        return None
 
     @property
     def usage(self) -> Usage:

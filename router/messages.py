@@ -4,7 +4,7 @@ Plain frozen dataclasses; `router.wire` turns them into MessagePack frames and b
 than once (a worker died, a page arrived broken): `attempt` numbers the tries, and whoever receives a message of an
 attempt that is no longer current drops it.
 
-`seq` on the three messages that spend credits numbers them per connection; `Credits.ack_seq` names the last one
+`seq` on the messages that spend credits numbers them per connection; `Credits.ack_seq` names the last one
 the worker had taken into account when it counted what is free.
 """
 
@@ -17,7 +17,7 @@ from typing import Literal
 
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 Role = Literal["prefill", "decode"]
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -33,6 +33,18 @@ def unpack_ids(packed: bytes) -> list[int]:
     ids = array("i")
     ids.frombytes(packed)
     return ids.tolist()
+
+
+GuideKind = Literal["json", "regex", "choice", "grammar"]
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """What the output has to look like. `spec` is a JSON schema, a regular expression, a JSON array of strings, or a
+    grammar in Lark's or GBNF's form (see `router.grammar`)."""
+
+    kind: GuideKind
+    spec: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +70,7 @@ class SamplingParams:
     logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    guide: Guide | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +108,7 @@ class Hello:
     max_model_len: int
     max_step_tokens: int = 2048  # of all sequences: longer prompts are computed in chunks
     prefix_caching: bool = True  # it tells which pages its prefix cache holds
+    model_version: str = ""  # KV and tokens of different versions of a model never meet
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +171,37 @@ class HandedOff:
 
 
 @dataclass(frozen=True, slots=True)
+class Copied:
+    """Decode worker: the full pages of a sequence that goes on elsewhere are here, those of `transfer_id`; it waits for
+    an `Extend`."""
+
+    request_id: str
+    attempt: int
+    transfer_id: int
+    num_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """Decode worker: the sequence stands still after `num_output_tokens` tokens of output, all of them told, and its
+    last pages are being sent. It waits for `Resume` or `Cancel`."""
+
+    request_id: str
+    attempt: int
+    num_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
-    """The attempt is over here and holds nothing any more. Not retryable: the request itself is at fault."""
+    """The attempt is over here and holds nothing any more. Not retryable: the request itself is at fault.
+    `is_unreachable`: the other end of its transfer cannot be reached."""
 
     request_id: str
     attempt: int
     reason: str
     retryable: bool
+    is_unreachable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +306,53 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
+class Adopt:
+    """Decode worker: lease pages for a sequence that decodes on `source`, and post receives for what `source` sends.
+
+    `num_room_tokens` 0: only pages that are full by now are wanted, and the sequence goes on there meanwhile; what
+    follows them is asked for with `Extend`. Otherwise this is the last of it: pages for as many more tokens, and the
+    sequence goes on here once they have landed and `Start` has told the tokens that are missing."""
+
+    seq: int
+    request: EngineRequest
+    source: PeerId
+    source_tp: int
+    num_room_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """Decode worker: an adopted sequence has got on by `token_ids`; the same for the pages after those that landed."""
+
+    seq: int
+    request_id: str
+    attempt: int
+    token_ids: tuple[int, ...]
+    num_room_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Migrate:
+    """Decode worker: send the pages of a sequence that decodes here to where it goes on as attempt `to_attempt`. With
+    `freeze` it stops at the end of the step first, and says `Frozen`. If it cannot be sent it goes on here, and
+    `Failed` says so of `to_attempt`."""
+
+    request_id: str
+    attempt: int
+    to_attempt: int
+    ticket: HandoffTicket
+    freeze: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Decode worker: the migration is off. A sequence that was frozen goes on here. Unknown ids are ignored."""
+
+    request_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
     """Drop the attempt; free its pages when no transfer can touch them. Unknown ids are ignored."""
 
@@ -294,10 +379,39 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Finish what is running, take nothing new, then exit."""
+    """Finish what is running, take nothing new; then exit, or come back as `next_role` in the next epoch."""
+
+    next_role: Role | None = None
 
 
-WorkerMessage = Hello | Credits | Reserved | StepOutput | HandedOff | Failed | Stats | BlocksChanged | StepTimes | Pong
+WorkerMessage = (
+    Hello
+    | Credits
+    | Reserved
+    | StepOutput
+    | HandedOff
+    | Copied
+    | Frozen
+    | Failed
+    | Stats
+    | BlocksChanged
+    | StepTimes
+    | Pong
+)
 RouterMessage = (
-    Welcome | Rejected | Generate | Reserve | Prefill | Start | Cancel | PeerLost | ResyncBlocks | Ping | Drain
+    Welcome
+    | Rejected
+    | Generate
+    | Reserve
+    | Prefill
+    | Start
+    | Adopt
+    | Extend
+    | Migrate
+    | Resume
+    | Cancel
+    | PeerLost
+    | ResyncBlocks
+    | Ping
+    | Drain
 )

@@ -23,6 +23,7 @@ from slipstream.router.placement.families import forecast_families, service_time
 from slipstream.router.prefix.families import prefix_index_families
 from slipstream.router.status import Snapshot, WorkerStatus
 from slipstream.router.tracing.tracer import TraceCounts
+from slipstream.router.version_families import version_families
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_TENANTS = 100
@@ -63,10 +64,16 @@ class MetricsPage(Collector):
         yield from self._requests(snapshot)
         yield from self._latencies()
         yield from self._cluster(snapshot)
+        yield GaugeMetricFamily(
+            "slipstream:closed_links",
+            "Pairs of hosts that pages do not cross, as transfers have shown; now and then one is tried again.",
+            len(snapshot.closed_links),
+        )
         yield from prefix_index_families(snapshot.prefix_index)
         yield from forecast_families(snapshot.output_forecasts)
         yield from service_time_families(snapshot.workers)
         yield from worker_families(snapshot.workers)
+        yield from version_families(snapshot.versions)
         yield from access_families(self._access)
 
     def _gauge(self, name: str, help_text: str, value: float) -> Metric:
@@ -149,6 +156,14 @@ class MetricsPage(Collector):
         yield CounterMetricFamily("slipstream:transfers", "Hand-offs completed.", value=totals.num_transfers)
         yield CounterMetricFamily("slipstream:transfer_bytes", "KV bytes handed off.", value=totals.transfer_bytes)
         yield CounterMetricFamily("slipstream:transfer_seconds", "Time of hand-offs.", value=totals.transfer_s)
+        yield labelled_counter(
+            "slipstream:migrations", "Running requests moved between decode workers.", "result", totals.migrations
+        )
+        pauses = HistogramMetricFamily(
+            "slipstream:migration_pause_seconds", "Seconds without a token for requests that moved."
+        )
+        pauses.add_metric([], totals.migration_pauses.buckets(), totals.migration_pauses.total_s)
+        yield pauses
         yield GaugeMetricFamily(
             "slipstream:http_connections", "Open client connections.", value=self._num_connections()
         )

@@ -44,6 +44,10 @@ class WorkQueue:
         self._now = 0.0
         self._version = 0
 
+    def set_default_ttft(self, seconds: float) -> None:
+        """Of requests that come from now on and do not say one."""
+        self._default_ttft_s = seconds
+
     def __len__(self) -> int:
         return len(self._waiting)
 
@@ -53,6 +57,11 @@ class WorkQueue:
     def __getitem__(self, position: int) -> RequestState:
         """The request at a position, as things stood when the time was last told."""
         return next(itertools.islice(self.candidates(self._now), position, None))
+
+    @property
+    def version(self) -> int:
+        """Changes with every change of who waits, and in what order."""
+        return self._version
 
     @property
     def depth_by_priority(self) -> dict[int, int]:

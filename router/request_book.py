@@ -22,15 +22,20 @@ from slipstream.router.generation import (
 )
 from slipstream.router.history import History, RequestRecord, Timeline
 from slipstream.router.messages import Cancel, FinishReason, RouterMessage
+from slipstream.router.move import MoveResult
 from slipstream.router.output_log import OutputLog
 from slipstream.router.pace import UNKNOWN_INTERVAL_S, PlacementPace
 from slipstream.router.placement import progress
 from slipstream.router.placement.capacity import refusal
 from slipstream.router.placement.output_length import OutputLengths
-from slipstream.router.queue import WorkQueue, priority_class
+from slipstream.router.prefix.index import PrefixIndex
+from slipstream.router.queue import priority_class
+from slipstream.router.request_signals import RequestSignals
 from slipstream.router.request_state import RequestState
 from slipstream.router.roster import WorkerState
 from slipstream.router.status import RetryCause, Totals
+from slipstream.router.version_lanes import VersionLanes
+from slipstream.router.versions import Versions
 
 # Credits may promise too much now and then. A worker that refuses what it has just promised again and again counts
 # pages in another way than the router, and trying on would go round in a circle as fast as the network allows.
@@ -40,18 +45,28 @@ MAX_REFUSALS = 64
 class RequestBook:
     """`actions` collects what is to be done, in order, until the dispatcher hands it out."""
 
-    def __init__(self, config: DispatchConfig, history_capacity: int) -> None:
+    def __init__(self, config: DispatchConfig, history_capacity: int, versions: Versions, index: PrefixIndex) -> None:
         self._config = config
+        self._index = index
+        self._versions = versions
         self._requests: dict[str, RequestState] = {}
         self._queue_deadlines = DeadlineRing(config.queue_timeout_s)
         self._request_deadlines = Deadlines()
         self.reserve_deadlines = DeadlineRing(config.reserve_timeout_s)
-        self.queue = WorkQueue(config.ageing_s, config.slo.ttft_ms / 1e3)
+        self.move_deadlines = Deadlines()
+        self.queue = VersionLanes(config.ageing_s, config.slo.ttft_ms / 1e3)
         self.history = History(history_capacity)
         self.totals = Totals()
         self.pace = PlacementPace()
         self.outputs = OutputLengths()
+        self.signals = RequestSignals(config.slo)
         self.actions: list[Action] = []
+
+    def follow(self, config: DispatchConfig) -> None:
+        """Other limits and levels for what comes from now on."""
+        self._config = config
+        self.queue.set_default_ttft(config.slo.ttft_ms / 1e3)
+        self.signals.follow(config.slo)
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -66,13 +81,18 @@ class RequestBook:
         return self._requests.get(request_id)
 
     def next_deadline(self) -> float | None:
-        rings = (self._queue_deadlines, self.reserve_deadlines, self._request_deadlines)
-        return min((ring.first for ring in rings if ring.first is not None), default=None)
+        first = None  # a plain loop: this is asked after every message
+        for ring in (self._queue_deadlines, self.reserve_deadlines, self._request_deadlines, self.move_deadlines):
+            due = ring.first
+            if due is not None and (first is None or due < first):
+                first = due
+        return first
 
     def latest_first(self, request_ids: Iterable[str]) -> list[RequestState]:
-        """In this order requests are pushed to the front of the queue, so that the earliest ends up first."""
+        """In this order requests are pushed to the front of the queue, so that the earliest ends up first. Of those
+        that came at the same time it is always the same one."""
         states = [self._requests[request_id] for request_id in request_ids]
-        return sorted(states, key=lambda state: state.record.timeline.queued, reverse=True)
+        return sorted(states, key=lambda s: (s.record.timeline.queued, s.request_id), reverse=True)
 
     def send(self, worker: WorkerState, message: RouterMessage) -> None:
         self.actions.append(Send(worker.peer, message))
@@ -85,6 +105,7 @@ class RequestBook:
             prompt_ids = self._checked_prompt(request, decode_workers, now)
         except AdmissionError as error:
             self.totals.rejections[error.error.kind] += 1
+            self.signals.refused(error.error.kind, now)
             raise
         num_prompt_tokens = len(prompt_ids) // 4
         output = OutputLog(request.sampling.max_tokens)
@@ -104,9 +125,15 @@ class RequestBook:
             trace_id=request.trace_id,
         )
         state = RequestState(request, prompt_ids, output, record)
+        state.forecast = self.outputs.predict(
+            request.tenant, "", num_prompt_tokens, request.sampling.max_tokens, request.expected_output_tokens
+        )
+        first = self._requests.get(request.first_choice) if request.first_choice else None
+        record.version = self._versions.choose(state, first.version if first is not None else None)
         self._requests[state.request_id] = state
         self.history.add(record)
         self.totals.num_prompt_tokens += num_prompt_tokens
+        self.signals.arrived(state, now)
         self._request_deadlines.set(state.request_id, now + self._timeout_s(request))
         self._queue_deadlines.set(state.request_id, now)
         # Of the choices of one question each later one stands behind what comes meanwhile, as if the client had asked
@@ -125,6 +152,8 @@ class RequestBook:
             raise InvalidRequestError(f"the prompt is not a list of token ids: {error}") from error
         if not prompt_ids:
             raise InvalidRequestError("the prompt is empty")
+        if request.version and not self._versions.is_known(request.version):
+            raise InvalidRequestError(f"version {request.version!r} of the model is not served")
         refused = refusal(len(prompt_ids) // 4, decode_workers)
         if refused is not None:
             raise PromptTooLongError(refused)
@@ -140,7 +169,9 @@ class RequestBook:
     def leave_queue(self, state: RequestState, now: float) -> None:
         """A place was found."""
         if state.attempt == 0:
-            self.totals.count_wait(priority_class(state.request.priority), now - state.record.timeline.queued)
+            wait_s = now - state.record.timeline.queued
+            self.totals.count_wait(priority_class(state.request.priority), wait_s)
+            self.signals.placed(state, wait_s, now)
         self.queue.take(state.request_id, now)
         self._queue_deadlines.drop(state.request_id)
         self.pace.note(len(self.queue), now)
@@ -168,6 +199,9 @@ class RequestBook:
             return
         state.failed_on.update(worker.peer for worker in blamed)
         self._requeue(state, now, cause, detail, silent)
+        other = self._versions.after_failure(state, cause)
+        if other is not None:
+            self.change_version(state, other, now, f"version {state.version} has failed it")
 
     def take_back(self, state: RequestState, now: float, refused_by: WorkerState, reason: str) -> None:
         """The attempt was not begun: its decode worker has grown out of the credits that it had told. It gets nothing
@@ -181,6 +215,31 @@ class RequestBook:
         else:
             self._requeue(state, now, "refused", detail, refused_by)
 
+    def place_anew(self, state: RequestState, now: float, detail: str) -> None:
+        """Nobody has failed, but it has to begin somewhere else."""
+        self._requeue(state, now, "worker_drained", detail, None)
+
+    def end_move(self, state: RequestState, result: MoveResult, silent: WorkerState | None = None) -> None:
+        """The one end of each move. Unless it has moved, the destination drops it; it is told so if not `silent`."""
+        move = state.move
+        assert move is not None
+        state.move = None
+        self.move_deadlines.drop(state.request_id)
+        for worker in (move.source, move.destination):
+            worker.num_moves -= 1
+        move.destination.request_ids.discard(state.request_id)
+        self.totals.migrations[result] += 1
+        if result != "moved" and move.destination is not silent:
+            self.send(move.destination, Cancel(state.request_id, move.attempt))
+
+    def end_pause(self, state: RequestState, now: float) -> None:
+        """The first token after a move is there."""
+        assert state.paused_since_s is not None
+        pause_s = now - state.paused_since_s
+        state.paused_since_s = None
+        self.totals.migration_pauses.observe(pause_s)
+        state.record.note("decode", now, state.attempt, f"goes on after a pause of {pause_s * 1e3:.1f} ms")
+
     def _requeue(
         self, state: RequestState, now: float, cause: RetryCause, detail: str, silent: WorkerState | None
     ) -> None:
@@ -190,6 +249,30 @@ class RequestBook:
         state.enter("queued", now, detail)
         self.queue.push_front(state)
         self._queue_deadlines.set(state.request_id, now)
+
+    # ---- between versions
+
+    def find_versions(self, now: float) -> None:
+        """Waiting requests leave versions that will not serve them. To be called when a worker came or went, the split
+        changed, or a version's time is over."""
+        self._versions.expire(now)
+        for version, lane in self.queue:
+            if self._versions.serves(version):
+                continue
+            for state in list(lane.candidates(now)):
+                other = self._versions.next_version(state)
+                if other is not None:
+                    self.change_version(state, other, now, f"version {version} does not serve it" if version else "")
+                elif self._versions.is_refused(state):
+                    message = f"version {version!r} of the model is not served any more"
+                    self.finish(state, now, "error", error=GenerationError("shutting_down", message, 1.0))
+
+    def change_version(self, state: RequestState, version: str, now: float, why: str) -> None:
+        """Of a request that waits."""
+        if state.version:
+            state.record.note("queued", now, state.attempt, f"goes on with version {version}: {why}")
+        self._versions.moved(state, version)
+        self.queue.move(state, version)
 
     def finish(
         self,
@@ -214,15 +297,19 @@ class RequestBook:
         state.record.end(finish)
         state.enter("finished", now, f"{error.kind}: {error.message}" if error is not None else reason)
         self.totals.count_finish(finish)
+        self._versions.finished(state, finish)
+        self.signals.ended(state, finish, now)
         self._learn_output(state, reason)
         self.actions.append(Finish(request_id, finish))
+
+    # ---- learning
 
     def _learn_output(self, state: RequestState, reason: FinishReason) -> None:
         """How long the answer was, for forecasts to come."""
         request, num_tokens = state.request, len(state.output)
         if num_tokens == 0 or request.sampling.ignore_eos:
             return  # a length that somebody has prescribed teaches nothing
-        if state.forecast is not None and reason in ("stop", "length"):
+        if reason in ("stop", "length"):
             self.outputs.score(state.forecast, num_tokens)
         self.outputs.learn(
             request.tenant,
@@ -252,7 +339,13 @@ class RequestBook:
     def _leave_workers(self, state: RequestState, silent: WorkerState | None) -> None:
         """Takes the request off its workers and cancels it at those who know of it, except `silent`."""
         request_id = state.request_id
+        if state.move is not None:
+            self.end_move(state, "ended", silent)
         self.reserve_deadlines.drop(request_id)
+        if state.pending is not None:  # nobody computes its prompt any more
+            for worker in (state.decode, state.prefill):
+                if worker is not None:
+                    self._index.give_up(worker, state)
         progress.leave(state)
         involved = []
         if state.decode is not None:

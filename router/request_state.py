@@ -6,7 +6,8 @@
                         |                    first token    HandedOff
                         +--mostly cached--> prefill (local)
 
-Any state goes back to `queued` with the next attempt when a worker fails or is lost.
+Any state goes back to `queued` with the next attempt when a worker fails or is lost. A request that decodes may move to
+another decode worker (`move`), where it is an attempt of its own.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.generation import GenerateRequest, Phase, Usage
 from slipstream.router.history import RequestRecord
 from slipstream.router.messages import EngineRequest
+from slipstream.router.move import Move
 from slipstream.router.output_log import OutputLog
 from slipstream.router.placement.decision import Decision
 from slipstream.router.placement.load import PendingPrefill
-from slipstream.router.placement.output_length import OutputForecast
+from slipstream.router.placement.output_length import UNFORESEEN, OutputForecast
 from slipstream.router.prefix.block_hash import BlockChain
 from slipstream.router.roster import WorkerState
 
@@ -35,19 +37,24 @@ class RequestState:
     output: OutputLog
     record: RequestRecord
     attempt: int = 0
+    last_attempt: int = 0  # the highest number given to a try, or to a move to another worker
     phase: Phase = "queued"
     decode: WorkerState | None = None
     prefill: WorkerState | None = None
     prefill_sent: bool = False
     handed_off: bool = False
+    move: Move | None = None  # on its way to another decode worker
+    paused_since_s: float | None = None  # it has moved, and its next token has not come yet
     num_failures: int = 0  # attempts that failed; those that a worker refused to begin are not among them
     num_refusals: int = 0
+    num_unreachable: int = 0  # attempts whose pages had no way
     num_cached_tokens: int | None = None  # of the prompt, as the first token said
     num_passed: int = 0  # requests behind it that were placed while it did not fit
     charged_tokens: int = 0  # to its tenant's share of the queue, since its first turn
     failed_on: set[PeerId] = field(default_factory=set)
+    failed_versions: set[str] = field(default_factory=set)  # that may have been at fault
+    forecast: OutputForecast = UNFORESEEN  # of its answer, made when it came
     # Of placement: what the current attempt has added to the load of its workers (`placement.progress`).
-    forecast: OutputForecast | None = None
     expected_output_tokens: float = 0.0  # of the whole answer, as it was counted
     pending: PendingPrefill | None = None
     pending_on: WorkerState | None = None
@@ -64,6 +71,11 @@ class RequestState:
     @property
     def request_id(self) -> str:
         return self.request.request_id
+
+    @property
+    def version(self) -> str:
+        """Of the model: chosen when it was admitted, "" while none is known. Its workers are of that version."""
+        return self.record.version
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -96,13 +108,31 @@ class RequestState:
             priority=self.request.priority,
         )
 
-    def enter(self, phase: Phase, now: float, detail: str = "", decision: Decision | None = None) -> None:
+    def enter(
+        self,
+        phase: Phase,
+        now: float,
+        detail: str = "",
+        decision: Decision | None = None,
+        moved_to: PeerId | None = None,
+    ) -> None:
         self.phase = phase
-        self.record.note(phase, now, self.attempt, detail, decision)
+        self.record.note(phase, now, self.attempt, detail, decision, moved_to)
+
+    def adopt(self, version: str) -> None:
+        """From now on it belongs to another version, whose pages have other names. It is on no worker."""
+        self.record.version = version
+        self.blocks = None
+        self.shortlist_cached = {}
+        self.wait_until_s = None
+        self.num_passed = 0
 
     def begin_next_attempt(self) -> None:
         """Forgets the current attempt's workers and progress, keeps the output."""
-        self.attempt += 1
+        self.last_attempt += 1
+        self.attempt = self.last_attempt
+        self.record.num_retries += 1
+        self.paused_since_s = None
         self.decode = self.prefill = None
         self.prefill_sent = self.handed_off = False
         self.num_passed = 0

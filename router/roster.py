@@ -9,6 +9,7 @@ from itertools import islice
 
 from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.credits import CreditLedger
+from slipstream.router.links import Links
 from slipstream.router.messages import Hello, Role, Stats
 from slipstream.router.placement.load import WorkerLoad
 from slipstream.router.placement.load_order import LoadOrder
@@ -24,6 +25,7 @@ class WorkerState:
     ledger: CreditLedger = field(default_factory=CreditLedger)
     request_ids: set[str] = field(default_factory=set)
     draining: bool = False
+    num_moves: int = 0  # sequences that are on their way from here or to here
     stats: Stats | None = None
     load: WorkerLoad = field(default_factory=WorkerLoad)
     times: ServiceTimes = field(default_factory=ServiceTimes)
@@ -35,6 +37,11 @@ class WorkerState:
     @property
     def name(self) -> str:
         return self.hello.worker.name
+
+    @property
+    def version(self) -> str:
+        """Of the model. Requests, KV and prefixes never cross versions."""
+        return self.hello.model_version
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.hello.page_tokens)
@@ -56,18 +63,19 @@ def _prefill_load(worker: WorkerState) -> float:
 
 
 class Roster:
-    """Workers by identity, by role those that may get new work, and those in the order of their load. `pools` are the
-    service times of all workers of a role."""
+    """Workers by identity, by role and version those that may get new work, and those in the order of their load.
+    `pools` are those of all workers of a role, `decode_slots` how many sequences the decode workers of a version
+    hold: versions without one are not in it."""
 
     def __init__(self) -> None:
         self._workers: dict[PeerId, WorkerState] = {}
         self._open: dict[Role, list[WorkerState]] = {"prefill": [], "decode": []}
-        self._by_load: dict[Role, LoadOrder[WorkerState]] = {
-            "prefill": LoadOrder(_prefill_load),
-            "decode": LoadOrder(_decode_load),
-        }
+        self._of_version: dict[tuple[Role, str], list[WorkerState]] = {}
+        self._by_load: dict[tuple[Role, str], LoadOrder[WorkerState]] = {}
+        self.links = Links()
         self.pools: dict[Role, ServiceTimes] = {"prefill": ServiceTimes(), "decode": ServiceTimes()}
         self.max_model_len: int | None = None  # the longest sequence that a decode worker takes; every request asks
+        self.decode_slots: dict[str, int] = {}
 
     def __iter__(self) -> Iterator[WorkerState]:
         return iter(self._workers.values())
@@ -79,50 +87,67 @@ class Roster:
         return self._workers.get(peer)
 
     @property
-    def prefill_groups(self) -> list[WorkerState]:
-        """Prefill groups that are not draining."""
-        return self._open["prefill"]
-
-    @property
     def decode_workers(self) -> list[WorkerState]:
         """Decode workers that are not draining."""
         return self._open["decode"]
+
+    def workers_of(self, role: Role, version: str) -> list[WorkerState]:
+        """Workers of one version of the model that are not draining."""
+        return self._of_version.get((role, version), [])
 
     def add(self, worker: WorkerState) -> None:
         assert worker.peer not in self._workers
         self._workers[worker.peer] = worker
         role = worker.hello.role
         worker.times = ServiceTimes(self.pools[role], self.pools["prefill" if role == "decode" else "decode"])
-        order = self._by_load[role]
+        order = self._by_load.get((role, worker.version))
+        if order is None:
+            load_of = _prefill_load if role == "prefill" else _decode_load
+            order = self._by_load[role, worker.version] = LoadOrder(load_of)
         order.add(worker)
         worker.ledger.on_change = partial(order.changed.add, worker)
         self._refresh()
 
     def remove(self, worker: WorkerState) -> None:
         del self._workers[worker.peer]
+        self.links.worker_lost(worker.peer)
         self._close(worker)
 
     def drain(self, worker: WorkerState) -> None:
         worker.draining = True
         self._close(worker)
 
-    def least_loaded(self, role: Role, limit: int) -> list[WorkerState]:
-        """At most `limit` of the workers that take new work, those with most room if there are more."""
-        workers = self._open[role]
-        return workers if len(workers) <= limit else list(islice(self._by_load[role], limit))
+    def least_loaded(self, role: Role, limit: int, version: str = "") -> list[WorkerState]:
+        """At most `limit` of a version's workers that take new work, those with most room if there are more."""
+        workers = self.workers_of(role, version)
+        return workers if len(workers) <= limit else list(islice(self._by_load[role, version], limit))
 
-    @property
-    def has_decode_room(self) -> bool:
+    def in_order(self, role: Role, version: str = "") -> Iterator[WorkerState]:
+        """A version's workers that take new work, those with most room first."""
+        return iter(self._by_load.get((role, version), ()))
+
+    def has_decode_room(self, version: str) -> bool:
         """A decode worker that takes new work has a slot and a page. Asked with every event, so of many workers only
         the least loaded are looked at; of few, all, which is cheaper than to keep them in order."""
-        return any(w.ledger.free_slots > 0 and w.ledger.free_pages > 0 for w in self.least_loaded("decode", FEW))
+        workers = self.least_loaded("decode", FEW, version)
+        return any(w.ledger.free_slots > 0 and w.ledger.free_pages > 0 for w in workers)
 
     def _close(self, worker: WorkerState) -> None:
         worker.ledger.on_change = None
-        self._by_load[worker.hello.role].discard(worker)
+        place = worker.hello.role, worker.version
+        order = self._by_load.get(place)
+        if order is not None:  # a worker that drained has left it before
+            order.discard(worker)
+            if not order:
+                del self._by_load[place]
         self._refresh()
 
     def _refresh(self) -> None:
+        self._of_version, self.decode_slots = {}, {}
         for role in self._open:
             self._open[role] = [w for w in self._workers.values() if w.hello.role == role and not w.draining]
+            for worker in self._open[role]:
+                self._of_version.setdefault((role, worker.version), []).append(worker)
+        for worker in self.decode_workers:
+            self.decode_slots[worker.version] = self.decode_slots.get(worker.version, 0) + worker.hello.max_slots
         self.max_model_len = max((worker.hello.max_model_len for worker in self.decode_workers), default=None)

@@ -5,27 +5,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import orjson
+
 from slipstream.router.access.access import Access
 from slipstream.router.canary import Canary
-from slipstream.router.config import RouterConfig, TlsConfig, TracingConfig
+from slipstream.router.config import DispatchConfig, RouterConfig, TlsConfig, TracingConfig
 from slipstream.router.encoding import encode_pool
+from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.front import Front
 from slipstream.router.fronts.link import FrontLink
 from slipstream.router.fronts.messages import DispatcherMessage
 from slipstream.router.fronts.pool import FrontPool
-from slipstream.router.fronts.setup import FrontSetup
+from slipstream.router.fronts.setup import FrontSetup, LogStyle
 from slipstream.router.fronts.tally import FrontTally
 from slipstream.router.http.server import HttpServer
+from slipstream.router.messages import Role
 from slipstream.router.open_files import allow_all_files
 from slipstream.router.service import GenerationService
+from slipstream.router.signals import Signals
 from slipstream.router.tokenizer import Tokenizer
 from slipstream.router.tracing.tracer import Tracer
+from slipstream.router.version_status import VersionStatus
 
 log = logging.getLogger(__name__)
 
@@ -70,13 +76,16 @@ class Router:
         self._model_name = model_name
         self._model_dir = Path(model_dir)
         self._worker_token = worker_token
-        self._has_prefill_pool = has_prefill_pool
+        self._expected = ExpectedWorkers(num_prefill=int(has_prefill_pool))
+        self._asleep_since: int | None = None  # how often decode workers had joined then
+        self._has_been_ready = False
         self._cleanup = AsyncExitStack()
         self._is_draining = False
         self._service: GenerationService
         self._server: HttpServer | FrontPool
         self._admin_server: HttpServer | None = None
         self._canary: Canary
+        self._front: Front
 
     async def start(self) -> Addresses:
         """Listen for clients and workers. Returns where, with ports chosen by the system filled in.
@@ -89,7 +98,7 @@ class Router:
             loop = asyncio.get_running_loop()
             tokenizer = await loop.run_in_executor(pool, Tokenizer.from_directory, self._model_dir, pool)
             self._service = GenerationService(self._config, model=self._model_name, token=self._worker_token)
-            self._canary = Canary(self._service, self._has_prefill_pool)
+            self._canary = Canary(self._service, lambda: self._expected.num_prefill > 0)
             files = cleanup.enter_context(ThreadPoolExecutor(1, thread_name_prefix="access"))
             access = Access(self._config.access, files)
             access.open()
@@ -106,6 +115,7 @@ class Router:
                 has_admin_port=admin.port is not None,
                 tracer=tracer,
             )
+            self._front = front
             allow_all_files()
             self._server = self._serving(front, access)
             await self._service.start()
@@ -132,25 +142,69 @@ class Router:
         """What clients connect to: this process, or several others."""
         if self._config.fronts == 1:
             return HttpServer(self._config.http, front, check_caller=front.check_caller)
-        level = logging.getLogger().level
-        setup = FrontSetup(self._config, self._model_name, self._model_dir, self._service.max_model_len, level)
+        log_style = LogStyle.of_this_process()
+        setup = FrontSetup(self._config, self._model_name, self._model_dir, self._service.max_model_len, log_style)
 
         def link_of(send: Callable[[DispatcherMessage], None]) -> FrontLink:
-            tally = FrontTally(front.counts, access.num_unauthenticated)
+            tally = FrontTally(front.counts, access.num_unauthenticated, front.trace_counts)
             return FrontLink(self._service, access, tally, front, send)
 
         return FrontPool(self._config.fronts, setup, link_of)
 
     async def _tell_limits(self, fronts: FrontPool) -> None:
         while True:
-            fronts.tell_limits(self._service.max_model_len)
-            await self._service.wait_for_join()
+            fronts.tell_limits(self._service.max_model_len, self._service.versions)
+            await self._service.wait_for_change()
+
+    def follow(self, config: DispatchConfig) -> None:
+        """Takes up other settings of the dispatcher, as far as it can without a new start."""
+        self._service.follow(config)
+
+    def set_split(self, split: Mapping[str, float] | None) -> None:
+        """Shares of versions of the model in new requests; None: by the size of their pools. Raises ValueError."""
+        self._service.set_split(split)
+
+    def signals(self) -> Signals:
+        """What a planner decides from."""
+        return self._service.signals()
+
+    def versions(self) -> tuple[VersionStatus, ...]:
+        """How each version of the model stands."""
+        return self._service.version_status
 
     async def drain(self, deadline_s: float) -> None:
         """Take nothing new and let running answers end, for at most `deadline_s` seconds."""
         self._is_draining = True
         self._service.stop_admission()
         await self._server.drain(deadline_s)
+
+    def expect_workers(self, expected: ExpectedWorkers) -> None:
+        """So many workers are wanted. Until the first decode worker connects, requests are taken and wait, also at a
+        router that was started anew; where none is wanted, the router is asleep and stays ready till one has come."""
+        self._expected = expected
+        longest = expected.max_model_len or self._model_positions()
+        if longest is not None:
+            self._service.expect_max_model_len(longest)
+        if expected.num_decode == 0:
+            self._asleep_since = self._service.num_decode_joins
+
+    def _model_positions(self) -> int | None:
+        """The longest sequence that the model allows, if it says so."""
+        longest = orjson.loads((self._model_dir / "config.json").read_bytes()).get("max_position_embeddings")
+        return longest if isinstance(longest, int) else None
+
+    @property
+    def _is_asleep(self) -> bool:
+        return self._expected.num_decode == 0 or self._asleep_since == self._service.num_decode_joins
+
+    def status_body(self) -> bytes:
+        """How things stand, as JSON: what `/cluster/status` says."""
+        return self._front.status_body()
+
+    def drain_worker(self, name: str, next_role: Role | None = None, migrate: bool = True) -> bool:
+        """Empties a worker, which then ends or comes back as `next_role`; with `migrate`, what runs there moves to
+        others. False if it is not connected."""
+        return self._service.drain_worker(name, next_role, migrate)
 
     async def stop(self) -> None:
         """End what still runs (streams end with an error event) and close everything. Safe to call twice."""
@@ -163,9 +217,15 @@ class Router:
     def _unready_because(self) -> str | None:
         if self._is_draining:
             return "the server is shutting down"
-        if self._canary.missing is not None:
+        if self._is_asleep:
+            self._has_been_ready = True  # and does not go back on it while the first worker shows what it can
+            return None
+        if self._canary.missing is not None and not self._has_been_ready:
             return self._canary.missing
-        return None if self._service.is_ready else "no decode worker is connected"
+        if not self._service.is_ready:
+            return "no decode worker is connected"
+        self._has_been_ready = True
+        return None
 
 
 def begin_tracing(config: TracingConfig, model: str, cleanup: AsyncExitStack) -> Tracer | None:

@@ -6,11 +6,11 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol, TypeVar
 
 from slipstream.router.actions import Emit, Finish
-from slipstream.router.config import RouterConfig
+from slipstream.router.config import DispatchConfig, RouterConfig
 from slipstream.router.dispatcher import Dispatcher
 from slipstream.router.generation import (
     EarlyEnd,
@@ -21,10 +21,13 @@ from slipstream.router.generation import (
     ShuttingDownError,
 )
 from slipstream.router.history import RequestRecord
-from slipstream.router.messages import EngineRequest, Generate, TokenLogprob
+from slipstream.router.measured import RoleMeasured
+from slipstream.router.messages import EngineRequest, Generate, Role, TokenLogprob
+from slipstream.router.signals import Signals
 from slipstream.router.stages import attempts_of
 from slipstream.router.status import Snapshot
 from slipstream.router.stream import GenerationStream
+from slipstream.router.version_status import VersionStatus
 from slipstream.router.wire import FrameEncoder, WireError, decode_payload
 from slipstream.router.worker_port import WorkerPort
 
@@ -56,14 +59,16 @@ class GenerationService:
 
     def __init__(self, config: RouterConfig, *, model: str, token: str) -> None:
         self._dispatcher = Dispatcher(config.dispatch, config.history_requests)
+        self._router_id = uuid.uuid4().hex
         self._port = WorkerPort(
             self._dispatcher,
             config,
             model=model,
             token=token,
-            router_id=uuid.uuid4().hex,
+            router_id=self._router_id,
             deliver=self._deliver,
         )
+        self._coming_max_model_len: int | None = None
         self._encoder = FrameEncoder()
         self._receivers: dict[str, Receiver] = {}
         self._idle = asyncio.Event()
@@ -85,9 +90,47 @@ class GenerationService:
         return self._is_admitting and self._dispatcher.has_decode_worker
 
     @property
+    def num_decode_joins(self) -> int:
+        """How often a decode worker has connected so far."""
+        return self._port.num_decode_joins
+
+    @property
     def max_model_len(self) -> int | None:
-        """The longest sequence, prompt and output, that a connected decode worker takes; None: none is connected."""
-        return self._dispatcher.max_model_len
+        """The longest sequence, prompt and output, that a connected decode worker takes, or, while none is, that one
+        will take; None: that is not known."""
+        return self._dispatcher.max_model_len or self._coming_max_model_len
+
+    def expect_max_model_len(self, max_model_len: int) -> None:
+        """What a decode worker will take that is not there yet."""
+        self._coming_max_model_len = max_model_len
+        self._port.note_change()
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """Versions of the model that a decode worker takes requests of."""
+        return self._dispatcher.versions
+
+    @property
+    def version_status(self) -> tuple[VersionStatus, ...]:
+        """How each version of the model stands."""
+        return self._dispatcher.version_status
+
+    @property
+    def split(self) -> dict[str, float] | None:
+        """The shares of versions in new requests, as they were set."""
+        return self._dispatcher.split
+
+    def follow(self, config: DispatchConfig) -> None:
+        """Takes up other settings of the dispatcher, as far as it can without a new start."""
+        self._port.perform(self._dispatcher.follow(config, time.monotonic()))
+
+    def set_split(self, split: Mapping[str, float] | None) -> None:
+        """None: versions share by the size of their pools. Raises ValueError for what makes no sense."""
+        self._port.perform(self._dispatcher.set_split(split, time.monotonic()))
+
+    async def wait_for_change(self) -> None:
+        """Returns when the next worker has joined, was lost or was told to go."""
+        await self._port.wait_for_change()
 
     async def wait_for_join(self) -> None:
         """Returns when the next worker has joined."""
@@ -120,6 +163,14 @@ class GenerationService:
         """Queue, workers with their credits, and totals, for metrics and status."""
         return self._dispatcher.snapshot(time.monotonic())
 
+    def signals(self) -> Signals:
+        """What a planner decides from."""
+        return self._dispatcher.signals(time.monotonic(), self._router_id)
+
+    def measured(self) -> tuple[RoleMeasured, ...]:
+        """Service times and sizes of each role's workers, of which a profile is made."""
+        return self._dispatcher.measured()
+
     def explain(self, request_id: str) -> RequestRecord | None:
         """The way of one of the last requests, by its id or one of its names: `record.lines()` tells it,
         `record.decisions` has the placements."""
@@ -129,9 +180,14 @@ class GenerationService:
         """The requests that can be explained, the last one first."""
         return self._dispatcher.records()
 
-    def drain_worker(self, name: str) -> bool:
-        """Lets a worker finish what it has and exit. False if it is not connected."""
-        return self._port.drain(name)
+    def drain_worker(self, name: str, next_role: Role | None = None, migrate: bool = True) -> bool:
+        """Empties a worker, which then exits or comes back as `next_role`. False if it is not connected."""
+        return self._port.drain(name, next_role, migrate)
+
+    def migrate(self, request_id: str, to: str | None = None) -> None:
+        """Moves a running request to another decode worker, or to that of the name `to`, once there is room. Unknown
+        ids and names are ignored."""
+        self._port.migrate(request_id, to)
 
     def stop_admission(self) -> None:
         """From now on `submit` raises ShuttingDownError."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Literal
 
+from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.generation import Phase
 from slipstream.router.history import MAX_EVENTS, RequestEvent, RequestRecord
 from slipstream.router.placement.decision import Decision
@@ -46,8 +47,9 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try. `decision` is where it ran in the end, None if it never left the queue. `failure` is why there had to be
-    another one, or why there was none; empty if it is under way or has done its work."""
+    """One try, or what became of it after it had moved to another decode worker, `moved_to`. `decision` is where it ran
+    in the end, None if it never left the queue or moved. `failure` is why there had to be another one, or why there was
+    none; empty if it is under way or has done its work."""
 
     number: int
     begin_s: float
@@ -55,6 +57,7 @@ class Attempt:
     decision: Decision | None
     stages: tuple[Stage, ...]
     failure: str
+    moved_to: PeerId | None = None
 
 
 def attempts_of(record: RequestRecord) -> list[Attempt]:
@@ -70,14 +73,17 @@ def attempts_of(record: RequestRecord) -> list[Attempt]:
 
 def _attempt(number: int, begun: Sequence[Begun], record: RequestRecord) -> Attempt:
     decision: Decision | None = None
+    moved_to = begun[0][0].moved_to
     stages = []
     for event, then, is_whole in begun:
         decision = event.decision or decision
         name = STAGE_BEGUN_BY.get(event.phase)
         goes_on_at_once = event.phase == "placed" and then is not None and then.phase == "prefill"
         if name is not None and is_whole and not goes_on_at_once:
-            stages.append(Stage(name, event.time_s, then.time_s if then is not None else None, place(decision, name)))
+            where = place(decision, name) if moved_to is None else moved_to.name
+            stages.append(Stage(name, event.time_s, then.time_s if then is not None else None, where))
     last = begun[-1][1]
+    has_moved = last is not None and last.attempt != number and last.moved_to is not None
     failed = last is not None and (last.attempt != number or (record.finish is not None and record.finish.error))
     return Attempt(
         number,
@@ -85,7 +91,8 @@ def _attempt(number: int, begun: Sequence[Begun], record: RequestRecord) -> Atte
         last.time_s if last is not None else None,
         decision,
         tuple(stages),
-        last.detail if last is not None and failed else "",
+        last.detail if last is not None and failed and not has_moved else "",
+        moved_to,
     )
 
 

@@ -9,12 +9,17 @@ from typing import Literal
 from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.generation import ErrorKind, GenerationFinish
 from slipstream.router.messages import Role, Stats
+from slipstream.router.move import MoveResult
+from slipstream.router.pauses import Pauses
 from slipstream.router.placement.decision import PlacementReason
 from slipstream.router.placement.output_length import Calibration
 from slipstream.router.prefix.index import PrefixIndexStatus
 from slipstream.router.roster import WorkerState
+from slipstream.router.version_status import VersionStatus
 
-RetryCause = Literal["worker_lost", "worker_failed", "reserve_timeout", "worker_drained", "bad_output", "refused"]
+RetryCause = Literal[
+    "worker_lost", "worker_failed", "unreachable", "reserve_timeout", "worker_drained", "bad_output", "refused"
+]
 Outcome = Literal["stop", "length", "abort"] | ErrorKind
 
 
@@ -33,6 +38,8 @@ class Totals:
     num_transfers: int = 0
     transfer_bytes: int = 0
     transfer_s: float = 0.0
+    migrations: Counter[MoveResult] = field(default_factory=Counter)
+    migration_pauses: Pauses = field(default_factory=Pauses)
 
     def count_wait(self, priority: int, wait_s: float) -> None:
         self.num_placed[priority] += 1
@@ -63,6 +70,7 @@ class WorkerStatus:
     free_pages: int
     free_tokens: int
     stats: Stats | None
+    version: str = ""  # of the model
     num_known_blocks: int = 0  # pages that it holds in its prefix cache, as far as the router knows
     predicted_s: tuple[tuple[str, float], ...] = ()  # by what: its next decode step, 1,000 prompt tokens, 100 pages
     reality: float = 1.0  # its first tokens come so many times later than predicted
@@ -84,6 +92,7 @@ class WorkerStatus:
             free_pages=ledger.free_pages,
             free_tokens=ledger.free_tokens,
             stats=worker.stats,
+            version=worker.version,
             num_known_blocks=num_known_blocks,
             predicted_s=(
                 ("decode_step", worker.times.decode_step_s(worker.load.num_seqs, worker.load.context_tokens).seconds),
@@ -105,6 +114,8 @@ class Snapshot:
     totals: Totals
     prefix_index: PrefixIndexStatus = field(default_factory=PrefixIndexStatus)
     output_forecasts: Calibration = field(default_factory=Calibration)
+    versions: tuple[VersionStatus, ...] = ()
+    closed_links: tuple[tuple[str, str], ...] = ()  # pairs of hosts, or of workers of one, that pages do not cross now
 
     @property
     def num_waiting(self) -> int:

@@ -51,6 +51,8 @@ TYPE_CODES: dict[type, int] = {
     messages.Pong: 8,
     messages.BlocksChanged: 9,
     messages.StepTimes: 10,
+    messages.Copied: 11,
+    messages.Frozen: 12,
     messages.Welcome: 32,
     messages.Rejected: 33,
     messages.Generate: 34,
@@ -62,6 +64,10 @@ TYPE_CODES: dict[type, int] = {
     messages.Ping: 40,
     messages.Drain: 41,
     messages.ResyncBlocks: 42,
+    messages.Adopt: 43,
+    messages.Extend: 44,
+    messages.Migrate: 45,
+    messages.Resume: 46,
 }
 
 

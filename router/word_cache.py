@@ -79,7 +79,7 @@ class WordCache:
         """Add the ids of a text without added tokens. False if there are words in it that are not known."""
         words = self._words.findall(text)
         try:
-            ids += [self._known[word] for word in words]
+            ids.append(b"".join(map(self._known.__getitem__, words)))
         except KeyError:
             return self._learn(words) and self._append(text, ids)
         return True

@@ -18,7 +18,7 @@ from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.actions import Action, Close, Emit, Finish, Send
 from slipstream.router.config import RouterConfig
 from slipstream.router.dispatcher import Dispatcher
-from slipstream.router.messages import PROTOCOL_VERSION, Hello, Ping, Rejected, Welcome, WorkerMessage
+from slipstream.router.messages import PROTOCOL_VERSION, Hello, Ping, Rejected, Role, Welcome, WorkerMessage
 from slipstream.router.wire import MAX_FRAME_BYTES, FrameProtocol, Message, WireError
 
 # A stranger may make us buffer this much before it has shown the token.
@@ -57,11 +57,13 @@ class WorkerPort:
         self._all_gone = asyncio.Event()
         self._all_gone.set()
         self._joined = asyncio.Event()
+        self._changed = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_s: float | None = None
         self._beat: asyncio.TimerHandle | None = None
         self._num_pings = 0
+        self.num_decode_joins = 0
         self._is_closing = False
 
     # ---- life cycle
@@ -117,19 +119,36 @@ class WorkerPort:
                 case Close(worker, reason):
                     log.warning("closing the connection of %s: %s", worker, reason)
                     self._workers.pop(worker).protocol.abort()
+                    self.note_change()
         self._set_timer()
+
+    async def wait_for_change(self) -> None:
+        """Returns when the next worker has joined, was lost or was told to go, or other ones are expected."""
+        await self._changed.wait()
 
     async def wait_for_join(self) -> None:
         """Returns when the next worker has joined."""
         await self._joined.wait()
 
-    def drain(self, name: str) -> bool:
-        """Tells the worker to finish what it has and exit. False if no such worker is connected."""
+    def drain(self, name: str, next_role: Role | None = None, migrate: bool = True) -> bool:
+        """Empties the worker, which then exits or comes back as `next_role`. False if no such one is connected."""
         peer = self._peer_named(name)
         if peer is None:
             return False
-        self.perform(self._dispatcher.drain(peer, time.monotonic()))
+        self.perform(self._dispatcher.drain(peer, time.monotonic(), next_role, migrate))
+        self.note_change()
         return True
+
+    def migrate(self, request_id: str, to: str | None = None) -> None:
+        """Moves a running request to another decode worker, once there is room. Unknown ids are ignored."""
+        peer = None if to is None else self._peer_named(to)
+        if to is None or peer is not None:
+            self.perform(self._dispatcher.migrate(request_id, time.monotonic(), peer))
+
+    def note_change(self) -> None:
+        """Wakes those who wait for one."""
+        self._changed.set()
+        self._changed.clear()
 
     def _set_timer(self) -> None:
         due_s = self._dispatcher.next_deadline()
@@ -172,9 +191,11 @@ class WorkerPort:
         self._workers[hello.worker] = connection
         log.info("%s worker %s has joined (pid %d)", hello.role, hello.worker, hello.pid)
         connection.send(Welcome(self._router_id))
+        self.num_decode_joins += hello.role == "decode"
         self.perform(self._dispatcher.worker_joined(hello, now))
         self._joined.set()  # wakes those who wait now; later ones wait for the next worker
         self._joined.clear()
+        self.note_change()
 
     def handle(self, hello: Hello, message: WorkerMessage) -> None:
         self.perform(self._dispatcher.worker_message(hello.worker, message, time.monotonic()))
@@ -192,6 +213,7 @@ class WorkerPort:
         level = logging.INFO if self._is_closing else logging.WARNING
         log.log(level, "%s worker %s is lost: %s", hello.role, hello.worker, text)
         self.perform(self._dispatcher.worker_lost(hello.worker, time.monotonic(), text))
+        self.note_change()
 
     def _peer_named(self, name: str) -> PeerId | None:
         return next((peer for peer in self._workers if peer.name == name), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from slipstream.kv_transfer.config import TransferConfig
@@ -65,6 +65,14 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class RoleSettings:
+    """What a worker takes over of the other role's settings when it comes to serve that."""
+
+    max_queued_tokens: int
+    engine: EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """One worker group: `tp` ranks that serve one copy of the model in one role.
 
@@ -92,7 +100,9 @@ class WorkerConfig:
     drain_s: float = 60.0
     stall_s: float = 120.0
     engine: EngineConfig = field(default_factory=EngineConfig)
+    other_role: RoleSettings | None = None  # None: the settings are the same in both roles
     transfer: TransferConfig = field(default_factory=TransferConfig)
+    model_version: str = ""  # tells one rollout of a model from the next; the same at prefill and decode
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -106,3 +116,19 @@ class WorkerConfig:
             raise ValueError(f"drain_s must not be negative, got {self.drain_s}")
         if self.stall_s <= 0:
             raise ValueError(f"stall_s must be positive, got {self.stall_s}")
+
+    def in_role(self, role: Role) -> WorkerConfig:
+        """The same worker in a role. What lies in its memory stays as it was loaded, whatever the other role's settings
+        say: weights, pages, threads."""
+        if role == self.role:
+            return self
+        ours = RoleSettings(self.max_queued_tokens, self.engine)
+        theirs = self.other_role or ours
+        engine = replace(
+            self.engine,
+            max_model_len=theirs.engine.max_model_len,
+            max_num_seqs=theirs.engine.max_num_seqs,
+            max_step_tokens=theirs.engine.max_step_tokens,
+            niceness=theirs.engine.niceness,
+        )
+        return replace(self, role=role, max_queued_tokens=theirs.max_queued_tokens, engine=engine, other_role=ours)

@@ -34,6 +34,8 @@ TYPE_CODES: dict[type, int] = {
     messages.ForgetPeer: 35,
     messages.BeginEpoch: 36,
     messages.Shutdown: 37,
+    messages.SendPages: 38,
+    messages.ServeAs: 39,
 }
 
 

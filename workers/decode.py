@@ -7,32 +7,44 @@ Reserve --> landing --all ranks Received--> landed --Start--> running        (St
                +-- Cancel, router gone --> closing --all ranks quiet--> released
                +-- Generate --all ranks quiet--> running, in the reserved pages
                +-- failed on any rank --all ranks quiet--> released, Failed
+
+Adopt --> landing --all ranks Received--> copied --Extend--> landing ... like a `Reserve` from the last time on
+
+How a sequence leaves for another worker is in `departures`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 
-from slipstream.kv_transfer.ticket import TransferKey
+from slipstream.kv_transfer.ticket import PeerId, TransferKey
 from slipstream.router.messages import (
+    Adopt,
     Cancel,
+    Copied,
     EngineRequest,
+    Extend,
     Failed,
     Generate,
     HandedOff,
+    Migrate,
     PeerLost,
     Prefill,
     Reserve,
     Reserved,
+    Resume,
     RouterMessage,
     Start,
     StepOutput,
     TokenChunk,
     WorkerMessage,
 )
+from slipstream.workers.departures import Departures
 from slipstream.workers.engine.engine import Engine
 from slipstream.workers.engine.errors import RequestError
+from slipstream.workers.engine.reservation import Reservation
 from slipstream.workers.engine.sequence import AttemptKey
 from slipstream.workers.group_transfers import GroupTransfers, TransferOutcome
 from slipstream.workers.ticket_office import TicketOffice
@@ -41,6 +53,9 @@ from slipstream.workers.ticket_office import TicketOffice
 @dataclass(slots=True)
 class _Landing:
     transfer: TransferKey
+    source: PeerId
+    source_tp: int
+    is_copy: bool = False  # the sequence goes on elsewhere, and more of it will come
     started: bool = False
     closing: bool = False  # the pages are given back when the transfer lets go
     failed: Failed | None = None  # to be told once it is closed
@@ -48,12 +63,21 @@ class _Landing:
 
     @property
     def awaits_start(self) -> bool:
-        return not (self.started or self.closing or self.generate_instead)
+        return not (self.is_copy or self.started or self.closing or self.generate_instead)
+
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """What has landed of a sequence that goes on at `source`."""
+
+    source: PeerId
+    source_tp: int
+    deadline_s: float
 
 
 @dataclass(slots=True)
 class DecodeRole:
-    """`start_lease_s`: how long landed pages wait for the first token before they are given back."""
+    """`start_lease_s`: how long landed pages wait for the router's next word before they are given back."""
 
     engine: Engine
     transfers: GroupTransfers
@@ -62,12 +86,17 @@ class DecodeRole:
     _landings: dict[AttemptKey, _Landing] = field(default_factory=dict)
     _by_transfer: dict[TransferKey, AttemptKey] = field(default_factory=dict)
     _landed: dict[AttemptKey, float] = field(default_factory=dict)  # in order of their deadlines, which it holds
-    _running: set[AttemptKey] = field(default_factory=set)
+    _copied: dict[AttemptKey, _Copied] = field(default_factory=dict)  # likewise
+    _running: set[AttemptKey] = field(default_factory=set)  # frozen ones, too
+    _departures: Departures = field(init=False)
     _refusal: str | None = None
+
+    def __post_init__(self) -> None:
+        self._departures = Departures(self.engine, self.transfers)
 
     @property
     def num_attempts(self) -> int:
-        return len(self._landings) + len(self._landed) + len(self._running)
+        return len(self._landings) + len(self._landed) + len(self._copied) + len(self._running)
 
     def handle(self, message: RouterMessage, now_s: float) -> Sequence[WorkerMessage]:
         match message:
@@ -77,6 +106,14 @@ class DecodeRole:
                 return self._reserve(message)
             case Start(request_id, attempt, token_ids):
                 return self._start((request_id, attempt), token_ids)
+            case Adopt():
+                return self._adopt(message)
+            case Extend():
+                return self._extend(message)
+            case Migrate():
+                return self._departures.begin(message)
+            case Resume(request_id, attempt):
+                self._departures.resume((request_id, attempt))
             case Cancel(request_id, attempt):
                 self._cancel((request_id, attempt))
             case PeerLost(peer):
@@ -110,22 +147,55 @@ class DecodeRole:
         return []
 
     def _reserve(self, message: Reserve) -> Sequence[WorkerMessage]:
-        request = message.request
-        key = (request.request_id, request.attempt)
-        if self._refusal is not None:
-            return [Failed(*key, self._refusal, True)]
-        if key in self._landings or key in self._landed or key in self._running:
-            return [Failed(*key, "this attempt is already here", True)]
+        key = (message.request.request_id, message.request.attempt)
+        refusal = self._refusal or self._known(key)
+        if refusal:
+            return [Failed(*key, refusal, True)]
         try:
-            reservation = self.engine.reserve(request)
+            reservation = self.engine.reserve(message.request)
         except RequestError as error:
             return [Failed(*key, str(error), False)]
+        return self._expect(key, reservation, message.source, message.source_tp)
+
+    def _adopt(self, message: Adopt) -> Sequence[WorkerMessage]:
+        key = (message.request.request_id, message.request.attempt)
+        refusal = self._refusal or self._known(key)
+        if refusal:
+            return [Failed(*key, refusal, True)]
+        try:
+            reservation = self.engine.adopt(message.request, message.num_room_tokens)
+        except RequestError as error:
+            return [Failed(*key, str(error), True)]
+        return self._expect(key, reservation, message.source, message.source_tp, is_copy=not message.num_room_tokens)
+
+    def _extend(self, message: Extend) -> Sequence[WorkerMessage]:
+        key = (message.request_id, message.attempt)
+        copied = self._copied.pop(key, None)
+        if copied is None:
+            return []
+        try:
+            reservation = self.engine.moves.extend(key, message.token_ids, message.num_room_tokens)
+        except RequestError as error:
+            self.engine.abort(key)
+            return [Failed(*key, str(error), True)]
+        if reservation is None:
+            self.engine.abort(key)
+        return self._expect(key, reservation, copied.source, copied.source_tp, is_copy=not message.num_room_tokens)
+
+    def _known(self, key: AttemptKey) -> str:
+        books = (self._landings, self._landed, self._copied, self._running)
+        return "this attempt is already here" if any(key in book for book in books) else ""
+
+    def _expect(
+        self, key: AttemptKey, reservation: Reservation | None, source: PeerId, source_tp: int, is_copy: bool = False
+    ) -> Sequence[WorkerMessage]:
+        """Posts receives for what was reserved."""
         if reservation is None:
             return [Failed(*key, "no pages", True)]
         ticket = self.tickets.issue(reservation.first_page, len(reservation.page_ids))
-        self._landings[key] = _Landing(ticket.key)
+        self._landings[key] = _Landing(ticket.key, source, source_tp, is_copy)
         self._by_transfer[ticket.key] = key
-        self.transfers.expect(ticket, reservation.page_ids, message.source, message.source_tp)
+        self.transfers.expect(ticket, reservation.page_ids, source, source_tp)
         return [Reserved(*key, reservation.num_cached_tokens, ticket)]
 
     def _start(self, key: AttemptKey, token_ids: tuple[int, ...]) -> Sequence[WorkerMessage]:
@@ -154,12 +224,16 @@ class DecodeRole:
             landing.closing = True
             self.engine.abort(key, keep_pages=True)
             self.transfers.cancel(landing.transfer)
-        elif key in self._running or key in self._landed:
+        elif key in self._running or key in self._landed or key in self._copied:
             self._running.discard(key)
             self._landed.pop(key, None)
+            self._copied.pop(key, None)
+            self._departures.end(key)
             self.engine.abort(key)
 
     def transfer_ended(self, outcome: TransferOutcome, now_s: float) -> Sequence[WorkerMessage]:
+        if self._departures.knows(outcome.transfer):
+            return self._departures.transfer_ended(outcome)
         key = self._by_transfer.pop(outcome.transfer)
         landing = self._landings.pop(key)
         if landing.closing:
@@ -169,7 +243,11 @@ class DecodeRole:
             return self._add(key, landing.generate_instead)
         if outcome.failure is not None:
             self.engine.abort(key)
-            return [Failed(*key, f"pages did not arrive: {outcome.failure}", True)]
+            return [Failed(*key, f"pages did not arrive: {outcome.failure}", True, outcome.is_unreachable)]
+        if landing.is_copy:
+            self.engine.moves.copied(key)
+            self._copied[key] = _Copied(landing.source, landing.source_tp, now_s + self.start_lease_s)
+            return [Copied(*key, outcome.transfer.transfer_id, outcome.num_bytes, outcome.seconds)]
         self.engine.land(key)
         if landing.started:
             self._running.add(key)
@@ -180,30 +258,35 @@ class DecodeRole:
     def sampled(self, outputs: Sequence[TokenChunk]) -> Sequence[WorkerMessage]:
         for output in outputs:
             if output.finish_reason is not None:
-                self._running.discard((output.request_id, output.attempt))
+                key = (output.request_id, output.attempt)
+                self._running.discard(key)
+                self._departures.end(key)
         return [StepOutput(tuple(outputs))] if outputs else []
 
     def expire(self, now_s: float) -> Sequence[WorkerMessage]:
-        overdue = []
-        for key, deadline_s in self._landed.items():
-            if deadline_s > now_s:
-                break
-            overdue.append(key)
-        for key in overdue:
-            del self._landed[key]
-            self.engine.abort(key)
-        return [Failed(*key, f"no start within {self.start_lease_s:g} s of landing", True) for key in overdue]
+        landed = [*takewhile(lambda key: self._landed[key] <= now_s, self._landed)]
+        copied = [*takewhile(lambda key: self._copied[key].deadline_s <= now_s, self._copied)]
+        for key in (*landed, *copied):
+            self._cancel(key)
+        within = f"within {self.start_lease_s:g} s of landing"
+        return [
+            *(Failed(*key, f"no start {within}", True) for key in landed),
+            *(Failed(*key, f"no more of it {within}", True) for key in copied),
+        ]
 
     def next_deadline_s(self) -> float | None:
-        return next(iter(self._landed.values()), None)
+        """The first of each is the next: all wait equally long."""
+        copied = next(iter(self._copied.values()), None)
+        deadlines = [*islice(self._landed.values(), 1), *([copied.deadline_s] if copied is not None else [])]
+        return min(deadlines, default=None)
 
     def refuse(self, reason: str) -> None:
         self._refusal = reason
 
     def abandon(self) -> None:
-        for key in [*self._landings, *self._landed, *self._running]:
+        for key in [*self._landings, *self._landed, *self._copied, *self._running]:
             self._cancel(key)
 
     def fail_all(self, reason: str) -> Sequence[WorkerMessage]:
         landings = [key for key, landing in self._landings.items() if not landing.closing]
-        return [Failed(*key, reason, True) for key in [*landings, *self._landed, *self._running]]
+        return [Failed(*key, reason, True) for key in [*landings, *self._landed, *self._copied, *self._running]]

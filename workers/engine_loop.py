@@ -10,8 +10,10 @@ from typing import Protocol
 
 from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.messages import (
+    Adopt,
     Credits,
     Drain,
+    Extend,
     Generate,
     Hello,
     Prefill,
@@ -21,6 +23,7 @@ from slipstream.router.messages import (
     Welcome,
     WorkerMessage,
 )
+from slipstream.router.messages import Role as RoleName
 from slipstream.workers.block_events import BlockEvents
 from slipstream.workers.engine.engine import Engine
 from slipstream.workers.group_transfers import GroupTransfers, RankOutcome
@@ -74,10 +77,13 @@ class RouterPort(Protocol):
 
     def send(self, messages: Sequence[WorkerMessage]) -> None: ...
 
+    def disconnect(self) -> None:
+        """Ends the connection after what has been sent; from then on nothing of it comes into the inbox."""
+
 
 @dataclass(slots=True)
 class EngineLoop:
-    """Owns engine, role and transfers; runs on one thread from beginning to end.
+    """Owns engine, role and transfers; runs on one thread from the beginning of a role to its end.
 
     `hello` builds the greeting of an incarnation; `show` tells the supervisor the state and a line about it. `clock`
     gives seconds that never go back.
@@ -103,14 +109,16 @@ class EngineLoop:
     _last_seq: int = 0
     _credits: Credits | None = None  # as last told
     _draining: bool = False
+    _next_role: RoleName | None = None  # after the drain; None: the worker ends
     _deadline_s: float | None = None  # of the drain
     _stopped: bool = False
 
     def __post_init__(self) -> None:
         self.blocks = BlockEvents(self.engine.prefix_cache)
 
-    def run(self) -> None:
-        """Returns after a drain or a stop. Raises WorkerFailed, after every request was told."""
+    def run(self) -> RoleName | None:
+        """Returns after a drain or a stop: the role that the worker is to serve next, None if it ends. Raises
+        WorkerFailed, after every request was told."""
         try:
             while not self.is_finished:
                 self.turn()
@@ -122,7 +130,11 @@ class EngineLoop:
             reason = f"engine failed: {error!r}"
             self._say_goodbye(reason)
             raise WorkerFailed(reason) from error
+        if self._next_role is not None and not self._stopped:
+            self._leave_router()
+            return self._next_role
         self._say_goodbye("the worker stops")
+        return None
 
     def turn(self) -> None:
         """Waits for something to do, and does it."""
@@ -191,11 +203,12 @@ class EngineLoop:
                 self.role.abandon()
             case ResyncBlocks():
                 self.blocks.resync()
-            case Drain():
-                self._drain(self.drain_s)
+            case Drain(next_role):
+                self._drain(self.drain_s, next_role)
             case Stop(drain, within_s):
                 if drain:
-                    self._drain(within_s)
+                    self._next_role = None  # also if it was on its way to another role
+                    self._drain(within_s, None)
                 else:
                     self._stopped = True
             case GroupBroken(reason):
@@ -203,7 +216,7 @@ class EngineLoop:
             case _:
                 self.requests.heard(event)
                 self._out += self.role.handle(event, self.clock())
-                if isinstance(event, Generate | Reserve | Prefill):
+                if isinstance(event, Generate | Reserve | Prefill | Adopt | Extend):
                     self._last_seq = event.seq
 
     def _sample_step(self, began_s: float) -> None:
@@ -213,19 +226,26 @@ class EngineLoop:
             if sample is not None:
                 self.steps.add(sample, now_s)
 
-    def _drain(self, within_s: float) -> None:
+    def _drain(self, within_s: float, next_role: RoleName | None) -> None:
         if self._draining:
             return
         self._draining = True
+        self._next_role = next_role
         self._deadline_s = self.clock() + within_s
         self.role.refuse("the worker drains")
-        self.show("draining", f"{self.role.num_attempts} requests to finish")
+        then = f", then it serves as {next_role} worker" if next_role is not None else ""
+        self.show("draining", f"{self.role.num_attempts} requests to finish{then}")
 
     def _watch_the_clock(self) -> None:
         now_s = self.clock()
         self._out += self.role.expire(now_s)
         if self._deadline_s is not None and now_s >= self._deadline_s:
-            self._stopped = True
+            self._deadline_s = None
+            if self._next_role is None:
+                self._stopped = True
+            else:  # the router has their tokens: they go on elsewhere
+                self._out += self.role.fail_all("the worker drains, and this has taken too long")
+                self.role.abandon()
 
     def _flush(self) -> None:
         """One batch a step: its tokens and events, then what is free now, then statistics if they are due."""
@@ -252,6 +272,14 @@ class EngineLoop:
             return Credits(self._last_seq, 0, 0, 0)
         capacity = self.engine.capacity()
         return Credits(self._last_seq, capacity.free_slots, capacity.free_pages, capacity.free_tokens)
+
+    def _leave_router(self) -> None:
+        """Of what has come meanwhile only the end of the worker still matters."""
+        self._flush()
+        self.router.disconnect()
+        for event in self.inbox.take(0):
+            if isinstance(event, Stop | GroupBroken):
+                self.inbox.put_always(event)
 
     def _say_goodbye(self, reason: str) -> None:
         self._out += self.role.fail_all(reason)

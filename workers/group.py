@@ -23,6 +23,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferKey
 from slipstream.router.codec import WireError
+from slipstream.router.messages import Role
 from slipstream.workers.config import EngineConfig
 from slipstream.workers.control_link import ControlLink, LinkClosed
 from slipstream.workers.engine.executor import Executor
@@ -36,6 +37,8 @@ from slipstream.workers.group_messages import (
     Join,
     RankFailed,
     RankReady,
+    SendPages,
+    ServeAs,
     Shutdown,
 )
 from slipstream.workers.group_transfers import GroupTransfers, RankOutcome
@@ -175,10 +178,17 @@ class RemoteRank:
             self._thread.join(CLOSE_TIMEOUT_S)  # reads till the rank has closed its end
         self.link.close()
 
+    def serve_as(self, role: Role) -> None:
+        """It computes as one of this role from the next step on."""
+        self.link.send(ServeAs(role))
+
     # ---- RankTransfers
 
     def expect(self, ticket: HandoffTicket, page_ids: Sequence[int], source: PeerId, source_tp: int) -> None:
         self.link.send(Expect(ticket, tuple(page_ids), source, source_tp))
+
+    def send(self, ticket: HandoffTicket, page_ids: Sequence[int]) -> None:
+        self.link.send(SendPages(ticket, tuple(page_ids)))
 
     def cancel(self, transfer: TransferKey) -> None:
         self.link.send(CancelTransfer(transfer))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
+from slipstream.router.messages import Role
 from slipstream.workers.engine.plan import PageSend, SendProgress, StepPlan
 from slipstream.workers.engine.step_arrays import PackedArrays
 from slipstream.workers.group_transfers import RankOutcome
@@ -69,6 +70,14 @@ class Expect:
 
 
 @dataclass(frozen=True, slots=True)
+class SendPages:
+    """Send these pages, which are complete after the steps so far, under the ticket."""
+
+    ticket: HandoffTicket
+    page_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CancelTransfer:
     transfer: TransferKey
 
@@ -76,6 +85,13 @@ class CancelTransfer:
 @dataclass(frozen=True, slots=True)
 class ForgetPeer:
     peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class ServeAs:
+    """The group serves another role from now on."""
+
+    role: Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,5 +107,5 @@ class Shutdown:
 
 
 RankMessage = Join | RankReady | RankFailed | RankOutcome
-LeaderMessage = Execute | Expect | CancelTransfer | ForgetPeer | BeginEpoch | Shutdown
+LeaderMessage = Execute | Expect | SendPages | CancelTransfer | ForgetPeer | BeginEpoch | ServeAs | Shutdown
 GroupMessage = RankMessage | LeaderMessage

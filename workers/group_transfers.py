@@ -15,6 +15,8 @@ class RankTransfers(Protocol):
 
     def expect(self, ticket: HandoffTicket, page_ids: Sequence[int], source: PeerId, source_tp: int) -> None: ...
 
+    def send(self, ticket: HandoffTicket, page_ids: Sequence[int]) -> None: ...
+
     def cancel(self, transfer: TransferKey) -> None: ...
 
     def peer_lost(self, peer: PeerId) -> None: ...
@@ -25,33 +27,39 @@ class RankTransfers(Protocol):
 @dataclass(frozen=True, slots=True)
 class RankOutcome:
     """A rank has let go of its part of a transfer. `failure` is None if all its bytes went or came whole.
-    `total_checksum_failures` counts all that the rank has seen so far."""
+    `total_checksum_failures` counts all that the rank has seen so far. `is_unreachable`: its peer could not be reached,
+    or not any more."""
 
     transfer: TransferKey
     failure: str | None
     num_bytes: int = 0
     seconds: float = 0.0
     total_checksum_failures: int = 0
+    is_unreachable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TransferOutcome:
     """No rank touches the pages any more. Bytes of all ranks, seconds of the slowest. `is_cancelled`: it was given up
-    before anything went wrong."""
+    before anything went wrong. `is_sent`: pages of ours went elsewhere. `is_unreachable`: so said a rank."""
 
     transfer: TransferKey
     failure: str | None
     num_bytes: int
     seconds: float
     is_cancelled: bool
+    is_sent: bool = False
+    is_unreachable: bool = False
 
 
 @dataclass(slots=True)
 class _Tally:
     ranks: set[int]  # that have not let go yet
+    is_sent: bool = False
     cancelled: bool = False
     was_sound: bool = False  # when it was cancelled
     failure: str | None = None
+    is_unreachable: bool = False
     num_bytes: int = 0
     seconds: float = 0.0
 
@@ -87,7 +95,13 @@ class GroupTransfers:
 
     def sending(self, transfer: TransferKey) -> None:
         """All ranks begin to send with the step that is about to run (each finds what to send in the step's plan)."""
-        self._tallies[transfer] = _Tally(set(range(len(self.ranks))))
+        self._tallies[transfer] = _Tally(set(range(len(self.ranks))), is_sent=True)
+
+    def send(self, ticket: HandoffTicket, page_ids: Sequence[int]) -> None:
+        """All ranks send these pages, which are complete, between two steps."""
+        self.sending(ticket.key)
+        for rank in self.ranks:
+            rank.send(ticket, page_ids)
 
     def knows(self, transfer: TransferKey) -> bool:
         return transfer in self._tallies
@@ -124,9 +138,18 @@ class GroupTransfers:
         tally.seconds = max(tally.seconds, outcome.seconds)
         if outcome.failure is not None and tally.failure is None:
             tally.failure = outcome.failure if len(self.ranks) == 1 else f"rank {rank}: {outcome.failure}"
+        tally.is_unreachable |= outcome.is_unreachable
         if tally.failure is not None:
             self.cancel(outcome.transfer)
         if tally.ranks:
             return None
         del self._tallies[outcome.transfer]
-        return TransferOutcome(outcome.transfer, tally.failure, tally.num_bytes, tally.seconds, tally.was_sound)
+        return TransferOutcome(
+            outcome.transfer,
+            tally.failure,
+            tally.num_bytes,
+            tally.seconds,
+            tally.was_sound,
+            tally.is_sent,
+            tally.is_unreachable,
+        )

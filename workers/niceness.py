@@ -26,10 +26,9 @@ def niceness(engine: EngineConfig, role: Role, device_type: str) -> int:
 
 def stand_back(niceness: int, engine: EngineConfig) -> None:
     """Gives the calling thread, which computes steps, and the threads of the native kernels this niceness. Threads
-    that move pages or talk to the router keep theirs."""
-    if niceness == 0:
-        return
-    os.setpriority(os.PRIO_PROCESS, 0, niceness)  # on Linux of this thread alone
+    that move pages or talk to the router keep theirs. To be called on a thread that has not stood back yet."""
+    if niceness > 0:
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)  # on Linux of this thread alone
     library = native_library() if engine.cpu_kernels == "auto" else None
     if library is not None:
         library.slipstream_set_niceness(niceness)

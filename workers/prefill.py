@@ -96,7 +96,7 @@ class PrefillRole:
             self.engine.release(key)
             return []
         self.engine.abort(key)
-        return [Failed(*key, f"pages could not be sent: {outcome.failure}", True)]
+        return [Failed(*key, f"pages could not be sent: {outcome.failure}", True, outcome.is_unreachable)]
 
     def sampled(self, outputs: Sequence[TokenChunk]) -> Sequence[WorkerMessage]:
         for output in outputs:

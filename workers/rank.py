@@ -13,6 +13,8 @@ from datetime import timedelta
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from slipstream.router.codec import WireError
+from slipstream.router.messages import Role
+from slipstream.workers.compute_thread import ComputeThread
 from slipstream.workers.config import WorkerConfig
 from slipstream.workers.control_link import ControlLink, LinkClosed
 from slipstream.workers.group import JOIN_TIMEOUT_S, GroupAddress, join_process_group
@@ -25,6 +27,8 @@ from slipstream.workers.group_messages import (
     Join,
     RankFailed,
     RankReady,
+    SendPages,
+    ServeAs,
     Shutdown,
 )
 from slipstream.workers.group_transfers import RankOutcome
@@ -83,7 +87,10 @@ class RankWorker:
             link.send(Join(self._rank, address.secret, os.getpid()))
             threading.Thread(target=self._outlive_nobody, args=(link,), name="leader-watch", daemon=True).start()
             with contextlib.ExitStack() as stack:
-                self._serve(link, self._load(stack, link))
+                parts = self._load(stack, link)
+                role: Role | None = self._config.role
+                while role is not None:
+                    role = self._compute_as(role, link, parts)
         except LinkClosed as error:
             raise WorkerFailed(f"the leader is gone: {error}") from error
         except Exception as error:
@@ -106,21 +113,30 @@ class RankWorker:
         self._show("ready", "")
         return parts
 
-    def _serve(self, link: ControlLink, parts: RankParts) -> None:
+    def _compute_as(self, role: Role, link: ControlLink, parts: RankParts) -> Role | None:
+        engine = self._config.in_role(role).engine
+        return ComputeThread(lambda: self._serve(link, parts), engine, role, parts.runner.kv.device).result()
+
+    def _serve(self, link: ControlLink, parts: RankParts) -> Role | None:
+        """Until the leader says that it is over, None, or that it goes on in another role."""
         while True:
             match link.receive():
                 case Execute() as execute:
                     parts.runner.execute(execute.plan, ())
                 case Expect(ticket, page_ids, source, source_tp):
                     parts.agent.expect(ticket, page_ids, source, source_tp)
+                case SendPages(ticket, page_ids):
+                    parts.agent.send(ticket, page_ids)
                 case CancelTransfer(transfer):
                     parts.agent.cancel(transfer)
                 case ForgetPeer(peer):
                     parts.agent.peer_lost(peer)
                 case BeginEpoch(worker):
                     parts.agent.begin_epoch(worker)
+                case ServeAs(role):
+                    return role
                 case Shutdown():
-                    return
+                    return None
                 case message:
                     raise WireError(f"the leader said {type(message).__name__}")
 

@@ -16,8 +16,9 @@ from slipstream.kv_transfer.plan import TicketError
 from slipstream.kv_transfer.pool import HostPagePool
 from slipstream.kv_transfer.pool_memory import PoolMemory
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
-from slipstream.router.messages import unpack_ids
-from slipstream.workers.config import WorkerConfig
+from slipstream.router.messages import Role, unpack_ids
+from slipstream.router.prefix.block_hash import model_key
+from slipstream.workers.config import EngineConfig, WorkerConfig
 from slipstream.workers.device_staging import device_page_pool
 from slipstream.workers.engine.build import build_runner, engine_limits
 from slipstream.workers.engine.limits import EngineLimits
@@ -26,7 +27,6 @@ from slipstream.workers.engine.runner import ModelRunner
 from slipstream.workers.group_transfers import RankOutcome
 from slipstream.workers.kv_memory import KvMemory
 from slipstream.workers.models.tensor_parallel import TensorParallel
-from slipstream.workers.niceness import niceness, stand_back
 from slipstream.workers.ticket_office import TicketOffice
 
 
@@ -75,6 +75,12 @@ class RankAgent:
         except TicketError as error:
             self._ended(RankOutcome(ticket.key, str(error)))
 
+    def send(self, ticket: HandoffTicket, page_ids: Sequence[int]) -> None:
+        if self._device_pages is not None:
+            for layer in range(ticket.num_layers):  # the steps so far, however much of them the device still has to do
+                self._device_pages.layer_done(layer)
+        self._send(ticket, page_ids, ticket.first_page + ticket.num_pages)
+
     def cancel(self, transfer: TransferKey) -> None:
         self._agent.cancel(transfer)
 
@@ -88,14 +94,7 @@ class RankAgent:
 
     def begin_sends(self, sends: tuple[PageSend, ...]) -> None:
         for send in sends:
-            if send.ticket.page_dtype != self._page_dtype:
-                reason = f"its pages are to be {send.ticket.page_dtype}, here they are {self._page_dtype}"
-                self._ended(RankOutcome(send.ticket.key, f"{reason}: kv_cache_dtype and dtype must be the same"))
-                continue
-            try:
-                self._agent.send(send.ticket, unpack_ids(send.page_ids))
-            except TicketError as error:
-                self._ended(RankOutcome(send.ticket.key, str(error)))
+            self._send(send.ticket, unpack_ids(send.page_ids), 0)
 
     def layer_done(self, layer: int, progress: tuple[SendProgress, ...]) -> None:
         if self._device_pages is not None:
@@ -104,6 +103,16 @@ class RankAgent:
             key = TransferKey(PeerId(p.destination, p.destination_epoch), p.transfer_id)
             self._agent.pages_ready(key, layer, p.num_pages)
 
+    def _send(self, ticket: HandoffTicket, page_ids: Sequence[int], num_ready_pages: int) -> None:
+        if ticket.page_dtype != self._page_dtype:
+            reason = f"its pages are to be {ticket.page_dtype}, here they are {self._page_dtype}"
+            self._ended(RankOutcome(ticket.key, f"{reason}: kv_cache_dtype and dtype must be the same"))
+            return
+        try:
+            self._agent.send(ticket, page_ids, num_ready_pages)
+        except TicketError as error:
+            self._ended(RankOutcome(ticket.key, str(error)))
+
     # ---- the agent's thread
 
     def _on_event(self, event: TransferEvent) -> None:
@@ -111,16 +120,36 @@ class RankAgent:
         match event:
             case Received(key, num_bytes, seconds) | Sent(key, num_bytes, seconds):
                 outcome = RankOutcome(key, None, num_bytes, seconds, num_mismatches)
-            case ReceiveFailed(key, reason) | SendFailed(key, reason):
-                outcome = RankOutcome(key, reason, 0, 0.0, num_mismatches)
+            case ReceiveFailed(key, reason, is_unreachable) | SendFailed(key, reason, is_unreachable):
+                outcome = RankOutcome(key, reason, 0, 0.0, num_mismatches, is_unreachable)
         self._ended(outcome)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RankParts:
+    """`limits` are those of the role that the worker begins in."""
+
     limits: EngineLimits
     runner: ModelRunner
     agent: RankAgent
+
+    def limits_in_role(self, config: WorkerConfig, role: Role) -> EngineLimits:
+        """What the engine can hold in a role, with the pages that it has."""
+        if role == config.role:
+            return self.limits
+        engine, num_pages = config.in_role(role).engine, self.limits.num_pages
+        if engine.max_model_len is not None:
+            engine = dataclasses.replace(
+                engine, max_model_len=min(engine.max_model_len, num_pages * self.limits.page_tokens)
+            )
+        limits = engine_limits(config.model_dir, dataclasses.replace(engine, num_pages=num_pages))
+        return dataclasses.replace(
+            self.limits,
+            max_model_len=limits.max_model_len,
+            max_num_seqs=engine.max_num_seqs,
+            max_step_tokens=engine.max_step_tokens,
+            max_queued_tokens=config.in_role(role).max_queued_tokens,
+        )
 
     def ticket_office(self, worker: PeerId, addresses: tuple[TransferAddress, ...], slab_pages: int) -> TicketOffice:
         """Tickets for pools like this rank's."""
@@ -133,6 +162,12 @@ class RankParts:
 def page_dtype(runner: ModelRunner) -> str:
     """What the numbers of its pages are, for tickets."""
     return str(runner.kv.dtype).removeprefix("torch.")
+
+
+def _for_both_roles(config: WorkerConfig) -> EngineConfig:
+    """Built for as many sequences as either role may have."""
+    other = config.in_role("decode" if config.role == "prefill" else "prefill").engine
+    return dataclasses.replace(config.engine, max_num_seqs=max(config.engine.max_num_seqs, other.max_num_seqs))
 
 
 @contextmanager
@@ -152,12 +187,11 @@ def rank_parts(config: WorkerConfig, tp: TensorParallel, ended: Callable[[RankOu
         tp=tp,
         max_queued_tokens=config.max_queued_tokens,
         ranks_on_host=config.ranks_on_host,
-        model_id=config.model,  # what the router knows it by
+        model_id=model_key(config.model, config.model_version),  # what the router knows it by
     )
     memory = KvMemory() if config.transfer.transport != "ucx" else None
-    runner = build_runner(config.model_dir, engine, limits.num_pages, tp=tp, memory=memory)
+    runner = build_runner(config.model_dir, _for_both_roles(config), limits.num_pages, tp=tp, memory=memory)
     pool_memory = memory.pool if memory is not None else None
     with closing(RankAgent(runner, pool_memory, tp, config, ended)) as agent:
         runner.sink = agent
-        stand_back(niceness(engine, config.role, runner.kv.device.type), engine)
         yield RankParts(limits, runner, agent)

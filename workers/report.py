@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from slipstream.router.messages import Role
+
 WorkerState = Literal[
     "new", "gathering", "loading", "warming_up", "connecting", "ready", "draining", "stopped", "failed"
 ]
@@ -15,7 +17,7 @@ class WorkerReport:
     """`new -> gathering (tp > 1: waiting for the other ranks) -> loading -> warming_up -> connecting <-> ready ->
     draining -> stopped`, or `failed` from anywhere. A rank other than 0 is `ready` once it has loaded. `epoch` is
     that of the current connection to the router, 0 before the first. `progress` is one line for people. `startup_s`:
-    the states of the start and the seconds spent in each."""
+    the states of the start, or of the way to another role, and the seconds in each. `role` is the one it serves."""
 
     name: str
     rank: int
@@ -24,6 +26,7 @@ class WorkerReport:
     epoch: int
     progress: str
     startup_s: tuple[tuple[str, float], ...] = ()
+    role: Role = "decode"
 
 
 class WorkerFailed(RuntimeError):  # noqa: N818 - the word that supervisor, logs and reports use

@@ -9,13 +9,16 @@ import logging
 from collections.abc import Iterable
 
 from slipstream.router.messages import (
+    Adopt,
     Cancel,
     Failed,
     Generate,
     HandedOff,
+    Migrate,
     Prefill,
     Reserve,
     Reserved,
+    Resume,
     RouterMessage,
     Start,
     StepOutput,
@@ -47,6 +50,13 @@ class RequestLog:
                 self._line(request.request_id, request.attempt, f"prefill: {num_tokens} tokens for {where}")
             case Start(request_id, attempt):
                 self._line(request_id, attempt, "first_token: decoding may begin")
+            case Adopt(_, request, source):
+                self._line(request.request_id, request.attempt, f"decode: to come from {source.name}")
+            case Migrate(request_id, attempt, _, ticket, freeze):
+                where = ticket.key.destination.name
+                self._line(request_id, attempt, f"decode: {'frozen, to go on' if freeze else 'copied'} at {where}")
+            case Resume(request_id, attempt):
+                self._line(request_id, attempt, "decode: goes on here")
             case Cancel(request_id, attempt):
                 self._line(request_id, attempt, "cancelled")
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from slipstream.router.messages import Hello, Ping, Pong, Rejected, RouterMessage, Welcome, WorkerMessage
 from slipstream.router.wire import FrameProtocol, Message, WireError
@@ -43,6 +45,8 @@ class RouterLink:
         self._on_failed = on_failed
         self._protocol: FrameProtocol | None = None
         self._connecting: asyncio.Task[None] | None = None
+        self._connection = 0  # what older ones say does not count
+        self._was_welcome = False  # once
         self._answer: asyncio.Future[bool] | None = None  # of the current connection: welcome, or lost without a word
         self._over = asyncio.Event()
         self._closing = False
@@ -54,6 +58,12 @@ class RouterLink:
 
     def send(self, messages: Sequence[WorkerMessage]) -> None:
         self._loop.call_soon_threadsafe(self._send, messages)
+
+    def disconnect(self) -> None:
+        """Ends the connection after what has been sent. When this returns, nothing more of it comes into the inbox."""
+        gone: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._loop.call_soon_threadsafe(self._let_go, gone)
+        gone.result()
 
     # ---- for the loop's thread
 
@@ -73,6 +83,15 @@ class RouterLink:
                 await asyncio.wait_for(self._over.wait(), CLOSE_TIMEOUT_S)
             except TimeoutError:
                 self._protocol.abort()
+
+    def _let_go(self, gone: concurrent.futures.Future[None]) -> None:
+        self._connection += 1
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._protocol is not None:
+            self._protocol.close()
+        self._protocol = self._answer = None
+        gone.set_result(None)
 
     def _begin(self, hello: Hello) -> None:
         if not self._closing:
@@ -100,7 +119,8 @@ class RouterLink:
     async def _greet(self, hello: Hello) -> None:
         answer = self._answer = self._loop.create_future()
         self._over.clear()
-        protocol = FrameProtocol(self._received, self._lost)
+        self._connection += 1
+        protocol = FrameProtocol(partial(self._received, self._connection), partial(self._lost, self._connection))
         transport, _ = await self._loop.create_connection(lambda: protocol, self._host, self._port)
         keep_alive(transport.get_extra_info("socket"))
         self._protocol = protocol
@@ -114,14 +134,22 @@ class RouterLink:
         if not welcome:
             raise ConnectionError("the connection was closed without an answer")
 
-    def _received(self, message: Message) -> None:
+    def _received(self, connection: int, message: Message) -> None:
+        if connection != self._connection:
+            return
         match message:
             case Ping(nonce):
                 self._send([Pong(nonce)])
             case Welcome():
                 if self._answer is not None and not self._answer.done():
+                    self._was_welcome = True
                     self._answer.set_result(True)
                     self._put(message)
+            case Rejected(reason) if self._was_welcome:
+                # Our router has died, and that of another cluster has its port now. Ours comes back elsewhere, and
+                # whoever started us says where.
+                log.warning("the router at %s:%d is not ours any more: %s", self._host, self._port, reason)
+                self._abort(WireError(reason))
             case Rejected(reason):
                 self._closing = True
                 self._on_failed(WorkerFailed(f"the router rejected this worker: {reason}"))
@@ -140,7 +168,9 @@ class RouterLink:
         assert self._protocol is not None
         self._protocol.abort(reason)
 
-    def _lost(self, reason: Exception | None) -> None:
+    def _lost(self, connection: int, reason: Exception | None) -> None:
+        if connection != self._connection:
+            return
         self._over.set()
         if self._closing or self._answer is None:
             return
@@ -151,6 +181,7 @@ class RouterLink:
             self._inbox.put_always(LinkLost())
 
     def _send(self, messages: Sequence[WorkerMessage]) -> None:
-        assert self._protocol is not None
+        if self._protocol is None:
+            return
         for message in messages:
             self._protocol.send(message)

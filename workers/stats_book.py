@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from slipstream.router.messages import Role as RoleName
 from slipstream.router.messages import Stats
 from slipstream.workers.engine.engine import Engine
 from slipstream.workers.group_transfers import GroupTransfers, TransferOutcome
@@ -26,7 +25,6 @@ class StatsBook:
 
     engine: Engine
     transfers: GroupTransfers
-    role: RoleName
     interval_s: float = 1.0
     _totals: Counter[str] = field(default_factory=Counter)
     _seconds: float = 0.0
@@ -36,9 +34,7 @@ class StatsBook:
     _is_stale: bool = True  # something may have changed since `_last`
 
     def count_transfer(self, outcome: TransferOutcome) -> None:
-        self._totals["kv_transfer_bytes_sent" if self.role == "prefill" else "kv_transfer_bytes_received"] += (
-            outcome.num_bytes
-        )
+        self._totals["kv_transfer_bytes_sent" if outcome.is_sent else "kv_transfer_bytes_received"] += outcome.num_bytes
         if outcome.failure is None:
             self._totals["kv_transfers"] += 1
         else:

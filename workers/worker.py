@@ -12,6 +12,10 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
 
 import uvloop
 
@@ -19,10 +23,14 @@ from slipstream.kv_transfer.staging import StagingError
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
 from slipstream.kv_transfer.transport import TransportError
 from slipstream.router.messages import PROTOCOL_VERSION, Hello
+from slipstream.router.messages import Role as RoleName
+from slipstream.workers.compute_thread import ComputeThread
 from slipstream.workers.config import WorkerConfig
 from slipstream.workers.decode import DecodeRole
 from slipstream.workers.engine.build import build_engine
+from slipstream.workers.engine.engine import Engine
 from slipstream.workers.engine.errors import EngineConfigError
+from slipstream.workers.engine.guides import GuideBook
 from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.engine_loop import EngineEvent, EngineLoop, GroupBroken, Stop, TransferEnded
 from slipstream.workers.group import (
@@ -54,6 +62,8 @@ END_TIMEOUT_S = 5.0  # for an engine thread that may be stuck in a collective wi
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 
 class Worker:
     """Rank 0 of a worker group: engine, transfer agent, router connection, and the control links to the other ranks.
@@ -70,7 +80,8 @@ class Worker:
     thread at any time.
 
     Threads: the one that calls `run` has the asyncio loop with the router connection and the watchdog; the engine
-    thread owns engine, role and transfers; the transfer agent has its own; each other rank has one that reads its
+    thread loads, and then waits for one that it makes for each role to be served in turn (see `ComputeThread`), which
+    owns engine, role and transfers meanwhile; the transfer agent has its own; each other rank has one that reads its
     control link.
     """
 
@@ -79,12 +90,13 @@ class Worker:
         self._inbox: Inbox[EngineEvent] = Inbox(INBOX_LIMIT)
         self._meeting: MeetingPoint | None = None
         self._lock = threading.Lock()  # over what follows; as long as it is held, `_loop` is open or None
-        self._report = WorkerReport(config.name, 0, os.getpid(), "new", 0, "")
+        self._report = WorkerReport(config.name, 0, os.getpid(), "new", 0, "", role=config.role)
         self._state_since_s = time.monotonic()
         self._is_starting = True
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: asyncio.Future[None] | None = None
         self._link: RouterLink | None = None
+        self._compute_thread: threading.Thread | None = None
         self._broken = threading.Event()
         self._broken_reason = ""
         self._router = (config.router_host, config.router_port)
@@ -143,7 +155,7 @@ class Worker:
             link = self._link = RouterLink(loop, *self._router, self._inbox, self._finish)
         thread = threading.Thread(target=self._engine_main, args=(link, engine_done), name="engine", daemon=True)
         thread.start()
-        watchdog = Watchdog(loop, lambda: self._inbox.turn, self._config.stall_s, lambda: self._stuck(thread))
+        watchdog = Watchdog(loop, lambda: self._inbox.turn, self._config.stall_s, self._stuck)
         try:
             await self._end
         finally:
@@ -154,9 +166,10 @@ class Worker:
             with self._lock:
                 self._loop = self._link = None
 
-    def _stuck(self, thread: threading.Thread) -> None:
-        """The end of a worker whose engine thread does not come back; the log shows where it is."""
-        frame = sys._current_frames().get(thread.ident or 0)
+    def _stuck(self) -> None:
+        """The end of a worker whose engine does not come back; the log shows where it is."""
+        thread = self._compute_thread
+        frame = sys._current_frames().get(thread.ident or 0) if thread is not None else None
         stack = "".join(traceback.format_stack(frame)) if frame is not None else "(it has ended)\n"
         log.error("%s: the engine thread is stuck:\n%s", self._config.name, stack)
         self._finish(WorkerFailed(f"the engine has been stuck in one step for {self._config.stall_s:g} s"))
@@ -204,29 +217,65 @@ class Worker:
             parts = stack.enter_context(rank_parts(config, tp, lambda outcome: self._transfer_ended(0, outcome)))
             addresses = self._await_ranks(ranks, parts)
             transfers = GroupTransfers([parts.agent, *ranks])
-            self._show("warming_up", "generating the first tokens")
-            engine = build_engine(parts.limits, GroupExecutor(parts.runner, ranks, transfers))
-            # What is loaded stays: without this the garbage collector would look through all of torch now and then.
-            gc.collect()
-            gc.freeze()
             tickets = parts.ticket_office(self._last_epoch(), addresses, config.transfer.slab_pages)
-            role: Role = (
-                PrefillRole(engine, transfers)
-                if config.role == "prefill"
-                else DecodeRole(engine, transfers, tickets, config.transfer.lease_s)
-            )
-            EngineLoop(
-                engine=engine,
-                role=role,
-                transfers=transfers,
-                stats=StatsBook(engine, transfers, config.role),
-                inbox=self._inbox,
-                router=link,
-                tickets=tickets,
-                hello=lambda worker: self._hello(worker, parts.limits, tickets),
-                show=self._show,
-                drain_s=config.drain_s,
-            ).run()
+            self._show("warming_up", "generating the first tokens")
+            build = partial(self._warm_engine, parts, GroupExecutor(parts.runner, ranks, transfers))
+            engine = self._compute(build, config.role, parts)
+            stats = StatsBook(engine, transfers)
+            serving: RoleName | None = config.role
+            while serving is not None:
+                work = partial(self._serve_role, serving, engine, transfers, stats, tickets, link)
+                serving = self._compute(work, serving, parts)
+                if serving is not None:
+                    for rank in ranks:
+                        rank.serve_as(serving)
+                    engine.change_limits(parts.limits_in_role(config, serving))
+
+    def _compute(self, work: Callable[[], T], role: RoleName, parts: RankParts) -> T:
+        """On a thread that computes as one of this role does."""
+        thread = ComputeThread(work, self._config.in_role(role).engine, role, parts.runner.kv.device)
+        self._compute_thread = thread.thread
+        return thread.result()
+
+    def _warm_engine(self, parts: RankParts, executor: GroupExecutor) -> Engine:
+        limits = parts.limits
+        eos_ids = [token_id for token_id in limits.eos_token_ids if token_id < limits.vocab_size]
+        guides = GuideBook(Path(self._config.model_dir) / "tokenizer.json", limits.vocab_size, eos_ids)
+        engine = build_engine(limits, executor, guides)
+        # What is loaded stays: without this the garbage collector would look through all of torch now and then.
+        gc.collect()
+        gc.freeze()
+        return engine
+
+    def _serve_role(
+        self,
+        name: RoleName,
+        engine: Engine,
+        transfers: GroupTransfers,
+        stats: StatsBook,
+        tickets: TicketOffice,
+        link: RouterLink,
+    ) -> RoleName | None:
+        """Returns the role that comes next, None at the end."""
+        with self._lock:
+            self._report = dataclasses.replace(self._report, role=name)
+        role: Role = (
+            PrefillRole(engine, transfers)
+            if name == "prefill"
+            else DecodeRole(engine, transfers, tickets, self._config.transfer.lease_s)
+        )
+        return EngineLoop(
+            engine=engine,
+            role=role,
+            transfers=transfers,
+            stats=stats,
+            inbox=self._inbox,
+            router=link,
+            tickets=tickets,
+            hello=lambda worker: self._hello(worker, name, engine.limits, tickets),
+            show=self._show,
+            drain_s=self._config.drain_s,
+        ).run()
 
     def _gather(self, stack: contextlib.ExitStack) -> list[RemoteRank]:
         if self._meeting is None:
@@ -252,14 +301,14 @@ class Worker:
         remembering the last."""
         return PeerId(self._config.name, time.time_ns() // 1_000_000)
 
-    def _hello(self, worker: PeerId, limits: EngineLimits, tickets: TicketOffice) -> Hello:
+    def _hello(self, worker: PeerId, role: RoleName, limits: EngineLimits, tickets: TicketOffice) -> Hello:
         with self._lock:
             self._report = dataclasses.replace(self._report, epoch=worker.epoch)
         return Hello(
             version=PROTOCOL_VERSION,
             token=self._config.token,
             worker=worker,
-            role=self._config.role,
+            role=role,
             model=self._config.model,
             tp=self._config.tp,
             pid=os.getpid(),
@@ -271,6 +320,7 @@ class Worker:
             max_model_len=limits.max_model_len,
             max_step_tokens=limits.max_step_tokens,
             prefix_caching=limits.prefix_caching,
+            model_version=self._config.model_version,
         )
 
     # ---- on any thread
@@ -295,9 +345,11 @@ class Worker:
             last = self._report
             startup_s = last.startup_s
             if state != last.state:
-                if last.state not in ("new", *AFTER_START) and self._is_starting:
+                if self._is_starting and last.state != "new":
                     startup_s = (*startup_s, (last.state, round(now_s - self._state_since_s, 4)))
-                self._is_starting = self._is_starting and state not in AFTER_START
+                if state == "draining":  # perhaps on its way to another role, which is a start as well
+                    startup_s = ()
+                self._is_starting = state == "draining" or (self._is_starting and state not in AFTER_START)
                 self._state_since_s = now_s
             self._report = dataclasses.replace(last, state=state, progress=progress, startup_s=startup_s)
         log.info("%s: %s %s", self._config.name, state, progress)

@@ -32,6 +32,7 @@ class Team {
   void run(Work& work);
   void set_num_threads(int count);
   void help(int thread);
+  void dismiss_helpers();
   void after_fork();
 
   std::atomic<int> num_threads{1};
@@ -77,6 +78,8 @@ class Team {
   alignas(64) std::atomic<uint32_t> signal_{0};  // what sleepers sleep on; changes with every epoch
   std::atomic<int> num_sleepers_{0};
   alignas(64) pthread_mutex_t turn_ = PTHREAD_MUTEX_INITIALIZER;
+  std::atomic<bool> dismissed_{false};
+  std::atomic<int> num_live_{0};  // helpers that have not ended
   int num_helpers_ = 0;
   int caller_cpu_ = -1;  // that helpers keep away from
   int num_clear_ = 0;    // helpers that do
@@ -145,7 +148,7 @@ void Team::keep_clear_of_caller() {
 void Team::help(int thread) {
   int version = 0;
   helper_ids_[thread].store(static_cast<pid_t>(syscall(SYS_gettid)), std::memory_order_release);
-  for (;;) {
+  while (!dismissed_.load(std::memory_order_acquire)) {
     take_place(thread, &version);
     const bool takes_part = thread < num_threads.load(std::memory_order_relaxed);
     Look look = {};
@@ -161,6 +164,20 @@ void Team::help(int thread) {
     }
     wait_beyond(look.epoch, !takes_part);
   }
+  helper_ids_[thread].store(0, std::memory_order_release);
+  num_live_.fetch_sub(1, std::memory_order_release);
+}
+
+// Between two works: nobody has a tile.
+void Team::dismiss_helpers() {
+  pthread_mutex_lock(&turn_);
+  dismissed_.store(true, std::memory_order_seq_cst);
+  signal_.fetch_add(1, std::memory_order_seq_cst);
+  syscall(SYS_futex, &signal_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+  while (num_live_.load(std::memory_order_acquire) > 0) sched_yield();
+  num_helpers_ = num_clear_ = 0;
+  dismissed_.store(false, std::memory_order_release);
+  pthread_mutex_unlock(&turn_);
 }
 
 // Each thread begins at its own end, so that in one phase after another it has the same rows, which its caches hold
@@ -247,7 +264,9 @@ void Team::wait_beyond(uint64_t epoch, bool is_idle) {
   }
   num_sleepers_.fetch_add(1, std::memory_order_seq_cst);
   const uint32_t signal = signal_.load(std::memory_order_seq_cst);
-  if (queues_[0].state.load(std::memory_order_seq_cst) >> kTileBits == epoch) {
+  // Whoever dismisses says so first and changes the signal then.
+  const bool stays = !dismissed_.load(std::memory_order_seq_cst);
+  if (stays && queues_[0].state.load(std::memory_order_seq_cst) >> kTileBits == epoch) {
     syscall(SYS_futex, &signal_, FUTEX_WAIT_PRIVATE, signal, nullptr, nullptr, 0);
   }
   num_sleepers_.fetch_sub(1, std::memory_order_relaxed);
@@ -264,10 +283,14 @@ void Team::start_helpers() {
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     const intptr_t thread = num_helpers_ + 1;
+    num_live_.fetch_add(1, std::memory_order_relaxed);
     const int failed = pthread_create(&helper, &attributes, helper_main, reinterpret_cast<void*>(thread));
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     pthread_attr_destroy(&attributes);
-    if (failed) return;  // fewer threads do the same work
+    if (failed) {  // fewer threads do the same work
+      num_live_.fetch_sub(1, std::memory_order_relaxed);
+      return;
+    }
     ++num_helpers_;
   }
 }
@@ -293,6 +316,8 @@ void Team::after_fork() {
   // The helpers have stayed behind, possibly in the middle of something.
   num_helpers_ = 0;
   num_clear_ = 0;
+  num_live_ = 0;
+  dismissed_ = false;
   for (auto& id : helper_ids_) id = 0;
   num_sleepers_ = 0;
   num_done_ = 0;
@@ -325,7 +350,8 @@ void set_helper_cpus(const int32_t* cpus, int num_cpus) {
 
 void set_niceness(int niceness) {
   setpriority(PRIO_PROCESS, 0, niceness);
-  team().niceness = niceness;
+  const bool is_less = niceness < team().niceness.exchange(niceness);
+  if (is_less) team().dismiss_helpers();  // no thread may take it back; those that the next caller starts have its own
   team().place_version.fetch_add(1, std::memory_order_release);
 }
 

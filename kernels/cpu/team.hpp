@@ -49,7 +49,8 @@ void set_num_threads(int num_threads);
 // How long a thread without a tile spins for the next phase before it sleeps. 0 sleeps at once.
 void set_spin_ns(int64_t spin_ns);
 
-// From here on the calling thread and the helpers have this niceness (see setpriority(2); it can only be raised).
+// From here on the calling thread and the helpers have this niceness. A thread may raise its own, not lower it (see
+// setpriority(2)): for less than before, call from a thread that has not stood back yet; helpers are started anew by it.
 void set_niceness(int niceness);
 
 // Binds thread i to cpus[i % num_cpus] from the next work on; the calling thread stays where it is. None unbinds.

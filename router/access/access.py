@@ -81,7 +81,7 @@ class Access:
         if self._keys_path is not None:
             self._version = _version_of(self._keys_path)
             self._install(read_keys(self._keys_path))
-            log.info("%d API keys in %s", self.num_keys, self._keys_path)
+            log.log(level_of(self.num_keys), "%d API keys in %s", self.num_keys, self._keys_path)
         if self._usage_file is not None:
             try:
                 self.usage.restore(self._usage_file.load().items())
@@ -215,7 +215,7 @@ class Access:
         else:
             self._install(keys)
             self.num_reloads["ok"] += 1
-            log.info("the API keys have changed: %d in %s", len(keys), path)
+            log.log(level_of(len(keys)), "the API keys have changed: %d in %s", len(keys), path)
         finally:
             self._reading = None
 
@@ -251,6 +251,11 @@ class Access:
             log.error("the usage could not be saved, and is tried again with the next: %s", error)
         else:
             self.usage.note_saved(unsaved)
+
+
+def level_of(num_keys: int) -> int:
+    """A file without a key turns everybody away: that may be meant, and may be a slip."""
+    return logging.INFO if num_keys else logging.WARNING
 
 
 def _version_of(path: Path) -> FileVersion | None:

@@ -53,16 +53,22 @@ class Dispatching(Protocol):
 class RelayedRequest:
     """A request's output, on its way to the front that it came from."""
 
-    __slots__ = ("_link", "_wants_record", "number", "record")
+    __slots__ = ("_link", "_told_version", "_wants_record", "number", "record")
 
     def __init__(self, link: FrontLink, message: Submit, record: RequestRecord) -> None:
         self._link = link
         self._wants_record = message.wants_record
+        self._told_version = ""
         self.number = message.number
         self.record = record
 
     def deliver(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
-        self._link.emit(Emitted(self.number, token_ids, logprobs))
+        version = self.record.version
+        if version == self._told_version:
+            self._link.emit(Emitted(self.number, token_ids, logprobs))
+        else:
+            self._told_version = version
+            self._link.emit(Emitted(self.number, token_ids, logprobs, version))
 
     def end(self, finish: GenerationFinish) -> None:
         pickled = pickle.dumps(self.record) if self._wants_record else b""

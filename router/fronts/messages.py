@@ -50,6 +50,8 @@ class Submit:
     local_prefill_max_tokens: int | None
     choice: int
     trace_id: str
+    version: str
+    first_choice: str
     wants_record: bool
 
     @classmethod
@@ -131,7 +133,10 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
+    """What depends on the workers that are connected."""
+
     max_model_len: int | None
+    versions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +144,7 @@ class Emitted:
     number: int
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
+    version: str = ""  # of the model, if it is another one than before
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from slipstream.router.fronts.connection_counts import ConnectionCounts
 from slipstream.router.fronts.link import FrontLink
 from slipstream.router.fronts.messages import FRONTS, Begin, DispatcherMessage, Drain, Limits, Listening
 from slipstream.router.fronts.setup import FrontSetup
@@ -40,6 +41,7 @@ class FrontPool:
         self._num_fronts = num_fronts
         self._setup = setup
         self._link_of = link_of
+        self._counts = ConnectionCounts(num_fronts)
         self._reserved: socket.socket | None = None
         self._fronts: set[_Front] = set()
         self._keepers: list[asyncio.Task[None]] = []
@@ -63,12 +65,12 @@ class FrontPool:
         self._keepers = [asyncio.create_task(self._keep(front)) for front in fronts]
         return port
 
-    def tell_limits(self, max_model_len: int | None) -> None:
-        """The longest sequence has changed."""
-        if max_model_len != self._setup.max_model_len:
-            self._setup = replace(self._setup, max_model_len=max_model_len)
+    def tell_limits(self, max_model_len: int | None, versions: tuple[str, ...]) -> None:
+        """The longest sequence or the versions of the model may have changed."""
+        if (max_model_len, versions) != (self._setup.max_model_len, self._setup.versions):
+            self._setup = replace(self._setup, max_model_len=max_model_len, versions=versions)
             for front in self._fronts:
-                front.protocol.send(Limits(max_model_len))
+                front.protocol.send(Limits(max_model_len, versions))
 
     async def drain(self, deadline_s: float) -> bool:
         """No new connections; returns when all fronts have ended what ran there, True if within `deadline_s`. From now
@@ -92,9 +94,15 @@ class FrontPool:
         await asyncio.gather(*map(self._end, list(self._fronts)))
         if self._reserved is not None:
             self._reserved.close()
+        self._counts.close()
 
     def _spawn(self) -> _Front:
-        front = _Front(self._setup, self._link_of)
+        place = self._counts.take_place()
+        try:
+            front = _Front(self._setup, self._link_of, self._counts.fd, place)
+        except OSError:
+            self._counts.give_back(place)
+            raise
         self._fronts.add(front)
         return front
 
@@ -117,14 +125,23 @@ class FrontPool:
 
     async def _end(self, front: _Front) -> None:
         await front.end()
-        self._fronts.discard(front)
+        if front in self._fronts:
+            self._fronts.remove(front)
+            self._counts.give_back(front.place)
 
 
 class _Front:
     """One front process and the connection to it. `listens` is done when it serves, `lost` when it is gone."""
 
-    def __init__(self, setup: FrontSetup, link_of: Callable[[Callable[[DispatcherMessage], None]], FrontLink]) -> None:
+    def __init__(
+        self,
+        setup: FrontSetup,
+        link_of: Callable[[Callable[[DispatcherMessage], None]], FrontLink],
+        counts_fd: int,
+        place: int,
+    ) -> None:
         loop = asyncio.get_running_loop()
+        self.place = place  # in the connection counts
         self.listens: asyncio.Future[None] = loop.create_future()
         self.listens.add_done_callback(lambda future: future.exception())  # read, or the loop would complain
         self.lost: asyncio.Future[None] = loop.create_future()
@@ -136,8 +153,13 @@ class _Front:
             environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
             try:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-m", "slipstream.router.fronts.process", str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()],
+                    [
+                        sys.executable,
+                        "-m",
+                        "slipstream.router.fronts.process",
+                        *map(str, (theirs.fileno(), counts_fd, place)),
+                    ],
+                    pass_fds=[theirs.fileno(), counts_fd],
                     stdin=subprocess.DEVNULL,
                     env=environment,
                 )

@@ -1,9 +1,10 @@
 """A front process: HTTP, tokenising, detokenising and event streams, for a dispatcher in another process.
 
-    python -m slipstream.router.fronts.process FD
+    python -m slipstream.router.fronts.process FD COUNTS_FD PLACE
 
-FD is the inherited end of a socket pair. When the other end closes, the dispatcher is gone: streams end with an error,
-and so does the process. It lives no longer than the process that started it, however that ends.
+FD is the inherited end of a socket pair, COUNTS_FD that of `ConnectionCounts`, where this front has a place. When the
+other end of the pair closes, the dispatcher is gone: streams end with an error, and so does the process. It lives no
+longer than the process that started it, however that ends.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from typing import Any
 
 import uvloop
 
+from slipstream.router.api_front import ApiFront
 from slipstream.router.encoding import encode_pool
-from slipstream.router.front import Front
+from slipstream.router.fronts.connection_counts import SharedConnectionCount
 from slipstream.router.fronts.messages import FRONTS, Begin, Counts, Drain, Listening
 from slipstream.router.fronts.remote import RemoteAccess, RemoteDispatcher
 from slipstream.router.fronts.setup import FrontSetup
@@ -45,8 +47,9 @@ log = logging.getLogger(__name__)
 class FrontProcess:
     """Life cycle: `run`. Everything on one event loop."""
 
-    def __init__(self, link: socket.socket) -> None:
+    def __init__(self, link: socket.socket, connections: SharedConnectionCount) -> None:
         self._socket = link
+        self._connections = connections
         self._begun: asyncio.Future[FrontSetup] = asyncio.get_running_loop().create_future()
         self._over = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
@@ -61,7 +64,7 @@ class FrontProcess:
         """From the setup to the end of a drain or of the dispatcher."""
         await asyncio.get_running_loop().create_unix_connection(lambda: self._link, sock=self._socket)
         setup = await self._begun
-        logging.getLogger().setLevel(setup.log_level)
+        setup.log.adopt()
         async with AsyncExitStack() as cleanup:
             server = await self._serve(setup, cleanup)
             await self._over.wait()
@@ -76,19 +79,22 @@ class FrontProcess:
         tokenizer = await loop.run_in_executor(pool, Tokenizer.from_directory, setup.model_dir, pool)
         tracer = begin_tracing(config.tracing, setup.model, cleanup)
         dispatcher = self._dispatcher = RemoteDispatcher(self._link.send, traces=tracer is not None)
-        dispatcher.max_model_len = setup.max_model_len
+        dispatcher.max_model_len, dispatcher.versions = setup.max_model_len, setup.versions
         access = RemoteAccess(config.access, files, dispatcher)
         access.open()
         cleanup.push_async_callback(access.close)
-        front = Front(setup.model, tokenizer, dispatcher, lambda: None, lambda: 0, access, tracer=tracer)
+        front = ApiFront(setup.model, tokenizer, dispatcher, access, tracer)
         allow_all_files()
         server = self._server = HttpServer(
             config.http,
             DividedHandler(front, dispatcher, self._tell_counts),
             check_caller=front.check_caller,
             shares_port=True,
+            count=self._connections,
         )
-        self._count = lambda: Counts(counts_of(front.counts, access.num_unauthenticated), server.num_connections)
+        self._count = lambda: Counts(
+            counts_of(front.counts, access.num_unauthenticated, front.trace_counts), server.num_connections
+        )
         port = await server.start()
         cleanup.push_async_callback(server.stop)
         cleanup.callback(self._stop_telling)
@@ -136,7 +142,7 @@ class FrontProcess:
 class DividedHandler:
     """Generations are this process's; whatever else is asked for has one answer, wherever it is asked."""
 
-    def __init__(self, front: Front, dispatcher: RemoteDispatcher, tell_counts: Callable[[], None]) -> None:
+    def __init__(self, front: ApiFront, dispatcher: RemoteDispatcher, tell_counts: Callable[[], None]) -> None:
         self._front = front
         self._dispatcher = dispatcher
         self._tell_counts = tell_counts
@@ -154,11 +160,12 @@ class DividedHandler:
 def main() -> None:
     # The terminal sends Ctrl-C to all; the dispatcher's process decides when this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    link = socket.socket(fileno=int(sys.argv[1]))
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    link_fd, counts_fd, place = map(int, sys.argv[1:])
+    link, connections = socket.socket(fileno=link_fd), SharedConnectionCount(counts_fd, place)
 
     async def run() -> None:
-        await FrontProcess(link).run()
+        await FrontProcess(link, connections).run()
 
     try:
         uvloop.run(run())

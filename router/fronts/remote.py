@@ -6,10 +6,10 @@ import asyncio
 import itertools
 import pickle
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from slipstream.router.access.access import Access, Permit
 from slipstream.router.access.caller import Caller
@@ -41,14 +41,12 @@ from slipstream.router.generation import (
 from slipstream.router.history import RequestRecord, Timeline
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.reader import Request
-from slipstream.router.status import Snapshot
 from slipstream.router.stream import GenerationStream
 from slipstream.router.wire import WireError
 
 LOST = GenerationError("shutting_down", "the router's dispatcher is gone", retry_after_s=1.0)
+MAX_ASK_BYTES = 1 << 20  # of the body of a question that the dispatcher's process answers
 NO_USAGE = UsageCounts(num_requests=1, num_errors=1)
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -60,7 +58,7 @@ class Running:
 
 
 class RemoteDispatcher:
-    """What `Front` needs of a service. `send` puts a message on the link; `received` takes what comes from it. With
+    """What `ApiFront` needs of a service. `send` puts a message on the link; `received` takes what comes from it. With
     `traces` the records of all requests come back with their ends."""
 
     def __init__(self, send: Callable[[FrontMessage], None], traces: bool) -> None:
@@ -71,6 +69,7 @@ class RemoteDispatcher:
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._is_lost = False
         self.max_model_len: int | None = None
+        self.versions: tuple[str, ...] = ()
 
     # ---- generations
 
@@ -110,7 +109,11 @@ class RemoteDispatcher:
     # ---- calls with a reply
 
     async def ask(self, request: Request, request_id: str) -> Answer:
-        """Have the dispatcher's process answer an HTTP request. Raises HttpError 503 if it is gone."""
+        """Have the dispatcher's process answer an HTTP request. Raises HttpError 503 if it is gone, 413 for a body that
+        no such question has."""
+        if len(request.body) > MAX_ASK_BYTES:
+            limit = f"{MAX_ASK_BYTES} bytes that {request.path} may have"
+            raise HttpError(413, f"The body is larger than the {limit}.", code="body_too_large")
         number = next(self._numbers)
         headers = tuple((request.headers | {b"x-request-id": request_id.encode()}).items())
         message = Ask(number, request.method, request.path, request.query, headers, request.body)
@@ -150,11 +153,13 @@ class RemoteDispatcher:
                     running = self._running.get(one.number)
                     if running is not None:
                         running.num_output_tokens += len(one.token_ids)
+                        if one.version:
+                            running.stream.record.version = one.version
                         running.stream.deliver(one.token_ids, one.logprobs)
                 for end in ended:
                     self._end(end)
-            case Limits(max_model_len):
-                self.max_model_len = max_model_len
+            case Limits(max_model_len, versions):
+                self.max_model_len, self.versions = max_model_len, versions
             case Entered() | Answer():
                 reply = self._replies.get(message.number)
                 if reply is not None and not reply.done():
@@ -182,17 +187,6 @@ class RemoteDispatcher:
                 setattr(record, field.name, getattr(whole, field.name))
         record.timeline, record.finish = ended.timeline, ended.finish
         running.stream.end(ended.finish)
-
-    # ---- what only the dispatcher's own front is asked for
-
-    def snapshot(self) -> Snapshot:
-        raise NotImplementedError("the dispatcher's process answers this")
-
-    def explain(self, request_id: str) -> RequestRecord | None:
-        raise NotImplementedError("the dispatcher's process answers this")
-
-    def latest(self) -> Iterable[RequestRecord]:
-        raise NotImplementedError("the dispatcher's process answers this")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.router.config import RouterConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LogStyle:
+    """How a process logs: its fronts write to the same file, and their lines shall look the same. `formatter` None: the
+    library's own."""
+
+    level: int
+    formatter: logging.Formatter | None
+
+    @classmethod
+    def of_this_process(cls) -> LogStyle:
+        root = logging.getLogger()
+        formatter = next((handler.formatter for handler in root.handlers), None)
+        # Another class than the library's own may hold what cannot travel.
+        return cls(root.level, formatter if type(formatter) is logging.Formatter else None)
+
+    def adopt(self) -> None:
+        root = logging.getLogger()
+        root.setLevel(self.level)
+        for handler in root.handlers:
+            handler.setFormatter(self.formatter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,4 +39,5 @@ class FrontSetup:
     model: str
     model_dir: Path
     max_model_len: int | None
-    log_level: int
+    log: LogStyle
+    versions: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ idle ------------------------> header ------------> body -----------------> idle
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,9 +22,12 @@ MAX_HEADERS = 128
 MAX_PIPELINED_REQUESTS = 64  # in one read from the socket; small requests would multiply its bytes many times
 
 STRANGERS_BODY_BYTES = 64 * 1024  # is kept of a body before the caller has been looked at
+CHUNK_LINE_BYTES = 32  # that a chunk's size is looked for in; 16 hexadecimal digits are the most the parser takes
 
 # Gets the Authorization header. Raises HttpError for somebody who is not to be served.
 CheckCaller = Callable[[bytes], object]
+
+CHUNK_SIZE = re.compile(rb"[0-9a-fA-F]{1,16}")
 
 ReaderState = Literal["idle", "header", "body", "broken"]
 
@@ -61,19 +65,26 @@ class RequestReader:
         self._body = bytearray()  # one buffer: a list of chunks of a byte or two each would be thirty times as large
         self._whole_body = b""  # instead, as long as all of it came at once
         self._ignoring_upgrade = False
+        self._chunk_bytes: int | None = None  # came of the chunk that is under way
+        self._is_chunk_new = False  # since `feed` was called
+        self._latest = b""  # bytes before those that `feed` was called with
 
     def feed(self, data: bytes) -> deque[Request | HttpError]:
         """Take what arrived. Returns what became complete, in order; the deque is the caller's."""
         if self.state == "broken":
             return deque()
         self._kept_bytes += len(data)
+        self._is_chunk_new = False
         try:
             self._parse(data)
+            if self._is_chunk_new:
+                self._check_chunk(data)
         except httptools.HttpParserError as error:
             self.refuse(self._refusal or HttpError(400, f"Malformed HTTP request: {error}", code="malformed_http"))
         else:
             if self._kept_bytes > self._max_header_bytes:
                 self.refuse(self._headers_too_large())
+        self._latest = (self._latest + data[-CHUNK_LINE_BYTES:])[-CHUNK_LINE_BYTES:] if self.state == "body" else b""
         arrived, self._arrived = self._arrived, deque()
         return arrived
 
@@ -103,6 +114,17 @@ class RequestReader:
             self._parser = httptools.HttpRequestParser(self)
             self._ignoring_upgrade = False
             self._parse(b"".join(replay) + b"\r\n" + data[upgrade.args[0] :])
+
+    def _check_chunk(self, data: bytes) -> None:
+        """A chunk has begun in `data` and is not whole. The parser does not tell how long it will be, but where its
+        bytes began the line with its size has ended: what is too long is refused before it comes."""
+        if self._chunk_bytes is not None:
+            end = len(data) - self._chunk_bytes
+            before = self._latest + data[max(end - CHUNK_LINE_BYTES, 0) : end]
+            _, newline, line = before.rstrip(b"\r\n").rpartition(b"\n")  # of which all must be there
+            size = line.partition(b";")[0]
+            if newline and CHUNK_SIZE.fullmatch(size) and int(size, 16) > self._max_body_bytes:
+                raise self._fail(self._body_too_large())
 
     def _fail(self, error: HttpError) -> httptools.HttpParserError:
         self._refusal = error
@@ -166,8 +188,17 @@ class RequestReader:
             except HttpError as error:
                 raise self._fail(error) from None
 
+    def on_chunk_header(self) -> None:
+        self._chunk_bytes = 0
+        self._is_chunk_new = True
+
+    def on_chunk_complete(self) -> None:
+        self._chunk_bytes = None
+
     def on_body(self, part: bytes) -> None:
         self._kept_bytes = 0
+        if self._chunk_bytes is not None:
+            self._chunk_bytes += len(part)
         self.expects_continue = False
         if not self._body and not self._whole_body:
             self._whole_body = part

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import time
 from email.utils import formatdate
+from typing import Protocol
 
 from slipstream.router.config import HttpConfig
 from slipstream.router.http.connection import HttpConnection, Welcome
@@ -19,11 +20,18 @@ MAX_TURNED_AWAY = 64  # connections beyond the limit that still get an answer; f
 HEALTH_PREFIX = "/health/"
 
 
+class ConnectionCount(Protocol):
+    """Adds up what several servers have, so that `max_connections` holds for all of them."""
+
+    def set(self, num_connections: int) -> int:
+        """So many has this one. Returns how many all have."""
+
+
 class HttpServer:
     """Life cycle: `start`, then `drain` (optional), then `stop`. All on one event loop.
 
     `check_caller` is asked before a large body is taken. With `shares_port` other processes may listen on the same
-    port, and the system divides new connections between them."""
+    port, and the system divides new connections between them; `count` knows of theirs."""
 
     def __init__(
         self,
@@ -32,11 +40,13 @@ class HttpServer:
         *,
         check_caller: CheckCaller | None = None,
         shares_port: bool = False,
+        count: ConnectionCount | None = None,
     ) -> None:
         self.check_caller = check_caller
         self._config = config
         self._handler = handler
         self._shares_port = shares_port
+        self._count = count
         self._tls = ServerTls(config.tls) if config.tls.is_on else None
         self._server: asyncio.Server | None = None
         self._connections: set[HttpConnection] = set()
@@ -118,7 +128,7 @@ class HttpServer:
         self._empty.clear()
         if self._tls is not None:
             self._tls.look(time.monotonic())
-        num_surplus = len(self._connections) - self._config.max_connections
+        num_surplus = self._tell_count() - self._config.max_connections
         return "served" if num_surplus <= 0 else "turned_away" if num_surplus <= MAX_TURNED_AWAY else "cut_off"
 
     async def turn_away(self, request: Request, exchange: Exchange) -> None:
@@ -132,5 +142,11 @@ class HttpServer:
 
     def left(self, connection: HttpConnection) -> None:
         self._connections.discard(connection)
+        self._tell_count()
         if not self._connections:
             self._empty.set()
+
+    def _tell_count(self) -> int:
+        """Returns how many connections there are, here and at servers that share the limit."""
+        num_own = len(self._connections)
+        return num_own if self._count is None else self._count.set(num_own)

@@ -157,6 +157,7 @@ class Answer:
         stream, output, meter, prefix = choice.stream, choice.output, choice.meter, choice.prefix
         async for delta in stream:
             meter.tokens(len(delta))
+            self._form.served_by(stream.record.version)
             # `finish` is known with the last delta.
             ends_with_stop_token = stream.finish is not None and delta[-1][0] == stream.finish.stop_token_id
             text = output.add(delta, ends_with_stop_token and choice.hides_stop_token)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Protocol
@@ -16,11 +17,12 @@ from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.reader import Request
 from slipstream.router.http.routes import Routes
-from slipstream.router.messages import SamplingParams, pack_ids
+from slipstream.router.messages import Guide, SamplingParams, pack_ids
 from slipstream.router.metrics import FrontMetrics
 from slipstream.router.openai.answer import Answer, Choice
 from slipstream.router.openai.failures import as_http_error
 from slipstream.router.openai.formats import AnswerHead, ChatFormat, CompletionFormat
+from slipstream.router.openai.guides import Guides
 from slipstream.router.openai.job import Job, Prompt, asked_attributes, slo_of, used_by, wants_usage
 from slipstream.router.openai.output_text import OutputText
 from slipstream.router.openai.parsing import max_values, parse_body
@@ -38,11 +40,13 @@ class Generations(Protocol):
 
     @property
     def max_model_len(self) -> int | None: ...
+    @property
+    def versions(self) -> Sequence[str]: ...
     def submit(self, request: GenerateRequest) -> GenerationStream: ...
 
 
 class OpenAiApi:
-    """Serves one model."""
+    """Serves one model, whose versions can be asked for as `model@version`."""
 
     def __init__(
         self, model: str, tokenizer: Tokenizer, service: Generations, metrics: FrontMetrics, access: Access
@@ -53,6 +57,7 @@ class OpenAiApi:
         self._metrics = metrics
         self._access = access
         self._prompts = Prompts(tokenizer, lambda: service.max_model_len)
+        self._guides = Guides()
         self._random = random.SystemRandom()
         self._created_s = int(time.time())
 
@@ -65,11 +70,13 @@ class OpenAiApi:
         routes.add("GET", "/v1/usage", self.usage)
 
     async def models(self, request: Request, exchange: Exchange) -> None:
-        exchange.respond(200, orjson.dumps({"object": "list", "data": [self._model_card()]}))
+        versions = self._service.versions
+        names = [self._model, *(f"{self._model}@{version}" for version in versions if len(versions) > 1)]
+        exchange.respond(200, orjson.dumps({"object": "list", "data": list(map(self._model_card, names))}))
 
     async def model(self, request: Request, exchange: Exchange, name: str) -> None:
-        self._check_model(name)
-        exchange.respond(200, orjson.dumps(self._model_card()))
+        self._version_of(name)
+        exchange.respond(200, orjson.dumps(self._model_card(name)))
 
     async def usage(self, request: Request, exchange: Exchange) -> None:
         """What the caller's key has used of each model; for an admin, what all have."""
@@ -92,13 +99,14 @@ class OpenAiApi:
     async def chat_completions(self, request: Request, exchange: Exchange) -> None:
         arrived_s = time.monotonic()
         body = parse_body(request, ChatRequest, max_values(self._service.max_model_len))
-        self._check_model(body.model)
-        exchange.caller.check(body.model, body.priority or 0)
+        version = self._version_of(body.model)
+        exchange.caller.check(self._model, body.priority or 0)
         packed_ids = await self._prompts.of_chat(body.messages)
+        guide = await self._guides.of(body)
         wanted = body.max_completion_tokens or body.max_tokens
         max_tokens = self._prompts.room(packed_ids, wanted, None, "messages")
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        prompts = [Prompt(packed_ids, self._sampling(body, max_tokens, logprobs))]
+        prompts = [Prompt(packed_ids, self._sampling(body, max_tokens, logprobs, guide))]
         answer = self._new_answer("chatcmpl-")
         form = ChatFormat(answer, self._tokenizer.pieces, logprobs is not None, wants_usage(body))
         job = Job(
@@ -111,20 +119,22 @@ class OpenAiApi:
             arrived_s=arrived_s,
             caller=exchange.caller,
             trace_id=exchange.trace_id,
+            version=version,
         )
         await self._answer(exchange, job)
 
     async def completions(self, request: Request, exchange: Exchange) -> None:
         arrived_s = time.monotonic()
         body = parse_body(request, CompletionRequest, max_values(self._service.max_model_len))
-        self._check_model(body.model)
-        exchange.caller.check(body.model, body.priority or 0)
+        version = self._version_of(body.model)
+        exchange.caller.check(self._model, body.priority or 0)
         for token_ids in body.id_lists:
             check_token_ids("prompt", token_ids, self._tokenizer.vocab_size)
+        guide = await self._guides.of(body)
         prompts: list[Prompt] = []
         for packed_ids in [*map(pack_ids, body.id_lists)] or await self._prompts.of_texts(body.texts, "prompt"):
             max_tokens = self._prompts.room(packed_ids, body.max_tokens, DEFAULT_COMPLETION_TOKENS, "prompt")
-            prompts.append(Prompt(packed_ids, self._sampling(body, max_tokens, body.logprobs)))
+            prompts.append(Prompt(packed_ids, self._sampling(body, max_tokens, body.logprobs, guide)))
         if body.echo:
             texts = body.texts or await self._tokenizer.decode(body.id_lists)
             prompts = [replace(prompt, text=text) for prompt, text in zip(prompts, texts, strict=True)]
@@ -140,6 +150,7 @@ class OpenAiApi:
             arrived_s=arrived_s,
             caller=exchange.caller,
             trace_id=exchange.trace_id,
+            version=version,
         )
         await self._answer(exchange, job)
 
@@ -201,6 +212,8 @@ class OpenAiApi:
             timeout_s=body.timeout_s,
             choice=index,
             trace_id=job.trace_id,
+            version=job.version,
+            first_choice=job.ids_of(0)[0] if index else "",
             wants_record=bool(body.explain),
         )
         try:
@@ -217,27 +230,37 @@ class OpenAiApi:
             hides_stop_token=not includes_stop,
         )
 
-    def _sampling(self, body: GenerationFields, max_tokens: int, logprobs: int | None) -> SamplingParams:
+    def _sampling(
+        self, body: GenerationFields, max_tokens: int, logprobs: int | None, guide: Guide | None
+    ) -> SamplingParams:
         seed = self._random.getrandbits(63) if body.seed is None else body.seed
         return sampling_params(
-            body, max_tokens=max_tokens, logprobs=logprobs, seed=seed, vocab_size=self._tokenizer.vocab_size
+            body,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            seed=seed,
+            vocab_size=self._tokenizer.vocab_size,
+            guide=guide,
         )
 
     def _new_answer(self, prefix: str) -> AnswerHead:
         return AnswerHead(f"{prefix}{self._random.getrandbits(128):032x}", int(time.time()), self._model)
 
-    def _check_model(self, name: str) -> None:
-        if name != self._model:
-            raise HttpError(
-                404,
-                f"The model {name!r} does not exist; this server has {self._model!r}.",
-                param="model",
-                code="model_not_found",
-            )
+    def _version_of(self, name: str) -> str:
+        """The version that a model's name asks for, "" if none. Raises HttpError 404 for what there is not."""
+        model, _, version = name.partition("@") if name != self._model else (name, "", "")
+        if model == self._model and (version in self._service.versions if version else name == model):
+            return version
+        raise HttpError(
+            404,
+            f"The model {name!r} does not exist; this server has {self._model!r}.",
+            param="model",
+            code="model_not_found",
+        )
 
-    def _model_card(self) -> dict[str, Any]:
+    def _model_card(self, name: str) -> dict[str, Any]:
         return {
-            "id": self._model,
+            "id": name,
             "object": "model",
             "created": self._created_s,
             "owned_by": "slipstream",

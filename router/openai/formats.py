@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import orjson
@@ -45,17 +45,20 @@ class WholeChoice:
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """What every part of an answer repeats."""
+    """What every part of an answer repeats. `version` of the model is told as `system_fingerprint`, if it has one."""
 
     id: str
     created_s: int
     model: str
+    version: str = ""
 
 
 class AnswerFormat(Protocol):
     """One of the two forms of the API. Chunks are whole SSE events. `logprob` renders what is told of one token; for
-    whole answers it is called as tokens come, because that of a long answer at once would hold up the event loop."""
+    whole answers it is called as tokens come, because that of a long answer at once would hold up the event loop.
+    `served_by` tells the version of the model, with everything that comes: it is chosen late, and may change."""
 
+    def served_by(self, version: str) -> None: ...
     def logprob(self, entry: TokenEntry) -> Any: ...
     def text_chunk(self, index: int, text: str, logprobs: list[TokenEntry]) -> bytes: ...
     def final_chunk(self, index: int, text: str, logprobs: list[TokenEntry], reason: FinishReason) -> bytes: ...
@@ -71,11 +74,18 @@ class ChatFormat:
         self._answer = answer
         self._pieces = pieces
         self._logprobs = logprobs
-        head = envelope(answer, "chat.completion.chunk")
-        self._head = b"data: " + head + b',"choices":['
+        self._head = self._chunk_head()
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         self._text_tail = b'},"logprobs":null,"finish_reason":null}' + self._tail
         self._begun: set[int] = set()
+
+    def served_by(self, version: str) -> None:
+        if version != self._answer.version:
+            self._answer = replace(self._answer, version=version)
+            self._head = self._chunk_head()
+
+    def _chunk_head(self) -> bytes:
+        return b"data: " + envelope(self._answer, "chat.completion.chunk") + b',"choices":['
 
     def logprob(self, entry: TokenEntry) -> orjson.Fragment:
         top = [self._token_json(*pair) for pair in entry.logprob.top]
@@ -154,9 +164,17 @@ class CompletionFormat:
         self._answer = answer
         self._pieces = pieces
         self._logprobs = logprobs
-        self._head = b"data: " + envelope(answer, "text_completion") + b',"choices":['
+        self._head = self._chunk_head()
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         self._text_tail = b',"logprobs":null,"finish_reason":null}' + self._tail
+
+    def served_by(self, version: str) -> None:
+        if version != self._answer.version:
+            self._answer = replace(self._answer, version=version)
+            self._head = self._chunk_head()
+
+    def _chunk_head(self) -> bytes:
+        return b"data: " + envelope(self._answer, "text_completion") + b',"choices":['
 
     def logprob(self, entry: TokenEntry) -> CompletionLogprob:
         token, logprob = self._name(entry.token_id), finite(entry.logprob.logprob)
@@ -207,6 +225,8 @@ class CompletionFormat:
 def envelope(answer: AnswerHead, kind: str) -> bytes:
     """The beginning of every chunk's object, without its closing brace."""
     fields = {"id": answer.id, "object": kind, "created": answer.created_s, "model": answer.model}
+    if answer.version:
+        fields["system_fingerprint"] = answer.version
     return orjson.dumps(fields)[:-1]
 
 

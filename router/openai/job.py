@@ -44,6 +44,7 @@ class Job:
     arrived_s: float
     caller: Caller
     trace_id: str
+    version: str = ""  # of the model, that was asked for
 
     @property
     def choices_per_prompt(self) -> int:

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slipstream.router.http.errors import HttpError
-from slipstream.router.messages import SamplingParams
+from slipstream.router.messages import Guide, SamplingParams
 from slipstream.router.openai.schema import GenerationFields
 
 SEED_MASK = 2**63 - 1
 
 
 def sampling_params(
-    body: GenerationFields, *, max_tokens: int, logprobs: int | None, seed: int, vocab_size: int
+    body: GenerationFields,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    seed: int,
+    vocab_size: int,
+    guide: Guide | None = None,
 ) -> SamplingParams:
     """Defaults are OpenAI's (temperature 1, top_p 1), for the extras vLLM's (off).
 
@@ -37,6 +43,7 @@ def sampling_params(
         logprobs=logprobs,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
+        guide=guide,
     )
 
 

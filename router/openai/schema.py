@@ -30,6 +30,7 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
 MAX_LOGPROBS = 20
 MAX_METADATA = 16
+MAX_GUIDED_CHOICES = 1024
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
 MAX_MESSAGES = 8192  # messages, and parts of messages
@@ -106,8 +107,53 @@ class SloFields(Strict):
     strict: bool | None = None
 
 
-class TextFormat(Strict):
-    type: Annotated[Any, exactly("text")]
+SchemaFields = dict[str, Any]
+JsonSchema = Annotated[
+    Annotated[str, Tag("~string")] | Annotated[SchemaFields, Tag("~object")],
+    Discriminator(lambda value: "~string" if isinstance(value, str) else "~object"),
+]
+Pattern = Annotated[str, Field(min_length=1)]
+Choices = Annotated[
+    list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_GUIDED_CHOICES, fail_fast=True)
+]
+
+
+class NamedSchema(Strict):
+    """`strict` is no question here: what is asked for is always kept to."""
+
+    name: Label
+    description: str | None = None
+    schema_: Annotated[SchemaFields, Field(alias="schema")]
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    @model_validator(mode="after")
+    def _a_schema_where_one_is_meant(self) -> ResponseFormat:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise field_error("json_schema", "is required")
+        if self.type != "json_schema" and self.json_schema is not None:
+            raise field_error("json_schema", "is only allowed where `type` is json_schema")
+        return self
+
+
+class StructuredOutputs(Strict):
+    """vLLM's form."""
+
+    json_: Annotated[JsonSchema | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: Pattern | None = None
+    choice: Choices | None = None
+    grammar: Pattern | None = None
+
+    @model_validator(mode="after")
+    def _something_is_asked_for(self) -> StructuredOutputs:
+        if not any((self.json_ is not None, self.json_object, self.regex, self.choice, self.grammar)):
+            raise field_error("json", "or `json_object`, `regex`, `choice` or `grammar` is required")
+        return self
 
 
 class GenerationFields(Strict):
@@ -132,6 +178,12 @@ class GenerationFields(Strict):
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonSchema | None = None
+    guided_regex: Pattern | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Pattern | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
@@ -195,7 +247,6 @@ class ChatRequest(GenerationFields):
     max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    response_format: TextFormat | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
     parallel_tool_calls: bool | None = None
@@ -251,7 +302,6 @@ class CompletionRequest(GenerationFields):
     echo: bool | None = None
     best_of: int | None = None
     suffix: Annotated[Any, only("")] = None
-    response_format: TextFormat | None = None
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> CompletionRequest:
@@ -290,4 +340,4 @@ def field_error(field: str, message: str) -> PydanticCustomError:
 
 
 # They turn up in the paths of errors; the tilde tells them from fields that a client made up.
-UNION_TAGS = frozenset({"~string", "~parts", "~strings", "~ids", "~id_lists"})
+UNION_TAGS = frozenset({"~string", "~object", "~parts", "~strings", "~ids", "~id_lists"})

@@ -21,6 +21,7 @@ PlacementReason = Literal[
     "no_prefill_group",  # local: none is connected, so that the service goes on
     "prefill_too_small",  # local: no prefill group could ever hold it
     "prefill_failed",  # local: it failed on every prefill group before
+    "prefill_unreachable",  # local: no prefill group is known to reach a decode worker, or two did not for this request
     "cached_prefix",  # local after all: the reservation found most of the prompt cached
     "long_prompt",  # remote: many tokens to prefill, by a line that is drawn
     "cheaper_remote",  # remote: so the policy's score says
@@ -143,10 +144,12 @@ class Wait:
 
     `saving_s`: somebody has room, but waiting for somebody better is worth so many seconds. Who has waited for longer
     than that has lost what could be won, and should take what there is: so a wrong guess costs at most twice the best.
+    `better` is the worker of theirs that has no room.
     """
 
     lacks: Literal["worker", "decode", "prefill"]
     saving_s: float | None = None
+    better: WorkerState | None = None
 
 
 def where_to(decode: WorkerState, prefill: WorkerState | None) -> str:

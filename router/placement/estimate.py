@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from slipstream.router.placement.capacity import fits_decode, fits_prefill
+from slipstream.router.placement.capacity import fits_prefill
 from slipstream.router.placement.policy import Job
 from slipstream.router.roster import WorkerState
 
@@ -52,22 +52,25 @@ class PrefillEstimate(NamedTuple):
 
 def estimate_decode(worker: WorkerState, job: Job, now: float) -> DecodeEstimate:
     load, hello, ledger = worker.load, worker.hello, worker.ledger
-    base_s, by_seq_s, by_token_s = worker.times.decode
+    num_tokens, job_remaining = job.num_tokens, job.remaining_tokens
+    times = worker.times
+    base_s, by_seq_s, by_token_s = times.coefficients("decode")
     num_here, context = load.num_seqs, load.context_tokens
     remaining = max(load.remaining_tokens, 0.0)
     if worker is job.placed_on:
         num_here -= 1
-        context -= job.num_tokens
-        remaining = max(remaining - job.remaining_tokens, 0.0)
+        context -= num_tokens
+        remaining = max(remaining - job_remaining, 0.0)
     share = 1.0 - min(load.lately(now)[1], MAX_SHARE)
     step_before_s = (base_s + by_seq_s * num_here + by_token_s * context) / share if num_here else 0.0
-    with_it = context + job.num_tokens + 0.5 * job.remaining_tokens
+    with_it = context + num_tokens + 0.5 * job_remaining
     step_s = (base_s + by_seq_s * (num_here + 1) + by_token_s * with_it) / share
     theirs = max(remaining / num_here, 1.0) if num_here else 0.0
-    fits = worker is job.placed_on or fits_decode(worker, job.num_tokens)
     room_s = 0.0
     page_tokens, free_pages = hello.page_tokens, ledger.free_pages
-    own_pages = -(-(job.num_tokens + 1) // page_tokens)
+    own_pages = -(-(num_tokens + 1) // page_tokens)
+    # As `fits_decode` says, which would look all of it up again.
+    fits = worker is job.placed_on or (ledger.free_slots >= 1 and free_pages >= own_pages)
     if not fits:
         if num_here == 0:
             room_s = NEVER_S
@@ -78,8 +81,8 @@ def estimate_decode(worker: WorkerState, job: Job, now: float) -> DecodeEstimate
             room_s = 2.0 * theirs * min(num_to_end / (num_here + 1), 1.0) * step_before_s
             room_s *= 1 + job.num_waiting_before
     # Some end while others grow: about half of what is to come is there at once.
-    to_come = 0.5 * (remaining + job.remaining_tokens) / page_tokens + own_pages - free_pages
-    overflow_s = to_come * page_tokens * worker.times.prefill[1] if to_come > 0.0 else 0.0
+    to_come = 0.5 * (remaining + job_remaining) / page_tokens + own_pages - free_pages
+    overflow_s = to_come * page_tokens * times.coefficients("prefill")[1] if to_come > 0.0 else 0.0
     return DecodeEstimate(
         worker,
         fits,
@@ -89,8 +92,8 @@ def estimate_decode(worker: WorkerState, job: Job, now: float) -> DecodeEstimate
         step_before_s,
         step_s,
         theirs,
-        job.remaining_tokens * step_s,
-        worker.times.coefficients("reserve")[0],
+        job_remaining * step_s,
+        times.coefficients("reserve")[0],
         overflow_s,
     )
 
@@ -100,12 +103,12 @@ def estimate_prefill(
 ) -> PrefillEstimate:
     """On a prefill group, or on the decode worker that `decoding` is about."""
     load, times, ledger, hello = worker.load, worker.times, worker.ledger, worker.hello
-    chunk_s, token_s, pair_s = times.prefill
+    chunk_s, token_s, pair_s = times.coefficients("prefill")
     beside_s = base_s = 0.0
     chunk_tokens = max(hello.max_step_tokens, 1)
     if decoding is not None and decoding.num_streams:
         num_streams = decoding.num_streams
-        base_s, by_seq_s, by_token_s = times.decode
+        base_s, by_seq_s, by_token_s = times.coefficients("decode")
         beside_s = by_seq_s * num_streams + by_token_s * load.context_tokens * num_streams / max(decoding.num_here, 1)
         chunk_tokens = max(chunk_tokens - num_streams, 1)
     queued, queued_pairs = queue_of(worker)

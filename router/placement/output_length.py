@@ -49,6 +49,9 @@ class OutputForecast:
         return max(self.mean - num_tokens, 0.1 * num_tokens, 1.0)
 
 
+UNFORESEEN = OutputForecast(256, 256, 256, 256.0)  # of a request that nobody has made a forecast for
+
+
 @dataclass(slots=True)
 class _Lengths:
     """Counts of one class, and the mix with its coarser class as it was last asked for."""

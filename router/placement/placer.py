@@ -5,18 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slipstream.router.config import DispatchConfig, PlacementConfig, PolicyName, SloConfig
+from slipstream.router.links import Links
 from slipstream.router.placement.decision import Decision, Placement, Wait, where_to
 from slipstream.router.placement.estimate import estimate_decode, estimate_prefill
 from slipstream.router.placement.isl_threshold import IslThreshold
 from slipstream.router.placement.kv import Kv
 from slipstream.router.placement.least_loaded import LeastLoaded
 from slipstream.router.placement.load import PendingPrefill
-from slipstream.router.placement.output_length import OutputForecast, OutputLengths
 from slipstream.router.placement.policy import Job, PlacementPolicy
 from slipstream.router.placement.progress import placed, prefill_placed, prefill_withdrawn
 from slipstream.router.placement.round_robin import RoundRobin
-from slipstream.router.placement.shortlist import PrefixView, SessionView, Shortlist, shortlist
+from slipstream.router.placement.shortlist import PrefixView, SessionView, Shortlist, reachable, shortlist
 from slipstream.router.placement.slo import SloPolicy
+from slipstream.router.placement.waits import Waits
 from slipstream.router.request_state import RequestState
 from slipstream.router.roster import Roster, WorkerState
 
@@ -38,21 +39,44 @@ def make_policy(name: PolicyName, parameters: PlacementConfig, slo: SloConfig) -
 class Placer:
     """Sans-IO; asks the policy and keeps the workers' load."""
 
-    def __init__(
-        self, config: DispatchConfig, roster: Roster, index: PrefixView, sessions: SessionView, outputs: OutputLengths
-    ) -> None:
+    def __init__(self, config: DispatchConfig, roster: Roster, index: PrefixView, sessions: SessionView) -> None:
         self._config = config
         self._roster = roster
         self._index = index
         self._sessions = sessions
-        self._outputs = outputs
+        self.waits = Waits(roster)
         self._policy = make_policy(config.policy, config.placement, config.slo)
+
+    @property
+    def links(self) -> Links:
+        return self._roster.links
+
+    def follow(self, config: DispatchConfig) -> None:
+        """Decides by these settings from now on."""
+        if (config.policy, config.placement, config.slo) != (
+            self._config.policy,
+            self._config.placement,
+            self._config.slo,
+        ):
+            self._policy = make_policy(config.policy, config.placement, config.slo)
+            self.waits = Waits(self._roster)
+        self._config = config
 
     def place(self, state: RequestState, now: float, num_waiting_before: int = 0) -> Placement | Wait:
         """Where the request goes now. `num_waiting_before` requests before it wait for a better worker."""
+        wait = self.waits.still(state, now)
+        if wait is not None:
+            return wait
+        found = self._rate(state, now, num_waiting_before)
+        if isinstance(found, Wait):
+            self.waits.note(state, found, now)
+        return found
+
+    def _rate(self, state: RequestState, now: float, num_waiting_before: int) -> Placement | Wait:
         candidates = shortlist(state, self._roster, self._index, self._sessions, self._config.placement.max_candidates)
         if not candidates.decodes:
             return Wait("worker")
+        candidates = reachable(candidates, state, self._roster.links, now)
         job = self._job(state, now)
         job.may_wait = state.wait_until_s is None or now < state.wait_until_s
         job.num_waiting_before = num_waiting_before
@@ -61,12 +85,15 @@ class Placer:
 
     def begin(self, state: RequestState, placement: Placement, now: float) -> None:
         """The placement was taken."""
+        self.waits.forget(state.request_id)
         decode, group = placement.decode, placement.prefill
         job = self._job(state, now)
         cached = state.shortlist_cached
         state.decode_cached_tokens = cached.get(decode, 0)
         worker = group if group is not None else decode
         pending = self._pending(job, worker, cached.get(worker, 0), now)
+        if group is not None:
+            self.links.used(group.hello, decode.hello, now)
         placed(state, decode, len(state.output) + job.remaining_tokens, now)
         prefill_placed(state, worker, pending)
         state.shortlist_cached = {}
@@ -117,8 +144,6 @@ class Placer:
         request, slo = state.request, self._config.slo
         wanted = request.slo
         forecast = state.forecast
-        if forecast is None:
-            forecast = state.forecast = self._forecast(state)
         return Job(
             state.num_tokens,
             forecast,
@@ -127,16 +152,6 @@ class Placer:
             wanted.itl_s if wanted.itl_s is not None else slo.itl_ms / 1e3,
             now - state.record.timeline.queued,
             self._local_max_tokens(state),
-        )
-
-    def _forecast(self, state: RequestState) -> OutputForecast:
-        request = state.request
-        return self._outputs.predict(
-            request.tenant,
-            "",
-            state.num_prompt_tokens,
-            request.sampling.max_tokens,
-            request.expected_output_tokens,
         )
 
     def _pending(self, job: Job, worker: WorkerState, num_cached: int, now: float) -> PendingPrefill:

@@ -75,6 +75,18 @@ def decoding(state: RequestState) -> None:
         state.decode.load.num_running += 1
 
 
+def moved(state: RequestState, destination: WorkerState, is_whole: bool) -> None:
+    """It decodes on another worker from now on, once that has all its pages. Before `state.decode` is another."""
+    source, remaining = state.decode, state.expected_output_tokens - len(state.output)
+    assert source is not None
+    source.load.remove_sequence(state.num_tokens, remaining)
+    source.load.num_running -= 1
+    destination.load.add_sequence(state.num_tokens, remaining)
+    destination.load.num_running += is_whole
+    state.is_decoding = is_whole
+    state.transfer_pages = None
+
+
 def leave(state: RequestState) -> None:
     """The attempt is over: nothing of it is on its workers any more. Before `state.decode` is forgotten."""
     prefill_withdrawn(state)

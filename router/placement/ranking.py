@@ -70,6 +70,8 @@ def place_by(rule: Rule, job: Job, shortlist: Shortlist, now: float) -> Placemen
             options.append(Option(rated.cost, rated.worker, None, rated.fits, terms, rated.num_cached))
     for rated in _best(remote):
         for group in groups:
+            if shortlist.cut and (rated.worker, group.worker) in shortlist.cut:
+                continue
             fits = rated.fits and group.fits
             terms = rated.terms + group.terms
             cost = rated.cost + group.cost

@@ -38,6 +38,9 @@ _PRIORS: dict[str, Sequence[float]] = {
 REALITY_RATE = 0.1
 REALITY_STEP = 8.0  # at most a factor of so much is taken from one first token, of which 1.23 is believed
 MIN_REALITY, MAX_REALITY = 0.25, 1e6  # who is slower than it says can do harm, who is faster none
+HAND_OFF_KINDS = ("transfer", "gap", "reserve")
+SETTLED_SAMPLES, SETTLED_EVERY = 100, 4  # 4 is no multiple of 3: all three kinds have their turn
+POOLED_SAMPLES, POOLED_EVERY = 16, 8  # of a worker its pool learns so many, then every eighth
 MESSAGE_S = 5e-3  # below this, messages and timers count as much as the work
 
 
@@ -45,12 +48,13 @@ class ServiceTimes:
     """The times of one worker, or of a pool. `pool` learns what this one learns and is asked for what this one has no
     samples of; `stand_in`, another pool, is only asked."""
 
-    __slots__ = ("_fits", "_pool", "_stand_in", "reality")
+    __slots__ = ("_fits", "_num_offered", "_pool", "_stand_in", "reality")
 
     def __init__(self, pool: ServiceTimes | None = None, stand_in: ServiceTimes | None = None) -> None:
         self._pool = pool
         self._stand_in = stand_in
         self._fits: dict[str, LinearFit] = {}
+        self._num_offered = 0
         self.reality = 1.0  # first tokens come so many times later than the worker's own times say
 
     # ---- what is learned
@@ -97,8 +101,13 @@ class ServiceTimes:
                 return
             self._fits[kind] = fit
         else:
+            if fit.num_samples > SETTLED_SAMPLES and kind in HAND_OFF_KINDS:
+                self._num_offered += 1
+                if self._num_offered % SETTLED_EVERY:
+                    return  # every hand-off brings three, and a fit that is settled learns little from one
             fit.observe(features, seconds)
-        if self._pool is not None:
+        # A pool knows the work after its first samples, and would get thousands a second of a thousand workers.
+        if self._pool is not None and (fit.num_samples <= POOLED_SAMPLES or fit.num_samples % POOLED_EVERY == 0):
             self._pool._observe(kind, features, seconds)
 
     def _start(self, kind: str) -> Sequence[float]:
@@ -143,7 +152,7 @@ class ServiceTimes:
 
     def noise(self, kind: str) -> float:
         """How far single measurements lie from the prediction, relative to it."""
-        fit = self._known(kind)
+        fit = self._fits.get(kind) or self._known(kind)
         return fit.noise if fit is not None else 1.0
 
     def decode_step_s(self, num_seqs: int, context_tokens: int) -> Estimate:

@@ -1,21 +1,30 @@
 """Who comes into question for a request: a bounded number of workers of each side, however many there are.
 
-Those with most of its tokens cached, the one where its conversation ran, and those with most room. Of these, who could
-ever hold it and has not failed it before. This part is the same for all policies; they only rank.
+Of the workers of its version of the model those with most of its tokens cached, the one where its conversation ran, and
+those with most room. Of these, who could ever hold it and has not failed it before. This part is the same for all
+policies; they only rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Set
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Protocol
 
 from slipstream.kv_transfer.ticket import PeerId
+from slipstream.router.links import Links
 from slipstream.router.messages import Role
 from slipstream.router.placement.capacity import can_ever_hold
 from slipstream.router.placement.decision import PlacementReason
 from slipstream.router.request_state import RequestState
 from slipstream.router.roster import Roster, WorkerState
+
+MAX_UNREACHABLE = 2  # attempts whose pages found no way; then the decode worker prefills
+
+# Of many workers that nothing but their room speaks for, those with most of it: the next ones are hardly any better.
+FRESH = 4
+FEW = 16  # workers of a side are all looked at
 
 
 class PrefixView(Protocol):
@@ -46,10 +55,29 @@ class Shortlist:
     excluded: tuple[WorkerState, ...] = ()
     num_decodes: int = 0  # connected, not only those here
     num_prefills: int = 0
+    cut: frozenset[tuple[WorkerState, WorkerState]] = frozenset()  # (decode, prefill) that do not reach each other now
 
     def excluded_ways(self, decode: WorkerState) -> list[tuple[PeerId, PeerId | None]]:
         """As (decode, prefill), where `decode` is the one that was chosen."""
         return [(w.peer, None) if w.hello.role == "decode" else (decode.peer, w.peer) for w in self.excluded]
+
+
+def reachable(candidates: Shortlist, state: RequestState, links: Links, now: float) -> Shortlist:
+    """The shortlist without ways that the pages cannot go."""
+    if not candidates.prefills or not (links or state.num_unreachable):
+        return candidates
+    cut = [
+        (decode, group)
+        for group in candidates.prefills
+        for decode in candidates.decodes
+        if not links.is_open(group.hello, decode.hello, now)
+    ]
+    if state.num_unreachable >= MAX_UNREACHABLE:
+        groups = []
+    else:
+        groups = [g for g in candidates.prefills if any((d, g) not in cut for d in candidates.decodes)]
+    no_prefill = candidates.no_prefill if groups else "prefill_unreachable"
+    return replace(candidates, prefills=groups, no_prefill=no_prefill, cut=frozenset(cut))
 
 
 def shortlist(
@@ -60,7 +88,8 @@ def shortlist(
     Workers that failed it are taken only where nobody else could do it; a prefill group that failed it never, as the
     decode worker can prefill."""
     num_tokens, avoid = state.num_tokens, state.failed_on
-    all_decodes, all_prefills = roster.decode_workers, roster.prefill_groups
+    version = state.version
+    all_decodes, all_prefills = roster.workers_of("decode", version), roster.workers_of("prefill", version)
     cached: dict[WorkerState, int] = {}
     familiar: list[WorkerState] = []
     found: list[list[WorkerState]] = []
@@ -72,16 +101,18 @@ def shortlist(
         else:
             cached.update([(worker, held) for worker, _ in hits if (held := index.held_tokens(worker, state))])
         known = sessions.worker_of(state.request.session, role, state.request.tenant)
+        if known is not None and known.version != version:
+            known = None
         if known is not None:
             familiar.append(known)
-        if len(everybody) <= max_candidates:
+        if len(everybody) <= min(max_candidates, FEW):
             found.append(everybody)
             continue
         first = dict.fromkeys([worker for worker, _ in hits])
         if known is not None:
             first[known] = None
-        room = max_candidates - len(first)
-        first.update(dict.fromkeys(_first_new(roster, role, first.keys(), room, max_candidates)))
+        room = min(max_candidates - len(first), FRESH)
+        first.update(dict.fromkeys(_first_new(roster, role, version, first.keys(), room)))
         found.append(list(first))
     decodes = [w for w in found[0] if can_ever_hold(w, num_tokens)]
     if not decodes and len(all_decodes) > max_candidates:  # a prompt for the largest workers only
@@ -97,10 +128,8 @@ def shortlist(
     )
 
 
-def _first_new(
-    roster: Roster, role: Role, known: Set[WorkerState], limit: int, max_candidates: int
-) -> list[WorkerState]:
-    return [w for w in roster.least_loaded(role, max_candidates) if w not in known][:limit]
+def _first_new(roster: Roster, role: Role, version: str, known: Set[WorkerState], limit: int) -> Iterator[WorkerState]:
+    return islice((w for w in roster.in_order(role, version) if w not in known), limit)
 
 
 def _prefills(

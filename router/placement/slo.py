@@ -77,6 +77,20 @@ def miss(value: float, level: float, noise: float) -> float:
     return 0.0 if z > 40.0 else 1.0 if z < -40.0 else 1.0 / (1.0 + math.exp(z))
 
 
+def _allowed_s(job: Job) -> float:
+    """What its own levels allow the whole answer to take."""
+    return job.ttft_slo_s + job.remaining_tokens * job.itl_slo_s
+
+
+def _ttft_risk(job: Job, ttft_s: float, noise: float) -> float:
+    left_s = job.ttft_slo_s - job.waited_s
+    return _allowed_s(job) if left_s <= 0.0 else miss(ttft_s, left_s, noise) * _allowed_s(job)
+
+
+def _itl_risk(job: Job, step_s: float) -> float:
+    return miss(step_s, job.itl_slo_s, STEP_NOISE) * _allowed_s(job)
+
+
 class SloPolicy:
     """`levels` are those of the streams already there, which say none of their own here."""
 
@@ -105,14 +119,18 @@ class SloPolicy:
             options += self._remote(job, landing, shortlist, now)
         else:
             landing = []
+        if not options:
+            return Wait("prefill")
         options.sort(key=_cost)
         best = options[0]
         chosen = next((option for option in options if option[3]), None)
         if chosen is None:
             return Wait("prefill" if any(there.fits for _, there, _, _ in landing) else "decode")
         if chosen is not best and job.may_wait:
-            lacks_decode = best.prefill is None or best.terms[0] > 0.0
-            return Wait("decode" if lacks_decode else "prefill", saving_s=chosen.cost - best.cost)
+            saving_s = chosen.cost - best.cost
+            if best.prefill is None or best.terms[0] > 0.0:
+                return Wait("decode", saving_s, best.decode)
+            return Wait("prefill", saving_s, best.prefill)
         reason = line or ("cheaper_local" if chosen.prefill is None else "cheaper_remote")
         return self._placement(job, shortlist, options, chosen, reason)
 
@@ -120,7 +138,6 @@ class SloPolicy:
         self, job: Job, there: DecodeEstimate, beside: PrefillEstimate, shortlist: Shortlist
     ) -> tuple[float, ...]:
         ttft_s = there.room_s + beside.queue_s + beside.own_s
-        ttft_risk, itl_risk = self._own_risks(job, ttft_s, there.step_s, beside.noise)
         slowdown, others_risk, overflow = self._harm(job, there, beside.added_s)
         num_streams = there.num_streams
         over_s = beside.chunk_s - max(self._itl_s, there.step_before_s)
@@ -132,8 +149,8 @@ class SloPolicy:
             beside.own_s,
             there.decode_s,
             0.0,
-            ttft_risk,
-            itl_risk,
+            _ttft_risk(job, ttft_s, beside.noise),
+            _itl_risk(job, there.step_s),
             num_streams * beside.added_s,
             hiccup,
             slowdown,
@@ -162,38 +179,35 @@ class SloPolicy:
         if len(landing) > PAIRS:
             landing = _best_of(landing)
         options = []
-        for _, decode, harm, num_cached in landing:
-            handoff = gap_s(decode.worker, job, num_cached)
-            step_s = decode.step_s + handoff / max(job.remaining_tokens, 1.0)
-            affinity = -0.5 * decode.step_s if decode.worker in familiar else 0.0
+        cut = shortlist.cut
+        for _, decode, (slowdown, others_risk, overflow), num_cached in landing:
+            worker, room_s, reserve_s = decode.worker, decode.room_s, decode.reserve_s
+            handoff = gap_s(worker, job, num_cached)
+            itl_risk = _itl_risk(job, decode.step_s + handoff / max(job.remaining_tokens, 1.0))
+            affinity = -0.5 * decode.step_s if worker in familiar else 0.0
             for _, group, later in groups:
-                ttft_s = decode.room_s + decode.reserve_s + group.queue_s + group.own_s
+                if cut and (worker, group.worker) in cut:
+                    continue
                 terms = (
-                    decode.room_s,
-                    decode.reserve_s,
+                    room_s,
+                    reserve_s,
                     group.queue_s,
                     group.own_s,
                     decode.decode_s,
                     handoff,
-                    *self._own_risks(job, ttft_s, step_s, group.noise),
+                    _ttft_risk(job, room_s + reserve_s + group.queue_s + group.own_s, group.noise),
+                    itl_risk,
                     0.0,
                     0.0,
-                    harm[0],
-                    harm[1],
+                    slowdown,
+                    others_risk,
                     later,
-                    harm[2],
+                    overflow,
                     affinity - 0.5 * decode.step_s if group.worker in familiar else affinity,
                 )
                 fits = decode.fits and group.fits
-                options.append(Option(sum(terms), decode.worker, group.worker, fits, terms, group.num_cached))
+                options.append(Option(sum(terms), worker, group.worker, fits, terms, group.num_cached))
         return options
-
-    def _own_risks(self, job: Job, ttft_s: float, step_s: float, noise: float) -> tuple[float, float]:
-        """Probabilities of missing the request's own levels, times what these allow it to take."""
-        allowed_s = job.ttft_slo_s + job.remaining_tokens * job.itl_slo_s
-        left_s = job.ttft_slo_s - job.waited_s
-        late = 1.0 if left_s <= 0.0 else miss(ttft_s, left_s, noise)
-        return late * allowed_s, miss(step_s, job.itl_slo_s, STEP_NOISE) * allowed_s
 
     def _harm(self, job: Job, there: DecodeEstimate, added_s: float) -> tuple[float, float, float]:
         """To those already there by one more sequence and `added_s` seconds of prefill: slowdown, risk, overflow."""

@@ -6,8 +6,9 @@ A full page is known by a digest that chains over everything before it:
     digest(0) = xxh3_128(root      | tokens of page 0)
     digest(1) = xxh3_128(digest(0) | tokens of page 1) ...
 
-so equal digests mean equal prefixes of the same model within the same salt. `model` is the name that is served, the
-same at the router and at all of its workers, whatever directory or dtype a pool loads it from.
+so equal digests mean equal prefixes of the same model within the same salt. `model` is the name that is served with
+its version (`model_key`), the same at the router and at all workers of that version, whatever directory or dtype a pool
+loads it from.
 
 Between worker and router a page goes by the first eight bytes of its digest, its block id. Two prefixes that share an
 id cost the router a wrong guess; what a worker serves is decided by whole digests and tokens.
@@ -21,6 +22,11 @@ from collections.abc import Iterable
 from xxhash import xxh3_128_digest
 
 ID_BYTES = 8
+
+
+def model_key(model: str, version: str) -> str:
+    """What tells KV of one version of a model from that of others."""
+    return f"{model}@{version}" if version else model
 
 
 def root_digest(model_id: str, cache_salt: str) -> bytes:

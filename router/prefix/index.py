@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from slipstream.router.messages import BlocksChanged, Role
-from slipstream.router.prefix.block_hash import BlockChain, root_digest, unpack_block_ids
+from slipstream.router.messages import BlocksChanged, Hello, Role
+from slipstream.router.prefix.block_hash import BlockChain, model_key, root_digest, unpack_block_ids
 from slipstream.router.prefix.holder import BlockEventError, Holder
 from slipstream.router.request_state import RequestState
 from slipstream.router.roster import WorkerState
@@ -52,12 +52,17 @@ class PrefixIndexStatus:
     confirmed_tokens: int = 0
 
 
+# Gives the names of a request's pages, of the size and model of the worker that says hello.
+NamePages = Callable[[RequestState, Hello], BlockChain]
+
+
 class PrefixIndex:
     """Knows the blocks of the workers that were added. `max_entries` bounds its memory: beyond it, it learns nothing
-    more until something is removed."""
+    more until something is removed. `name_pages`: who has no tokens, like a simulator, names pages in another way."""
 
-    def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
+    def __init__(self, max_entries: int = MAX_ENTRIES, name_pages: NamePages | None = None) -> None:
         self._max_entries = max_entries
+        self._name_pages = name_pages or _hash_pages
         self._masks: dict[int, int] = {}
         self._holders: dict[WorkerState, Holder] = {}
         self._by_bit: dict[int, Holder] = {}
@@ -153,6 +158,15 @@ class PrefixIndex:
         if len(self._placements) > MAX_PLACEMENTS_REMEMBERED:
             self._expire_first()
 
+    def give_up(self, worker: WorkerState, state: RequestState) -> None:
+        """What was expected of a request will not be computed there: it was cancelled, or has to go elsewhere. What a
+        later request is to compute, too, is still expected."""
+        holder = self._holders.get(worker)
+        if holder is None or state.blocks is None or state.placed_s is None:
+            return
+        until, expected = state.placed_s + EXPECTED_S, holder.expected
+        self._stop_expecting(holder, [block for block in state.blocks.ids if expected.get(block) == until])
+
     def expire(self, now: float) -> None:
         """Gives up what has been expected for too long. To be called before lookups; costs next to nothing."""
         while self._placements and self._placements[0][0] <= now:
@@ -247,11 +261,10 @@ class PrefixIndex:
 
     def _chain(self, state: RequestState) -> BlockChain:
         """The request's blocks, up to the last full page of what it has by now."""
-        hello = next(iter(self._holders)).hello  # all have the same model and size of pages
+        hello = next(iter(self._holders)).hello  # all have the same name of the model and size of pages
         chain = state.blocks
         if chain is None or chain.page_tokens != hello.page_tokens:
-            root = root_digest(hello.model, state.request.cache_salt)
-            chain = state.blocks = BlockChain(root, hello.page_tokens)
+            chain = state.blocks = self._name_pages(state, hello)
         if len(chain.ids) != state.num_tokens // hello.page_tokens:
             chain.extend(state.prompt_ids + state.output.packed_ids)
         return chain
@@ -321,10 +334,17 @@ class PrefixIndex:
     def _expire_first(self) -> None:
         until, holder, blocks = self._placements.popleft()
         expected = holder.expected
-        overdue = [block for block in blocks if expected.get(block) == until]
-        if overdue:
+        self._stop_expecting(holder, [block for block in blocks if expected.get(block) == until])
+
+    def _stop_expecting(self, holder: Holder, blocks: list[int]) -> None:
+        if blocks:
             self._version += 1
-            for block in overdue:
-                del expected[block]
-            self._forget(holder, overdue)
-            self._num_entries -= len(overdue)
+            for block in blocks:
+                del holder.expected[block]
+            self._forget(holder, blocks)
+            self._num_entries -= len(blocks)
+
+
+def _hash_pages(state: RequestState, hello: Hello) -> BlockChain:
+    root = root_digest(model_key(hello.model, state.version), state.request.cache_salt)
+    return BlockChain(root, hello.page_tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import random
@@ -51,7 +52,7 @@ class Rank:
             rank=0,
             tp=1,
             peer=peer,
-            config=TransferConfig(transport=way, slab_pages=4, staging_mib=2, tls=tls),
+            config=TransferConfig(transport=way, slab_pages=4, staging_mib=2, tls=tls, peer_timeout_s=2),
             on_event=self.events.put,
         )
 
@@ -146,6 +147,26 @@ def test_strangers_on_the_port_do_no_harm(open_rank: Open) -> None:
     assert_transfers(source, destination)
     for stranger in silent:
         stranger.close()
+
+
+def test_a_listener_that_never_answers_counts_as_unreachable(open_rank: Open) -> None:
+    source, destination = open_rank("prefill", value=7), open_rank("decode")
+    assert_transfers(source, destination)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = TransferAddress("127.0.0.1", silent.getsockname()[1])
+        ticket = dataclasses.replace(destination.ticket(), addresses=(address,))
+        source.agent.send(ticket, PAGE_IDS, len(PAGE_IDS))
+        failed = source.events.get(timeout=EVENT_S)
+    assert isinstance(failed, SendFailed)
+    assert failed.reason.endswith("is lost: no answer within 2 s")
+    assert failed.is_unreachable
+    assert_transfers(source, destination)  # the link that it has is none of its business
+    ticket = destination.ticket()
+    source.agent.send(ticket, PAGE_IDS)
+    source.agent.cancel(ticket.key)
+    cancelled = source.events.get(timeout=EVENT_S)
+    assert isinstance(cancelled, SendFailed)
+    assert not cancelled.is_unreachable
 
 
 def test_a_link_goes_without_shared_memory_where_little_is_left(

@@ -26,6 +26,7 @@ from slipstream.router.generation import (
 )
 from slipstream.router.history import RequestRecord, Timeline
 from slipstream.router.http.server import HttpServer
+from slipstream.router.measured import RoleMeasured
 from slipstream.router.messages import FinishReason, TokenLogprob, unpack_ids
 from slipstream.router.status import Snapshot, Totals
 from slipstream.router.stream import GenerationStream
@@ -57,6 +58,7 @@ class FakeService:
     script: Callable[[GenerateRequest], Script]
     max_model_len: int | None = MAX_MODEL_LEN
     refusal: AdmissionError | None = None
+    versions: tuple[str, ...] = ()
     requests: list[GenerateRequest] = field(default_factory=list)
     streams: dict[str, GenerationStream] = field(default_factory=dict)
     records: dict[str, RequestRecord] = field(default_factory=dict)
@@ -84,6 +86,9 @@ class FakeService:
         task.add_done_callback(self._tasks.discard)
         self.submitted.set()
         return stream
+
+    def measured(self) -> tuple[RoleMeasured, ...]:
+        return ()
 
     def snapshot(self) -> Snapshot:
         return self.snapshot_value

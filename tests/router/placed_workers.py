@@ -10,7 +10,7 @@ from slipstream.router.messages import PROTOCOL_VERSION, Credits, Hello, Role, S
 from slipstream.router.output_log import OutputLog
 from slipstream.router.placement.decision import Placement, Wait
 from slipstream.router.placement.load import PendingPrefill
-from slipstream.router.placement.output_length import OutputForecast, OutputLengths
+from slipstream.router.placement.output_length import OutputForecast
 from slipstream.router.placement.placer import Placer
 from slipstream.router.placement.policy import Job
 from slipstream.router.request_state import RequestState
@@ -125,7 +125,7 @@ def placer(
         roster.add(state)
         state.times = times  # those it was measured with
     views = views or NoPrefixes()
-    return Placer(DispatchConfig(**config), roster, views, views, OutputLengths())  # type: ignore[arg-type]
+    return Placer(DispatchConfig(**config), roster, views, views)  # type: ignore[arg-type]
 
 
 def where(found: Placement | Wait) -> tuple[str, str, str | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -260,7 +261,7 @@ def test_usage_is_ones_own_or_all_for_an_admin_and_outlives_the_process(tmp_path
 def test_operators_pages_need_an_admin_and_others_see_requests_of_their_tenant_only(tmp_path: Path) -> None:
     async def main(folder: Path) -> None:
         async with guarded(folder) as (site, _, _):
-            for path in ("/metrics", "/cluster/status"):
+            for path in ("/metrics", "/cluster/status", "/cluster/profile"):
                 status, _, body = await site.request("GET", path, None, bearer("alice"))
                 assert (status, code_of(orjson.loads(body))) == (403, "admin_only")
                 assert (await site.request("GET", path, None, bearer("root")))[0] == 200
@@ -299,10 +300,10 @@ def test_an_admin_port_has_what_operators_ask_and_the_api_port_no_longer(tmp_pat
     async def main(folder: Path) -> None:
         async with guarded(folder, admin_port=True) as (site, _, port):
             inside = FrontUnderTest(site.service, site.tokenizer, site.server, port)
-            for path in ("/metrics", "/cluster/status", "/health/ready", "/health/live"):
+            for path in ("/metrics", "/cluster/status", "/cluster/profile", "/health/ready", "/health/live"):
                 assert (await inside.request("GET", path))[0] == 200
             assert (await inside.request("GET", "/v1/models"))[0] == 404
-            for path in ("/metrics", "/cluster/status"):
+            for path in ("/metrics", "/cluster/status", "/cluster/profile"):
                 assert (await site.request("GET", path, None, bearer("root")))[0] == 404
             _, _, answer = await complete(site, "alice")
             path = f"/v1/requests/{answer['id']}/explain"
@@ -352,6 +353,25 @@ def test_a_changed_file_holds_without_a_restart_and_a_broken_one_does_not(
             assert b'slipstream:rate_limited_total{limit="requests",tenant="research"} 1.0' in page
 
     in_folder(main, tmp_path)
+
+
+@pytest.mark.parametrize(("text", "level"), [("keys: []", logging.WARNING), (key_text(without="bob"), logging.INFO)])
+def test_a_file_without_any_key_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str, level: int
+) -> None:
+    monkeypatch.setattr(access_module, "LOOK_EVERY_S", 0.01)
+    caplog.set_level(logging.INFO)
+
+    async def main(folder: Path) -> None:
+        async with guarded(folder) as (_, access, _):
+            (folder / "new").write_text(text)
+            (folder / "new").replace(folder / "keys.yaml")
+            async with asyncio.timeout(30):
+                while not access.num_reloads["ok"]:
+                    await asyncio.sleep(0.01)
+
+    in_folder(main, tmp_path)
+    assert [one.levelno for one in caplog.records if "have changed" in one.getMessage()] == [level]
 
 
 def test_a_key_that_is_gone_serves_nobody_although_nobody_has_called_since(

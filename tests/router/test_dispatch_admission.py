@@ -16,6 +16,10 @@ from slipstream.router.generation import (
 )
 from slipstream.router.messages import PROTOCOL_VERSION, Credits, Hello, SamplingParams, StepOutput, TokenChunk
 from slipstream.router.pace import LATEST_SAMPLES, MIN_SAMPLES, UNKNOWN_RETRY_S, PlacementPace
+from slipstream.router.prefix.index import PrefixIndex
+from slipstream.router.request_book import RequestBook
+from slipstream.router.roster import Roster
+from slipstream.router.versions import Versions
 
 D = PeerId("d", 1)
 
@@ -177,3 +181,16 @@ def test_a_question_with_many_choices_does_not_hold_every_slot_while_others_wait
         lab.now += 0.01
         lab.serve()
     assert {"of the same tenant", "of another"} < set(lab.running[:4])
+
+
+def test_a_tenant_is_charged_what_its_answers_have_been_like_and_not_what_it_may_ask_for():
+    config = DispatchConfig()
+    book = RequestBook(config, 16, Versions(config.versions, Roster()), PrefixIndex())
+    for _ in range(200):
+        book.outputs.learn("brief", "", 10, 8, is_whole=True)
+    for tenant in ("brief", "unknown"):
+        book.admit(GenerateRequest(tenant, [1] * 10, SamplingParams(max_tokens=4000), tenant=tenant), [], 0.0)
+        book.leave_queue(book[tenant], 0.0)
+    assert 10 + 6 <= book["brief"].charged_tokens <= 10 + 60
+    assert book["unknown"].charged_tokens < 10 + 4000
+    assert book["brief"].charged_tokens < book["unknown"].charged_tokens

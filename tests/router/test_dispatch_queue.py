@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.router.deadlines import DeadlineRing, Deadlines
-from slipstream.router.fair_line import EXPECTED_OUTPUT_TOKENS, MAX_AWAY, expected_tokens
+from slipstream.router.fair_line import MAX_AWAY, expected_tokens
 from slipstream.router.generation import GenerateRequest, Slo
 from slipstream.router.history import RequestRecord, Timeline
 from slipstream.router.messages import SamplingParams, pack_ids
 from slipstream.router.output_log import OutputLog
+from slipstream.router.placement.output_length import OutputForecast
 from slipstream.router.queue import MAX_PRIORITY, WorkQueue
 from slipstream.router.ranked_heap import RankedHeap
 from slipstream.router.request_state import RequestState
@@ -20,13 +21,14 @@ from slipstream.router.request_state import RequestState
 AGEING_S = 5.0
 
 
-def waiting(request_id, queued_s=0.0, priority=0, tenant="", *, weight=1.0, tokens=10, ttft_s=None, max_tokens=1):
+def waiting(request_id, queued_s=0.0, priority=0, tenant="", *, weight=1.0, tokens=10, ttft_s=None, output=1):
     prompt_ids = pack_ids([1] * tokens)
-    sampling = SamplingParams(max_tokens)
+    sampling = SamplingParams(1000)
     slo = Slo(ttft_s)
     request = GenerateRequest(request_id, prompt_ids, sampling, priority, tenant=tenant, weight=weight, slo=slo)
     record = RequestRecord(request_id, tenant, priority, tokens, Timeline(queued_s))
-    return RequestState(request, prompt_ids, OutputLog(max_tokens), record)
+    forecast = OutputForecast(output, output, output, float(output))
+    return RequestState(request, prompt_ids, OutputLog(1000), record, forecast=forecast)
 
 
 def queue_of(*states, ageing_s=AGEING_S):
@@ -138,17 +140,17 @@ def test_large_requests_cost_a_tenant_turns():
 
 def test_output_that_was_not_foreseen_is_charged_at_the_end():
     queue = queue_of(
-        *[waiting(f"a{i}", 0, 0, "a", max_tokens=5000) for i in range(9)],
-        *[waiting(f"b{i}", 0, 0, "b", max_tokens=5000) for i in range(9)],
+        *[waiting(f"a{i}", 0, 0, "a", output=200) for i in range(9)],
+        *[waiting(f"b{i}", 0, 0, "b", output=200) for i in range(9)],
     )
     first, second = serve(queue), serve(queue)
     assert {first.request.tenant, second.request.tenant} == {"a", "b"}
-    assert first.charged_tokens == expected_tokens(first) == 10 + EXPECTED_OUTPUT_TOKENS
-    queue.settle(first, 10 + 3 * EXPECTED_OUTPUT_TOKENS)
+    assert first.charged_tokens == expected_tokens(first) == 210
+    queue.settle(first, 610)
     queue.settle(second, 10)
     others = [serve(queue).request.tenant for _ in range(3)]
     assert others == [second.request.tenant] * 3
-    queue.settle(first, 10 + 3 * EXPECTED_OUTPUT_TOKENS)  # again: nothing is missing
+    queue.settle(first, 610)  # again: nothing is missing
     assert serve(queue).request.tenant == first.request.tenant
 
 
@@ -167,13 +169,42 @@ def test_debts_are_forgotten_when_nobody_waits_and_absent_tenants_are_not_kept_f
 
 
 def test_tenants_that_come_once_are_not_kept_for_ever_while_others_wait():
-    queue = queue_of(waiting("old", tenant="old", tokens=1000), waiting("old2", tenant="old"))
-    serve(queue)  # what is left of it waits behind every newcomer, so the queue never empties
+    queue = queue_of(waiting("old", tenant="old", tokens=10**6), waiting("old2", tenant="old"))
+    serve(queue)  # what is left of it waits behind many newcomers, so the queue never empties
     for i in range(3 * MAX_AWAY):
         queue.push(waiting(f"t{i}", tenant=f"t{i}"))
         assert serve(queue).request_id == f"t{i}"
     assert len(queue) == 1
     assert len(queue._lines[0]._away) <= MAX_AWAY + 1
+
+
+@pytest.mark.parametrize("num_at_once", [1, 2, 5])
+def test_endless_new_names_do_not_keep_out_who_had_his_turn_before_them(num_at_once):
+    """So many newcomers always wait; each token is divided among them and the one who was there first."""
+    queue = queue_of(waiting("old", tenant="old", tokens=1000), waiting("old2", tenant="old", tokens=1000))
+    assert serve(queue).request_id == "old"
+    served = ""
+    num_turns = 0
+    for i in range(num_at_once):
+        queue.push(waiting(f"t{i}", tenant=f"t{i}"))
+    while served != "old2":
+        served = serve(queue).request_id
+        num_turns += 1
+        queue.push(waiting(f"n{num_turns}", tenant=f"n{num_turns}"))
+        assert num_turns <= (1001 / 11 + 2) * (num_at_once + 1)
+    assert num_turns >= 1001 / 11 - 1  # and does not get ahead of them either
+
+
+def test_a_newcomer_starts_no_later_than_what_its_own_request_costs_whatever_was_charged_wrongly():
+    """The charges of one who waited alone were much too high, so the virtual time is far ahead of all tags."""
+    queue = queue_of(*[waiting(f"a{i}", tenant="a", output=10_000) for i in range(9)])
+    served = [serve(queue) for _ in range(5)]
+    for state in served:
+        queue.settle(state, 11)
+    for i in range(50):
+        queue.push(waiting(f"x{i}", tenant="x"))
+    queue.push(waiting("new", tenant="new"))
+    assert "new" in [serve(queue).request_id for _ in range(8)]  # after four of a's and at most one of x's
 
 
 @settings(max_examples=60, deadline=None)

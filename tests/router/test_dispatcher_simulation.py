@@ -22,18 +22,24 @@ from slipstream.router.dispatcher import Dispatcher
 from slipstream.router.generation import GenerateRequest, QueueFullError
 from slipstream.router.messages import (
     PROTOCOL_VERSION,
+    Adopt,
     Cancel,
+    Copied,
     Credits,
     Drain,
     EngineRequest,
+    Extend,
     Failed,
+    Frozen,
     Generate,
     HandedOff,
     Hello,
+    Migrate,
     PeerLost,
     Prefill,
     Reserve,
     Reserved,
+    Resume,
     RouterMessage,
     SamplingParams,
     Start,
@@ -84,6 +90,9 @@ class Sequence:
     landed: bool = False
     started: bool = False
     closing: bool = False
+    is_last: bool = True  # of what comes from another decode worker
+    frozen: bool = False
+    parked: bool = False  # its next step fell into the time in which it stood still
     output: list[int] = field(default_factory=list)
 
 
@@ -112,7 +121,7 @@ class FakeWorker:
             self.hello.max_queued_tokens - sum(s.uncomputed for s in sequences),
         )
 
-    def admit(self, seq: int, request: EngineRequest, *, prefill: bool) -> Sequence:
+    def admit(self, seq: int, request: EngineRequest, *, prefill: bool, room: int = 1) -> Sequence:
         assert seq == self.acked + 1, "spending messages are numbered without a gap"
         self.acked = seq
         assert not self.draining, "new work after Drain"
@@ -130,7 +139,7 @@ class FakeWorker:
             assert tokens >= min(num_tokens, self.hello.max_queued_tokens), "tokens overspent"
             sequence = Sequence(request, need, 0, num_tokens, output=output)
         else:
-            need = -(-(num_tokens + 1) // PAGE_TOKENS)
+            need = -(-(num_tokens + room) // PAGE_TOKENS)
             assert slots >= 1, "slots overspent"
             assert pages >= need, "pages overspent"
             sequence = Sequence(request, need, 1, output=output)
@@ -193,6 +202,18 @@ class FakeWorker:
                     started.output += token_ids
                     if started.landed:
                         self.later(0.02, lambda: self.decode((request_id, attempt)))
+            case Adopt(seq, request, source, _, room):
+                sequence = self.admit(seq, request, prefill=False, room=max(room, 1))
+                sequence.source, sequence.is_last = source, room > 0
+                self.later(0.01, lambda: self.reserve(sequence))
+            case Extend(seq, request_id, attempt, token_ids, room):
+                assert seq == self.acked + 1
+                self.acked = seq
+                self.extend((request_id, attempt), token_ids, room)
+            case Migrate(request_id, attempt, to_attempt, ticket, freeze):
+                self.migrate((request_id, attempt), to_attempt, ticket, freeze)
+            case Resume(request_id, attempt):
+                self.resume((request_id, attempt))
             case Cancel(request_id, attempt):
                 self.cancel((request_id, attempt))
             case PeerLost(peer):
@@ -232,6 +253,55 @@ class FakeWorker:
             if waits_for_it or (sends_to_it and not sequence.uncomputed):
                 self.fail(key, f"{peer.name} is lost")
 
+    # ---- moves
+
+    def extend(self, key: Key, token_ids: tuple[int, ...], room: int) -> None:
+        sequence = self.sequences.get(key)
+        if sequence is None or sequence.closing:
+            return
+        assert not sequence.is_last
+        sequence.output += token_ids
+        num_tokens = len(sequence.request.prompt_ids) // 4 + len(sequence.output)
+        need = max(sequence.pages, -(-(num_tokens + max(room, 1)) // PAGE_TOKENS))
+        if self.free[1] < need - sequence.pages:
+            self.fail(key, "no pages")
+            return
+        sequence.pages, sequence.is_last = need, room > 0
+        self.later(0.01, lambda: self.reserve(sequence))
+
+    def migrate(self, key: Key, to_attempt: int, ticket: HandoffTicket, freeze: bool) -> None:
+        sequence = self.sequences.get(key)
+        request_id = key[0]
+        if sequence is None or sequence.closing:
+            self.say(Failed(request_id, to_attempt, "not here", True))
+            return
+        assert sequence.landed
+        assert sequence.started
+        assert not sequence.frozen
+        if self.world.fault_chance() < 0.1:
+            self.say(Failed(request_id, to_attempt, "outgrown", True))
+            return
+        if freeze:
+            sequence.frozen = True
+            self.say(Frozen(*key, len(sequence.output)))
+        if self.world.fault_chance() < 0.05:
+            self.later(0.05, lambda: self.say(Failed(request_id, to_attempt, "the link broke", True)))
+        else:
+            self.later(0.05, lambda: self.send_moved((request_id, to_attempt), ticket))
+
+    def send_moved(self, key: Key, ticket: HandoffTicket) -> None:
+        destination = self.world.workers.get(ticket.destination.name)
+        if destination is not None and destination.hello.worker == ticket.destination:
+            destination.pages_arrived(key, ticket)
+
+    def resume(self, key: Key) -> None:
+        sequence = self.sequences.get(key)
+        if sequence is not None and sequence.frozen:
+            sequence.frozen = False
+            if sequence.parked:
+                sequence.parked = False
+                self.later(0.02, lambda: self.decode(key))
+
     # ---- decode
 
     def reserve(self, sequence: Sequence) -> None:
@@ -259,6 +329,9 @@ class FakeWorker:
         if self.world.fault_chance() < 0.08:
             self.fail(key, "checksum")
             return
+        if not sequence.is_last:
+            self.say(Copied(*key, ticket.transfer_id, 1000, 0.01))
+            return
         sequence.landed = True
         self.say(HandedOff(*key, 1000, 0.01))
         if sequence.started:
@@ -267,6 +340,9 @@ class FakeWorker:
     def decode(self, key: Key) -> None:
         sequence = self.sequences.get(key)
         if sequence is None or sequence.closing:
+            return
+        if sequence.frozen:
+            sequence.parked = True
             return
         if self.world.fault_chance() < 0.01:
             self.fail(key, "out of memory")
@@ -307,6 +383,7 @@ class FakeWorker:
         request_id, attempt = key
         expected, reason = expected_output(request_id, sequence.request.sampling.max_tokens)
         start = len(sequence.output)
+        assert sequence.output == expected[:start]
         tokens = expected[start : start + count]
         sequence.output += tokens
         finished = len(sequence.output) == len(expected)
@@ -384,6 +461,7 @@ class World:
             max_slots=4 * size,
             max_queued_tokens=400,
             max_model_len=600,
+            model_version=self.version_of(name),
         )
         worker = self.workers[name] = FakeWorker(self, hello)
         self.perform(self.dispatcher.worker_joined(hello, self.now))
@@ -391,6 +469,10 @@ class World:
         if self.now < FAULTS_END_S and self.rng.random() < 0.8:
             end = self.drain if self.rng.random() < 0.4 else self.lose
             self.after(self.rng.uniform(0, 6), lambda: end(worker))
+
+    def version_of(self, name: str) -> str:
+        """Of the model, that the next incarnation of a worker serves."""
+        return ""
 
     def drain(self, worker: FakeWorker) -> None:
         if worker.alive:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import os
+import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -27,6 +30,7 @@ from slipstream.router.config import HttpConfig, RouterConfig
 from slipstream.router.fronts.link import FrontLink
 from slipstream.router.fronts.messages import Answer, Ask, Submit
 from slipstream.router.fronts.pool import FrontPool
+from slipstream.router.fronts.setup import LogStyle
 from slipstream.router.fronts.tally import FrontTally, counts_of
 from slipstream.router.generation import GenerateRequest
 from slipstream.router.http.exchange import Exchange as HttpExchange
@@ -35,6 +39,7 @@ from slipstream.router.messages import SamplingParams, pack_ids
 from slipstream.router.metrics import FrontMetrics
 from slipstream.router.router import Addresses, Endpoint, Router
 from slipstream.router.service import GenerationService
+from slipstream.router.tracing.tracer import TraceCounts
 from tests.router.fake_cluster import MODEL, MODEL_DIR, run
 from tests.router.test_http_router import CONFIG, TOKEN, Exchange, PlayedWorker, ask, completion, until_ready
 
@@ -43,9 +48,11 @@ NUM_CLIENTS = 8  # on connections of their own, which the system divides; all on
 
 
 @contextlib.asynccontextmanager
-async def routing(access: AccessConfig | None = None) -> AsyncIterator[tuple[Router, Addresses, PlayedWorker]]:
+async def routing(
+    access: AccessConfig | None = None, **http: Any
+) -> AsyncIterator[tuple[Router, Addresses, PlayedWorker]]:
     """Ready, with one decode worker."""
-    config = replace(CONFIG, fronts=NUM_FRONTS, access=access or AccessConfig())
+    config = replace(CONFIG, fronts=NUM_FRONTS, access=access or AccessConfig(), http=replace(CONFIG.http, **http))
     router = Router(config, MODEL, MODEL_DIR, TOKEN)
     addresses = await router.start()
     worker = PlayedWorker("decode", addresses)
@@ -138,9 +145,7 @@ def test_whatever_front_is_asked_it_explains_every_request_and_knows_all_usage()
 
 def test_what_the_dispatcher_refuses_is_the_same_answer_as_without_fronts() -> None:
     async def main() -> None:
-        async with routing() as (router, addresses, worker):
-            worker.leave()
-            await until(lambda: not router._service.is_ready)
+        async with routing() as (router, addresses, _):
             router._service.stop_admission()
             status, answer = await ask(addresses.http, "POST", "/v1/completions", completion(max_tokens=1))
             assert status == 503
@@ -159,6 +164,73 @@ def test_a_client_that_leaves_a_front_frees_the_worker() -> None:
             await until(lambda: router._service.snapshot().num_requests == 0)
 
     run(main, deadline_s=110)
+
+
+def test_the_limit_of_connections_is_one_for_all_fronts_and_a_dead_front_gives_its_back() -> None:
+    async def main() -> None:
+        async with routing(max_connections=NUM_CLIENTS) as (router, addresses, worker):
+            worker.may_go_on.clear()
+            exchanges = [await stream_of(addresses.http, max_tokens=3) for _ in range(NUM_CLIENTS)]
+            pool = fronts_of(router)
+            for _ in range(NUM_CLIENTS):  # whichever front they come to
+                status, answer = await ask(addresses.http, "POST", "/v1/completions", completion(max_tokens=1))
+                assert status == 503
+                assert orjson.loads(answer)["error"]["code"] == "too_many_connections"
+            await until(lambda: pool.num_connections == NUM_CLIENTS)
+            victim = max(pool._fronts, key=lambda front: front.link.num_running)
+            os.kill(victim.process.pid, signal.SIGKILL)
+            await until(lambda: len(pool.pids) == NUM_FRONTS and victim.process.pid not in pool.pids)
+            await asyncio.gather(*(front.listens for front in pool._fronts))
+            worker.may_go_on.set()
+            status, _ = await ask(addresses.http, "POST", "/v1/completions", completion(max_tokens=1))
+            assert status == 200
+            for exchange in exchanges:
+                exchange.writer.close()
+
+    run(main, deadline_s=110)
+
+
+def test_fronts_hear_at_once_that_the_longest_sequence_has_changed() -> None:
+    async def main() -> None:
+        async with routing() as (router, _, worker):
+            pool = fronts_of(router)
+            assert pool._setup.max_model_len == 1000
+            worker.leave()  # nobody joins after it
+            await until(lambda: pool._setup.max_model_len is None)
+
+    run(main, deadline_s=110)
+
+
+def test_a_large_body_for_what_the_dispatcher_answers_is_refused_by_the_front() -> None:
+    async def main() -> None:
+        async with routing(max_body_mib=80) as (_, addresses, _):
+            exchange = await Exchange.begin(addresses.http, "POST", "/v1/models", {"x": "y" * (66 << 20)})
+            status, answer = await exchange.end()
+            assert status == 413
+            assert orjson.loads(answer)["error"]["code"] == "body_too_large"
+            assert (await ask(addresses.http, "POST", "/v1/models", {"x": "y"}))[0] == 405
+
+    run(main, deadline_s=110)
+
+
+def test_lines_of_fronts_look_like_those_of_the_process_that_they_belong_to() -> None:
+    root = logging.getLogger()
+    handler, level = logging.StreamHandler(), root.level
+    handler.setFormatter(logging.Formatter("%(asctime)s router %(levelname)s %(message)s", "%H"))
+    others, root.handlers = root.handlers, [handler]
+    try:
+        root.setLevel(logging.WARNING)
+        style = pickle.loads(pickle.dumps(LogStyle.of_this_process()))
+        front = logging.StreamHandler()
+        root.handlers = [front]
+        root.setLevel(logging.INFO)
+        style.adopt()
+        assert root.level == logging.WARNING
+        line = front.format(logging.LogRecord("x", logging.INFO, "", 1, "hello", (), None))
+        assert re.fullmatch(r"\d\d router INFO hello", line)
+    finally:
+        root.handlers = others
+        root.setLevel(level)
 
 
 def put_key(folder: Path, **limits: int) -> None:
@@ -388,17 +460,26 @@ def test_counts_of_fronts_add_up_whatever_dies() -> None:
     tallies = [FrontTally(sums, unauthenticated) for _ in range(2)]
     first.whole_s.observe(0.2, 2)
     first.responses[200] += 2
-    tallies[0].add(counts_of(first, {"missing": 1}))
+    tallies[0].add(counts_of(first, {"missing": 1}, None))
     second.whole_s.observe(0.2)
     second.responses[200] += 1
     second.num_output_tokens = 4
-    tallies[1].add(counts_of(second, {}))
+    tallies[1].add(counts_of(second, {}, None))
     first.whole_s.observe(70.0)
     first.responses[503] += 1
-    tallies[0].add(counts_of(first, {"missing": 3}))
-    FrontTally(sums, unauthenticated).add(counts_of(second, {}))  # one that was started anew counts from zero
+    tallies[0].add(counts_of(first, {"missing": 3}, None))
+    FrontTally(sums, unauthenticated).add(counts_of(second, {}, None))  # one that was started anew counts from zero
     assert sums.responses == {200: 4, 503: 1}
     assert sums.num_output_tokens == 8
     assert sum(sums.whole_s.counts) == 5
     assert sums.whole_s.total == pytest.approx(0.8 + 70.0)
     assert unauthenticated == {"missing": 3}
+
+
+def test_what_became_of_the_traces_of_fronts_adds_up() -> None:
+    sums = TraceCounts()
+    tallies = [FrontTally(FrontMetrics(), Counter(), sums) for _ in range(2)]
+    tallies[0].add(counts_of(FrontMetrics(), {}, TraceCounts(num_exported=3)))
+    tallies[0].add(counts_of(FrontMetrics(), {}, TraceCounts(num_exported=5, num_dropped=1)))
+    tallies[1].add(counts_of(FrontMetrics(), {}, TraceCounts(num_failed=2, num_exported=1)))
+    assert sums == TraceCounts(num_exported=6, num_dropped=1, num_failed=2)

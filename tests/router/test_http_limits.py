@@ -321,6 +321,27 @@ def test_broken_chunks_are_refused(chunks: bytes) -> None:
     assert reader.state == "broken"
 
 
+@pytest.mark.parametrize("size", [b"FFFFFFFFFFFFFFFF", b"fffffff;a=b", b"00100001"])
+@pytest.mark.parametrize("before", [b"", b"3\r\nabc\r\n"])
+@pytest.mark.parametrize("step", [1, 3, 1000])
+def test_a_chunk_that_will_be_too_long_is_refused_before_it_comes(size: bytes, before: bytes, step: int) -> None:
+    reader = RequestReader(8192, 1 << 20)
+    data = b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + before + size + b"\r\nab"
+    arrived = [one for i in range(0, len(data), step) for one in reader.feed(data[i : i + step])]
+    assert [one.status for one in arrived if isinstance(one, HttpError)] == [413]
+    assert len(arrived) == 1
+
+
+@pytest.mark.parametrize("step", [1, 7, 1000])
+def test_what_looks_like_a_long_chunk_is_none(step: int) -> None:
+    """Digits in the data of a chunk, and in an extension that is longer than what is looked at."""
+    reader = RequestReader(8192, 1 << 20)
+    chunks = b"8\r\nFFFFFF\r\n\r\n" + b"10;x=" + b"F" * 100 + b"\r\nFFFFFFFFFFFFFFFF\r\n0\r\n\r\n"
+    data = b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks
+    [request] = [one for i in range(0, len(data), step) for one in reader.feed(data[i : i + step])]
+    assert request.body == b"FFFFFF\r\n" + b"F" * 16  # type: ignore[union-attr]
+
+
 def test_bytes_after_a_request_are_the_next_one_or_refused() -> None:
     reader = RequestReader(8192, 1 << 20)
     arrived = list(reader.feed(post("/echo", b"abc") + b"garbage\r\n\r\n" + get("/hello")))

@@ -37,6 +37,7 @@ from slipstream.router.messages import (
     TokenChunk,
     Welcome,
 )
+from slipstream.router.placement.service_times import ServiceTimes
 from slipstream.router.router import Addresses, Endpoint, Router
 from slipstream.router.wire import FrameProtocol, Message
 from tests.router.fake_cluster import MODEL, MODEL_DIR, events_of, run, unchunk
@@ -51,9 +52,12 @@ WORD = 100  # some token
 class PlayedWorker:
     """A worker that says `WORD` until max_tokens, from the second token on only when `may_go_on` is set."""
 
-    def __init__(self, role: Role, addresses: Addresses, epoch: int = 1) -> None:
+    def __init__(
+        self, role: Role, addresses: Addresses, epoch: int = 1, name: str | None = None, version: str = ""
+    ) -> None:
         self.role = role
-        self.peer = PeerId(f"{role}-0", epoch)
+        self.version = version
+        self.peer = PeerId(name or f"{role}-0", epoch)
         self.endpoint = addresses.workers
         self.seen: list[str] = []
         self.fails = False
@@ -85,6 +89,7 @@ class PlayedWorker:
                 max_slots=8,
                 max_queued_tokens=1000,
                 max_model_len=1000,
+                model_version=self.version,
             )
         )
         await self.welcome.wait()
@@ -354,6 +359,13 @@ def test_metrics_and_status_tell_of_requests_and_workers() -> None:
             cluster = orjson.loads(body)
             assert (cluster["ready"], cluster["unready_because"], cluster["model"]) == (True, None, MODEL)
             assert {worker["role"] for worker in cluster["workers"]} == {"decode", "prefill"}
+            status, body = await ask(addresses.http, "GET", "/cluster/profile")
+            roles = {role["role"]: role for role in orjson.loads(body)["roles"]}
+            assert list(roles) == ["prefill", "decode"]
+            assert roles["decode"]["num_samples"]["transfer"] == 2
+            for role in roles.values():
+                assert ServiceTimes.from_dict(role["times"]).num_samples("decode") == role["num_samples"]["decode"]
+                assert role["num_workers"] == 1
             for worker in workers:
                 worker.leave()
 

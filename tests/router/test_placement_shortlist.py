@@ -4,7 +4,7 @@ import pytest
 
 from slipstream.router.credits import Charge
 from slipstream.router.messages import BlocksChanged
-from slipstream.router.placement.shortlist import shortlist
+from slipstream.router.placement.shortlist import FRESH, shortlist
 from slipstream.router.prefix.block_hash import BlockChain, root_digest
 from slipstream.router.prefix.index import PrefixIndex
 from slipstream.router.prefix.sessions import Sessions
@@ -44,11 +44,10 @@ def test_of_many_those_with_room_those_with_the_prefix_and_the_one_of_the_conver
     sessions.note("chat", by_name(roster, "decode-1"))
     found = shortlist(state, roster, index, sessions, 8)
     names = [one.name for one in found.decodes]
-    assert len(names) == 8
-    assert names[:3] == ["decode-0", "decode-1", "decode-39"]
+    assert names == ["decode-0", "decode-1", *(f"decode-{number}" for number in range(39, 39 - FRESH, -1))]
     assert found.cached == {by_name(roster, "decode-0"): 5 * PAGE_TOKENS}
     assert {one.name for one in found.familiar} == {"decode-1"}
-    assert [one.name for one in found.prefills] == [f"prefill-{number}" for number in range(39, 31, -1)]
+    assert [one.name for one in found.prefills] == [f"prefill-{number}" for number in range(39, 39 - FRESH, -1)]
 
 
 def test_what_is_only_expected_counts_where_prompts_queue_and_not_where_it_would_be_needed_at_once(cluster):
@@ -72,3 +71,15 @@ def test_load_that_changes_changes_the_order(cluster):
     assert [one.name for one in roster.least_loaded("decode", 6)][-2:] == ["decode-34", "decode-39"]
     roster.drain(by_name(roster, "decode-38"))
     assert roster.least_loaded("decode", 2)[0].name == "decode-37"
+
+
+@pytest.mark.parametrize("num_workers", [17, 24, 32, 33, 40])
+def test_of_any_number_those_with_most_room_are_looked_at_and_not_those_that_came_first(num_workers):
+    roster = Roster()
+    for number in range(num_workers):
+        for role in ("decode", "prefill"):
+            roster.add(worker(role, f"{role}-{number}", free=(number, 4096, number)))
+    found = shortlist(request(200), roster, PrefixIndex(), Sessions(), 32)
+    latest = range(num_workers - 1, num_workers - 1 - FRESH, -1)
+    assert [one.name for one in found.decodes] == [f"decode-{number}" for number in latest]
+    assert [one.name for one in found.prefills] == [f"prefill-{number}" for number in latest]

@@ -186,6 +186,7 @@ class ScriptedRouter:
         self.changed = threading.Condition()
         self.port = port
         self._rejection = rejection
+        self._num_rejected = 0
         self._connections: list[Connection] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="scripted-router")
@@ -195,6 +196,11 @@ class ScriptedRouter:
         self._server = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
         self.port = self._server.sockets[0].getsockname()[1]
         return self
+
+    def wait_for_rejections(self, count: int) -> None:
+        """Returns when so many workers have been sent away, or one so often."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: self._num_rejected >= count, TIMEOUT_S)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -241,6 +247,9 @@ class ScriptedRouter:
             if isinstance(message, Hello) and self._rejection is not None:
                 protocol.send(Rejected(self._rejection))
                 protocol.close()
+                with self.changed:
+                    self._num_rejected += 1
+                    self.changed.notify_all()
             elif isinstance(message, Hello):
                 connection.append(Connection(message, self, protocol))
                 with self.changed:

@@ -51,6 +51,7 @@ class KeptPort:
 
     batches: list[list[WorkerMessage]] = field(default_factory=list)
     hellos: list[Hello] = field(default_factory=list)
+    num_disconnects: int = 0
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def connect(self, hello: Hello) -> None:
@@ -62,6 +63,9 @@ class KeptPort:
         with self.changed:
             self.batches.append(list(messages))
             self.changed.notify_all()
+
+    def disconnect(self) -> None:
+        self.num_disconnects += 1
 
     def all(self, kind: type[M]) -> list[M]:
         return [m for batch in self.batches for m in batch if isinstance(m, kind)]
@@ -101,6 +105,7 @@ class Running:
     port: KeptPort
     thread: threading.Thread
     errors: list[WorkerFailed]
+    next_roles: list[str | None]
 
     def end(self) -> None:
         self.thread.join(TIMEOUT_S)
@@ -120,7 +125,7 @@ def running(executor: Executor | None = None, drain_s: float = 20.0, is_welcome:
         engine=engine,
         role=DecodeRole(engine, transfers, office, 5.0),
         transfers=transfers,
-        stats=StatsBook(engine, transfers, "decode"),
+        stats=StatsBook(engine, transfers),
         inbox=inbox,
         router=port,
         tickets=office,
@@ -129,10 +134,11 @@ def running(executor: Executor | None = None, drain_s: float = 20.0, is_welcome:
         drain_s=drain_s,
     )
     errors: list[WorkerFailed] = []
+    next_roles: list[str | None] = []
 
     def run() -> None:
         try:
-            loop.run()
+            next_roles.append(loop.run())
         except WorkerFailed as error:
             errors.append(error)
 
@@ -142,7 +148,7 @@ def running(executor: Executor | None = None, drain_s: float = 20.0, is_welcome:
         port.wait_connect(1)
         if is_welcome:
             inbox.put(Welcome("router"))
-        yield Running(loop, inbox, port, thread, errors)
+        yield Running(loop, inbox, port, thread, errors, next_roles)
     finally:
         inbox.put_always(Stop(drain=False, within_s=0))
         thread.join(TIMEOUT_S)
@@ -239,6 +245,58 @@ def test_a_drain_ends_at_its_deadline_and_tells_whom_it_leaves_behind() -> None:
         it.end()
         assert it.errors == []
         assert it.port.all(Failed) == [Failed("a", 0, "the worker stops", True)]
+
+
+def test_a_drain_to_another_role_finishes_what_runs_and_leaves_the_router_for_the_next_epoch() -> None:
+    gated = GatedExecutor(FakeExecutor(16, 4, 100))
+    with running(gated) as it:
+        it.port.wait(Credits)
+        it.inbox.put(Generate(1, make_request("a", range(4), max_tokens=3)))
+        it.inbox.put(Drain("prefill"))
+        gated.gate.release(3)
+        it.end()
+        assert it.next_roles == ["prefill"]
+        assert it.port.num_disconnects == 1
+        assert [c.index for s in it.port.all(StepOutput) for c in s.chunks] == [0, 1, 2]
+        assert it.port.all(Failed) == []
+        assert len(it.port.hellos) == 1  # whoever serves the next role says hello
+
+
+def test_a_drain_to_another_role_hands_back_at_its_deadline_what_has_not_ended() -> None:
+    with running(drain_s=0.0) as it:
+        it.port.wait(Credits)
+        it.inbox.put(Generate(1, make_request("a", range(4), max_tokens=30)))
+        it.inbox.put(Drain("prefill"))
+        it.end()
+        assert it.next_roles == ["prefill"]
+        (failed,) = it.port.all(Failed)
+        assert (failed.request_id, failed.retryable) == ("a", True)
+        pages = it.loop.engine.ledger()
+        assert pages["active"] == pages["reserved"] == pages["held"] == 0
+
+
+def test_a_router_that_is_lost_does_not_keep_a_worker_from_its_next_role() -> None:
+    gated = GatedExecutor(FakeExecutor(16, 4, 100))
+    with running(gated) as it:
+        it.port.wait(Credits)
+        it.inbox.put(Generate(1, make_request("a", range(4), max_tokens=30)))
+        it.inbox.put(Drain("prefill"))
+        it.inbox.put_always(LinkLost())
+        gated.gate.release()
+        it.end()
+        assert it.next_roles == ["prefill"]
+
+
+def test_an_end_that_comes_on_the_way_to_another_role_is_not_forgotten() -> None:
+    gated = GatedExecutor(FakeExecutor(16, 4, 100))
+    with running(gated) as it:
+        it.port.wait(Credits)
+        it.inbox.put(Generate(1, make_request("a", range(4), max_tokens=2)))
+        it.inbox.put(Drain("prefill"))
+        it.inbox.put_always(Stop(drain=True, within_s=20.0))
+        gated.gate.release(2)
+        it.end()
+        assert it.next_roles == [None]
 
 
 def test_a_broken_engine_fails_every_request_and_ends_the_worker() -> None:

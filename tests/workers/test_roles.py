@@ -15,10 +15,10 @@ from slipstream.router.messages import (
     Failed,
     Generate,
     HandedOff,
-    PeerLost,
     Prefill,
     Reserve,
     Reserved,
+    RouterMessage,
     SamplingParams,
     Start,
     StepOutput,
@@ -47,12 +47,19 @@ class RecordingRank:
     """A rank's transfer agent as a list of what it was asked for; the test decides how its transfers end."""
 
     expected: list[TransferKey] = field(default_factory=list)
+    landing_in: dict[TransferKey, tuple[int, ...]] = field(default_factory=dict)  # page ids
+    sent: list[tuple[TransferKey, tuple[int, ...]]] = field(default_factory=list)
     cancelled: list[TransferKey] = field(default_factory=list)
     lost: list[PeerId] = field(default_factory=list)
 
     def expect(self, ticket: HandoffTicket, page_ids: Sequence[int], source: PeerId, source_tp: int) -> None:
         assert len(page_ids) == ticket.num_pages
         self.expected.append(ticket.key)
+        self.landing_in[ticket.key] = tuple(page_ids)
+
+    def send(self, ticket: HandoffTicket, page_ids: Sequence[int]) -> None:
+        assert len(page_ids) == ticket.num_pages
+        self.sent.append((ticket.key, tuple(page_ids)))
 
     def cancel(self, transfer: TransferKey) -> None:
         self.cancelled.append(transfer)
@@ -82,7 +89,7 @@ class Bench:
         )
         self.now_s = 0.0
 
-    def say(self, message: Generate | Reserve | Prefill | Start | Cancel | PeerLost) -> list[WorkerMessage]:
+    def say(self, message: RouterMessage) -> list[WorkerMessage]:
         return list(self.role.handle(message, self.now_s))
 
     def reserve(self, request: EngineRequest) -> HandoffTicket:

@@ -109,6 +109,23 @@ def test_a_rejection_is_final() -> None:
         assert bench.inbox.take(0.2) == []
 
 
+def test_a_worker_whose_router_was_followed_by_a_stranger_waits_for_its_own() -> None:
+    with linked(free_port()) as bench:
+        with ScriptedRouter() as router:
+            bench.link.redirect("127.0.0.1", router.port)
+            bench.link.connect(hello())
+            assert isinstance(bench.take(1)[0], Welcome)
+        assert isinstance(bench.take(1)[0], LinkLost)
+        with ScriptedRouter(rejection="bad token") as stranger:
+            bench.loop.call_soon_threadsafe(bench.link.redirect, "127.0.0.1", stranger.port)
+            bench.link.connect(hello(2))
+            stranger.wait_for_rejections(2)
+            with ScriptedRouter() as router:
+                bench.loop.call_soon_threadsafe(bench.link.redirect, "127.0.0.1", router.port)
+                assert isinstance(bench.take(1)[0], Welcome)
+        assert bench.failures.empty()
+
+
 def test_an_address_that_cannot_be_one_is_a_failure_and_not_retried_for_ever() -> None:
     with linked(free_port()) as bench:
         bench.loop.call_soon_threadsafe(bench.link.redirect, "no..host", 1)

@@ -196,7 +196,7 @@ def test_a_group_ends_when_one_of_its_ranks_hangs(workers: Workers) -> None:
     decode.wait_all_free()
 
 
-def test_a_worker_waits_for_a_router_that_is_not_there_yet(workers: Workers) -> None:
+def test_a_worker_waits_for_its_router_and_not_for_a_stranger_at_its_port(workers: Workers) -> None:
     port = free_port()
     with WorkerProcess(workers.folder, "early", "decode", workers.model_dir, port) as process:
         while "does not answer yet" not in process.log:
@@ -207,7 +207,22 @@ def test_a_worker_waits_for_a_router_that_is_not_there_yet(workers: Workers) -> 
             early.generate(request("first", prompt(3)))
             assert early.wait_chunks("first", 8)
         with ScriptedRouter(port, rejection="wrong token"):
-            assert process.wait() == 1
+            while "is not ours any more: wrong token" not in process.log:
+                assert process.process.poll() is None
+                time.sleep(0.05)
+        with ScriptedRouter(port) as router:
+            early = router.connection("early")
+            early.generate(request("second", prompt(3)))
+            assert early.wait_chunks("second", 8)
+
+
+def test_a_worker_whose_first_router_rejects_it_says_so_and_exits(workers: Workers) -> None:
+    port = free_port()
+    with (
+        ScriptedRouter(port, rejection="wrong token"),
+        WorkerProcess(workers.folder, "unwanted", "decode", workers.model_dir, port) as process,
+    ):
+        assert process.wait() == 1
         assert "the router rejected this worker: wrong token" in process.log
 
 

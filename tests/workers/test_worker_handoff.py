@@ -213,7 +213,9 @@ def test_a_request_that_is_cancelled_in_any_phase_gives_all_pages_back_on_both_s
     prefill.wait_at_rest(marks[1])
     decode.wait_all_free()
     prefill.wait_all_free()
-    assert not [m for c in (decode, prefill) for m in c.all(Failed) if m.request_id == what.request_id]
+    # Each may hear of it from the other before the router tells it; what it says of that is of no interest any more.
+    failures = [m for c in (decode, prefill) for m in c.all(Failed) if m.request_id == what.request_id]
+    assert all(failure.reason.endswith("gave up: cancelled") for failure in failures), failures
 
 
 def test_an_unknown_request_may_be_cancelled(workers: Workers) -> None:

@@ -16,6 +16,7 @@ from slipstream.workers.engine.engine import Engine
 from slipstream.workers.engine.errors import EngineConfigError
 from slipstream.workers.engine.executor import Executor
 from slipstream.workers.engine.gpu_build import build_gpu_runner
+from slipstream.workers.engine.guides import GuideBook
 from slipstream.workers.engine.kv_budget import auto_num_pages, require_room
 from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.engine.runner import Model, ModelRunner
@@ -136,11 +137,11 @@ def build_runner(
     return ModelRunner(model, kv)
 
 
-def build_engine(limits: EngineLimits, executor: Executor) -> Engine:
+def build_engine(limits: EngineLimits, executor: Executor, guides: GuideBook | None = None) -> Engine:
     """An engine that is ready: real tokens have gone the whole way through `executor` (in another engine, which
     leaves nothing behind but warm caches)."""
     warm_up(limits, executor)
-    return Engine(limits, executor)
+    return Engine(limits, executor, guides)
 
 
 def warm_up(limits: EngineLimits, executor: Executor) -> None:

@@ -14,24 +14,16 @@ from slipstream.router.prefix.block_hash import HashChain, root_digest
 from slipstream.workers.engine.composer import Composer
 from slipstream.workers.engine.errors import RequestError
 from slipstream.workers.engine.executor import Executor
+from slipstream.workers.engine.guides import GuideBook
 from slipstream.workers.engine.limits import EngineLimits
+from slipstream.workers.engine.moves import Moves
 from slipstream.workers.engine.plan import SampledTokens, is_plainly_greedy
 from slipstream.workers.engine.prefix_cache import PrefixCache
+from slipstream.workers.engine.reservation import Reservation
 from slipstream.workers.engine.scheduler import ScheduledStep, Scheduler
 from slipstream.workers.engine.sequence import AttemptKey, SequenceState
 from slipstream.workers.engine.sequence import Sequence as EngineSequence
 from slipstream.workers.engine.token_counts import TokenCounts
-
-
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """A landing place. `page_ids` are the pages wanted from elsewhere: all those of the prompt from page number
-    `first_page` on, the last of them perhaps in part; the pages before hold `num_cached_tokens` tokens already."""
-
-    key: AttemptKey
-    num_cached_tokens: int
-    first_page: int
-    page_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +51,19 @@ class EngineStats:
 
 
 class Engine:
-    """Turns requests into tokens, one `step` at a time. One thread owns it.
+    """Turns requests into tokens, one `step` at a time. One thread owns it. Without `guides` it takes no request whose
+    output has to follow one.
 
     Every accepted sequence ends in exactly one of these ways: an output with a `finish_reason` (its pages are then
     given back, except after `add_prefill`, where they are held until `release`), `abort`, or `release`.
     """
 
-    def __init__(self, limits: EngineLimits, executor: Executor) -> None:
+    def __init__(self, limits: EngineLimits, executor: Executor, guides: GuideBook | None = None) -> None:
         self.limits = limits
         self._executor = executor
+        self._guides = guides
         self._scheduler = Scheduler(limits)
+        self.moves = Moves(limits, self._scheduler)
         self._composer = Composer(limits)
         self._arrivals = count()
         # A model directory may name tokens that the model has not: nothing to end at, and nothing to mask.
@@ -77,6 +72,13 @@ class Engine:
         self._num_steps = 0
         self._num_computed_tokens = 0
         self._num_sampled_tokens = 0
+
+    def change_limits(self, limits: EngineLimits) -> None:
+        """Works with other limits from now on, over the same pages and with what is cached in them. Only an engine
+        without sequences can."""
+        self._scheduler.change_limits(limits)
+        self._composer = Composer(limits)
+        self.limits = limits
 
     # ---- requests
 
@@ -126,6 +128,16 @@ class Engine:
         wanted = sequence.pages[first_page : self.limits.pages_for(sequence.num_tokens)]
         return Reservation(sequence.key, sequence.num_computed, first_page, tuple(wanted))
 
+    def adopt(self, request: EngineRequest, num_room_tokens: int) -> Reservation | None:
+        """Take a slot and pages for a sequence that decodes elsewhere; None if there are not enough now. See `moves`.
+
+        Raises RequestError if it can never run here or its key is in use.
+        """
+        sequence = self._sequence(request)
+        if self._scheduler.get(sequence.key) is not None:
+            raise RequestError("request_id", f"{sequence.key} is here already")
+        return self.moves.adopt(sequence, num_room_tokens)
+
     def land(self, key: AttemptKey) -> bool:
         """All pages that a reservation wanted are here. False if there is no such reservation (any more)."""
         sequence = self._scheduler.get(key)
@@ -138,12 +150,17 @@ class Engine:
         """The first tokens of a reserved sequence are known; none of them ended it. It runs once it has also landed.
         False if there is no such reservation (any more).
 
-        Raises RequestError if there is no token, one is out of range, or they leave nothing to generate.
+        Raises RequestError if there is no token, one is out of range, or they leave nothing to generate. An adopted
+        sequence may lack no token.
         """
         sequence = self._scheduler.get(key)
         if sequence is None or sequence.state not in (SequenceState.RESERVED, SequenceState.LANDED):
             return False
-        if not token_ids or min(token_ids) < 0 or max(token_ids) >= self.limits.vocab_size:
+        if sequence.is_adopted:
+            self.moves.check_start(sequence, token_ids)
+        elif not token_ids:
+            raise RequestError("token_ids", f"{key} cannot start without a token")
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.limits.vocab_size:
             raise RequestError("token_ids", f"{key} cannot start with {token_ids}")
         num_left = min(
             sequence.params.max_tokens - sequence.num_output, self.limits.max_model_len - sequence.num_tokens
@@ -166,7 +183,8 @@ class Engine:
 
     def abort(self, key: AttemptKey, keep_pages: bool = False) -> bool:
         """Drop a sequence in any state; unknown keys are ignored. With `keep_pages` its pages stay as they are, in
-        state `draining`, until `release`. Returns whether there are pages left to release."""
+        state `draining`, until `release`; so they do while `moves` sends them, until the end of that. Returns whether
+        there are pages left to release."""
         sequence = self._scheduler.get(key)
         return sequence is not None and self._scheduler.abort(sequence, keep_pages)
 
@@ -270,9 +288,10 @@ class Engine:
         num_before = len(sequence.tokens)
         sequence.append(token_id)
         self._num_sampled_tokens += 1
-        is_stop = token_id in sequence.stop_ids and num_before >= sequence.min_tokens
+        guide = sequence.guide
+        is_stop = token_id in sequence.stop_ids and (num_before >= sequence.min_tokens or guide is not None)
         reason: FinishReason | None = None
-        if is_stop:
+        if is_stop or (guide is not None and guide.is_at_end):
             reason = "stop"
         elif num_before + 1 >= sequence.max_tokens:
             reason = "length"
@@ -322,8 +341,11 @@ class Engine:
         for token_id, _ in params.logit_bias:
             if not 0 <= token_id < self.limits.vocab_size:
                 raise RequestError("logit_bias", f"token id {token_id} is not in the vocabulary")
+        if params.guide is not None and self._guides is None:
+            raise RequestError("guide", "is not served by this engine")
         tokens = array("i", request.prompt_ids)
         tokens.frombytes(request.output_ids)
+        ignores_eos = params.ignore_eos and params.guide is None  # a guide says itself where the output ends
         in_vocabulary = [t for t in params.stop_token_ids if 0 <= t < self.limits.vocab_size]
         return EngineSequence(
             key=_key(request),
@@ -332,11 +354,12 @@ class Engine:
             params=params,
             tokens=tokens,
             num_prompt=len(prompt),
-            stop_ids=frozenset(in_vocabulary) | (frozenset() if params.ignore_eos else self._eos_ids),
+            stop_ids=frozenset(in_vocabulary) | (frozenset() if ignores_eos else self._eos_ids),
             chain=self._chain(request.cache_salt),
             counts=_token_counts(params, prompt, resumed),
             max_model_len=self.limits.max_model_len,
             is_plainly_greedy=is_plainly_greedy(params),
+            guide=self._guides.follow(params.guide, tokens, len(prompt)) if self._guides and params.guide else None,
             ticket=ticket,
         )
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from slipstream.workers.engine.gpu_inputs import Upload
+from slipstream.workers.engine.guide_mask import keep_allowed
 from slipstream.workers.engine.plan import GREEDY_BELOW, SampledTokens, SamplingRow
 from slipstream.workers.engine.sampler import Sampler, sampled_tokens, uniform
 
@@ -80,7 +81,8 @@ class GpuSampler:
         return top_k if 0 < top_k < self._vocab_size else self._vocab_size
 
     def _change_scores(self, logits: Tensor, rows: Sequence[SamplingRow]) -> None:
-        """Penalties, then biases, then masks, as in `Sampler`."""
+        """Guides, penalties, biases, then masks, as in `Sampler`."""
+        keep_allowed(logits, rows)
         counted = [(i, row.counts) for i, row in enumerate(rows) if row.counts is not None]
         if counted:
             sizes = [len(counts.ids) for _, counts in counted]
@@ -98,7 +100,9 @@ class GpuSampler:
             updates = self._updates(sent[:3, : sum(sizes)])
             self._kernels.penalise(logits, self._kernels.Penalties(updates, repetition, frequency, presence))
         biases = [(i, token_id, value) for i, row in enumerate(rows) for token_id, value in row.params.logit_bias]
-        masks = [(i, token_id, -math.inf) for i, row in enumerate(rows) for token_id in row.masked_ids]
+        masks = [
+            (i, token_id, -math.inf) for i, row in enumerate(rows) if row.guide is None for token_id in row.masked_ids
+        ]
         for upload, changes in ((self._biases, biases), (self._masks, masks)):
             if changes:
                 self._kernels.add_scores(logits, self._updates(self._send(upload, np.array(changes, np.float64).T)))
@@ -116,4 +120,4 @@ class GpuSampler:
 
 
 def _changes_scores(row: SamplingRow) -> bool:
-    return row.counts is not None or bool(row.masked_ids) or bool(row.params.logit_bias)
+    return row.counts is not None or bool(row.masked_ids) or bool(row.params.logit_bias) or row.guide is not None

@@ -1,13 +1,14 @@
 """From scores to tokens, for all sequences of a step at once.
 
-    raw logits -> log-probabilities to report
+    raw logits -> guide's mask
+               -> log-probabilities to report
                -> penalties -> logit_bias -> min_tokens mask -> argmax                                     (greedy)
                                                             -> temperature -> min_p -> top_k -> top_p -> draw
 
-Reported log-probabilities are those of the model itself, before anything on the lower path (as the OpenAI API and
-vLLM's default `raw_logprobs` have it). Penalties as in vLLM: repetition over prompt and output, presence and frequency
-over output alone. min_p, top_k and top_p each narrow what the one before has left, with probabilities that sum to one
-again in between; a tie at the edge goes to the lower token id.
+Reported log-probabilities are those of the model itself among the tokens that a guide allows, before anything on the
+lower path (as the OpenAI API and vLLM's default `raw_logprobs` have it). Penalties as in vLLM: repetition over prompt
+and output, presence and frequency over output alone. min_p, top_k and top_p each narrow what the one before has left,
+with probabilities that sum to one again in between; a tie at the edge goes to the lower token id.
 
 The draw of a row is an inverse CDF in order of token ids at one uniform number, which is a hash of (seed, position):
 it depends on nothing else, so a sequence goes on identically in another batch, on another worker, after preemption.
@@ -18,6 +19,7 @@ in the model, or no token that is allowed. Drawing from such a row would be inve
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +32,7 @@ from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
 from slipstream.router.messages import SamplingParams, TokenLogprob
+from slipstream.workers.engine.guide_mask import keep_allowed
 from slipstream.workers.engine.plan import GREEDY_BELOW, SampledTokens, SamplingRow
 
 NUCLEUS_CANDIDATES = 256  # top_p looks among so many first
@@ -92,6 +95,7 @@ class Sampler:
         overwritten."""
         layout = self._layout_of(rows)
         is_sound = logits.amax(dim=-1).isfinite()  # nan is above every number
+        keep_allowed(logits, rows)
         raw = self._raw_logprobs(logits, layout)
         self._penalise(logits, rows)
         if layout.bias is not None:
@@ -177,7 +181,7 @@ class Sampler:
         logits[row, token_ids] = scores
 
     def _mask(self, logits: Tensor, rows: Sequence[SamplingRow]) -> None:
-        masked = [(i, token_id) for i, row in enumerate(rows) for token_id in row.masked_ids]
+        masked = [(i, token_id) for i, row in enumerate(rows) if row.guide is None for token_id in row.masked_ids]
         if masked:
             row = self._tensor([i for i, _ in masked], torch.int64)
             token_ids = self._tensor([token_id for _, token_id in masked], torch.int64)
@@ -229,7 +233,8 @@ class Sampler:
             else:
                 own, row_top, row_ids = next(reported)
                 pairs = zip(row_ids[: params.logprobs], row_top[: params.logprobs], strict=True)
-                logprobs.append(TokenLogprob(own, tuple(pairs)))
+                # A guide may allow fewer tokens than alternatives were asked for.
+                logprobs.append(TokenLogprob(own, tuple(pair for pair in pairs if pair[1] > -math.inf)))
         return logprobs
 
 

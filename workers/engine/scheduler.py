@@ -11,7 +11,8 @@ from slipstream.workers.engine.pages import PagePool
 from slipstream.workers.engine.prefix_cache import PrefixCache
 from slipstream.workers.engine.sequence import AttemptKey, Sequence, SequenceState
 
-_RESERVED_STATES = (SequenceState.RESERVED, SequenceState.LANDED, SequenceState.STARTED)
+# Those that have a slot without being in the batch.
+_RESERVED_STATES = (SequenceState.RESERVED, SequenceState.LANDED, SequenceState.STARTED, SequenceState.FROZEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,15 @@ class Scheduler:
         self._waiting: list[Sequence] = []  # sorted by order
         self._running: list[Sequence] = []  # sorted by order
         self._num_reserved = 0
+        self._starved: list[Sequence] = []  # running, but without a page for their next token
         self._is_stuck = False  # the last step had nothing to do and nothing has changed since
         self.counters = SchedulerCounters()
+
+    def change_limits(self, limits: EngineLimits) -> None:
+        """Works with other limits from now on, over the same pages."""
+        assert not self._sequences
+        assert (limits.num_pages, limits.page_tokens) == (self._limits.num_pages, self._limits.page_tokens)
+        self._limits = limits
 
     # ---- what comes in
 
@@ -87,13 +95,13 @@ class Scheduler:
         insort(self._waiting, sequence, key=_order)
         self._is_stuck = False
 
-    def reserve(self, sequence: Sequence) -> bool:
-        """Take pages for all tokens of a new sequence and one more, which is what the router counts for it. False,
+    def reserve(self, sequence: Sequence, num_room_tokens: int = 1) -> bool:
+        """Take pages for all tokens of a new sequence and some more: one is what the router counts for it. False,
         with nothing taken, if slots or pages are short."""
         assert sequence.key not in self._sequences
         if self.num_free_slots < 1:
             return False
-        room = min(sequence.num_tokens + 1, self._limits.max_model_len)
+        room = min(sequence.num_tokens + num_room_tokens, self._limits.max_model_len)
         spare = self._num_waiting_pages() + self._growth_room()
         if not self._take_pages(sequence, room, PageState.RESERVED, spare):
             return False
@@ -102,8 +110,27 @@ class Scheduler:
         self._num_reserved += 1
         return True
 
+    def extend(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Pages of a reservation for so many tokens in all. False, with nothing taken, if there are too few."""
+        num_missing = self._limits.pages_for(min(num_tokens, self._limits.max_model_len)) - len(sequence.pages)
+        if num_missing > 0:
+            spare = self._num_waiting_pages() + self._growth_room()
+            new = self._pool.acquire((), num_missing, PageState.RESERVED, spare)
+            if new is None:
+                return False
+            sequence.pages.extend(new)
+        return True
+
+    def copied(self, sequence: Sequence) -> None:
+        """Full pages of a reservation have landed; others are still to come."""
+        sequence.num_computed = sequence.num_to_land
+        self._remember(sequence)
+
     def land(self, sequence: Sequence) -> None:
         """The KV of all tokens that a reservation waited for is in its pages."""
+        if sequence.is_adopted and sequence.state is SequenceState.RESERVED:
+            sequence.move(SequenceState.LANDED)  # `start` will say how far the KV goes
+            return
         sequence.num_computed = sequence.num_to_land
         self._remember(sequence)
         if sequence.state is SequenceState.STARTED:
@@ -115,7 +142,11 @@ class Scheduler:
         """The first tokens after those reserved for are known."""
         for token_id in token_ids:
             sequence.append(token_id)
+        if sequence.is_adopted:
+            sequence.num_to_land = sequence.num_tokens - 1
         if sequence.state is SequenceState.LANDED:
+            if sequence.is_adopted:
+                self.copied(sequence)
             self._run(sequence)
         else:
             sequence.move(SequenceState.STARTED)
@@ -129,6 +160,25 @@ class Scheduler:
         else:
             self._requeue(sequence)
 
+    def freeze(self, sequence: Sequence) -> None:
+        """A running sequence stands still; slot and pages stay."""
+        self._detach(sequence)
+        self._num_reserved += 1
+        self._rebook(sequence, SequenceState.FROZEN)
+
+    def resume(self, sequence: Sequence) -> None:
+        """A frozen sequence goes on."""
+        self._run(sequence)
+
+    def begin_send(self, sequence: Sequence) -> None:
+        """A transfer reads the sequence's pages from now on: they stay where they are."""
+        sequence.num_sends += 1
+
+    def end_send(self, sequence: Sequence) -> None:
+        """Nothing of that transfer touches the pages any more."""
+        sequence.num_sends -= 1
+        self._is_stuck = False  # it may give up its pages again
+
     def release(self, sequence: Sequence) -> None:
         """End a reservation, or a sequence whose pages were held or draining."""
         assert sequence.state not in (SequenceState.WAITING, SequenceState.RUNNING)
@@ -137,12 +187,12 @@ class Scheduler:
         self._end(sequence)
 
     def abort(self, sequence: Sequence, keep_pages: bool) -> bool:
-        """End a sequence in any state. With `keep_pages` its pages, if any, drain until `release`; returns whether
-        there are such pages."""
+        """End a sequence in any state. With `keep_pages`, or where they are being sent, its pages, if any, drain until
+        `release`; returns whether there are such pages."""
         if sequence.state is SequenceState.DRAINING:
             return True
         self._detach(sequence)
-        if keep_pages and sequence.pages:
+        if (keep_pages or sequence.num_sends) and sequence.pages:
             self._rebook(sequence, SequenceState.DRAINING)
             return True
         self._give_up_pages(sequence)
@@ -155,9 +205,10 @@ class Scheduler:
         """What to compute next; empty if nothing can be. To be followed by `computed`."""
         max_tokens = self._limits.max_step_tokens
         self._secure_pages()
-        step = ScheduledStep(
-            [s for s in self._running if s.num_computed + 1 == len(s.tokens) and s.ticket is None][:max_tokens]
-        )
+        decoding = [s for s in self._running if s.num_computed + 1 == len(s.tokens) and s.ticket is None]
+        if self._starved:
+            decoding = [s for s in decoding if s not in self._starved]
+        step = ScheduledStep(decoding[:max_tokens])
         budget = max_tokens - len(step.decoding)
         if budget and len(step.decoding) < len(self._running):
             for sequence in self._running:
@@ -186,8 +237,12 @@ class Scheduler:
         self._pool.forget(sequence.pages)
 
     def finish(self, sequence: Sequence) -> None:
-        """A running sequence is done: its full pages become prefix cache."""
+        """A running sequence is done: its full pages become prefix cache. Where they are being sent they drain first,
+        until `release`."""
         self._detach(sequence)
+        if sequence.num_sends:
+            self._rebook(sequence, SequenceState.DRAINING)
+            return
         self._give_up_pages(sequence)
         self._end(sequence)
 
@@ -265,8 +320,10 @@ class Scheduler:
         return num_tokens
 
     def _secure_pages(self) -> None:
-        """Give each running sequence pages for all its tokens, first in order first; preempt from the end for them."""
+        """Give each running sequence pages for all its tokens, first in order first; preempt from the end for them.
+        Who finds nobody to preempt and cannot be preempted itself, because its pages are being sent, waits."""
         page_tokens = self._limits.page_tokens
+        self._starved.clear()
         at = 0
         while at < len(self._running):
             sequence = self._running[at]
@@ -274,9 +331,13 @@ class Scheduler:
                 num_missing = self._limits.pages_for(sequence.num_tokens) - len(sequence.pages)
                 new = self._pool.acquire((), num_missing, PageState.ACTIVE)
                 if new is None:
-                    self._preempt(self._victim(sequence))
-                    continue  # with the same sequence, unless it was itself the victim
-                sequence.pages.extend(new)
+                    victim = self._victim(sequence)
+                    if victim.is_preemptible:
+                        self._preempt(victim)
+                        continue  # with the same sequence, unless it was itself the victim
+                    self._starved.append(sequence)
+                else:
+                    sequence.pages.extend(new)
             at += 1
 
     def _victim(self, needy: Sequence) -> Sequence:

@@ -9,6 +9,7 @@ from enum import Enum
 from slipstream.kv_transfer.ticket import HandoffTicket
 from slipstream.router.messages import SamplingParams
 from slipstream.router.prefix.block_hash import HashChain
+from slipstream.workers.engine.guides import TokenGuide
 from slipstream.workers.engine.ledger import PageState
 from slipstream.workers.engine.token_counts import TokenCounts
 
@@ -17,7 +18,7 @@ AttemptKey = tuple[str, int]  # (request_id, attempt)
 
 class SequenceState(Enum):
     """
-             add, add_prefill                     reserve
+             add, add_prefill                     reserve, adopt
                     |                                |
                     v       admit                    v       land            start
                  WAITING ---------> RUNNING      RESERVED ---------> LANDED -------> RUNNING
@@ -25,10 +26,12 @@ class SequenceState(Enum):
                     +----preempt-----+  |  |         +-------------> STARTED -------> RUNNING
                                         |  |         |
                  FINISHED <-------------+  |         +-- add (compute it here) --> RUNNING, or WAITING once landed
-                                           v
-                                         HELD   (prefill only: its token is sampled, its pages are being sent)
+                                        ^  v
+                                        | HELD   (prefill only: its token is sampled, its pages are being sent)
+                                        |
+                                        +--> FROZEN   (freeze, resume: its last pages are being sent to another worker)
 
-    abort: any state -> FINISHED, or -> DRAINING where pages must stay.  release: HELD, DRAINING and the three
+    abort: any state -> FINISHED, or -> DRAINING where pages must stay.  release: HELD, DRAINING, FROZEN and the three
     reserved states -> FINISHED.
     """
 
@@ -38,6 +41,7 @@ class SequenceState(Enum):
     LANDED = "landed"  # the KV is here, the first token is not
     STARTED = "started"  # the first token is here, the KV is not
     HELD = "held"
+    FROZEN = "frozen"  # stands still between two steps, with its slot and its pages
     DRAINING = "draining"
     FINISHED = "finished"
 
@@ -45,11 +49,12 @@ class SequenceState(Enum):
 _S = SequenceState
 _TRANSITIONS: dict[SequenceState, frozenset[SequenceState]] = {
     _S.WAITING: frozenset({_S.RUNNING, _S.FINISHED}),
-    _S.RUNNING: frozenset({_S.WAITING, _S.HELD, _S.DRAINING, _S.FINISHED}),
+    _S.RUNNING: frozenset({_S.WAITING, _S.HELD, _S.FROZEN, _S.DRAINING, _S.FINISHED}),
     _S.RESERVED: frozenset({_S.LANDED, _S.STARTED, _S.RUNNING, _S.DRAINING, _S.FINISHED}),
     _S.LANDED: frozenset({_S.RUNNING, _S.WAITING, _S.DRAINING, _S.FINISHED}),
     _S.STARTED: frozenset({_S.RUNNING, _S.DRAINING, _S.FINISHED}),
     _S.HELD: frozenset({_S.DRAINING, _S.FINISHED}),
+    _S.FROZEN: frozenset({_S.RUNNING, _S.DRAINING, _S.FINISHED}),
     _S.DRAINING: frozenset({_S.FINISHED}),
     _S.FINISHED: frozenset(),
 }
@@ -60,6 +65,7 @@ _OWNERS: dict[SequenceState, PageState] = {
     _S.LANDED: PageState.RESERVED,
     _S.STARTED: PageState.RESERVED,
     _S.HELD: PageState.HELD,
+    _S.FROZEN: PageState.HELD,
     _S.DRAINING: PageState.DRAINING,
 }
 
@@ -83,11 +89,14 @@ class Sequence:
     counts: TokenCounts | None  # None: no penalties
     max_model_len: int
     is_plainly_greedy: bool  # of the scores nothing is wanted but where the highest is
+    guide: TokenGuide | None = None  # of the same tokens
     ticket: HandoffTicket | None = None  # set: prefill only
     state: SequenceState = SequenceState.WAITING
     pages: array[int] = field(default_factory=lambda: array("i"))
     num_computed: int = 0  # tokens whose KV is in the pages
     num_remembered: int = 0  # pages offered to the prefix cache
+    num_sends: int = 0  # transfers to another worker that read its pages while it decodes
+    is_adopted: bool = False  # it decoded elsewhere and goes on here
     num_cached: int | None = None  # tokens found in the prefix cache when pages were first taken
     num_resumed: int = field(init=False)
     num_to_land: int = field(init=False)  # tokens whose KV a reservation waits for
@@ -120,7 +129,7 @@ class Sequence:
     @property
     def is_preemptible(self) -> bool:
         """Pages that are being sent have to stay where they are."""
-        return self.ticket is None
+        return self.ticket is None and not self.num_sends
 
     @property
     def page_owner(self) -> PageState | None:

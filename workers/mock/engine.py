@@ -3,10 +3,12 @@
     Generate ---------------------> queued --steps--> decoding --> finished             (decode worker)
     Reserve --> reserved --Start--> arriving --transfer time--> decoding --> finished   (decode worker)
     Prefill ---------------------> queued --steps--> sending --transfer time--> gone    (prefill worker)
+    Adopt ---> copying --transfer time--> copied --Extend--> copying ... or reserved    (decode worker)
+    decoding --Migrate(freeze), end of the step--> frozen --Resume--> decoding          (decode worker)
 
 No sockets and no clock: messages and times in, messages out, so the same object runs behind a connection and under
 virtual time. Tokens are a function of the prompt and the position alone: a client can tell whether an answer that
-moved between workers is the one it would have got undisturbed (`expected_token`).
+moved between workers is the one it would have got undisturbed (`attempt.expected_token`).
 """
 
 from __future__ import annotations
@@ -16,23 +18,28 @@ from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 
 from xxhash import xxh3_64_intdigest
 
 from slipstream.kv_transfer.ticket import HandoffTicket
 from slipstream.router.messages import (
+    Adopt,
     Cancel,
+    Copied,
     Credits,
     EngineRequest,
+    Extend,
     Failed,
     FinishReason,
+    Frozen,
     Generate,
     HandedOff,
+    Migrate,
     PeerLost,
     Prefill,
     Reserve,
     Reserved,
+    Resume,
     Role,
     RouterMessage,
     Start,
@@ -44,51 +51,13 @@ from slipstream.router.messages import (
     WorkerMessage,
 )
 from slipstream.router.prefix.block_hash import HashChain, root_digest
-from slipstream.workers.mock.prefix_cache import Lease, MockPages
+from slipstream.workers.mock.attempt import Attempt, State, token_at
+from slipstream.workers.mock.prefix_cache import MockPages
 from slipstream.workers.mock.profile import FIRST_TOKEN_ID, MockProfile
 from slipstream.workers.step_times import StepSampler
 from slipstream.workers.ticket_office import TicketOffice
 
 _ID_BYTES = 4
-_SPREAD = 0x9E37_79B9_7F4A_7C15  # 2**64 / golden ratio: neighbouring positions get unrelated tokens
-
-
-def expected_token(prompt_ids: bytes, position: int, vocab_size: int) -> int:
-    """The token at `position` of the output of a prompt (packed int32)."""
-    return _token(xxh3_64_intdigest(prompt_ids), position, vocab_size - FIRST_TOKEN_ID)
-
-
-def _token(seed: int, position: int, num_choices: int) -> int:
-    return FIRST_TOKEN_ID + (((seed + position * _SPREAD) & 0xFFFF_FFFF_FFFF_FFFF) >> 24) % num_choices
-
-
-class _State(Enum):
-    RESERVED = "reserved"  # pages are taken, the first token is not known yet
-    QUEUED = "queued"  # its prompt is to be computed here
-    ARRIVING = "arriving"  # pages are on their way in, or, on a prefill worker, out
-    DECODING = "decoding"
-
-
-@dataclass(slots=True, eq=False)
-class _Attempt:
-    request: EngineRequest
-    state: _State
-    seed: int
-    num_prompt: int
-    num_output: int
-    num_uncomputed: int
-    max_output: int
-    lease: Lease
-    tokens: array[int] | None  # prompt and output, for the prefix cache
-    has_begun: bool = False  # its prompt is being computed
-    num_cached: int = 0
-    ticket: HandoffTicket | None = None
-    due_s: float | None = None  # of the timer that counts; older ones do not
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_prompt + self.num_output
-
 
 AttemptKey = tuple[str, int]
 
@@ -102,16 +71,16 @@ class MockEngine:
     tickets: TicketOffice
     model: str = ""
     pages: MockPages = field(init=False)
-    _attempts: dict[AttemptKey, _Attempt] = field(default_factory=dict)
-    _queue: deque[_Attempt] = field(default_factory=deque)
-    _decoding: dict[AttemptKey, _Attempt] = field(default_factory=dict)
-    _timers: list[tuple[float, int, _Attempt]] = field(default_factory=list)  # arrivals and leases
+    _attempts: dict[AttemptKey, Attempt] = field(default_factory=dict)
+    _queue: deque[Attempt] = field(default_factory=deque)
+    _decoding: dict[AttemptKey, Attempt] = field(default_factory=dict)
+    _timers: list[tuple[float, int, Attempt]] = field(default_factory=list)  # arrivals and leases
     _num_timers: int = 0
     _queued_tokens: int = 0
     _context_tokens: int = 0  # of decoding sequences
     _step_ends_s: float | None = None
-    _step_chunks: list[tuple[_Attempt, int]] = field(default_factory=list)  # prompt tokens in the current step
-    _step_decoding: list[_Attempt] = field(default_factory=list)
+    _step_chunks: list[tuple[Attempt, int]] = field(default_factory=list)  # prompt tokens in the current step
+    _step_decoding: list[Attempt] = field(default_factory=list)
     _steps: StepSampler = field(default_factory=StepSampler)
     _last_seq: int = 0
     _told: Credits | None = None
@@ -140,6 +109,16 @@ class MockEngine:
                 return self._prefill(request, ticket, now_s)
             case Start(request_id, attempt, token_ids):
                 self._start((request_id, attempt), token_ids, now_s)
+            case Adopt(seq=seq):
+                self._last_seq = seq
+                return self._adopt(message, now_s)
+            case Extend(seq=seq):
+                self._last_seq = seq
+                return self._extend(message, now_s)
+            case Migrate():
+                return self._migrate(message)
+            case Resume(request_id, attempt):
+                self._resume((request_id, attempt), now_s)
             case Cancel(request_id, attempt):
                 self._drop((request_id, attempt))
             case PeerLost(peer):
@@ -165,12 +144,13 @@ class MockEngine:
         while self._timers and self._timers[0][0] <= now_s:
             due_s, _, attempt = heapq.heappop(self._timers)
             if due_s == attempt.due_s and self._is_here(attempt):
-                out += self._timer_due(attempt)
+                out += self._timer_due(attempt, now_s)
         if self._step_ends_s is not None and self._step_ends_s <= now_s:
             ended_s, self._step_ends_s = self._step_ends_s, None
             chunks = self._end_step(now_s)
             if chunks:
                 out.append(StepOutput(tuple(chunks)))
+            out += [self._freeze(key) for key, attempt in list(self._decoding.items()) if attempt.stops]
             self._begin_step(ended_s)
         else:
             self._begin_step(now_s)
@@ -220,16 +200,16 @@ class MockEngine:
         if self.role == "prefill":
             return [Failed(*key, "this is a prefill worker", True)]
         attempt = self._attempts.get(key)
-        if attempt is not None and attempt.state is _State.RESERVED:
+        if attempt is not None and attempt.state is State.RESERVED:
             self._enqueue(attempt, now_s)
             return []
-        return self._admit(request, _State.QUEUED, now_s)[1]
+        return self._admit(request, State.QUEUED, now_s)[1]
 
     def _reserve(self, request: EngineRequest, now_s: float) -> Sequence[WorkerMessage]:
         key = (request.request_id, request.attempt)
         if self.role == "prefill":
             return [Failed(*key, "this is a prefill worker", True)]
-        attempt, out = self._admit(request, _State.RESERVED, now_s)
+        attempt, out = self._admit(request, State.RESERVED, now_s)
         if attempt is None:
             return out
         lease = attempt.lease
@@ -243,14 +223,14 @@ class MockEngine:
         key = (request.request_id, request.attempt)
         if self.role == "decode":
             return [Failed(*key, "this is a decode worker", True)]
-        attempt, out = self._admit(request, _State.QUEUED, now_s)
+        attempt, out = self._admit(request, State.QUEUED, now_s)
         if attempt is not None:
             attempt.ticket = ticket
         return out
 
     def _admit(
-        self, request: EngineRequest, state: _State, now_s: float
-    ) -> tuple[_Attempt | None, Sequence[WorkerMessage]]:
+        self, request: EngineRequest, state: State, now_s: float, num_room_tokens: int = 0
+    ) -> tuple[Attempt | None, Sequence[WorkerMessage]]:
         key = (request.request_id, request.attempt)
         if self._refusal is not None:
             return None, [Failed(*key, self._refusal, True)]
@@ -268,10 +248,11 @@ class MockEngine:
             page_tokens = self.profile.page_tokens
             chain = HashChain(root_digest(self.model, request.cache_salt), page_tokens)
             chain.extend(tokens, num_tokens // page_tokens)
-        lease = self.pages.take(chain, self.profile.pages_for(num_tokens), self._max_shared(num_tokens))
+        num_pages = self.profile.pages_for(num_tokens + num_room_tokens)
+        lease = self.pages.take(chain, num_pages, self._max_shared(num_tokens))
         if lease is None:
             return None, [Failed(*key, "no pages", True)]
-        attempt = _Attempt(
+        attempt = Attempt(
             request=request,
             state=state,
             seed=xxh3_64_intdigest(request.prompt_ids),
@@ -284,12 +265,12 @@ class MockEngine:
         )
         self._num_queried_tokens += num_tokens
         self._attempts[key] = attempt
-        if state is _State.QUEUED:
+        if state is State.QUEUED:
             self._enqueue(attempt, now_s)
         return attempt, []
 
-    def _enqueue(self, attempt: _Attempt, now_s: float) -> None:
-        attempt.state = _State.QUEUED
+    def _enqueue(self, attempt: Attempt, now_s: float) -> None:
+        attempt.state = State.QUEUED
         attempt.due_s = None
         attempt.num_uncomputed = attempt.num_tokens - self._known_tokens(attempt)
         self._queued_tokens += attempt.num_uncomputed
@@ -298,32 +279,114 @@ class MockEngine:
 
     def _start(self, key: AttemptKey, token_ids: tuple[int, ...], now_s: float) -> None:
         attempt = self._attempts.get(key)
-        if attempt is None or attempt.state is not _State.RESERVED:
+        if attempt is None or attempt.state is not State.RESERVED:
             return
-        attempt.state = _State.ARRIVING
+        attempt.state = State.ARRIVING
         attempt.num_output += len(token_ids)
         if attempt.tokens is not None:
             attempt.tokens.extend(token_ids)
         self._set_timer(now_s + self._transfer_s(attempt), attempt)
+
+    # ---- sequences that move while they decode
+
+    def _adopt(self, message: Adopt, now_s: float) -> Sequence[WorkerMessage]:
+        key = (message.request.request_id, message.request.attempt)
+        if self.role == "prefill":
+            return [Failed(*key, "this is a prefill worker", True)]
+        attempt, out = self._admit(message.request, State.RESERVED, now_s, message.num_room_tokens)
+        if attempt is None:
+            return out
+        self._count_cached(attempt)
+        attempt.source = message.source
+        return [self._expect(attempt, message.num_room_tokens, now_s)]
+
+    def _extend(self, message: Extend, now_s: float) -> Sequence[WorkerMessage]:
+        attempt = self._attempts.get((message.request_id, message.attempt))
+        if attempt is None or attempt.state is not State.COPIED:
+            return []
+        attempt.num_output += len(message.token_ids)
+        if attempt.tokens is not None:
+            attempt.tokens.extend(message.token_ids)
+        num_pages = self.profile.pages_for(attempt.num_tokens + message.num_room_tokens)
+        if num_pages > attempt.lease.num_pages:
+            self.pages.grow(attempt.lease, num_pages - attempt.lease.num_pages)
+        return [self._expect(attempt, message.num_room_tokens, now_s)]
+
+    def _expect(self, attempt: Attempt, num_room_tokens: int, now_s: float) -> WorkerMessage:
+        """The next round: full pages come by themselves, the last ones when the first token here is known."""
+        lease, num_full = attempt.lease, (attempt.num_tokens - 1) // self.profile.page_tokens
+        first = min(lease.num_known, num_full)
+        end = lease.num_pages if num_room_tokens else num_full
+        attempt.ticket = self.tickets.issue(first, end - first)
+        attempt.state = State.RESERVED if num_room_tokens else State.COPYING
+        wait_s = self.profile.start_lease_s if num_room_tokens else self._transfer_s(attempt)
+        self._set_timer(now_s + wait_s, attempt)
+        return Reserved(attempt.request.request_id, attempt.request.attempt, attempt.num_cached, attempt.ticket)
+
+    def _copied(self, attempt: Attempt, now_s: float) -> WorkerMessage:
+        ticket, chain = attempt.ticket, attempt.lease.chain
+        assert ticket is not None
+        end = ticket.first_page + ticket.num_pages
+        if chain is not None and attempt.tokens is not None:
+            chain.extend(attempt.tokens, end)
+            self.pages.remember(attempt.lease, end)
+        attempt.state = State.COPIED
+        self._set_timer(now_s + self.profile.start_lease_s, attempt)
+        request, num_bytes = attempt.request, _num_bytes(ticket)
+        return Copied(request.request_id, request.attempt, ticket.transfer_id, num_bytes, self._transfer_s(attempt))
+
+    def _migrate(self, message: Migrate) -> Sequence[WorkerMessage]:
+        key, ticket = (message.request_id, message.attempt), message.ticket
+        attempt = self._decoding.get(key)
+        num_pages = self.profile.pages_for(attempt.num_tokens - 1) if attempt is not None else 0
+        if attempt is None or (message.freeze and num_pages > ticket.first_page + ticket.num_pages):
+            reason = "it does not decode here" if attempt is None else f"it has {attempt.num_tokens} tokens by now"
+            return [Failed(message.request_id, message.to_attempt, reason, True)]
+        if not message.freeze:
+            return []
+        if attempt in self._step_decoding:
+            attempt.stops = True
+            return []
+        return [self._freeze(key)]
+
+    def _freeze(self, key: AttemptKey) -> WorkerMessage:
+        attempt = self._decoding.pop(key)
+        attempt.state, attempt.stops = State.FROZEN, False
+        self._context_tokens -= attempt.num_tokens
+        return Frozen(*key, attempt.num_output)
+
+    def _resume(self, key: AttemptKey, now_s: float) -> None:
+        attempt = self._attempts.get(key)
+        if attempt is None:
+            return
+        attempt.stops = False
+        if attempt.state is State.FROZEN:
+            self._decode(attempt)
+            self._begin_step(now_s)
 
     def _drop(self, key: AttemptKey) -> None:
         attempt = self._attempts.pop(key, None)
         if attempt is None:
             return
         self.pages.give_back(attempt.lease)
-        if attempt.state is _State.QUEUED:
+        if attempt.state is State.QUEUED:
             self._queued_tokens -= attempt.num_uncomputed
             if attempt in self._queue:
                 self._queue.remove(attempt)
-        elif attempt.state is _State.DECODING:
+        elif attempt.state is State.DECODING:
             del self._decoding[key]
             self._context_tokens -= attempt.num_tokens
 
     def _peer_lost(self, name: str, epoch: int) -> Sequence[WorkerMessage]:
-        """A prefill worker that was sending to a decode worker that is gone lets go."""
+        """Whoever was sending to a worker that is gone, or waited for its pages, lets go."""
         out: list[WorkerMessage] = []
         for key, attempt in list(self._attempts.items()):
-            ticket = attempt.ticket
+            ticket, source = attempt.ticket, attempt.source
+            is_arriving = attempt.state in (State.COPYING, State.RESERVED, State.ARRIVING)
+            if source is not None and (source.name, source.epoch) == (name, epoch) and is_arriving:
+                self._drop(key)
+                out.append(Failed(*key, f"pages did not arrive: {name} is gone", True))
+                continue
             if self.role == "prefill" and ticket is not None:
                 peer = ticket.destination
                 if (peer.name, peer.epoch) == (name, epoch):
@@ -366,7 +429,7 @@ class MockEngine:
         self._num_steps += 1
         chunks = []
         for attempt in self._step_decoding:
-            if attempt.state is _State.DECODING and self._is_here(attempt):
+            if attempt.state is State.DECODING and self._is_here(attempt):
                 self._context_tokens += 1
                 chunks.append(self._sample(attempt))
         for attempt, num_tokens in self._step_chunks:
@@ -383,22 +446,22 @@ class MockEngine:
         self._step_decoding, self._step_chunks = [], []
         return chunks
 
-    def _computed(self, attempt: _Attempt, now_s: float) -> TokenChunk:
+    def _computed(self, attempt: Attempt, now_s: float) -> TokenChunk:
         """The whole prompt is: its first token, and on with it."""
         if self.role == "prefill":
-            attempt.state = _State.ARRIVING
+            attempt.state = State.ARRIVING
             self._set_timer(now_s + self._transfer_s(attempt), attempt)
             return self._next_chunk(attempt)
         self._decode(attempt)
         self._context_tokens += 1
         return self._sample(attempt)
 
-    def _decode(self, attempt: _Attempt) -> None:
-        attempt.state = _State.DECODING
+    def _decode(self, attempt: Attempt) -> None:
+        attempt.state = State.DECODING
         self._decoding[attempt.request.request_id, attempt.request.attempt] = attempt
         self._context_tokens += attempt.num_tokens
 
-    def _sample(self, attempt: _Attempt) -> TokenChunk:
+    def _sample(self, attempt: Attempt) -> TokenChunk:
         if attempt.num_tokens % self.profile.page_tokens == 0:
             self._fill_page(attempt)
         chunk = self._next_chunk(attempt)
@@ -406,9 +469,9 @@ class MockEngine:
             self._drop((chunk.request_id, chunk.attempt))
         return chunk
 
-    def _next_chunk(self, attempt: _Attempt) -> TokenChunk:
+    def _next_chunk(self, attempt: Attempt) -> TokenChunk:
         request, index = attempt.request, attempt.num_output
-        token_id = _token(attempt.seed, index, self.profile.vocab_size - FIRST_TOKEN_ID)
+        token_id = token_at(attempt.seed, index, self.profile.vocab_size - FIRST_TOKEN_ID)
         attempt.num_output += 1
         if attempt.tokens is not None:
             attempt.tokens.append(token_id)
@@ -422,10 +485,10 @@ class MockEngine:
         """Pages that may be taken from the cache: the last token is always computed."""
         return (num_tokens - 1) // self.profile.page_tokens
 
-    def _known_tokens(self, attempt: _Attempt) -> int:
+    def _known_tokens(self, attempt: Attempt) -> int:
         return attempt.lease.num_known * self.profile.page_tokens
 
-    def _begin_prefill(self, attempt: _Attempt) -> None:
+    def _begin_prefill(self, attempt: Attempt) -> None:
         """Looks again, for the prompts computed since it came."""
         attempt.has_begun = True
         self.pages.find_more(attempt.lease, self._max_shared(attempt.num_tokens))
@@ -434,37 +497,41 @@ class MockEngine:
         self._queued_tokens += attempt.num_uncomputed
         self._count_cached(attempt)
 
-    def _count_cached(self, attempt: _Attempt) -> None:
+    def _count_cached(self, attempt: Attempt) -> None:
         num_found = self._known_tokens(attempt)
         self._num_hit_tokens += num_found - attempt.num_cached
         attempt.num_cached = num_found
 
-    def _fill_page(self, attempt: _Attempt) -> None:
+    def _fill_page(self, attempt: Attempt) -> None:
         """Its last page is full: others may find it, and it needs another one."""
         num_full = attempt.num_tokens // self.profile.page_tokens
         if attempt.lease.chain is not None:
             assert attempt.tokens is not None
             attempt.lease.chain.extend(attempt.tokens, num_full)
             self.pages.remember(attempt.lease, num_full)
-        self.pages.grow(attempt.lease)
+        num_missing = num_full + 1 - attempt.lease.num_pages
+        if num_missing > 0:
+            self.pages.grow(attempt.lease, num_missing)
 
     # ---- timers
 
-    def _transfer_s(self, attempt: _Attempt) -> float:
+    def _transfer_s(self, attempt: Attempt) -> float:
         assert attempt.ticket is not None
         return self.profile.transfer_s + self.profile.transfer_page_s * attempt.ticket.num_pages
 
-    def _set_timer(self, due_s: float, attempt: _Attempt) -> None:
+    def _set_timer(self, due_s: float, attempt: Attempt) -> None:
         self._num_timers += 1
         attempt.due_s = due_s
         heapq.heappush(self._timers, (due_s, self._num_timers, attempt))
 
-    def _timer_due(self, attempt: _Attempt) -> Sequence[WorkerMessage]:
+    def _timer_due(self, attempt: Attempt, now_s: float) -> Sequence[WorkerMessage]:
         key = (attempt.request.request_id, attempt.request.attempt)
         attempt.due_s = None
-        if attempt.state is _State.RESERVED:
+        if attempt.state in (State.RESERVED, State.COPIED):
             self._drop(key)
-            return [Failed(*key, "no first token came within the lease", True)]
+            return [Failed(*key, "no word came within the lease", True)]
+        if attempt.state is State.COPYING:
+            return [self._copied(attempt, now_s)]
         if self.role == "prefill":
             self._drop(key)
             return []
@@ -472,9 +539,12 @@ class MockEngine:
         assert ticket is not None
         if attempt.lease.chain is not None:
             self.pages.remember(attempt.lease, len(attempt.lease.chain.digests))  # all that was full when it came
-        num_bytes = ticket.num_pages * ticket.num_layers * ticket.num_kv_heads * ticket.head_bytes
         self._decode(attempt)
-        return [HandedOff(*key, num_bytes, self._transfer_s(attempt))]
+        return [HandedOff(*key, _num_bytes(ticket), self._transfer_s(attempt))]
 
-    def _is_here(self, attempt: _Attempt) -> bool:
+    def _is_here(self, attempt: Attempt) -> bool:
         return self._attempts.get((attempt.request.request_id, attempt.request.attempt)) is attempt
+
+
+def _num_bytes(ticket: HandoffTicket) -> int:
+    return ticket.num_pages * ticket.num_layers * ticket.num_kv_heads * ticket.head_bytes

@@ -27,12 +27,20 @@ ROLES: dict[str, tuple[Role, ...]] = {"prefill": ("prefill",), "decode": ("decod
 @click.option("--router", required=True, metavar="HOST:PORT", help="Where the router listens for workers.")
 @click.option("--role", type=click.Choice(list(ROLES)), default="both", show_default=True)
 @click.option("--model", required=True, help="The model name that the router serves.")
+@click.option("--model-version", default="", help="The version of the model.")
 @click.option("--name", default="mock", show_default=True, help="Prefix of the workers' names.")
 @click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="Workers of each role.")
 @click.option("--profile", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="YAML file.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Overrides a value of the profile.")
 def mock_worker_command(
-    router: str, role: str, model: str, name: str, count: int, path: Path | None, settings: tuple[str, ...]
+    router: str,
+    role: str,
+    model: str,
+    model_version: str,
+    name: str,
+    count: int,
+    path: Path | None,
+    settings: tuple[str, ...],
 ) -> None:
     """Workers without a model: they take the time a profile says and answer with made-up tokens.
 
@@ -50,7 +58,7 @@ def mock_worker_command(
         raise click.UsageError(f"the secret of the workers is expected in {TOKEN_VARIABLE}, which is empty")
     profile = _profile(path, settings)
     configs = [
-        MockConfig(f"{name}-{one}-{number}", one, model, host, int(port), token, profile)
+        MockConfig(f"{name}-{one}-{number}", one, model, host, int(port), token, profile, model_version)
         for one in ROLES[role]
         for number in range(count)
     ]

@@ -5,17 +5,27 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
-from slipstream.router.prefix.block_hash import HashChain
 from slipstream.workers.engine.cache_changes import CacheChanges
 
 
+class PageChain(Protocol):
+    """The names of a sequence's full pages, in order."""
+
+    @property
+    def digests(self) -> list[bytes]: ...
+
+
+Chain = TypeVar("Chain", bound=PageChain)
+
+
 @dataclass(slots=True, eq=False)
-class Lease:
+class Lease(Generic[Chain]):
     """The pages of one attempt: the first `num_known` are known by the digests of its chain and may be shared, the
     others are its own. `chain` is None where there is no prefix cache."""
 
-    chain: HashChain | None
+    chain: Chain | None
     num_pages: int = 0
     num_known: int = 0
 
@@ -48,7 +58,7 @@ class MockPages:
     def digests(self) -> Collection[bytes]:
         return [*self._num_leases, *self._idle]
 
-    def take(self, chain: HashChain | None, num_pages: int, max_shared: int) -> Lease | None:
+    def take(self, chain: Chain | None, num_pages: int, max_shared: int) -> Lease[Chain] | None:
         """A lease of so many pages, at most `max_shared` of which are found by the chain's digests; None if there are
         not enough."""
         shared = self._match(chain, 0, max_shared)
@@ -60,20 +70,20 @@ class MockPages:
         self.grow(lease, num_pages - len(shared))
         return lease
 
-    def find_more(self, lease: Lease, max_shared: int) -> None:
+    def find_more(self, lease: Lease[Chain], max_shared: int) -> None:
         """Others may have computed some of its pages meanwhile."""
         for digest in self._match(lease.chain, lease.num_known, max_shared):
             self._share(digest)
             self._num_private -= 1
             lease.num_known += 1
 
-    def grow(self, lease: Lease, num_pages: int = 1) -> None:
+    def grow(self, lease: Lease[Chain], num_pages: int = 1) -> None:
         """Pages of its own. There may be none left: a mock worker overdraws its pages rather than to preempt."""
         lease.num_pages += num_pages
         self._num_private += num_pages
         self._evict()
 
-    def remember(self, lease: Lease, num_full: int) -> None:
+    def remember(self, lease: Lease[Chain], num_full: int) -> None:
         """The first `num_full` pages hold their KV now. Their digests have to be in the chain."""
         chain = lease.chain
         if chain is None:
@@ -89,7 +99,7 @@ class MockPages:
             self._num_private -= 1
             lease.num_known += 1
 
-    def give_back(self, lease: Lease) -> None:
+    def give_back(self, lease: Lease[Chain]) -> None:
         self._num_private -= lease.num_pages - lease.num_known
         if lease.chain is not None:
             for digest in reversed(lease.chain.digests[: lease.num_known]):
@@ -102,7 +112,7 @@ class MockPages:
         lease.num_pages = lease.num_known = 0
         self._evict()  # where more was leased than there is, less can stay known
 
-    def _match(self, chain: HashChain | None, first: int, end: int) -> list[bytes]:
+    def _match(self, chain: PageChain | None, first: int, end: int) -> list[bytes]:
         """Those of a chain's pages that are known from number `first` on, up to `end` or the first one that is not."""
         digests = chain.digests[first:end] if chain is not None else []
         for at, digest in enumerate(digests):

@@ -1,6 +1,7 @@
 """A mock worker as a process: the real wire protocol over a real connection, without a model and without torch.
 
 connect -> Hello -> Welcome -> serve ... -> connection lost -> again, as the next incarnation
+                                         -> Drain for another role: finish what is here, then again, in that role
                                          -> Drain, SIGTERM: finish what is here, then end
 """
 
@@ -12,7 +13,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
 from slipstream.router.messages import (
@@ -28,6 +29,7 @@ from slipstream.router.messages import (
     Welcome,
     WorkerMessage,
 )
+from slipstream.router.prefix.block_hash import model_key
 from slipstream.router.wire import FrameProtocol, Message, WireError
 from slipstream.workers.block_events import BlockEvents
 from slipstream.workers.keep_alive import keep_alive
@@ -58,13 +60,16 @@ class MockConfig:
     router_port: int
     token: str
     profile: MockProfile = field(default_factory=MockProfile)
+    model_version: str = ""
 
 
 class MockWorker:
-    """Connects, serves, and connects again, till it is drained. Everything runs on one event loop."""
+    """Connects, serves, and connects again, till it is drained. Everything runs on one event loop.
+
+    Unlike a real worker, one that changes its role forgets its prefix cache, as it does with every new incarnation."""
 
     def __init__(self, config: MockConfig) -> None:
-        self._config = config
+        self._config = config  # with the role of the next incarnation
         # Epochs follow the wall clock: a process that is started anew has a later one.
         worker = PeerId(config.name, time.time_ns() // 1_000_000)
         self._tickets = TicketOffice(worker, (NOWHERE,), SLAB_PAGES, NUM_LAYERS, NUM_KV_HEADS, HEAD_BYTES)
@@ -72,7 +77,7 @@ class MockWorker:
         self._draining = False
 
     async def run(self) -> None:
-        """Returns after a drain. Raises WorkerFailed if the router will not have this worker."""
+        """Returns after a drain that ends the worker. Raises WorkerFailed if the router will not have it."""
         delay_s = RETRY_FIRST_S
         while not (self._draining and self._serving is None):
             self._serving = _Serving(self._config, self._tickets)
@@ -89,11 +94,13 @@ class MockWorker:
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, RETRY_MAX_S)
             finally:
-                is_drained = self._serving.is_draining
+                is_drained, next_role = self._serving.is_draining, self._serving.next_role
                 await self._serving.close()
                 self._serving = None
             if is_drained:
-                return
+                if next_role is None or self._draining:
+                    return
+                self._config = replace(self._config, role=next_role)
 
     def drain(self) -> None:
         """Finish what is here, then end."""
@@ -109,7 +116,7 @@ class _Serving:
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._worker = tickets.open_epoch()
-        self._engine = MockEngine(config.profile, config.role, tickets, config.model)
+        self._engine = MockEngine(config.profile, config.role, tickets, model_key(config.model, config.model_version))
         self._blocks = BlockEvents(self._engine.pages)
         self._blocks_timer: asyncio.TimerHandle | None = None
         self._protocol = FrameProtocol(self._received, self._lost)
@@ -119,6 +126,7 @@ class _Serving:
         self._stats_timer: asyncio.TimerHandle | None = None
         self._welcome: asyncio.Future[None] = self._loop.create_future()
         self.is_draining = False
+        self.next_role: Role | None = None  # after the drain; None: the worker ends
         self.over: asyncio.Future[None] = self._loop.create_future()
 
     async def connect(self) -> None:
@@ -149,12 +157,17 @@ class _Serving:
                 max_model_len=profile.max_model_len,
                 max_step_tokens=profile.max_step_tokens,
                 prefix_caching=profile.prefix_caching,
+                model_version=config.model_version,
             )
         )
         await self._welcome
 
-    def drain(self) -> None:
+    def drain(self, next_role: Role | None = None) -> None:
+        """The first drain counts."""
+        if self.is_draining:
+            return
         self.is_draining = True
+        self.next_role = next_role
         self._engine.refuse("the worker drains")
         self._tell([])
 
@@ -182,8 +195,8 @@ class _Serving:
             case Rejected(reason):
                 if not self._welcome.done():
                     self._welcome.set_exception(WorkerFailed(f"the router rejected this worker: {reason}"))
-            case Drain():
-                self.drain()
+            case Drain(next_role):
+                self.drain(next_role)
             case ResyncBlocks():
                 self._blocks.resync()
                 self._set_blocks_timer()

@@ -94,7 +94,7 @@ def test_callers_on_several_threads_take_turns(library: ctypes.CDLL) -> None:
     assert not failures
 
 
-# A program of its own: niceness cannot be taken back.
+# A program of its own: a thread cannot take its niceness back.
 NICE_PROGRAM = """
 import os
 from tests.kernels.cpu.test_cpu_team import count
@@ -118,6 +118,48 @@ assert os.getpriority(os.PRIO_PROCESS, 0) == 7
 def test_caller_and_helpers_old_and_new_stand_back(library: ctypes.CDLL) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", NICE_PROGRAM],
+        cwd=os.getcwd(),
+        timeout=60,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# Neither calling thread ends before the program does: the kernel may still list a thread that has just been joined.
+FORWARD_PROGRAM = """
+import os, threading
+from concurrent.futures import ThreadPoolExecutor
+from tests.kernels.cpu.test_cpu_team import count
+from slipstream.kernels.cpu.library import native_library
+library = native_library()
+library.slipstream_set_num_threads(3)
+threads = lambda: {int(thread) for thread in os.listdir("/proc/self/task")}
+nice = lambda thread: os.getpriority(os.PRIO_PROCESS, thread)
+back, other = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+for caller in (back, other):
+    caller.submit(threading.get_native_id).result()
+before = threads()
+
+def compute(niceness):
+    library.slipstream_set_niceness(niceness)
+    for _ in range(5):
+        count(library)
+
+back.submit(compute, 7).result()
+helpers = threads() - before
+assert [nice(helper) for helper in helpers] == [7, 7], helpers
+other.submit(compute, 0).result()
+while threads() & helpers:  # told to end, and awaited but for the last step in the kernel
+    os.sched_yield()
+assert [nice(helper) for helper in threads() - before] == [0, 0]
+"""
+
+
+def test_helpers_come_forward_again_with_a_thread_that_never_stood_back(library: ctypes.CDLL) -> None:
+    """No thread may lower its own niceness: those that stood back have ended, and others have begun."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORWARD_PROGRAM],
         cwd=os.getcwd(),
         timeout=60,
         capture_output=True,

@@ -64,3 +64,14 @@ def test_a_worker_is_asked_once_for_a_snapshot() -> None:
     tell(cluster, D1, 10, stored=b"12345678")
     assert cluster.dispatcher.known_blocks(D1) == set(unpack_block_ids(b"12345678"))
     assert cluster.dispatcher.snapshot(cluster.now_s).prefix_index.num_gaps == 1
+
+
+def test_what_a_cancelled_request_would_have_computed_is_expected_no_more() -> None:
+    cluster = MockCluster(num_prefill=1, num_decode=1)
+    prompt = words(1, 3000)
+    cluster.submit("a", prompt, num_output=30)
+    assert cluster.dispatcher.snapshot(cluster.now_s).prefix_index.num_expected > 0
+    cluster._perform(cluster.dispatcher.cancel("a", cluster.now_s))
+    assert cluster.dispatcher.snapshot(cluster.now_s).prefix_index.num_expected == 0
+    cluster.run()
+    cluster.check_index()

@@ -280,6 +280,7 @@ class Model(RuleBasedStateMachine):
         self.expected: dict[str, dict[tuple[int, ...], float]] = {}
         self.seq: dict[str, int] = defaultdict(int)
         self.is_cut: dict[str, bool] = {}
+        self.placed: list[tuple[WorkerState, RequestState, list[int]]] = []
 
     @initialize()
     def begin(self) -> None:
@@ -332,8 +333,22 @@ class Model(RuleBasedStateMachine):
     @rule(data=st.data(), prompt=PROMPTS)
     def place(self, data: st.DataObject, prompt: list[int]) -> None:
         name = self.some(data)
-        self.index.expect(self.workers[name], make_request(prompt), self.now)
+        request = make_request(prompt)
+        request.placed_s = self.now
+        self.index.expect(self.workers[name], request, self.now)
+        self.placed.append((self.workers[name], request, prompt))
         self.expected[name] |= dict.fromkeys(pages(prompt) - self.held[name], self.now + EXPECTED_S)
+
+    @precondition(lambda self: self.placed)
+    @rule(data=st.data())
+    def give_up(self, data: st.DataObject) -> None:
+        worker, request, prompt = self.placed.pop(data.draw(st.integers(0, len(self.placed) - 1)))
+        self.index.give_up(worker, request)
+        if self.workers.get(worker.name) is worker:
+            assert request.placed_s is not None
+            until, gone = request.placed_s + EXPECTED_S, pages(prompt)
+            expected = self.expected[worker.name].items()
+            self.expected[worker.name] = {p: t for p, t in expected if p not in gone or t != until}
 
     @rule(seconds=st.sampled_from((0.5, 3.0, EXPECTED_S)))
     def wait(self, seconds: float) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from slipstream.router.messages import pack_ids
-from slipstream.workers.mock.engine import expected_token
+from slipstream.workers.mock.attempt import expected_token
 
 MODEL_DIR = Path(__file__).parents[3] / "models" / "slipstream-demo"
 TIMEOUT_S = 60.0
@@ -41,7 +42,7 @@ def router(tmp_path: Path) -> Iterator[dict[str, str]]:
         "model_dir": str(MODEL_DIR),
         "token": "secret",
         "has_prefill_pool": True,
-        "router": {"http": {"port": 0}, "dispatch": {"local_prefill_max_tokens": 32}},
+        "router": {"http": {"port": 0}, "admin": {"port": 0}, "dispatch": {"local_prefill_max_tokens": 32}},
     }
     path = tmp_path / "router.json"
     path.write_text(json.dumps(program))
@@ -96,6 +97,53 @@ def test_a_conversation_over_two_workers_of_each_role_finds_its_own_kv(router: d
                 cached.append(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
             # The router may hear of a page a few milliseconds late, but it expected it there anyway.
             assert cached == ([100 * turn // 16 * 16 for turn in range(5)] if has_cache else [0] * 5)
+    finally:
+        assert end(workers) == 0
+
+
+def test_workers_that_are_drained_for_another_role_come_back_in_it_and_serve(router: dict[str, str]) -> None:
+    workers = start(
+        "slipstream.workers.mock.main",
+        *("--router", router["workers"], "--model", "m", "--set", "vocab_size=300", "--set", "step_s=0.01"),
+        SLIPSTREAM_WORKER_TOKEN="secret",
+    )
+    tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
+    try:
+        with (
+            httpx.Client(base_url=router["http"], timeout=TIMEOUT_S) as client,
+            httpx.Client(base_url=router["admin"], timeout=TIMEOUT_S) as operator,
+        ):
+
+            def until(roles: dict[str, str]) -> dict[str, int]:
+                """The epochs of the workers, when they have these roles and none of them drains."""
+                while True:
+                    assert workers.poll() is None
+                    told = operator.get("/cluster/status").json()["workers"]
+                    if {one["peer"]["name"]: one["role"] for one in told if not one["draining"]} == roles:
+                        return {one["peer"]["name"]: one["peer"]["epoch"] for one in told}
+
+            def ask(prompt: list[int], num_tokens: int) -> None:
+                answer = client.post("/v1/completions", json={"model": "m", "prompt": prompt, "max_tokens": num_tokens})
+                assert answer.status_code == 200, answer.text
+                expected = [expected_token(pack_ids(prompt), i, 300) for i in range(num_tokens)]
+                assert answer.json()["choices"][0]["text"] == tokenizer.decode(expected)
+
+            before = until({"mock-prefill-0": "prefill", "mock-decode-0": "decode"})
+            with ThreadPoolExecutor() as pool:
+                running = [pool.submit(ask, [20 + number] * length, 60) for number, length in enumerate((8, 200))]
+                while operator.get("/cluster/status").json()["num_running"] < len(running):
+                    assert not any(request.done() for request in running)
+                for name, role in (("mock-decode-0", "prefill"), ("mock-prefill-0", "decode")):
+                    drained = operator.post(f"/cluster/workers/{name}/drain", json={"next_role": role})
+                    assert drained.status_code == 202, drained.text
+                for request in running:
+                    request.result()
+            after = until({"mock-prefill-0": "decode", "mock-decode-0": "prefill"})
+            assert all(after[name] > before[name] for name in before)
+            ask([20 + i % 100 for i in range(200)], 6)  # over both, the other way round
+            operator.post("/cluster/workers/mock-decode-0/drain")
+            operator.post("/cluster/workers/mock-prefill-0/drain")
+            assert workers.wait(TIMEOUT_S) == 0
     finally:
         assert end(workers) == 0
 

@@ -25,7 +25,8 @@ from slipstream.router.messages import (
     WorkerMessage,
     pack_ids,
 )
-from slipstream.workers.mock.engine import MockEngine, expected_token
+from slipstream.workers.mock.attempt import expected_token
+from slipstream.workers.mock.engine import MockEngine
 from slipstream.workers.mock.profile import MockProfile
 from slipstream.workers.ticket_office import TicketOffice
 

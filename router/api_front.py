@@ -1,0 +1,106 @@
+"""What every process that faces clients serves: the API, behind keys, counted and traced."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+
+from slipstream.router.access.access import Access
+from slipstream.router.access.caller import forbidden
+from slipstream.router.http.errors import HttpError
+from slipstream.router.http.exchange import Exchange
+from slipstream.router.http.reader import CheckCaller, Request
+from slipstream.router.http.routes import Routes
+from slipstream.router.metrics import FrontMetrics
+from slipstream.router.openai.api import Generations, OpenAiApi
+from slipstream.router.tokenizer import Tokenizer
+from slipstream.router.tracing.context import trace_context
+from slipstream.router.tracing.tracer import TraceCounts, Tracer
+
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
+ADMIN_PATHS = ("/metrics", "/cluster/")  # and all below
+CLIENT_LEFT = 499  # nginx's number for it; counted, never sent
+
+
+class ApiFront:
+    """The handler of an HTTP server."""
+
+    def __init__(
+        self,
+        model: str,
+        tokenizer: Tokenizer,
+        service: Generations,
+        access: Access | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self._metrics = FrontMetrics()
+        self._access = access or Access()
+        self._tracer = tracer
+        self._routes = Routes()
+        OpenAiApi(model, tokenizer, service, self._metrics, self._access).add_to(self._routes)
+        self._routes.add("GET", "/health/live", self.live)
+
+    async def __call__(self, request: Request, exchange: Exchange) -> None:
+        """Serve one request. The client's X-Request-Id comes back if it is a harmless one, else a new id."""
+        await self._serve(self._routes, request, exchange, is_open=request.path in OPEN_PATHS)
+
+    @staticmethod
+    def request_id_of(request: Request) -> str:
+        """The id that the client gave, if it is a harmless one, else a new one."""
+        given = request.headers.get(b"x-request-id", b"")
+        return given.decode("ascii") if REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+
+    @property
+    def counts(self) -> FrontMetrics:
+        """What was counted here, and what was added to it from elsewhere."""
+        return self._metrics
+
+    @property
+    def trace_counts(self) -> TraceCounts | None:
+        """What became of traces; None if none are made."""
+        return self._tracer.counts if self._tracer is not None else None
+
+    @property
+    def check_caller(self) -> CheckCaller | None:
+        """For large bodies, which are not taken from strangers in the first place."""
+        return self._access.caller_with if self._access.has_keys else None
+
+    async def live(self, request: Request, exchange: Exchange) -> None:
+        """The process is here and its loop turns."""
+        exchange.respond(200, b'{"status":"live"}')
+
+    async def _serve(self, routes: Routes, request: Request, exchange: Exchange, *, is_open: bool) -> None:
+        exchange.request_id = self.request_id_of(request)
+        self._begin_trace(request, exchange)
+        status = 500
+        try:
+            if not is_open:
+                exchange.caller = self._access.authenticate(request)
+                if request.path.startswith(ADMIN_PATHS) and not exchange.caller.is_admin:
+                    raise forbidden(f"{request.path} needs an API key of an administrator.", None, "admin_only")
+            await routes(request, exchange)
+            status = exchange.status
+        except HttpError as error:
+            status = error.status
+            raise
+        except asyncio.CancelledError:
+            status = CLIENT_LEFT
+            raise
+        finally:
+            self._metrics.responses[status] += 1
+            if exchange.trace is not None and self._tracer is not None:
+                self._tracer.end(exchange.trace, status, exchange.request_id)
+
+    def _begin_trace(self, request: Request, exchange: Exchange) -> None:
+        """A caller's trace id is kept with the request's record also where no spans are made."""
+        traceparent = request.headers.get(b"traceparent")
+        parent = None
+        if traceparent is not None:
+            parent = trace_context(traceparent, request.headers.get(b"tracestate"))
+            exchange.trace_id = parent.trace_id if parent is not None else ""
+        if self._tracer is not None:
+            exchange.trace = self._tracer.begin(request, parent)
+            if exchange.trace is not None:
+                exchange.trace_id = exchange.trace.trace_id

@@ -1,0 +1,54 @@
+"""How many clients are connected to each front, in memory that all fronts share: the limit is one for all of them.
+
+A message to the dispatcher and back would come too late: whether a client is turned away is decided when it connects.
+Each front writes its own number and reads all of them; two that look at the same moment may both let one in.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+NUMBER_BYTES = 8
+
+
+class ConnectionCounts:
+    """`fd` is to be inherited by the fronts. The memory is gone when all who have it are."""
+
+    def __init__(self, num_fronts: int) -> None:
+        self.fd = os.memfd_create("slipstream-connections")
+        os.ftruncate(self.fd, num_fronts * NUMBER_BYTES)
+        self._free = set(range(num_fronts))
+        self._numbers = _numbers(self.fd, num_fronts)
+
+    def take_place(self) -> int:
+        """The place of a new front."""
+        return self._free.pop()
+
+    def give_back(self, place: int) -> None:
+        """A front is gone, with everybody who was connected to it."""
+        self._numbers[place] = 0
+        self._free.add(place)
+
+    def close(self) -> None:
+        self._numbers.release()
+        os.close(self.fd)
+
+
+class SharedConnectionCount:
+    """A front's own number among those of all. `fd` is that of `ConnectionCounts`, and is closed here."""
+
+    def __init__(self, fd: int, place: int) -> None:
+        num_fronts = os.fstat(fd).st_size // NUMBER_BYTES
+        self._numbers = _numbers(fd, num_fronts)
+        self._place = place
+        os.close(fd)
+
+    def set(self, num_connections: int) -> int:
+        """Returns those of all fronts together."""
+        self._numbers[self._place] = num_connections
+        return sum(self._numbers)
+
+
+def _numbers(fd: int, count: int) -> memoryview:
+    return memoryview(mmap.mmap(fd, count * NUMBER_BYTES)).cast("q")

@@ -1,0 +1,53 @@
+"""What the router has measured of its workers, role by role: the makings of a profile of this hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.router.messages import Role
+from slipstream.router.placement.service_times import KINDS, ServiceTimes
+from slipstream.router.roster import Roster
+
+ROLES: tuple[Role, ...] = ("prefill", "decode")
+
+
+@dataclass(frozen=True, slots=True)
+class RoleMeasured:
+    """`times` are those of the pool, `ServiceTimes.to_dict`; `num_samples` says how many of each kind there were, 0
+    where the numbers are a guess. Sizes are those of the pool's smallest worker, as all of a pool are alike."""
+
+    role: Role
+    num_workers: int
+    tp: int
+    page_tokens: int
+    num_pages: int
+    max_slots: int
+    max_step_tokens: int
+    max_queued_tokens: int
+    max_model_len: int
+    num_samples: dict[str, int]
+    times: dict[str, Any]
+
+
+def measured(roster: Roster) -> Iterator[RoleMeasured]:
+    """Of every role that has a worker."""
+    for role in ROLES:
+        hellos = [worker.hello for worker in roster if worker.hello.role == role]
+        if not hellos:
+            continue
+        times: ServiceTimes = roster.pools[role]
+        yield RoleMeasured(
+            role=role,
+            num_workers=len(hellos),
+            tp=min(hello.tp for hello in hellos),
+            page_tokens=min(hello.page_tokens for hello in hellos),
+            num_pages=min(hello.num_pages for hello in hellos),
+            max_slots=min(hello.max_slots for hello in hellos),
+            max_step_tokens=min(hello.max_step_tokens for hello in hellos),
+            max_queued_tokens=min(hello.max_queued_tokens for hello in hellos),
+            max_model_len=min(hello.max_model_len for hello in hellos),
+            num_samples={kind: times.num_samples(kind) for kind in KINDS},
+            times=times.to_dict(),
+        )

@@ -1,0 +1,123 @@
+"""Who was told to wait, and for what: so that a queue is not rated anew with every message of a worker.
+
+A rating looks at dozens of workers. Whether a request still has to wait is mostly seen at a few: those with most room
+of the side that it lacks, or the one that it waits for.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from slipstream.router.messages import Role
+from slipstream.router.placement.capacity import fits_decode, fits_prefill
+from slipstream.router.placement.decision import Wait
+from slipstream.router.request_state import RequestState
+from slipstream.router.roster import FEW, Roster, WorkerState
+
+MAX_KNOWN = 4096
+# What else may have changed (load, prefixes, who is there) is looked at after so long, and more and more rarely.
+RATED_AGAIN_S, RATED_AT_LEAST_S = 0.05, 1.0
+
+
+@dataclass(slots=True)
+class Stall:
+    """A look at a queue that placed nobody, and what would make another one worth it: that the queue is another, that
+    it is `until_s`, or room. `tokens` are the least that somebody needs of a side, `better` the workers that single
+    requests wait for, with their tokens. `wake_s`: see `match_credits`."""
+
+    queue_version: int
+    wake_s: float | None
+    until_s: float
+    tokens: dict[Role, int]
+    better: list[tuple[WorkerState, int]]
+
+
+class Waits:
+    """Sans-IO. Bounded: who is forgotten is rated again, no more."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._stalls: dict[str, Stall] = {}  # by version of the model
+        self._known: OrderedDict[str, tuple[int, Wait, float, float]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def still(self, state: RequestState, now: float) -> Wait | None:
+        """The answer of a moment ago, if it holds; None: it has to be rated."""
+        known = self._known.get(state.request_id)
+        if known is None:
+            return None
+        attempt, wait, until_s, _ = known
+        if attempt != state.attempt or now >= until_s:
+            return None
+        if wait.saving_s is not None and (state.wait_until_s is None or now >= state.wait_until_s):
+            return None
+        better = wait.better
+        role = _side(wait)
+        workers = [better] if better is not None else self._roster.least_loaded(role, FEW, state.version)
+        fits, num_tokens = FITS[role], state.num_tokens
+        return None if any(fits(worker, num_tokens) for worker in workers) else wait
+
+    def stall(self, version: str, queue_version: int, now: float) -> Stall | None:
+        """The last look at the queue of a version, if it holds; None: it has to be looked at."""
+        stall = self._stalls.get(version)
+        if stall is None or stall.queue_version != queue_version or now >= stall.until_s:
+            return None
+        for role, num_tokens in stall.tokens.items():
+            fits = FITS[role]
+            if any(fits(worker, num_tokens) for worker in self._roster.least_loaded(role, FEW, version)):
+                return None
+        if any(FITS[worker.hello.role](worker, num_tokens) for worker, num_tokens in stall.better):
+            return None
+        return stall
+
+    def note_stall(
+        self,
+        version: str,
+        queue_version: int,
+        wake_s: float | None,
+        waiting: Sequence[tuple[RequestState, Wait]],
+        has_decode_room: bool,
+        now: float,
+    ) -> None:
+        """A look at the queue has placed nobody: these have to wait. Where no decode worker had room at all, there may
+        be others that nobody has looked at."""
+        until_s = now + RATED_AT_LEAST_S if wake_s is None else min(now + RATED_AT_LEAST_S, wake_s)
+        tokens: dict[Role, int] = {} if has_decode_room else {"decode": 0}
+        better = []
+        for state, wait in waiting:
+            known = self._known.get(state.request_id)
+            if known is None:
+                return  # it would fit, and is only held back
+            until_s = min(until_s, known[2])
+            if wait.better is not None:
+                better.append((wait.better, state.num_tokens))
+            else:
+                role = _side(wait)
+                tokens[role] = min(tokens.get(role, state.num_tokens), state.num_tokens)
+        self._stalls[version] = Stall(queue_version, wake_s, until_s, tokens, better)
+
+    def note(self, state: RequestState, wait: Wait, now: float) -> None:
+        """The request has been rated, and has to wait."""
+        if wait.lacks == "worker":
+            return
+        known = self._known.get(state.request_id)
+        again_s = RATED_AGAIN_S if known is None or known[0] != state.attempt else min(2 * known[3], RATED_AT_LEAST_S)
+        self._known[state.request_id] = (state.attempt, wait, now + again_s, again_s)
+        self._known.move_to_end(state.request_id)
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+
+    def forget(self, request_id: str) -> None:
+        """It has been placed."""
+        self._known.pop(request_id, None)
+
+
+FITS: dict[Role, Callable[[WorkerState, int], bool]] = {"decode": fits_decode, "prefill": fits_prefill}
+
+
+def _side(wait: Wait) -> Role:
+    return "decode" if wait.lacks == "decode" else "prefill"

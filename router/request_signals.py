@@ -1,0 +1,73 @@
+"""What happens to requests, as the planner's signals count it."""
+
+from __future__ import annotations
+
+from slipstream.router.config import SloConfig
+from slipstream.router.generation import ErrorKind, GenerateRequest, GenerationFinish
+from slipstream.router.queue import priority_class
+from slipstream.router.request_state import RequestState
+from slipstream.router.signal_book import SignalBook
+
+LOAD_REFUSALS = ("queue_full", "deadline_unreachable")  # a larger cluster would have taken the request
+
+
+class RequestSignals:
+    """Judges each request by its own levels, and by those of `slo` where it names none."""
+
+    def __init__(self, slo: SloConfig) -> None:
+        self._slo = slo
+        self.book = SignalBook()
+
+    def follow(self, slo: SloConfig) -> None:
+        """Other levels from now on."""
+        self._slo = slo
+
+    def arrived(self, state: RequestState, now: float) -> None:
+        """It was let in."""
+        request = state.request
+        ttft_slo_s, itl_slo_s = self._levels(request)
+        self.book.arrived(priority_class(request.priority), state.num_prompt_tokens, ttft_slo_s, itl_slo_s, now)
+
+    def refused(self, kind: ErrorKind, now: float) -> None:
+        """It was not let in."""
+        if kind in LOAD_REFUSALS:
+            self.book.refused(now)
+
+    def placed(self, state: RequestState, wait_s: float, now: float) -> None:
+        """It had its first placement."""
+        self.book.placed(wait_s, state.forecast.remaining(0) if state.forecast is not None else None, now)
+
+    def first_token(self, state: RequestState, now: float) -> None:
+        """The client got its first token."""
+        self.book.first_token(
+            priority_class(state.request.priority),
+            now - state.record.timeline.queued,
+            self._levels(state.request)[0],
+            state.num_prompt_tokens,
+            min(state.num_cached_tokens or 0, state.num_prompt_tokens),
+            state.prefill is not None,
+            now,
+        )
+
+    def ended(self, state: RequestState, finish: GenerationFinish, now: float) -> None:
+        """However it did."""
+        num_output_tokens, timeline = finish.usage.num_output_tokens, state.record.timeline
+        if finish.reason == "error":
+            self.book.failed(num_output_tokens, now)
+        elif finish.reason == "abort" or timeline.first_token is None:
+            self.book.left(num_output_tokens, now)
+        else:
+            ttft_slo_s, itl_slo_s = self._levels(state.request)
+            itl_s = (now - timeline.first_token) / max(num_output_tokens - 1, 1)
+            is_itl_met = itl_s <= itl_slo_s
+            is_good = is_itl_met and timeline.first_token - timeline.queued <= ttft_slo_s
+            priority = priority_class(state.request.priority)
+            self.book.finished(priority, num_output_tokens, itl_s, is_itl_met, is_good, now)
+
+    def _levels(self, request: GenerateRequest) -> tuple[float, float]:
+        """Seconds to the first token and between tokens that the request hopes for."""
+        wanted, slo = request.slo, self._slo
+        return (
+            wanted.ttft_s if wanted.ttft_s is not None else slo.ttft_ms / 1e3,
+            wanted.itl_s if wanted.itl_s is not None else slo.itl_ms / 1e3,
+        )

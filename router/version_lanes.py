@@ -1,0 +1,101 @@
+"""The work queue, a lane for each version of the model: a version without room holds up nobody of another one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from slipstream.router.queue import WorkQueue
+from slipstream.router.request_state import RequestState
+
+MAX_EMPTY_LANES = 8
+
+
+class VersionLanes:
+    """`WorkQueue`s by version, and what is asked of all of them together. A tenant's share is its share of a lane: what
+    it has been given of one version takes nothing from others of another one."""
+
+    def __init__(self, ageing_s: float, default_ttft_s: float) -> None:
+        self._ageing_s = ageing_s
+        self._default_ttft_s = default_ttft_s
+        self._lanes: dict[str, WorkQueue] = {}
+        self._versions: dict[str, str] = {}  # of those that wait
+
+    def set_default_ttft(self, seconds: float) -> None:
+        """As in `WorkQueue`."""
+        self._default_ttft_s = seconds
+        for lane in self._lanes.values():
+            lane.set_default_ttft(seconds)
+
+    def __len__(self) -> int:
+        return len(self._versions)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._versions
+
+    def __iter__(self) -> Iterator[tuple[str, WorkQueue]]:
+        """Versions that have somebody waiting, as it is now."""
+        return iter([(version, lane) for version, lane in self._lanes.items() if lane])
+
+    @property
+    def depth_by_priority(self) -> dict[int, int]:
+        depth: Counter[int] = Counter()
+        for lane in self._lanes.values():
+            depth.update(lane.depth_by_priority)
+        return dict(sorted(depth.items()))
+
+    def oldest_by_priority(self) -> dict[int, float]:
+        oldest: dict[int, float] = {}
+        for lane in self._lanes.values():
+            for priority, since_s in lane.oldest_by_priority().items():
+                oldest[priority] = min(since_s, oldest.get(priority, since_s))
+        return oldest
+
+    @property
+    def num_waiting(self) -> dict[str, int]:
+        """By version."""
+        return {version: len(lane) for version, lane in self._lanes.items() if lane}
+
+    def num_waiting_of(self, tenant: str) -> int:
+        return sum(lane.num_waiting_of(tenant) for lane in self._lanes.values())
+
+    def num_before(self, tenant: str, priority: int) -> int:
+        """As in `WorkQueue`; whatever the version, because the pace of placements is that of all of them."""
+        return sum(lane.num_before(tenant, priority) for lane in self._lanes.values())
+
+    def push(self, state: RequestState, late_s: float = 0.0) -> None:
+        self._lane_for(state).push(state, late_s)
+
+    def push_front(self, state: RequestState) -> None:
+        self._lane_for(state).push_front(state)
+
+    def take(self, request_id: str, now: float) -> None:
+        version = self._versions.pop(request_id)
+        self._lanes[version].take(request_id, now)
+
+    def remove(self, request_id: str) -> None:
+        version = self._versions.pop(request_id)
+        self._lanes[version].remove(request_id)
+
+    def settle(self, state: RequestState, num_tokens: int) -> None:
+        lane = self._lanes.get(state.version)
+        if lane is not None:
+            lane.settle(state, num_tokens)
+
+    def move(self, state: RequestState, version: str) -> None:
+        """A waiting request changes its version. Who has been on a worker goes before everybody of its class there."""
+        self.remove(state.request_id)
+        state.adopt(version)
+        if state.attempt:
+            self.push_front(state)
+        else:
+            self.push(state)
+
+    def _lane_for(self, state: RequestState) -> WorkQueue:
+        lane = self._lanes.get(state.version)
+        if lane is None:
+            if len(self._lanes) >= MAX_EMPTY_LANES:
+                self._lanes = dict(self)
+            lane = self._lanes[state.version] = WorkQueue(self._ageing_s, self._default_ttft_s)
+        self._versions[state.request_id] = state.version
+        return lane

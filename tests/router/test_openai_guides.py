@@ -1,0 +1,140 @@
+"""Guides of requests: every form becomes the same thing; what nothing could follow is a 400 that names its field."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from typing import Any
+
+import orjson
+import pytest
+
+from slipstream.router.grammar import complaint
+from slipstream.router.messages import EngineRequest, Generate, Guide
+from slipstream.router.openai.guides import MAX_GUIDE_BYTES
+from slipstream.router.wire import decode_payload, encode_frame
+from tests.router.fake_cluster import MODEL, front, run
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+HI = [{"role": "user", "content": "hi"}]
+SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}, "required": ["b"]}
+TEXT = orjson.dumps(SCHEMA).decode()
+FORMS: list[tuple[dict[str, Any], Guide | None]] = [
+    ({"response_format": {"type": "text"}}, None),
+    ({"response_format": {"type": "json_object"}}, Guide("json", '{"type":"object"}')),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}},
+        Guide("json", TEXT),
+    ),
+    ({"structured_outputs": {"json": SCHEMA}}, Guide("json", TEXT)),
+    ({"structured_outputs": {"json_object": True}}, Guide("json", '{"type":"object"}')),
+    ({"structured_outputs": {"regex": "a+"}}, Guide("regex", "a+")),
+    ({"structured_outputs": {"choice": ["a", "é"]}}, Guide("choice", '["a","é"]')),
+    ({"structured_outputs": {"grammar": 'start: "a"'}}, Guide("grammar", 'start: "a"')),
+    ({"guided_json": SCHEMA}, Guide("json", TEXT)),
+    ({"guided_json": TEXT}, Guide("json", TEXT)),
+    ({"guided_regex": "[0-9]{3}"}, Guide("regex", "[0-9]{3}")),
+    ({"guided_choice": ["yes", "no"]}, Guide("choice", '["yes","no"]')),
+    ({"guided_grammar": 'root ::= "a" root | "b"'}, Guide("grammar", 'root ::= "a" root | "b"')),
+    ({"guided_json": None, "structured_outputs": None}, None),
+]
+DEEP: dict[str, Any] = {"type": "integer"}
+for _ in range(80):
+    DEEP = {"anyOf": [DEEP]}
+BAD: list[tuple[dict[str, Any], str]] = [
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "objct"}}}},
+        "response_format.json_schema.schema",
+    ),
+    ({"guided_json": "{"}, "guided_json"),
+    ({"guided_json": {"$ref": "http://127.0.0.1:1/x"}}, "guided_json"),
+    ({"guided_json": {"$ref": "#"}}, "guided_json"),
+    ({"guided_json": {"type": "integer", "multipleOf": 999983, "maximum": 1e300}}, "guided_json"),
+    ({"guided_json": DEEP}, "guided_json"),
+    ({"guided_json": {"enum": ["x" * MAX_GUIDE_BYTES]}}, "guided_json"),
+    ({"structured_outputs": {"regex": "(ab"}}, "structured_outputs.regex"),
+    ({"guided_regex": "(?=a)b"}, "guided_regex"),
+    ({"guided_grammar": "start: nowhere"}, "guided_grammar"),
+    ({"guided_grammar": "root ::= ((("}, "guided_grammar"),
+    ({"guided_grammar": "hello"}, "guided_grammar"),
+    ({"guided_grammar": 'start: %json {"multipleOf": 999983}'}, "guided_grammar"),
+    ({"guided_json": {"multipleOf": 0.00123457}}, "guided_json"),
+    ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+    ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
+    ({"structured_outputs": {"regex": "a", "grammar": 'start: "a"'}}, "structured_outputs.grammar"),
+]
+
+
+def body_of(path: str, fields: dict[str, Any]) -> dict[str, Any]:
+    return {**({"messages": HI} if path == CHAT else {"prompt": "hi"}), **fields}
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_every_form_of_a_guide_reaches_the_workers(path: str) -> None:
+    async def main() -> None:
+        async with front("abc") as site:
+            for fields, guide in FORMS:
+                status, answer = (await site.post(path, **body_of(path, fields)))[::2]
+                assert status == 200, (fields, answer)
+                sampling = site.service.requests[-1].sampling
+                assert sampling.guide == guide
+                message = Generate(1, EngineRequest("r", 0, b"", b"", sampling))
+                assert decode_payload(encode_frame(message)[4:]) == message
+
+    run(main)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_what_nothing_can_follow_is_a_400_that_names_its_field(path: str) -> None:
+    async def main() -> None:
+        async with front("abc") as site:
+            for fields, param in BAD * 2:  # the second time the verdict is known
+                raw = json.dumps({"model": MODEL, **body_of(path, fields)}).encode()
+                status, _, answer = await site.request("POST", path, raw)
+                error = orjson.loads(answer)["error"]
+                assert (status, error["param"], error["code"]) == (400, param, "invalid_value"), (fields, error)
+                assert len(error["message"]) < 700
+            assert site.service.requests == []
+
+    run(main)
+
+
+HOSTILE = [
+    Guide("regex", "((a{1,1000}){1,1000}){1,1000}"),
+    Guide("regex", "(.*a.{200}|.*b.{200}|.*c.{300})"),
+    Guide("regex", "(a|aa)*" * 200 + "b{3000}"),
+    Guide("json", '{"type":"array","minItems":100000000,"items":{"type":"integer"}}'),
+    Guide("json", json.dumps({"allOf": [{"anyOf": [{"required": [f"p{i}{j}"]} for j in range(9)]} for i in range(9)]})),
+    Guide("json", json.dumps({"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(1500)}})),
+    Guide("json", '{"anyOf":[' * 60 + '{"type":"integer"}' + "]}" * 60),
+    Guide("choice", json.dumps([f"choice {i}" for i in range(1024)])),
+    Guide("grammar", "root ::= " + "(" * 5000),
+    Guide("grammar", "root ::= " + '"a" | ' * 5000 + '"b"'),
+    Guide("grammar", "root ::= root root | root"),
+    Guide("grammar", 'start: ("a"{1,100000}){1,100000}'),
+]
+
+
+@pytest.mark.parametrize("guide", HOSTILE, ids=lambda guide: f"{guide.kind}-{guide.spec[:24]}")
+@pytest.mark.timeout(20)
+def test_hostile_guides_get_a_verdict_while_others_go_on(guide: Guide) -> None:
+    async def main() -> int:
+        turns = 0
+        verdict = asyncio.ensure_future(asyncio.to_thread(complaint, guide))
+        while not verdict.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert await verdict is None or isinstance(await verdict, str)
+        return turns
+
+    assert asyncio.run(main()) > 0
+
+
+def test_nobody_imports_the_library_before_the_first_guide() -> None:
+    program = (
+        "import sys, slipstream.router.front, slipstream.workers.worker; "
+        "sys.exit(any(name.startswith('llguidance') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,0 +1,77 @@
+"""Sequences that are on their way to another decode worker: the source's part.
+
+Migrate(copy) --> sending, and it decodes on --> Sent by all ranks
+Migrate(freeze) --> frozen, sending --Cancel: it goes on elsewhere--> closing --all ranks quiet--> released
+                       |
+                       +--Resume--> decodes on; its pages stay until all ranks are quiet
+
+What fails here is told, as `Failed` of the attempt that it was to become. Whether the sequence goes on here then is the
+router's to say: the other end may have all it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from slipstream.kv_transfer.ticket import TransferKey
+from slipstream.router.messages import Failed, Frozen, Migrate, WorkerMessage
+from slipstream.workers.engine.engine import Engine
+from slipstream.workers.engine.errors import RequestError
+from slipstream.workers.engine.sequence import AttemptKey
+from slipstream.workers.group_transfers import GroupTransfers, TransferOutcome
+
+
+@dataclass(slots=True)
+class _Departure:
+    key: AttemptKey
+    to_attempt: int
+    is_off: bool = False  # nobody wants it any more, or it is over
+
+
+@dataclass(slots=True)
+class Departures:
+    engine: Engine
+    transfers: GroupTransfers
+    _by_transfer: dict[TransferKey, _Departure] = field(default_factory=dict)
+
+    def knows(self, transfer: TransferKey) -> bool:
+        return transfer in self._by_transfer
+
+    def begin(self, message: Migrate) -> Sequence[WorkerMessage]:
+        key, ticket = (message.request_id, message.attempt), message.ticket
+        failed_key = (message.request_id, message.to_attempt)
+        if self.transfers.knows(ticket.key):
+            return [Failed(*failed_key, "its ticket is already here", True)]
+        moves = self.engine.moves
+        out: list[WorkerMessage] = []
+        try:
+            moves.check_ticket(key, ticket, message.freeze)
+            if message.freeze:
+                out.append(Frozen(*key, moves.freeze(key)))
+        except RequestError as error:
+            return [Failed(*failed_key, str(error), True)]
+        self._by_transfer[ticket.key] = _Departure(key, message.to_attempt)
+        self.transfers.send(ticket, moves.begin_send(key, ticket))
+        return out
+
+    def resume(self, key: AttemptKey) -> None:
+        """It stays."""
+        self.end(key)
+        self.engine.moves.resume(key)
+
+    def end(self, key: AttemptKey) -> None:
+        """What is being sent of a sequence is not wanted any more."""
+        for transfer, departure in self._by_transfer.items():
+            if departure.key == key and not departure.is_off:
+                departure.is_off = True
+                self.transfers.cancel(transfer)
+
+    def transfer_ended(self, outcome: TransferOutcome) -> Sequence[WorkerMessage]:
+        departure = self._by_transfer.pop(outcome.transfer)
+        self.engine.moves.end_send(departure.key)
+        if outcome.failure is None or departure.is_off:
+            return []
+        request_id = departure.key[0]
+        reason = f"pages could not be sent: {outcome.failure}"
+        return [Failed(request_id, departure.to_attempt, reason, True, outcome.is_unreachable)]

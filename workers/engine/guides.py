@@ -1,0 +1,120 @@
+"""Guides of sequences: which tokens may come next, so that the output matches a schema, an expression or a grammar.
+
+What may come next is a function of the guide and the output so far, nothing else. A sequence that comes from another
+worker, or after a failure, has its guide go over the tokens that it brings, and goes on as if it had been here.
+
+Grammars are compiled on a thread beside the engine's, from the moment a sequence is taken on, while its prompt is being
+computed or on its way. The engine waits for one only if its first token is due before. The first guide of a worker also
+loads the tokenizer (about 20 ms for the demo model, about a second for 128,000 tokens).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.router.grammar import GrammarError, grammar_of
+from slipstream.router.messages import Guide
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+MAX_COMPILED = 64
+
+log = logging.getLogger(__name__)
+
+
+class GuideBook:
+    """The compiled grammars of one model, whose `vocab_size` may be padded beyond its tokenizer's. One thread asks."""
+
+    def __init__(self, tokenizer_json: Path, vocab_size: int, eos_ids: Iterable[int]) -> None:
+        self._tokenizer_json = tokenizer_json
+        self._vocab_size = vocab_size
+        self._eos_ids = sorted(eos_ids)
+        self._tokenizer: LLTokenizer | None = None
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="guides")
+        self._compiled: OrderedDict[Guide, Future[LLMatcher | None]] = OrderedDict()
+
+    def follow(self, guide: Guide, tokens: array[int], num_prompt: int) -> TokenGuide:
+        """The guide of a sequence, for the output that is in its `tokens`, now and later."""
+        compiled = self._compiled.get(guide)
+        if compiled is None:
+            compiled = self._compiled[guide] = self._pool.submit(self._compile, guide)
+            if len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(guide)
+        return TokenGuide(compiled, tokens, num_prompt)
+
+    def _compile(self, guide: Guide) -> LLMatcher | None:
+        """None, with a line in the log, if it cannot be: what follows it then ends in an error."""
+        from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+        try:
+            if self._tokenizer is None:
+                text = self._tokenizer_json.read_text("utf-8")
+                json.loads(text)  # what is not JSON would be taken for the name of a file
+                self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos_ids or None)
+            limits = LLParserLimits(verbose_errors=False)
+            matcher = LLMatcher(self._tokenizer, grammar_of(guide), log_level=0, limits=limits)
+        except (OSError, ValueError, GrammarError) as error:
+            log.warning("a guide cannot be followed: %s", error)
+            return None
+        if matcher.is_error():
+            log.warning("a guide cannot be followed: %s", matcher.get_error())
+            return None
+        return matcher
+
+
+class TokenGuide:
+    """A guide beside the tokens of one sequence, which it reads as they grow."""
+
+    __slots__ = ("_compiled", "_matcher", "_num_read", "_tokens")
+
+    def __init__(self, compiled: Future[LLMatcher | None], tokens: array[int], num_prompt: int) -> None:
+        self._compiled = compiled
+        self._matcher: LLMatcher | None = None
+        self._tokens = tokens
+        self._num_read = num_prompt
+
+    @property
+    def is_at_end(self) -> bool:
+        """Nothing can come any more."""
+        matcher = self._read()
+        return matcher is not None and matcher.is_stopped() and not matcher.is_error()
+
+    def write_allowed(self, mask: NDArray[np.uint8], held_back: Iterable[int] = ()) -> None:
+        """Sets the bits of `mask` (the lowest first) of tokens that may come next, but not those of `held_back` if
+        there are others. None at all if the output has left the guide, or the guide is too complex."""
+        matcher = self._read()
+        mask[:] = 0
+        if matcher is None:
+            return
+        allowed = np.frombuffer(matcher.compute_bitmask(), np.uint8)[: len(mask)]
+        if matcher.is_error():
+            log.warning("a guide cannot be followed further: %s", matcher.get_error())
+            return
+        mask[: len(allowed)] = allowed
+        for token_id in held_back:
+            mask[token_id >> 3] &= ~np.uint8(1 << (token_id & 7))
+        if not mask.any():
+            mask[: len(allowed)] = allowed
+
+    def _read(self) -> LLMatcher | None:
+        if self._matcher is None:
+            prototype = self._compiled.result()
+            if prototype is None:
+                return None
+            self._matcher = prototype.deep_copy()
+        if self._num_read < len(self._tokens):
+            self._matcher.consume_tokens(self._tokens[self._num_read :].tolist())
+            self._num_read = len(self._tokens)
+        return self._matcher

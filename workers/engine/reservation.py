@@ -1,0 +1,18 @@
+"""Pages that wait for KV from elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slipstream.workers.engine.sequence import AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A landing place. `page_ids` are the pages wanted from elsewhere: all those of the prompt from page number
+    `first_page` on, the last of them perhaps in part; the pages before hold `num_cached_tokens` tokens already."""
+
+    key: AttemptKey
+    num_cached_tokens: int
+    first_page: int
+    page_ids: tuple[int, ...]
