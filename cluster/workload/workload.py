@@ -1,0 +1,85 @@
+"""A workload as it is run: a trace or a mix, at a speed, of a number of requests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from slipstream.cluster.workload.arrival import Arrival
+from slipstream.cluster.workload.mix import MIXES, Mix, parse_mix
+from slipstream.cluster.workload.trace_file import read_trace
+
+DEFAULT_MIX_REQUESTS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Iterating gives `num_requests` arrivals one by one, however many there are, and the same ones every time.
+
+    A trace that is shorter is replayed from its beginning, with hash ids and sessions that no replay before
+    had: what was shared in the trace is shared within each replay and not between them. `speed` 2 brings requests twice
+    as fast; lengths stay.
+    """
+
+    name: str
+    num_requests: int
+    speed: float = 1.0
+    trace: tuple[Arrival, ...] = ()
+    mix: Mix | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.speed < math.inf:
+            raise ValueError(f"speed must be over 0, got {self.speed}")
+        if self.num_requests < 1:
+            raise ValueError(f"requests must be at least 1, got {self.num_requests}")
+        if bool(self.trace) == (self.mix is not None):
+            raise ValueError("a workload is either a trace or a mix")
+
+    @property
+    def has_shared_blocks(self) -> bool:
+        """Some prompts are known to begin alike."""
+        return any(arrival.blocks for arrival in self.trace)
+
+    def __len__(self) -> int:
+        return self.num_requests
+
+    def __iter__(self) -> Iterator[Arrival]:
+        arrivals = self.mix.arrivals(self.seed) if self.mix is not None else self._replays()
+        for a in islice(arrivals, self.num_requests):
+            yield Arrival(a.at_s / self.speed, a.input_length, a.output_length, a.blocks, a.tenant, a.session)
+
+    def _replays(self) -> Iterator[Arrival]:
+        trace = self.trace
+        span_s = trace[-1].at_s
+        period_s = span_s + span_s / max(len(trace) - 1, 1)  # the next replay begins after a gap of the usual length
+        num_blocks = 1 + max((max(a.blocks) for a in trace if a.blocks), default=0)
+        yield from trace
+        replay = 0
+        while True:
+            replay += 1
+            start_s, first = replay * period_s, replay * num_blocks
+            for a in trace:
+                yield Arrival(
+                    start_s + a.at_s,
+                    a.input_length,
+                    a.output_length,
+                    tuple([first + block for block in a.blocks]),
+                    a.tenant,
+                    f"{a.session}/{replay}" if a.session else "",
+                )
+
+
+def open_workload(source: str, num_requests: int | None = None, speed: float = 1.0, seed: int = 0) -> Workload:
+    """`source` is the path of a trace, the name of a mix, or a mix in figures (`parse_mix`). Without a number a trace
+    is taken as long as it is. Raises TraceError, or ValueError that says what is wrong."""
+    path = Path(source).expanduser()
+    if source.partition(",")[0] not in MIXES and ("=" not in source or path.exists()):
+        if not path.exists():
+            raise ValueError(f"{source!r} is neither a file nor one of {', '.join(MIXES)}")
+        trace = tuple(read_trace(path, num_requests))
+        return Workload(path.name, num_requests or len(trace), speed, trace=trace)
+    return Workload(source, num_requests or DEFAULT_MIX_REQUESTS, speed, mix=parse_mix(source), seed=seed)
