@@ -1,0 +1,68 @@
+"""What goes wrong in a run, when, and to whom: drawn from the seed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+from slipstream.cluster.sim.config import FaultConfig
+from slipstream.cluster.sim.fleet import SimFleet
+from slipstream.cluster.sim.worker import SimWorker
+from slipstream.cluster.sim.world import World
+
+FaultKind = Literal["kill", "slow", "cut"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What happened: `worker` is the one that it happened to."""
+
+    at_s: float
+    kind: FaultKind
+    worker: str
+
+
+class Faults:
+    """Plans them all at the beginning; `happened` is the list of those that found somebody."""
+
+    def __init__(self, config: FaultConfig, seed: int, world: World, fleet: SimFleet, span_s: float) -> None:
+        self._config = config
+        self._world = world
+        self._fleet = fleet
+        self._rng = random.Random(f"faults {seed}")
+        self.happened: list[Fault] = []
+        counts: tuple[tuple[FaultKind, int], ...] = (
+            ("kill", config.kills),
+            ("slow", config.slow),
+            ("cut", config.cuts),
+        )
+        for kind, count in counts:
+            for _ in range(count):
+                world.clock.at(self._rng.uniform(0.0, span_s), self._strike, kind)
+
+    def _strike(self, kind: FaultKind) -> None:
+        ready = self._fleet.ready
+        if not ready:
+            return
+        name = self._rng.choice(ready)
+        worker = self._fleet.worker(name)
+        if worker is None:
+            return
+        config, clock = self._config, self._world.clock
+        self.happened.append(Fault(clock.now_s, kind, name))
+        match kind:
+            case "kill":
+                self._fleet.kill(name)
+            case "slow":
+                worker.hasten(config.slow_factor)
+                clock.at(clock.now_s + config.slow_s, self._recover, worker)
+            case "cut":
+                self._world.network.cut(worker.card, True)
+                clock.at(clock.now_s + config.cut_s, self._heal, worker)
+
+    def _recover(self, worker: SimWorker) -> None:
+        worker.hasten(1.0)
+
+    def _heal(self, worker: SimWorker) -> None:
+        self._world.network.cut(worker.card, False)

@@ -1,0 +1,74 @@
+"""One attempt on a simulated worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+from slipstream.cluster.sim.chain import PageNames
+from slipstream.cluster.sim.network import Card, Transfer
+from slipstream.kv_transfer.ticket import HandoffTicket
+from slipstream.router.messages import FinishReason, Hello, TokenChunk
+from slipstream.workers.mock.prefix_cache import Lease
+
+TOKENS = (7,) * 1024  # what everybody says
+
+
+class State(IntEnum):
+    RESERVED = 0  # pages are taken; they, and the first token, are on their way
+    QUEUED = 1  # its prompt is to be computed here
+    SENDING = 2  # its pages are on their way out
+    DECODING = 3
+    GONE = 4
+
+
+class Peer(Protocol):
+    """The worker at the other end of a hand-off."""
+
+    hello: Hello
+    card: Card
+    is_alive: bool
+
+    def landed(self, sent: Job, seconds: float) -> None:
+        """All pages of the sender's attempt came."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """`num_known` are the tokens that it has to have computed, `num_given` those of them that are output of before.
+    `stop_at` is the length of its whole answer, `told` how much of that the router knows. `joined_step` is when it
+    began to decode, counted in steps; `*_base` are its tokens and its output then."""
+
+    request_id: str
+    attempt: int
+    state: State
+    num_known: int
+    num_given: int
+    told: int
+    stop_at: int
+    lease: Lease[PageNames] | None
+    names: PageNames | None
+    num_uncomputed: int = 0
+    num_cached: int = 0
+    has_begun: bool = False
+    has_landed: bool = False
+    has_started: bool = False
+    ticket: HandoffTicket | None = None
+    peer: Peer | None = None
+    transfer: Transfer | None = None
+    tail_bytes: float = 0.0
+    joined_step: int = 0
+    num_base: int = 0
+    out_base: int = 0
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.request_id, self.attempt
+
+    def say(self, num_output: int, reason: FinishReason | None = None) -> TokenChunk:
+        """The tokens of the answer up to `num_output` that the router does not know yet."""
+        index, self.told = self.told, num_output
+        count = num_output - index
+        ids = TOKENS[:count] if count <= len(TOKENS) else TOKENS[:1] * count
+        return TokenChunk(self.request_id, self.attempt, index, ids, (), reason, None, self.num_cached)

@@ -1,0 +1,197 @@
+"""What a worker is to the simulator: how large, how fast, how well connected. As JSON in `configs/profiles/`.
+
+The times are those that the router fits from what workers tell (`router/placement/service_times.py`), so a profile of
+real hardware is the fits of a running cluster, written down.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from slipstream.router.messages import Role
+from slipstream.router.placement.service_times import ServiceTimes
+
+
+class ProfileError(Exception):
+    """A profile that cannot be used: one sentence with file, key and reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleProfile:
+    """A worker in one role. Seconds of an engine step:
+
+    prompts   prefill_chunk_s + prefill_token_s x new tokens + prefill_pair_s x pairs of a new token and one before it
+    step      the larger of decode_step_s (all weights are read once) and the prompts' seconds
+              + decode_seq_s x sequences that decode + decode_context_token_s x tokens that these attend to
+    """
+
+    decode_step_s: float
+    decode_seq_s: float
+    decode_context_token_s: float
+    prefill_chunk_s: float
+    prefill_token_s: float
+    prefill_pair_s: float
+    max_slots: int
+    max_step_tokens: int
+    max_queued_tokens: int
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def decode_s(self, num_seqs: int, context_tokens: float) -> float:
+        """A step that decodes only."""
+        return self.decode_step_s + self.decode_seq_s * num_seqs + self.decode_context_token_s * context_tokens
+
+    def prefill_s(self, num_tokens: int, num_cached: int = 0) -> float:
+        """All chunks of a prompt of which `num_cached` tokens are cached, on a worker that does nothing else."""
+        new = num_tokens - num_cached
+        chunks = -(-new // self.max_step_tokens)
+        pairs = new * (num_cached + 0.5 * new)
+        prompt_s = self.prefill_chunk_s * chunks + self.prefill_token_s * new + self.prefill_pair_s * pairs
+        return max(prompt_s, chunks * self.decode_step_s)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProfile:
+    """`source` says in a sentence where the numbers come from.
+
+    A worker is one tensor-parallel group of `gpus` devices (0: none). Its pages reach others over a link of
+    `link_bytes_per_s` with `link_latency_s`, which all transfers of its host share (`workers_per_host`).
+    `message_s` is one way between router and worker, `client_s` what HTTP and tokenising take of a request, `start_s`
+    from the decision to the first credits of a new worker, `role_switch_s` of one that changes its role. `noise` is the
+    relative deviation of single steps.
+
+    `hears_between_steps`: pages are reserved at the end of the step that is under way, as engines do.
+    `shared_cores`: workers of a host compute on the same cores, as on a small machine. While several of them compute,
+    each gets its share: prefill `prefill_share` and decoding the rest.
+    """
+
+    name: str
+    source: str
+    prefill: RoleProfile
+    decode: RoleProfile
+    page_tokens: int
+    num_pages: int
+    max_model_len: int
+    num_layers: int
+    kv_bytes_per_token: int
+    link_bytes_per_s: float
+    link_latency_s: float = 1e-3
+    message_s: float = 2e-4
+    client_s: float = 0.0
+    start_s: float = 60.0
+    role_switch_s: float = 2.0
+    workers_per_host: int = 1
+    gpus: int = 1
+    noise: float = 0.0
+    hears_between_steps: bool = True
+    shared_cores: bool = False
+    prefill_share: float = 0.75
+
+    def __post_init__(self) -> None:
+        _check(self)
+        if self.link_bytes_per_s <= 0:
+            raise ValueError(f"link_bytes_per_s must be over 0, got {self.link_bytes_per_s}")
+        if not 0 < self.prefill_share < 1:
+            raise ValueError(f"prefill_share must be between 0 and 1, got {self.prefill_share}")
+        if self.noise > 1:
+            raise ValueError(f"noise must be at most 1, got {self.noise}")
+
+    def of(self, role: Role) -> RoleProfile:
+        return self.prefill if role == "prefill" else self.decode
+
+    @property
+    def capacity_tokens(self) -> int:
+        """That fit into the KV cache."""
+        return self.num_pages * self.page_tokens
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> WorkerProfile:
+        """The inverse of `asdict`. Raises ProfileError that names the key."""
+        if not isinstance(values, Mapping):
+            raise ProfileError("a profile is an object")
+        roles = {}
+        for role in ("prefill", "decode"):
+            part = values.get(role)
+            if not isinstance(part, Mapping):
+                raise ProfileError(f"{role}: an object was expected, got {part!r}")
+            roles[role] = _made(RoleProfile, part, f"{role}.")
+        made: WorkerProfile = _made(cls, {**values, **roles}, "")
+        return made
+
+    @classmethod
+    def read(cls, path: Path) -> WorkerProfile:
+        """Raises ProfileError that names file and key."""
+        try:
+            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise ProfileError(f"{path}: {error.strerror}") from None
+        except ValueError as error:
+            raise ProfileError(f"{path}: not JSON: {error}") from None
+        except ProfileError as error:
+            raise ProfileError(f"{path}: {error}") from None
+
+    def write(self, path: Path) -> None:
+        path.write_text(self.to_json(), encoding="utf-8")
+
+    def with_times(self, prefill: ServiceTimes | None, decode: ServiceTimes | None) -> WorkerProfile:
+        """With what was measured instead of its own times; a role without measurements is taken for like the other."""
+        prefill, decode = prefill or decode, decode or prefill
+        if prefill is None or decode is None:
+            return self
+        return replace(self, prefill=_timed(self.prefill, prefill), decode=_timed(self.decode, decode))
+
+
+def _timed(role: RoleProfile, times: ServiceTimes) -> RoleProfile:
+    decode_step_s, decode_seq_s, decode_context_token_s = times.decode
+    prefill_chunk_s, prefill_token_s, prefill_pair_s = times.prefill
+    return replace(
+        role,
+        decode_step_s=decode_step_s,
+        decode_seq_s=decode_seq_s,
+        decode_context_token_s=decode_context_token_s,
+        prefill_chunk_s=prefill_chunk_s,
+        prefill_token_s=prefill_token_s,
+        prefill_pair_s=prefill_pair_s,
+    )
+
+
+_ZERO_ALLOWED = ("gpus",)
+
+
+def _check(profile: RoleProfile | WorkerProfile) -> None:
+    for field in fields(profile):
+        value = getattr(profile, field.name)
+        if field.type == "float":
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{field.name} must be a number of at least 0, got {value!r}")
+        elif field.type == "int" and value < (0 if field.name in _ZERO_ALLOWED else 1):
+            raise ValueError(f"{field.name} must be at least 1, got {value!r}")
+
+
+_TYPES: dict[str, type | tuple[type, ...]] = {"float": (int, float), "int": int, "str": str, "bool": bool}
+
+
+def _made(cls: type[Any], values: Mapping[str, Any], where: str) -> Any:
+    known = {field.name: field for field in fields(cls)}
+    for key, value in values.items():
+        if key not in known:
+            raise ProfileError(f"{where}{key}: there is no such key")
+        wanted = _TYPES.get(str(known[key].type))
+        if wanted is not None and (not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool)):
+            raise ProfileError(f"{where}{key}: {known[key].type} was expected, got {value!r}")
+    try:
+        return cls(**values)
+    except TypeError as error:
+        missing = [name for name in known if name not in values and f"'{name}'" in str(error)]
+        raise ProfileError(f"{where}{missing[0] if missing else ''}: is missing") from None
+    except ValueError as error:
+        raise ProfileError(f"{where}{error}") from None

@@ -1,0 +1,302 @@
+"""Clients, router and workers under virtual time: the production `Dispatcher`, and `SimWorker`s."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from slipstream.cluster.sim.chain import PageNames
+from slipstream.cluster.sim.clock import Clock
+from slipstream.cluster.sim.network import Card, Network
+from slipstream.cluster.sim.outcomes import Outcomes
+from slipstream.cluster.sim.profile import WorkerProfile
+from slipstream.cluster.sim.worker import SimWorker
+from slipstream.cluster.workload.arrival import Arrival
+from slipstream.kv_transfer.ticket import PeerId, TransferAddress
+from slipstream.router.actions import Action, Close, Emit, Finish, Send
+from slipstream.router.config import DispatchConfig
+from slipstream.router.dispatcher import Dispatcher
+from slipstream.router.generation import AdmissionError, GenerateRequest
+from slipstream.router.messages import PROTOCOL_VERSION, Hello, Role, SamplingParams, WorkerMessage
+from slipstream.router.prefix.block_hash import BlockChain
+from slipstream.router.request_state import RequestState
+from slipstream.workers.ticket_office import TicketOffice
+
+MODEL = "simulated"
+MAX_TOKENS = 4096  # that clients allow, or the answer's length where that is more: the router does not know it
+PROMPT_CACHE_BYTES = 128 << 20
+HISTORY = 64
+HEADS, HEAD_BYTES = 1, 1  # of tickets: pages are counted, not cut
+
+
+@dataclass(frozen=True, slots=True)
+class WorldConfig:
+    """`page_tokens` is the unit of pages and of the prefix cache: larger ones cost less time. `report_s`: so often
+    workers tell how far running answers are (real ones: with each token)."""
+
+    dispatch: DispatchConfig
+    profile: WorkerProfile
+    page_tokens: int
+    prefix_caching: bool
+    report_s: float = 2.0
+    seed: int = 0
+
+
+class _Client:
+    """What a client knows of its request."""
+
+    __slots__ = ("arrival", "arrived_s", "first_s", "number")
+
+    def __init__(self, arrival: Arrival, arrived_s: float, number: int) -> None:
+        self.arrival, self.arrived_s, self.number = arrival, arrived_s, number
+        self.first_s: float | None = None
+
+
+class World:
+    """`run` takes arrivals one by one, so a workload may be of any length."""
+
+    def __init__(self, config: WorldConfig) -> None:
+        self.config = config
+        self.clock = Clock()
+        self.network = Network(self.clock, config.profile.link_bytes_per_s, config.profile.link_latency_s)
+        self.dispatcher = Dispatcher(config.dispatch, HISTORY, self._name_pages)
+        slo = config.dispatch.slo
+        self.outcomes = Outcomes(slo.ttft_ms / 1e3, slo.itl_ms / 1e3)
+        self.workers: dict[PeerId, SimWorker] = {}
+        self.on_drained: Callable[[SimWorker], None] | None = None
+        self.busy_s: dict[Role, float] = {"prefill": 0.0, "decode": 0.0}  # of workers that are gone
+        self.num_preemptions = 0
+        self.num_retries = 0
+        self._cards: list[Card] = []
+        self._hosts: dict[int, list[SimWorker]] = {}
+        self._num_joined = 0
+        self._clients: dict[str, _Client] = {}
+        self._names: dict[str, PageNames] = {}
+        self._arrivals: Iterator[Arrival] = iter(())
+        self._num_arrived = 0
+        self._is_arriving = False
+        self._is_asked = True
+        self._prompts: OrderedDict[int, bytes] = OrderedDict()
+        self._prompt_bytes = 0
+        self._sampling: dict[int, SamplingParams] = {}
+        self._message_s, self._client_s = config.profile.message_s, config.profile.client_s
+
+    # ---- the run
+
+    def run(self, arrivals: Iterator[Arrival], until: Callable[[], bool] | None = None) -> None:
+        """Till the last request has ended; `until` is asked with every event whether that is soon enough."""
+        self._arrivals = arrivals
+        self._next_arrival()
+        due_s: float | None = None
+        clock, dispatcher, clients = self.clock, self.dispatcher, self._clients
+        while self._is_arriving or clients:
+            if self._is_asked:  # only what the dispatcher is told can move its deadline
+                self._is_asked = False
+                due_s = dispatcher.next_deadline()
+            next_s = clock.next_s
+            if due_s is not None and (next_s is None or due_s < next_s):
+                clock.now_s = max(clock.now_s, due_s)
+                self.perform(dispatcher.tick(clock.now_s))
+                continue
+            if next_s is None:
+                raise RuntimeError(f"nothing is left to happen, and {len(clients)} requests have not ended")
+            clock.step()
+            if until is not None and until():
+                return
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have come and not ended."""
+        return len(self._clients)
+
+    # ---- clients
+
+    def _next_arrival(self) -> None:
+        arrival = next(self._arrivals, None)
+        self._is_arriving = arrival is not None
+        if arrival is not None:
+            self.clock.at(arrival.at_s + self._client_s, self._arrive, arrival)
+
+    def _arrive(self, arrival: Arrival) -> None:
+        self._next_arrival()
+        number = self._num_arrived
+        self._num_arrived += 1
+        request_id = f"r{number}"
+        now_s = self.clock.now_s
+        self._clients[request_id] = _Client(arrival, now_s - self._client_s, number)
+        request = GenerateRequest(
+            request_id,
+            self._prompt(arrival.input_length),
+            self._sampled(max(MAX_TOKENS, arrival.output_length)),
+            tenant=arrival.tenant,
+            session=arrival.session,
+        )
+        try:
+            actions = self.dispatcher.submit(request, now_s)
+        except AdmissionError as error:
+            self._end(request_id, 0, error.error.kind)
+            self._is_asked = True
+        else:
+            self.perform(actions)
+
+    def _prompt(self, num_tokens: int) -> bytes:
+        """Nobody looks into it, so one of each length will do."""
+        prompt = self._prompts.get(num_tokens)
+        if prompt is None:
+            prompt = self._prompts[num_tokens] = bytes(4 * num_tokens)
+            self._prompt_bytes += len(prompt)
+            while self._prompt_bytes > PROMPT_CACHE_BYTES:
+                self._prompt_bytes -= len(self._prompts.popitem(last=False)[1])
+        return prompt
+
+    def _sampled(self, max_tokens: int) -> SamplingParams:
+        sampling = self._sampling.get(max_tokens)
+        if sampling is None:
+            sampling = self._sampling[max_tokens] = SamplingParams(max_tokens)
+        return sampling
+
+    def _end(self, request_id: str, num_output: int, end: str) -> None:
+        client = self._clients.pop(request_id)
+        self._names.pop(request_id, None)
+        self.outcomes.add(client.arrived_s, client.first_s, self.clock.now_s, num_output, end)
+
+    # ---- the router
+
+    def perform(self, actions: Sequence[Action]) -> None:
+        """What the dispatcher wants done."""
+        clock = self.clock
+        self._is_asked = True
+        for action in actions:
+            match action:
+                case Send(peer, message):
+                    worker = self.workers.get(peer)
+                    if worker is not None:
+                        clock.at(clock.now_s + self._message_s, worker.hear, message)
+                case Emit(request_id):
+                    client = self._clients[request_id]
+                    if client.first_s is None:
+                        client.first_s = clock.now_s
+                case Finish(request_id, finish):
+                    end = finish.error.kind if finish.error is not None else finish.reason
+                    self._end(request_id, finish.usage.num_output_tokens, end)
+                case Close(peer, reason):
+                    raise RuntimeError(f"the router parted with {peer.name}: {reason}")
+
+    def _name_pages(self, state: RequestState, hello: Hello) -> BlockChain:
+        names = self._names_of(state.request_id)
+        assert names is not None, state.request_id
+        return names
+
+    def _names_of(self, request_id: str) -> PageNames | None:
+        names = self._names.get(request_id)
+        if names is None:
+            client = self._clients.get(request_id)
+            if client is None:
+                return None
+            names = PageNames(client.arrival, client.number, self.config.page_tokens)
+            self._names[request_id] = names
+        return names
+
+    # ---- workers
+
+    def add_worker(self, name: str, role: Role, host: int, epoch: int = 1) -> SimWorker:
+        """A worker that is ready says hello."""
+        config, profile = self.config, self.config.profile
+        of_role = profile.of(role)
+        peer, address = PeerId(name, epoch), (TransferAddress("127.0.0.1", 1),)
+        hello = Hello(
+            version=PROTOCOL_VERSION,
+            token="",
+            worker=peer,
+            role=role,
+            model=MODEL,
+            tp=1,
+            pid=1,
+            addresses=address,
+            page_tokens=config.page_tokens,
+            num_pages=max(profile.capacity_tokens // config.page_tokens, 1),
+            max_slots=of_role.max_slots,
+            max_queued_tokens=of_role.max_queued_tokens,
+            max_model_len=profile.max_model_len,
+            max_step_tokens=of_role.max_step_tokens,
+            prefix_caching=config.prefix_caching,
+        )
+        tickets = TicketOffice(peer, address, 1, profile.num_layers, HEADS, HEAD_BYTES)
+        rng = random.Random(f"{config.seed} {name} {epoch}")
+        worker = SimWorker(self, hello, profile, self.card(host), tickets, config.report_s, rng)
+        self.workers[peer] = worker
+        self._hosts.setdefault(host, []).append(worker)
+        self._num_joined += 1
+        self.perform(self.dispatcher.worker_joined(hello, self.clock.now_s))
+        worker.begin()
+        return worker
+
+    def card(self, host: int) -> Card:
+        while len(self._cards) <= host:
+            self._cards.append(Card())
+        return self._cards[host]
+
+    def lose_worker(self, worker: SimWorker, reason: str) -> None:
+        """It has died, or gone in peace; its connection breaks."""
+        worker.die()
+        self.busy_s[worker.hello.role] += worker.busy_s
+        self.num_preemptions += worker.num_preemptions
+        peer = worker.hello.worker
+        del self.workers[peer]
+        for neighbours in self._hosts.values():
+            if worker in neighbours:
+                neighbours.remove(worker)
+        self.perform(self.dispatcher.worker_lost(peer, self.clock.now_s, reason))
+
+    # ---- what workers find around them
+
+    def tell(self, worker: SimWorker, messages: Sequence[WorkerMessage]) -> None:
+        self.clock.at(self.clock.now_s + self._message_s, self._deliver, (worker, messages))
+
+    def _deliver(self, told: tuple[SimWorker, Sequence[WorkerMessage]]) -> None:
+        worker, messages = told
+        if not worker.is_alive:
+            return
+        peer, now_s, dispatcher = worker.hello.worker, self.clock.now_s, self.dispatcher
+        for message in messages:
+            actions = dispatcher.worker_message(peer, message, now_s)
+            if actions:
+                self.perform(actions)
+        self._is_asked = True
+
+    def find(self, peer: PeerId) -> SimWorker | None:
+        return self.workers.get(peer)
+
+    def facts(self, request_id: str) -> tuple[int, PageNames | None]:
+        client = self._clients.get(request_id)
+        if client is None:
+            return 1, None
+        names = self._names_of(request_id) if self.config.prefix_caching else None
+        return client.arrival.output_length, names
+
+    def busy_changed(self, worker: SimWorker) -> None:
+        """Workers that compute on the same cores take them from each other."""
+        profile = self.config.profile
+        if not profile.shared_cores:
+            return
+        for neighbours in self._hosts.values():
+            if worker in neighbours:
+                busy = [one for one in neighbours if one.is_busy]
+                weights = {
+                    one: profile.prefill_share if one.hello.role == "prefill" else 1.0 - profile.prefill_share
+                    for one in busy
+                }
+                whole = sum(weights.values())
+                for one in neighbours:
+                    one.hasten(whole / weights[one] if one in weights and len(busy) > 1 else 1.0)
+
+    def drained(self, worker: SimWorker) -> None:
+        if self.on_drained is not None:
+            self.on_drained(worker)
+
+    def total_busy_s(self, role: Role) -> float:
+        """Seconds that workers of a role have computed, all together."""
+        living = sum(worker.computed_s for worker in self.workers.values() if worker.hello.role == role)
+        return self.busy_s[role] + living

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from slipstream.cluster.sim.profile import ProfileError, WorkerProfile
+from slipstream.cluster.sim.roofline import H200, LLAMA_8B, PROFILES, SHIPPED, roofline
+from slipstream.router.messages import StepTime
+from slipstream.router.placement.service_times import ServiceTimes
+
+
+def test_shipped_profiles_can_be_read_and_come_back_as_they_were(tmp_path: Path) -> None:
+    paths = sorted(PROFILES.glob("*.json"))
+    assert paths
+    for path in paths:
+        profile = WorkerProfile.read(path)
+        assert profile.name == path.stem
+        profile.write(tmp_path / "again.json")
+        assert WorkerProfile.read(tmp_path / "again.json") == profile
+
+
+@pytest.mark.parametrize("shipped", SHIPPED, ids=lambda one: one[1].name)
+def test_shipped_rooflines_are_what_the_formula_gives(shipped: tuple[object, object, int]) -> None:
+    profile = roofline(*shipped)  # type: ignore[arg-type]
+    assert WorkerProfile.read(PROFILES / f"{profile.name}.json") == profile
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("num_pages", 0, "num_pages must be at least 1"),
+        ("num_pages", "many", "num_pages: int was expected"),
+        ("link_latency_s", -1.0, "link_latency_s must be a number of at least 0"),
+        ("decode", 3, "decode: an object was expected"),
+        ("colour", "red", "colour: there is no such key"),
+    ],
+)
+def test_a_bad_value_is_named_with_file_and_key(tmp_path: Path, key: str, value: object, said: str) -> None:
+    values = asdict(roofline(H200, LLAMA_8B))
+    values[key] = value
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps(values))
+    with pytest.raises(ProfileError) as caught:
+        WorkerProfile.read(path)
+    assert str(path) in str(caught.value)
+    assert said in str(caught.value)
+
+
+def test_a_missing_or_nested_key_is_named() -> None:
+    values = asdict(roofline(H200, LLAMA_8B))
+    del values["prefill"]["max_slots"]
+    with pytest.raises(ProfileError, match=r"prefill\.max_slots: is missing"):
+        WorkerProfile.from_dict(values)
+
+
+def test_measured_times_take_the_place_of_its_own() -> None:
+    times = ServiceTimes()
+    for at in range(1, 200):
+        times.observe_step(StepTime(0, 0, at % 16 + 1, 100 * at, 0.02 + 1e-3 * (at % 16 + 1) + 1e-7 * 100 * at))
+        times.observe_step(StepTime(100 + at, at, 0, 0, 0.01 + 2e-4 * (100 + at)))
+    profile = roofline(H200, LLAMA_8B).with_times(None, times)
+    assert profile.decode.decode_s(8, 5000) == pytest.approx(times.decode_step_s(8, 5000).seconds)
+    assert profile.prefill.prefill_s(300) == pytest.approx(times.prefill_s(300, 0, 8192).seconds)
+    assert profile.decode.prefill_token_s == profile.prefill.prefill_token_s
