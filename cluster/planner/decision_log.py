@@ -1,0 +1,82 @@
+"""The decisions of a planner, kept for those who want to know what it did and why."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any
+
+from slipstream.cluster.planner.decision import AddWorkers, PlannerAction, PlannerDecision, RemoveWorker
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRecord:
+    """`number` counts from 1. `unix_s`: when. `failed`: what the cluster would not do of it, and why."""
+
+    number: int
+    unix_s: float
+    decision: PlannerDecision
+    failed: tuple[str, ...] = ()
+
+    def told(self) -> dict[str, Any]:
+        """As JSON tells it."""
+        decision = self.decision
+        return {
+            "number": self.number,
+            "unix_s": self.unix_s,
+            "reason": decision.reason,
+            "why": decision.why,
+            "num_prefill": decision.num_prefill,
+            "num_decode": decision.num_decode,
+            "actions": [_told_action(action) for action in decision.actions],
+            "failed": list(self.failed),
+            "seen": dict(decision.seen),
+            "alternatives": [_finite(asdict(one)) for one in decision.alternatives],
+        }
+
+
+class DecisionLog:
+    """The latest `capacity` decisions, and as many that changed something, so that holds do not push those out."""
+
+    def __init__(self, capacity: int) -> None:
+        self._all: deque[DecisionRecord] = deque(maxlen=capacity)
+        self._changes: deque[DecisionRecord] = deque(maxlen=capacity)
+        self.num_by_reason: Counter[str] = Counter()
+        self.num_actions: Counter[str] = Counter()
+        self.num_failed = 0  # actions
+        self.num_errors = 0  # looks that came to nothing: no router, or a planner that broke
+
+    def add(self, decision: PlannerDecision, unix_s: float, failed: tuple[str, ...] = ()) -> DecisionRecord:
+        record = DecisionRecord(self.num_by_reason.total() + 1, unix_s, decision, failed)
+        self._all.append(record)
+        if decision.actions:
+            self._changes.append(record)
+        self.num_by_reason[decision.reason] += 1
+        for action in decision.actions:
+            self.num_actions[_kind(action)] += action.count if isinstance(action, AddWorkers) else 1
+        self.num_failed += len(failed)
+        return record
+
+    def latest(self, limit: int, *, changes_only: bool = False) -> list[DecisionRecord]:
+        """The last one first."""
+        return list(islice(reversed(self._changes if changes_only else self._all), limit))
+
+    @property
+    def last(self) -> DecisionRecord | None:
+        return self._all[-1] if self._all else None
+
+
+def _kind(action: PlannerAction) -> str:
+    if isinstance(action, AddWorkers):
+        return "add"
+    return "remove" if isinstance(action, RemoveWorker) else "switch"
+
+
+def _told_action(action: PlannerAction) -> dict[str, Any]:
+    return {"action": _kind(action), **asdict(action)}
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows no infinity: a time that has no end is null."""
+    return {key: None if value == float("inf") else value for key, value in values.items()}

@@ -1,0 +1,319 @@
+"""The planner: the cheapest pools that are predicted to keep the levels, and no change that would soon be taken back.
+
+    not changing --> settled --> load and corrections --> do the pools that are there hold?
+                                    yes: would fewer workers, and would they have for `horizon_s`? --> fewer
+                                    no:  the cheapest that hold with room to grow, or else hold, or else
+                                         those that serve most --> switch roles, add
+
+What keeps it from swinging: nothing is changed while a change is under way, nor before what is seen is of the cluster
+as it is now; fewer workers have to have been enough, with `margin`, at every look for the whole horizon; where nothing
+keeps the levels, what serves most has to serve `GAIN` more of the requests; where something does, other roles have to
+keep `WORTH` more of them than the ones that there are; and each change that takes the one before it back doubles the
+wait for the next, up to the horizon, so that a load which follows the planner's own delays gets few out of it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from slipstream.cluster.fleet import FleetState
+from slipstream.cluster.planner.config import PlannerConfig
+from slipstream.cluster.planner.corrections import Corrections
+from slipstream.cluster.planner.decision import (
+    AddWorkers,
+    PlannerAction,
+    PlannerDecision,
+    Reason,
+    RemoveWorker,
+    SwitchRole,
+)
+from slipstream.cluster.planner.demand import MIN_ARRIVALS, DemandWatch, backlog_of, demand_of, local_share_of
+from slipstream.cluster.planner.history import ChangeHistory
+from slipstream.cluster.planner.look import Look, figures
+from slipstream.cluster.planner.model import Demand, Outlook, outlook
+from slipstream.cluster.planner.options import (
+    Limits,
+    Pools,
+    actions_for,
+    candidates,
+    max_step,
+    smaller,
+    towards,
+)
+from slipstream.cluster.planner.worker_models import worker_models
+from slipstream.router.signals import Signals
+
+GAIN = 0.1  # of the requests have to be served in time that would not be, where nothing keeps the levels
+ROOM = 0.4  # of the margin: so much more load has to be bearable, too, or the next worker would come too late
+URGENT = 0.5  # of the target: below it twice as many workers change at once
+CLEARLY_SHORT = 0.8  # of the target: more than chance
+ALIKE = 0.02  # attainments that differ by less are the same
+WORTH = 0.05  # of the requests: roles are not switched for less, as the model is not that exact
+
+
+class SloPlanner:
+    """The default planner. See `decision.Planner`."""
+
+    def __init__(self, config: PlannerConfig) -> None:
+        self._config = config
+        self._watch = DemandWatch()
+        self.corrections = Corrections()
+        self._history = ChangeHistory(config)
+        self._router_id = ""
+        self._first_total = 0
+        self._busy_s: float | None = None  # when there was last something to do
+        self._behind_since_s: float | None = None
+        self._was_short = False  # at the last look the levels were predicted not to be kept
+        self._needed_all_s: float | None = None  # when no smaller cluster would have been enough
+
+    def decide(self, signals: Signals, fleet: FleetState, now: float) -> PlannerDecision:
+        """One look. Nothing is assumed of how often it is called."""
+        self._first_total = max(self._first_total, fleet.num_prefill + fleet.num_decode)
+        self._observe(signals, now)
+        self._history.see(fleet, now)
+        limits, pools = Limits.of(self._config, fleet, self._first_total), Pools(fleet.num_prefill, fleet.num_decode)
+        if fleet.is_changing and self._history.is_stuck(now):  # what does not come up takes a place and does nothing
+            ready = [one.role for one in fleet.members if one.state == "ready"]
+            pools = Pools(ready.count("prefill"), ready.count("decode"))
+            limits = replace(limits, max_workers=limits.max_workers - (len(fleet.members) - pools.total))
+        look = Look(signals, fleet, now, limits, pools)
+        return (
+            self._wake(look) or self._wait(look) or self._sleep(look) or self._within_limits(look) or self._plan(look)
+        )
+
+    # ---- what is seen
+
+    def _observe(self, signals: Signals, now: float) -> None:
+        if signals.router_id != self._router_id:  # its windows begin anew, and what it does not show was not quiet
+            self._router_id = signals.router_id
+            self._watch = DemandWatch()
+            self._busy_s = self._needed_all_s = now
+            self._behind_since_s = None
+            self._history.look_again(now)
+        self._watch.see(signals, now)
+        if self._busy_s is None or signals.num_waiting or signals.num_running or signals.short.num_arrivals:
+            self._busy_s = now
+        if self._needed_all_s is None:
+            self._needed_all_s = now
+        if backlog_of(signals) <= 0.0:
+            self._behind_since_s = None
+        elif self._behind_since_s is None:
+            self._behind_since_s = now
+
+    # ---- what comes before planning
+
+    def _wake(self, look: Look) -> PlannerDecision | None:
+        """Requests wait, and nobody is there or on the way who could decode."""
+        fleet, signals = look.fleet, look.signals
+        if fleet.num_decode > 0 or not signals.num_waiting:
+            return None
+        ready = [one.name for one in fleet.members if one.role == "prefill" and one.state == "ready"]
+        action: PlannerAction
+        if ready and fleet.num_prefill > self._config.min_prefill:
+            action = SwitchRole(ready[0], "decode")
+        else:
+            action = AddWorkers("decode", look.limits.min_decode)
+        why = f"{signals.num_waiting} requests wait and there is no decode worker"
+        return self._change(look, "wakes", why, look.pools, (action,))
+
+    def _wait(self, look: Look) -> PlannerDecision | None:
+        """A change that is under way, or has just been made."""
+        if look.fleet.is_changing and not self._history.is_stuck(look.now):
+            return self._hold(look, "changing", "workers are on their way from one state to another")
+        left_s = self._history.settles_s - look.now
+        if left_s > 0.0:
+            return self._hold(look, "settling", f"what is seen is not yet of the cluster as it is: {left_s:.0f} s more")
+        return None
+
+    def _sleep(self, look: Look) -> PlannerDecision | None:
+        """To zero, where that is wanted and nobody has asked for anything for long."""
+        config = self._config
+        assert self._busy_s is not None
+        if not look.pools.total:
+            return self._hold(look, "idle", "there is no worker, and no request")
+        if not config.scale_to_zero or look.now - self._busy_s < config.idle_s:
+            return None
+        names = [one.name for one in look.fleet.members if not one.is_leaving]
+        why = f"no request for {look.now - self._busy_s:.0f} s"
+        return self._change(look, "idle", why, Pools(0, 0), tuple(RemoveWorker(name) for name in names))
+
+    def _within_limits(self, look: Look) -> PlannerDecision | None:
+        then = look.limits.nearest(look.pools)
+        if then == look.pools or look.limits.allows(look.pools):
+            return None
+        then = towards(look.pools, then, self._step(look))
+        actions = actions_for(look.pools, then, look.fleet, look.signals)
+        if isinstance(actions, str):
+            return self._hold(look, "backed_off", f"{look.pools} is outside the limits, but {actions}")
+        if not self._may_add(look, actions):
+            return self._hold(look, "backed_off", "workers that were added lately have not come up")
+        return self._change(look, "limits", f"{look.pools} is outside the limits", then, actions)
+
+    # ---- planning
+
+    def _plan(self, look: Look) -> PlannerDecision:
+        config, signals, now = self._config, look.signals, look.now
+        models = worker_models(signals, self.corrections)
+        if models is None:
+            return self._hold(look, "no_workers", "nothing has been measured yet")
+        per_s = max(self._watch.rate(0.0), 0.0)
+        seen = demand_of(signals, per_s)
+        if seen is None:
+            seen = Demand(0.0, (1.0,), 1.0, ())
+        lead_s = self._history.start_s if look.pools.total < look.limits.max_workers else self._history.switch_s
+        backlog = backlog_of(signals)
+        planned = demand_of(signals, max(self._watch.rate(lead_s), per_s), backlog) or seen
+        look.predict = lambda pools, factor: outlook(
+            pools.num_prefill, pools.num_decode, *models, planned.times(factor)
+        )
+        look.seen = figures(planned, per_s, backlog, self._watch.trend, self.corrections)
+        now_seen = outlook(look.pools.num_prefill, look.pools.num_decode, *models, seen, local_share_of(signals))
+        self._correct(look, now_seen, seen)
+        current = look.outlook(look.pools)
+        with_room = look.outlook(look.pools, 1.0 + ROOM * config.margin)
+        if with_room.attainment < config.target_attainment:
+            self._needed_all_s = now
+            is_confirmed, self._was_short = self._was_short, True
+            if not is_confirmed and with_room.attainment > CLEARLY_SHORT * config.target_attainment:
+                why = f"{look.pools} is predicted to keep {current.attainment:.0%}, and more at the next look perhaps"
+                return self._hold(look, "holds", why)
+            return self._grow(look, current, planned.per_s)
+        self._was_short = False
+        if self._behind_since_s is not None and signals.oldest_wait_s > signals.slo_ttft_s:
+            self._needed_all_s = now
+            why = f"{look.pools} should keep the levels, and requests wait: the corrections follow what is seen"
+            return self._hold(look, "holds", why)
+        later = self._watch.rate(2.0 * lead_s) / planned.per_s if planned.per_s > 0.0 else 1.0
+        return self._shrink(look, (1.0 + config.margin) * max(later, 1.0))
+
+    def _correct(self, look: Look, predicted: Outlook, seen: Demand) -> None:
+        """Where what is seen is of these workers alone: answers that finish now were begun when they were there."""
+        answer_s = seen.osl * look.signals.short.itl_s.mean
+        since_s = look.now - self._history.changed_s - look.signals.short.span_s
+        if since_s < min(answer_s, self._config.horizon_s):
+            return
+        behind_s = look.now - self._behind_since_s if self._behind_since_s is not None else 0.0
+        is_behind = behind_s >= look.signals.short.span_s
+        if self._behind_since_s is None or is_behind:
+            self.corrections.learn(predicted, seen.per_s, look.signals, is_behind)
+
+    def _shrink(self, look: Look, factor: float) -> PlannerDecision:
+        """The levels are kept. Would they be with fewer, and would they have been all the time?"""
+        config, now = self._config, look.now
+        assert self._needed_all_s is not None
+        holding = []
+        for pools in smaller(look.pools, self._step(look), look.limits):
+            predicted = look.outlook(pools, factor)
+            holds = predicted.attainment >= config.target_attainment
+            look.note(pools, predicted, "" if holds else f"does not hold with {factor - 1.0:.0%} more load")
+            if holds:
+                holding.append((look.cost(pools, self._history), -predicted.attainment, pools))
+        if not holding:
+            self._needed_all_s = now
+            return self._hold(look, "holds", f"{look.pools} keeps the levels, and nothing smaller would")
+        left_s = self._needed_all_s + self._history.quiet_s(now) - now
+        if left_s > 0.0:
+            why = f"{look.pools} keeps the levels; {min(holding)[2]} would too, if so for {left_s:.0f} s more"
+            return self._hold(look, "holds", why)
+        for _, _, pools in sorted(holding, key=lambda one: one[:2]):
+            actions = actions_for(look.pools, pools, look.fleet, look.signals)
+            if isinstance(actions, str):
+                look.reject(pools, actions)
+            elif self._history.may_change(look.pools, pools, now):
+                enough_s = now - self._needed_all_s
+                why = f"{pools} keeps the levels with {config.margin:.0%} more load, for {enough_s:.0f} s by now"
+                self._needed_all_s = now
+                return self._change(look, "cheaper", why, pools, actions)
+            else:
+                look.reject(pools, self._history.why_not(now))
+        return self._hold(look, "holds", f"{look.pools} keeps the levels")
+
+    def _grow(self, look: Look, current: Outlook, planned_per_s: float) -> PlannerDecision:
+        """The levels are not kept. What would?"""
+        config, history, now = self._config, self._history, look.now
+        best: tuple[tuple[float, ...], Pools] | None = None
+        # Near saturation a queue that has not built up yet may never: what is seen to hold is not left for a guess.
+        holds_now = max(current.attainment, self._seen_attainment(look.signals)) >= config.target_attainment
+        may_add, room = history.may_add(now), 1.0 + 1.25 * ROOM * config.margin
+        for pools in candidates(look.pools, look.limits):
+            if pools == look.pools or pools.total < look.pools.total:
+                continue
+            predicted = look.outlook(pools)
+            holds = predicted.attainment >= config.target_attainment
+            cost = look.cost(pools, history)
+            if pools.total > look.pools.total and not may_add:
+                look.note(pools, predicted, "workers that were added lately have not come up")
+                continue
+            if holds:
+                with_room = look.outlook(pools, room).attainment >= config.target_attainment
+                rank: tuple[float, ...] = (0.0 if with_room else 1.0, cost, -predicted.attainment)
+                look.note(pools, predicted, "more workers or changes than needed" if with_room else "holds, but barely")
+            elif predicted.goodput_per_s < current.goodput_per_s + GAIN * planned_per_s or planned_per_s <= 0.0:
+                look.note(pools, predicted, "serves no more than what is there")
+                continue
+            else:
+                rank = (2.0, -round(math.log(predicted.goodput_per_s) / ALIKE), cost)
+                look.note(pools, predicted, "does not keep the levels")
+            if holds_now and rank[0] > 0.0:
+                continue  # no better than what is there: that holds barely, too
+            if best is None or rank < best[0]:
+                best = rank, pools
+
+        def kept(predicted: Outlook) -> str:
+            """Of the requests, in time; where a cluster is overloaded, those that it could serve."""
+            could = predicted.goodput_per_s / planned_per_s if planned_per_s > 0.0 else 1.0
+            return f"{max(predicted.attainment, could):.0%}"
+
+        said = f"{look.pools} is predicted to keep {kept(current)}"
+        if best is None:
+            return self._hold(look, "best_there_is", f"{said}, and nothing within the limits would do better")
+        goal = best[1]
+        seen = max(current.attainment, self._seen_attainment(look.signals))
+        if best[0][0] < 2.0 and goal.total == look.pools.total and look.outlook(goal).attainment < seen + WORTH:
+            # It has more room; but roles switch in seconds, and can when there is more to be won.
+            look.reject(goal, "not better by more than the model may be off")
+            return self._hold(look, "holds", f"{said}, {goal} {kept(look.outlook(goal))}, which is as good")
+        step = self._step(look) * (2 if current.attainment < URGENT * config.target_attainment else 1)
+        then = towards(look.pools, goal, step)
+        actions = actions_for(look.pools, then, look.fleet, look.signals)
+        if isinstance(actions, str):
+            look.reject(goal, actions)
+            return self._hold(look, "backed_off", f"{said}; {goal} would do better, but {actions}")
+        if not history.may_change(look.pools, then, now):
+            look.reject(goal, history.why_not(now))
+            return self._hold(look, "backed_off", f"{said}; {goal} would do better, but {history.why_not(now)}")
+        look.reject(goal, "")
+        reason: Reason = "slo" if best[0][0] < 2.0 else "goodput"
+        why = f"{said}; {goal} {kept(look.outlook(goal))}" + ("" if then == goal else f", of which {then} is the way")
+        return self._change(look, reason, why, then, actions)
+
+    def _seen_attainment(self, signals: Signals) -> float:
+        """Of the short window, the worse of first tokens and whole answers; 0 while requests wait, or few say."""
+        short = signals.short
+        ttft, whole = short.ttft_attainment, short.attainment
+        if ttft is None or whole is None or self._behind_since_s is not None:
+            return 0.0
+        return min(ttft, whole) if min(short.ttft_s.count, short.osl.count) >= MIN_ARRIVALS else 0.0
+
+    # ---- what is said
+
+    def _step(self, look: Look) -> int:
+        return max_step(max(look.pools.total, 1), self._config.max_step)
+
+    def _may_add(self, look: Look, actions: tuple[PlannerAction, ...]) -> bool:
+        return self._history.may_add(look.now) or not any(isinstance(one, AddWorkers) for one in actions)
+
+    def _hold(self, look: Look, reason: Reason, why: str) -> PlannerDecision:
+        pools = look.pools
+        return PlannerDecision(
+            look.now, reason, why, pools.num_prefill, pools.num_decode, (), look.alternatives(), look.seen
+        )
+
+    def _change(
+        self, look: Look, reason: Reason, why: str, then: Pools, actions: tuple[PlannerAction, ...]
+    ) -> PlannerDecision:
+        self._history.change(look.pools, then, look.fleet, look.now)
+        return PlannerDecision(
+            look.now, reason, why, then.num_prefill, then.num_decode, actions, look.alternatives(), look.seen
+        )
