@@ -1,0 +1,62 @@
+"""One request as its client saw it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Answer:
+    """Times in seconds of one clock; 0 where the moment did not come. A read with text in it is a moment at which
+    tokens came, and they count as evenly spread over `gaps`: seconds since the read before, chunks that share them.
+
+    Tokens are as the server's usage counts them, None where it tells none. `kind` is that of an error for counting,
+    `error` one sentence; both are empty for a good answer.
+    """
+
+    begun_s: float
+    due_s: float | None = None  # when it should have begun, at a given rate
+    status: int = 0
+    first_s: float = 0.0
+    latest_s: float = 0.0
+    ended_s: float = 0.0
+    gaps: list[tuple[float, int]] = field(default_factory=list)
+    longest_gap_s: float = 0.0  # what stays of the gaps where many requests are kept
+    num_chunks: int = 0
+    num_prompt_tokens: int | None = None
+    num_cached_tokens: int | None = None
+    num_output_tokens: int | None = None
+    wanted_tokens: int | None = None
+    text: str = ""
+    kind: str = ""
+    error: str = ""
+
+    @property
+    def is_good(self) -> bool:
+        return not self.kind
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the output; where the server does not count, chunks that had text."""
+        return self.num_chunks if self.num_output_tokens is None else self.num_output_tokens
+
+    @property
+    def ttft_s(self) -> float | None:
+        return self.first_s - self.begun_s if self.first_s else None
+
+    @property
+    def latency_s(self) -> float:
+        """To the last token, or to the end of an answer that came in one piece."""
+        return (self.latest_s or self.ended_s) - self.begun_s
+
+    @property
+    def itl_s(self) -> float | None:
+        """(latency - TTFT) / (OSL - 1)."""
+        if not self.first_s or self.num_tokens < 2:
+            return None
+        return (self.latest_s - self.first_s) / (self.num_tokens - 1)
+
+    def fail(self, kind: str, error: str = "") -> None:
+        """The first failure counts; what follows comes of it."""
+        if not self.kind:
+            self.kind, self.error = kind, error or kind

@@ -1,0 +1,128 @@
+"""A Slipstream cluster as a target: found by its name, and measured for a profile."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import click
+import uvloop
+
+from slipstream.cluster import run_state
+from slipstream.cluster.bench.measures import errors_of
+from slipstream.cluster.bench.profiling import phases, profile_of, profile_table
+from slipstream.cluster.bench.question import QuestionForm
+from slipstream.cluster.bench.server import Server, ask, said
+from slipstream.cluster.bench.session import Stage, run_stages
+from slipstream.cluster.bench.target import BenchError, Target
+from slipstream.cluster.config_file import ConfigError, load_config
+from slipstream.cluster.run_state import ClusterState
+from slipstream.cluster.sim.profile import WorkerProfile
+
+NVIDIA = Path("/dev/nvidiactl")
+NUM_RECORDS, NUM_EXPLAINED = 1000, 20
+
+
+@dataclass(frozen=True, slots=True)
+class RunningCluster:
+    """`admin_url` is where it tells of itself."""
+
+    state: ClusterState
+    target: Target
+    admin_url: str
+    model_dir: Path | None
+
+    @property
+    def start_s(self) -> float | None:
+        """How long the slowest of its workers took to start."""
+        took = [sum(seconds for _, seconds in member.startup_s) for member in self.state.members if member.startup_s]
+        return max(took, default=None)
+
+
+def cluster_named(name: str) -> RunningCluster:
+    """Raises BenchError if none of that name listens here."""
+    for state in run_state.read_all(run_state.run_folder()):
+        if state.name == name:
+            break
+    else:
+        raise BenchError(f"no cluster named {name} runs here")
+    if not state.url:
+        raise BenchError(f"{name} does not listen yet")
+    try:
+        model_dir = Path(load_config(Path(state.config)).model.path)
+    except ConfigError:  # its file was changed or moved since it began
+        model_dir = None
+    target = replace(Target.of_url(state.url), check_certificate=False)
+    return RunningCluster(state, target, state.ask_url, model_dir)
+
+
+def run_profile(
+    server: Server, form: QuestionForm, cluster: RunningCluster | None, model_dir: Path | None, path: Path, seed: int
+) -> int:
+    """Loads the cluster, writes the profile and shows it. Returns the exit code; raises BenchError."""
+    admin = Target.of_url(cluster.admin_url) if cluster is not None else server.target
+    admin = replace(admin, key=server.target.key, check_certificate=server.target.check_certificate)
+    told = told_by(admin, "/cluster/profile")
+    max_slots = max((int(role["max_slots"]) for role in told["roles"] if role["role"] == "decode"), default=1)
+    max_model_len = min((int(role["max_model_len"]) for role in told["roles"]), default=2048)
+    stages = [Stage(phase.level, phase.extent, phase.source) for phase in phases(max_model_len, max_slots)]
+    runs = uvloop.run(run_stages(stages, form, server.words, seed, sys.stderr))
+    if any(run.was_interrupted for run in runs):
+        raise BenchError("interrupted; no profile was written")
+    failed = errors_of(answer for run in runs for answer in run.answers)
+    if failed:
+        kind, (count, example) = next(iter(failed.items()))
+        raise BenchError(f"{count} requests of the load failed, so there is no profile: {kind}: {example}")
+    told = told_by(admin, "/cluster/profile")
+    profile = profile_of(
+        told,
+        name=path.stem,
+        source=f"measured by slipstream bench --profile at {server.target.root}, model {server.target.model}",
+        model_dir=model_dir,
+        kv_bytes_per_token=kv_bytes_per_token(admin, int(told["roles"][0]["page_tokens"])),
+        start_s=cluster.start_s if cluster is not None else None,
+        has_gpus=is_here(admin) and NVIDIA.exists(),
+        shares_cores=is_here(admin) and not NVIDIA.exists(),
+    )
+    return written(profile, told, path)
+
+
+def is_here(target: Target) -> bool:
+    return target.host in ("127.0.0.1", "::1", "localhost")
+
+
+def kv_bytes_per_token(admin: Target, page_tokens: int) -> int | None:
+    """As the latest hand-offs of whole prompts had them; None if there were none, or nobody may ask about them."""
+    status, told = ask(admin, f"{admin.root}/v1/requests?limit={NUM_RECORDS}")
+    listed = told.get("data", []) if status == 200 and isinstance(told, dict) else []
+    ids = [str(record["request_id"]) for record in listed if record.get("prefill")]
+    found = []
+    for request_id in ids[:NUM_EXPLAINED]:
+        status, record = ask(admin, f"{admin.root}/v1/requests/{quote(request_id, safe='')}/explain")
+        if status == 200 and record.get("transfer"):
+            num_tokens = -(-record["num_prompt_tokens"] // page_tokens) * page_tokens
+            found.append(record["transfer"]["num_bytes"] // num_tokens)
+    return max(found, default=0) or None  # less of prompts that were cached in part
+
+
+def written(profile: WorkerProfile, told: dict[str, Any], path: Path) -> int:
+    try:
+        profile.write(path)
+    except OSError as error:
+        raise BenchError(f"{path}: {error.strerror}") from None
+    click.echo(profile_table(profile, told).text(shutil.get_terminal_size((120, 24)).columns), nl=False)
+    click.echo(f"written to {path}")
+    return 0
+
+
+def told_by(admin: Target, path: str) -> dict[str, Any]:
+    status, told = ask(admin, f"{admin.root}{path}")
+    if status == 200 and isinstance(told, dict):
+        return told
+    if status == 404:
+        raise BenchError(f"{admin.root} has no {path}: a Slipstream cluster is needed, or the URL of its router.admin")
+    raise BenchError(f"{admin.root}{path}: status {status}: {said(told)}")

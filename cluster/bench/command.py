@@ -1,0 +1,262 @@
+"""The command `slipstream bench`."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+import uvloop
+
+from slipstream.cluster import console
+from slipstream.cluster.bench.cluster_target import cluster_named, run_profile
+from slipstream.cluster.bench.conversation import Given, Lengths, Replay, Source, Synthetic
+from slipstream.cluster.bench.load import ArrivalKind, Extent, Level
+from slipstream.cluster.bench.measures import measures
+from slipstream.cluster.bench.outcome import Outcome, compared, read_outcome
+from slipstream.cluster.bench.question import QuestionForm
+from slipstream.cluster.bench.run_level import LevelRun
+from slipstream.cluster.bench.server import Server, look_at
+from slipstream.cluster.bench.session import Stage, run_stages
+from slipstream.cluster.bench.slo import Slos, is_slo
+from slipstream.cluster.bench.target import PATHS, BenchError, Target
+from slipstream.cluster.status import KEY_VARIABLE
+from slipstream.cluster.workload.arrival import TraceError
+from slipstream.cluster.workload.workload import open_workload
+
+INTERRUPTED = 130
+EXISTING = click.Path(exists=True, path_type=Path)
+OUTPUT = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command("bench")
+@click.argument("where", metavar="[URL]", nargs=-1)
+@click.option("--name", metavar="CLUSTER", help="Instead of a URL: a cluster that runs on this machine.")
+@click.option("--endpoint", type=click.Choice(list(PATHS)), default=None, help="[default: chat]")
+@click.option("--model", default="", help="[default: the first one that the server has]")
+@click.option("--key", envvar=KEY_VARIABLE, help=f"API key [env: {KEY_VARIABLE}].")
+@click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="Sent with each request.")
+@click.option("--extra", metavar="JSON", default="{}", help="Further fields of each request's body.")
+@click.option("--insecure", is_flag=True, help="Take any TLS certificate.")
+@click.option("--tokenizer", type=EXISTING, help="Directory of the model, for prompts of exact lengths.")
+@click.option("--isl", type=click.FloatRange(1), default=512, show_default=True, help="Prompt tokens, mean.")
+@click.option("--isl-stddev", type=click.FloatRange(0), default=0.0)
+@click.option("--osl", type=click.FloatRange(1), default=128, show_default=True, help="Output tokens, mean.")
+@click.option("--osl-stddev", type=click.FloatRange(0), default=0.0)
+@click.option("--prefix-tokens", type=click.IntRange(0), default=0, help="Of each prompt, shared with others.")
+@click.option("--num-prefixes", type=click.IntRange(1), default=1, help="Different ones.")
+@click.option("--turns", type=click.FloatRange(1), default=1, help="Of a conversation, mean.")
+@click.option("--turns-stddev", type=click.FloatRange(0), default=0.0)
+@click.option("--workload", metavar="TRACE", help="A trace, or a mix of requests (docs/workloads.md), instead.")
+@click.option("--speed", type=click.FloatRange(0, min_open=True), default=1.0, help="Of the trace.")
+@click.option("--input", "input_file", type=EXISTING, help="JSON lines with `prompt` or `messages`, instead.")
+@click.option("--concurrency", metavar="N[,N...]", help="Requests at a time; several: a sweep.")
+@click.option("--request-rate", metavar="R[,R...]", help="Requests a second; several: a sweep.")
+@click.option("--arrivals", type=click.Choice(get_args(ArrivalKind)), default="poisson", show_default=True)
+@click.option("--burstiness", type=float, default=1.0, help="Of gamma arrivals; 1: Poisson, less: bursts.")
+@click.option("--request-count", type=click.IntRange(1), help="Of each level.")
+@click.option("--duration", type=click.FloatRange(0, min_open=True), help="Seconds of each level.")
+@click.option("--warm-up", type=click.IntRange(0), default=4, show_default=True, help="Requests before each level.")
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True, help="Seconds.")
+@click.option("--goodput", "slos", multiple=True, metavar="METRIC:MS...", help="As ttft:500 itl:50.")
+@click.option("--no-stream", is_flag=True, help="Answers in one piece: no TTFT, no ITL.")
+@click.option("--no-ignore-eos", is_flag=True, help="Do not send ignore_eos, which some servers refuse.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--json", "json_file", type=OUTPUT)
+@click.option("--csv", "csv_file", type=OUTPUT)
+@click.option("--html", "html_file", type=OUTPUT, help="A page with plots.")
+@click.option("--records", "records_file", type=OUTPUT, help="A line of JSON for each request.")
+@click.option("--compare", "earlier_file", type=EXISTING, help="JSON of an earlier run.")
+@click.option(
+    "--profile", "profile_file", type=OUTPUT, help="Measure a Slipstream cluster for `sim` and `plan` instead."
+)
+def bench_command(**options: Any) -> None:
+    """Measure any server that speaks the OpenAI API.
+
+    The tables are those of GenAI-Perf and AIPerf; docs/bench.md has examples. Ctrl-C ends it with a report so far.
+    """
+    try:
+        code = run_bench(options)
+    except (BenchError, TraceError) as error:
+        console.error(str(error))
+        code = 1
+    sys.exit(code)
+
+
+def run_bench(options: dict[str, Any]) -> int:
+    """The exit code. Raises BenchError, TraceError, or UsageError for options that do not go together."""
+    places = [word for word in options["where"] if not is_slo(word)]
+    slos = Slos.parse([*options["slos"], *(word for word in options["where"] if is_slo(word))])
+    if len(places) > 1 or bool(places) == (options["name"] is not None):
+        raise click.UsageError("give one URL, or --name CLUSTER")
+    for name, value in options.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise click.UsageError(f"--{name.replace('_', '-')}: a finite number was expected, got {value}")
+    if options["concurrency"] and options["request_rate"] and "," in options["concurrency"]:
+        raise click.UsageError("with --request-rate, --concurrency is a limit, one number")
+    if options["workload"] and options["input_file"]:
+        raise click.UsageError("give --workload or --input, not both")
+    cluster = cluster_named(options["name"]) if options["name"] is not None else None
+    target = with_options(cluster.target if cluster is not None else Target.of_url(places[0]), options)
+    model_dir = options["tokenizer"] or (cluster.model_dir if cluster is not None else None)
+    earlier = read_outcome(options["earlier_file"]) if options["earlier_file"] is not None else None
+    server = look_at(target, model_dir)
+    form = QuestionForm(server.target, not options["no_stream"], not options["no_ignore_eos"])
+    if options["profile_file"] is not None:
+        return run_profile(server, form, cluster, model_dir, options["profile_file"], options["seed"])
+    source = source_of(options, server)
+    stages = [Stage(level, extent_of(level, source, options), source) for level in levels_of(options, source)]
+    runs = uvloop.run(run_stages(stages, form, server.words, options["seed"], sys.stderr))
+    if not runs:
+        console.error("interrupted before anything was measured")
+        return INTERRUPTED
+    levels = [measures(run, slos) for run in runs]
+    outcome = Outcome(
+        url=server.target.url,
+        model=server.target.model,
+        settings=settings_of(options),
+        slos=slos,
+        levels=levels,
+        runs=runs,
+        notes=notes_on(runs, source, server),
+        compared=compared(earlier, levels, options["earlier_file"]) if earlier is not None else None,
+    )
+    click.echo(outcome.report().text(shutil.get_terminal_size((120, 24)).columns), nl=False)
+    write(outcome, options)  # after the report: a file that cannot be written loses nothing
+    if any(run.was_interrupted for run in runs):
+        return INTERRUPTED
+    return 0 if any(answer.is_good for run in runs for answer in run.answers) else 1
+
+
+def with_options(target: Target, options: dict[str, Any]) -> Target:
+    try:
+        extra = json.loads(options["extra"])
+    except ValueError as error:
+        raise click.UsageError(f"--extra: not JSON: {error}") from None
+    if not isinstance(extra, dict):
+        raise click.UsageError(f"--extra: an object was expected, got {options['extra']}")
+    headers = []
+    for header in options["headers"]:
+        name, separator, value = header.partition(":")
+        if not separator or not name.strip() or "\n" in header or "\r" in header:
+            raise click.UsageError(f"--header: expected NAME:VALUE, got {header!r}")
+        headers.append((name.strip(), value.strip()))
+    return replace(
+        target,
+        model=options["model"],
+        kind=options["endpoint"] or target.kind,
+        key=options["key"],
+        headers=tuple(headers),
+        extra=extra,
+        check_certificate=target.check_certificate and not options["insecure"],
+    )
+
+
+def source_of(options: dict[str, Any], server: Server) -> Source:
+    if options["input_file"] is not None:
+        return Given.read(options["input_file"], round(options["osl"]))
+    if options["workload"] is not None:
+        try:
+            workload = open_workload(options["workload"], options["request_count"], options["speed"], options["seed"])
+        except ValueError as error:
+            raise BenchError(f"--workload: {error}") from None
+        return Replay(workload, server.max_model_len)
+    return Synthetic(
+        Lengths(options["isl"], options["isl_stddev"]),
+        Lengths(options["osl"], options["osl_stddev"]),
+        Lengths(options["turns"], options["turns_stddev"]),
+        options["prefix_tokens"],
+        options["num_prefixes"],
+    )
+
+
+def levels_of(options: dict[str, Any], source: Source) -> list[Level]:
+    """Of a trace its own times, if nothing else is asked for; else one request at a time."""
+    arrivals, burstiness = options["arrivals"], options["burstiness"]
+    counts = numbers("--concurrency", options["concurrency"])
+    rates = numbers("--request-rate", options["request_rate"])
+    if any(count != int(count) for count in counts):
+        raise click.UsageError(f"--concurrency: whole numbers were expected, got {options['concurrency']}")
+    try:
+        if rates:
+            limit = int(counts[0]) if counts else None
+            return [Level(limit, rate, arrivals, burstiness) for rate in rates]
+        if counts:
+            return [Level(int(count)) for count in counts]
+        return [Level()] if isinstance(source, Replay) else [Level(1)]
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def numbers(option: str, text: str | None) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")] if text else []
+    except ValueError:
+        raise click.UsageError(f"{option}: numbers with commas between them were expected, got {text!r}") from None
+
+
+def extent_of(level: Level, source: Source, options: dict[str, Any]) -> Extent:
+    """Where nobody says how long: a whole trace, ten rounds of a concurrency, half a minute of a rate."""
+    count = options["request_count"]
+    if count is None and options["duration"] is None:
+        if isinstance(source, Replay):
+            count = len(source.workload)
+        elif level.rate is not None:
+            count = max(round(30 * level.rate), 20)
+        else:
+            count = max(10 * (level.concurrency or 1), 20)
+    return Extent(count, options["duration"], options["warm_up"], options["timeout"])
+
+
+def settings_of(options: dict[str, Any]) -> dict[str, Any]:
+    secret = ("key", "headers")
+    return {
+        name: str(value) if isinstance(value, Path) else value for name, value in options.items() if name not in secret
+    }
+
+
+def notes_on(runs: Sequence[LevelRun], source: Source, server: Server) -> list[str]:
+    """What would mislead a reader who does not know it."""
+    notes = []
+    if any(run.was_interrupted for run in runs):
+        notes.append("Interrupted: what had ended by then.")
+    good = [answer for run in runs for answer in run.answers if answer.is_good]
+    if any(answer.num_output_tokens is None for answer in good):
+        notes.append("The server does not count tokens: each chunk of a stream counts as one.")
+    short = sum(answer.wanted_tokens is not None and answer.num_tokens != answer.wanted_tokens for answer in good)
+    if short:
+        notes.append(f"{short} of {len(good)} answers are not as long as they should have been.")
+    if not server.words.is_exact and not isinstance(source, Given):
+        notes.append("Prompt lengths are approximate; --tokenizer DIRECTORY makes them exact.")
+    if isinstance(source, Replay) and source.num_cut:
+        notes.append(
+            f"{source.num_cut} requests of the workload were cut to the {server.max_model_len} tokens of the model."
+        )
+    late = sum(run.num_late for run in runs)
+    if late:
+        notes.append(f"{late} requests began over 10 ms late: the client was busy, or at its limit of concurrency.")
+    return notes
+
+
+def write(outcome: Outcome, options: dict[str, Any]) -> None:
+    """Raises BenchError for files that cannot be written."""
+    texts: dict[str, Callable[[], str]] = {
+        "json_file": lambda: json.dumps(outcome.json(), indent=1) + "\n",
+        "csv_file": outcome.csv,
+        "html_file": lambda: outcome.report().html(),
+        "records_file": lambda: "".join(f"{line}\n" for line in outcome.records()),
+    }
+    for option, text in texts.items():
+        path: Path | None = options[option]
+        if path is None:
+            continue
+        try:
+            path.write_text(text(), encoding="utf-8")
+        except OSError as error:
+            raise BenchError(f"{path}: {error.strerror}") from None

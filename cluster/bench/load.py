@@ -1,0 +1,67 @@
+"""How hard the server is asked: how many requests at a time, or how many a second, and for how long."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+ArrivalKind = Literal["poisson", "constant", "gamma"]
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One level of a sweep: `concurrency` conversations at a time, or `rate` new ones a second, or, with neither, when
+    the trace has them. With a rate, `concurrency` is a limit."""
+
+    concurrency: int | None = None
+    rate: float | None = None
+    arrivals: ArrivalKind = "poisson"
+    burstiness: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.concurrency is not None and self.concurrency < 1:
+            raise ValueError(f"concurrency must be at least 1, got {self.concurrency}")
+        if self.rate is not None and not 0 < self.rate < math.inf:
+            raise ValueError(f"request rate must be over 0, got {self.rate}")
+        if not 0 < self.burstiness < math.inf:
+            raise ValueError(f"burstiness must be over 0, got {self.burstiness}")
+
+    @property
+    def name(self) -> str:
+        if self.rate is not None:
+            return f"{self.rate:g}/s"
+        return f"concurrency {self.concurrency}" if self.concurrency is not None else "trace"
+
+    @property
+    def is_closed(self) -> bool:
+        """A new conversation begins when another one has ended."""
+        return self.rate is None and self.concurrency is not None
+
+    def times_s(self, seed: int) -> Iterator[float]:
+        """When conversations begin, without end. Gamma has the given mean and a squared coefficient of variation of
+        1 / burstiness: 1 is Poisson, less comes in bursts (vLLM's definition)."""
+        assert self.rate is not None
+        rng, at_s, mean_s = random.Random(seed), 0.0, 1.0 / self.rate
+        while True:
+            yield at_s
+            if self.arrivals == "constant":
+                at_s += mean_s
+            elif self.arrivals == "poisson":
+                at_s += rng.expovariate(self.rate)
+            else:
+                at_s += rng.gammavariate(self.burstiness, mean_s / self.burstiness)
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """When a level is over: after `num_requests`, or when `duration_s` have passed; running requests then end, for at
+    most `grace_s`. `num_warm_up` requests go before and count nothing."""
+
+    num_requests: int | None = None
+    duration_s: float | None = None
+    num_warm_up: int = 0
+    timeout_s: float = 600.0
+    grace_s: float = 30.0

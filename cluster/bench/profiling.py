@@ -1,0 +1,183 @@
+"""A profile of the hardware below a Slipstream cluster: a short load that makes workers do all kinds of work, and then
+what the router has fitted (`GET /cluster/profile`).
+
+The load is designed so that no coefficient is left to guessing: answers at growing concurrency after long and after
+short prompts (a token of context, a sequence, a step), lone prompts of growing length (chunks, tokens, pairs of
+tokens). What disturbs nobody comes last: the fits follow what they saw last, and where workers share cores, prompts
+make the steps of others longer, which the simulator adds by itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from slipstream.cluster.bench.conversation import Lengths, Synthetic
+from slipstream.cluster.bench.load import Extent, Level
+from slipstream.cluster.bench.target import BenchError
+from slipstream.cluster.report.table import Table
+from slipstream.cluster.sim.profile import RoleProfile, WorkerProfile
+from slipstream.router.placement.service_times import ServiceTimes
+
+CHAT_TOKENS = 64  # of a template
+PROMPTS = (16, 64, 256, 1024, 4096)
+CONCURRENCY = (1, 2, 4, 8, 16, 32)
+MAX_LATENCY_S, MIN_BANDWIDTH, MAX_BANDWIDTH = 1.0, 1e6, 1e12
+NEEDED_SAMPLES = 8
+LLAMA_8B_KV_BYTES = 131_072  # where nobody knows
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    level: Level
+    extent: Extent
+    source: Synthetic
+
+
+def phases(max_model_len: int, max_slots: int, time_limit_s: float = 8.0) -> Iterator[Phase]:
+    """Each at most `time_limit_s` long, so that a slow machine is not measured for an hour."""
+    room = max_model_len - CHAT_TOKENS
+
+    def phase(isl: int, osl: int, concurrency: int, num_requests: int) -> Phase:
+        source = Synthetic(Lengths(isl), Lengths(osl))
+        return Phase(Level(concurrency), Extent(num_requests, time_limit_s), source)
+
+    lengths = [isl for isl in PROMPTS if isl + 2 <= room] or [max(room // 2, 1)]
+    for isl in lengths[-3:-1]:
+        yield phase(isl, 4, 4, 16)
+    for isl in (max(min(room // 2, 1024), 1), 16):
+        osl = max(min(64, room - isl), 1)
+        for concurrency in CONCURRENCY:
+            if concurrency <= max_slots:
+                yield phase(isl, osl, concurrency, 2 * concurrency)
+    for isl in lengths:
+        yield phase(isl, 2, 1, 8)
+
+
+def profile_of(
+    told: dict[str, Any],
+    name: str,
+    source: str,
+    model_dir: Path | None,
+    kv_bytes_per_token: int | None,
+    start_s: float | None,
+    has_gpus: bool,
+    shares_cores: bool,
+) -> WorkerProfile:
+    """From the answer of `/cluster/profile`. Raises BenchError if the router has not measured enough."""
+    roles = {role["role"]: role for role in told.get("roles", ())}
+    if not roles:
+        raise BenchError("the cluster has no workers to tell of")
+    times = {name: ServiceTimes.from_dict(role["times"]) for name, role in roles.items()}
+    for kind in ("decode", "prefill"):
+        if max(role["num_samples"][kind] for role in roles.values()) < NEEDED_SAMPLES:
+            raise BenchError(f"the workers told of too few {kind} steps to make a profile of")
+    prefill, decode = roles.get("prefill") or roles["decode"], roles.get("decode") or roles["prefill"]
+    page_tokens = int(decode["page_tokens"])
+    num_layers, from_config = model_shape(model_dir)
+    kv_bytes = kv_bytes_per_token or from_config or LLAMA_8B_KV_BYTES
+    latency_s, page_s = decode_times(times, "transfer")
+    bandwidth = kv_bytes * page_tokens / page_s if page_s > 0 else MAX_BANDWIDTH
+    noises = [times[role].noise("decode") for role in times]
+    base = WorkerProfile(
+        name=name,
+        source=source,
+        prefill=unmeasured(prefill),
+        decode=unmeasured(decode),
+        page_tokens=page_tokens,
+        num_pages=int(decode["num_pages"]),
+        max_model_len=int(decode["max_model_len"]),
+        num_layers=num_layers,
+        kv_bytes_per_token=kv_bytes,
+        link_bytes_per_s=min(max(bandwidth, MIN_BANDWIDTH), MAX_BANDWIDTH),
+        link_latency_s=min(latency_s, MAX_LATENCY_S),
+        gpus=int(decode["tp"]) if has_gpus else 0,
+        noise=min(min(noises), 1.0),
+        shared_cores=shares_cores,
+        workers_per_host=sum(int(role["num_workers"]) for role in roles.values()) if shares_cores else 1,
+    )
+    if start_s is not None:
+        base = replace(base, start_s=start_s)
+    return with_best(base, roles, times)
+
+
+def with_best(base: WorkerProfile, roles: dict[str, Any], times: dict[str, ServiceTimes]) -> WorkerProfile:
+    """Each kind of work from the role that did most of it: prefill workers do not decode."""
+
+    def busiest(kind: str) -> ServiceTimes:
+        return times[max(times, key=lambda role: roles[role]["num_samples"][kind])]
+
+    def enough(role: str, kind: str) -> ServiceTimes:
+        known = times.get(role)
+        return known if known is not None and roles[role]["num_samples"][kind] >= NEEDED_SAMPLES else busiest(kind)
+
+    def role_of(profile: RoleProfile, role: str) -> RoleProfile:
+        decode, prefill = enough(role, "decode").decode, enough(role, "prefill").prefill
+        return replace(
+            profile,
+            decode_step_s=decode[0],
+            decode_seq_s=decode[1],
+            decode_context_token_s=decode[2],
+            prefill_chunk_s=prefill[0],
+            prefill_token_s=prefill[1],
+            prefill_pair_s=prefill[2],
+        )
+
+    return replace(base, prefill=role_of(base.prefill, "prefill"), decode=role_of(base.decode, "decode"))
+
+
+def decode_times(times: dict[str, ServiceTimes], kind: str) -> tuple[float, float]:
+    """Decode workers measure transfers."""
+    base_s, page_s = (times.get("decode") or next(iter(times.values()))).coefficients(kind)
+    return base_s, page_s
+
+
+def unmeasured(role: dict[str, Any]) -> RoleProfile:
+    return RoleProfile(
+        decode_step_s=0.0,
+        decode_seq_s=0.0,
+        decode_context_token_s=0.0,
+        prefill_chunk_s=0.0,
+        prefill_token_s=0.0,
+        prefill_pair_s=0.0,
+        max_slots=int(role["max_slots"]),
+        max_step_tokens=int(role["max_step_tokens"]),
+        max_queued_tokens=int(role["max_queued_tokens"]),
+    )
+
+
+def model_shape(model_dir: Path | None) -> tuple[int, int | None]:
+    """Layers, and bytes of KV a token in two bytes a number; 32 layers where there is no config to look into."""
+    if model_dir is None:
+        return 32, None
+    try:
+        config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+        heads, layers = int(config["num_attention_heads"]), int(config["num_hidden_layers"])
+        head_dim = int(config.get("head_dim") or int(config["hidden_size"]) // heads)
+        return layers, layers * 2 * int(config.get("num_key_value_heads") or heads) * head_dim * 2
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+        return 32, None
+
+
+def profile_table(profile: WorkerProfile, told: dict[str, Any]) -> Table:
+    """The profile in times that mean something, with how many samples they rest on."""
+    samples = {role["role"]: role["num_samples"] for role in told["roles"]}
+
+    def counted(role: str, kind: str) -> int:
+        return samples[role][kind] if role in samples else 0
+
+    rows = []
+    for role in ("prefill", "decode"):
+        part = profile.prefill if role == "prefill" else profile.decode
+        rows += [
+            [role, "prompt of 256 tokens (ms)", 1e3 * part.prefill_s(256), counted(role, "prefill")],
+            [role, "prompt of 1024 tokens (ms)", 1e3 * part.prefill_s(1024), counted(role, "prefill")],
+            [role, "decode step, 1 sequence (ms)", 1e3 * part.decode_s(1, 256), counted(role, "decode")],
+            [role, "decode step, 8 sequences (ms)", 1e3 * part.decode_s(8, 8 * 256), counted(role, "decode")],
+        ]
+    rows.append(["link", "MB/s", profile.link_bytes_per_s / 1e6, counted("decode", "transfer")])
+    note = "A role without samples of its own is taken for like the other one."
+    return Table(f"Profile {profile.name}", ("of", "what", "value", "samples"), rows, note)

@@ -1,0 +1,45 @@
+"""A turn of a conversation as the body of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.cluster.bench.conversation import Turn
+from slipstream.cluster.bench.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionForm:
+    """With `ignore_eos` an answer is as long as it should be, on servers that know the field (vLLM, SGLang,
+    Slipstream, not OpenAI)."""
+
+    target: Target
+    is_stream: bool = True
+    ignore_eos: bool = True
+
+    def __call__(self, turn: Turn, before: Sequence[Turn]) -> bytes:
+        """`before` has what the user said and what was answered, by turns."""
+        body = self._chat(turn, before) if self.target.kind == "chat" else self._completion(turn, before)
+        if turn.output_length is not None:
+            body["max_tokens"] = turn.output_length
+            if self.ignore_eos:
+                body["ignore_eos"] = True
+        if self.is_stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        return self.target.request(body)
+
+    @staticmethod
+    def _chat(turn: Turn, before: Sequence[Turn]) -> dict[str, Any]:
+        if turn.messages:
+            return {"messages": list(turn.messages)}
+        told = [
+            {"role": "assistant" if number % 2 else "user", "content": said.text}
+            for number, said in enumerate((*before, turn))
+        ]
+        return {"messages": told}
+
+    @staticmethod
+    def _completion(turn: Turn, before: Sequence[Turn]) -> dict[str, Any]:
+        return {"prompt": "\n".join(said.text for said in (*before, turn))}

@@ -1,0 +1,167 @@
+"""Asks a server at one level of load and gathers what its clients saw."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from slipstream.cluster.bench.answer import Answer
+from slipstream.cluster.bench.asker import Asker
+from slipstream.cluster.bench.conversation import Conversation, Turn
+from slipstream.cluster.bench.load import Extent, Level
+
+MAX_BACKOFF_S = 1.0  # of a client whose requests fail
+LATE_S = 0.01
+
+
+@dataclass(slots=True)
+class LevelRun:
+    """`answers` are all that ended, `num_unfinished` those that were cut off at the end and count nowhere."""
+
+    level: Level
+    answers: list[Answer] = field(default_factory=list)
+    num_started: int = 0
+    num_running: int = 0
+    num_unfinished: int = 0
+    num_late: int = 0  # begun over `LATE_S` after they should have been, because the client was busy or at its limit
+    was_interrupted: bool = False
+    begun_s: float = 0.0
+    unix_s: float = 0.0  # when it began, for people
+
+    @property
+    def num_errors(self) -> int:
+        return sum(not answer.is_good for answer in self.answers)
+
+
+async def run_level(
+    asker: Asker,
+    conversations: Iterator[Conversation],
+    level: Level,
+    extent: Extent,
+    stop: asyncio.Event,
+    seed: int,
+    run: LevelRun | None = None,
+) -> LevelRun:
+    """Until the extent is reached, the conversations are over, or `stop` is set, which does not wait for answers. `run`
+    can be watched meanwhile."""
+    run = run if run is not None else LevelRun(level)
+    run.begun_s, run.unix_s = time.perf_counter(), time.time()
+    users = _Users(asker, conversations, run, extent.num_requests)
+    asking = asyncio.create_task(_closed_loop(users, level) if level.is_closed else _open_loop(users, level, seed))
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({asking, stopped}, timeout=extent.duration_s, return_when=asyncio.FIRST_COMPLETED)
+        users.is_over = True
+        if not asking.done() and not stop.is_set():  # the time is up: what runs may end
+            if not level.is_closed:
+                asking.cancel()
+            await asyncio.wait({asking, stopped}, timeout=extent.grace_s, return_when=asyncio.FIRST_COMPLETED)
+        if users.running and not stop.is_set():
+            ending = asyncio.create_task(asyncio.wait(users.running))
+            await asyncio.wait([ending, stopped], timeout=extent.grace_s, return_when=asyncio.FIRST_COMPLETED)
+            ending.cancel()
+        run.was_interrupted = stop.is_set()
+    finally:
+        run.num_unfinished = run.num_running
+        tasks = {asking, stopped, *users.running}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    if asking.done() and not asking.cancelled() and (error := asking.exception()) is not None:
+        raise error
+    return run
+
+
+class _Users:
+    """Runs conversations, as many as there are requests for."""
+
+    def __init__(self, asker: Asker, conversations: Iterator[Conversation], run: LevelRun, quota: int | None) -> None:
+        self._asker = asker
+        self.conversations = conversations
+        self.run = run
+        self.quota = quota
+        self.is_over = False
+        self.running: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_spent(self) -> bool:
+        return self.is_over or (self.quota is not None and self.run.num_started >= self.quota)
+
+    async def converse(self, conversation: Conversation, due_s: float | None = None) -> bool:
+        """All turns of a conversation; False if one failed, which ends it."""
+        before: list[Turn] = []
+        for number, turn in enumerate(conversation.turns):
+            if self.is_spent:
+                return True
+            is_last = number == len(conversation.turns) - 1
+            self.run.num_started += 1
+            self.run.num_running += 1
+            if due_s is not None and time.perf_counter() - due_s > LATE_S:
+                self.run.num_late += 1
+            answer = await self._asker.ask(turn, before, keep_text=not is_last)
+            self.run.num_running -= 1
+            answer.due_s, due_s = due_s, None
+            answer.longest_gap_s = max((gap_s for gap_s, _ in answer.gaps), default=0.0)
+            answer.gaps = []
+            self.run.answers.append(answer)
+            if not answer.is_good:
+                return False
+            before += [turn, Turn(answer.text, None)]
+            answer.text = ""
+        return True
+
+
+async def _closed_loop(users: _Users, level: Level) -> None:
+    async def user() -> None:
+        num_failures = 0
+        while not users.is_spent:
+            conversation = next(users.conversations, None)
+            if conversation is None:
+                return
+            is_good = await users.converse(conversation)
+            num_failures = 0 if is_good else num_failures + 1
+            if num_failures:  # a server that refuses everything is not asked a thousand times a second
+                await asyncio.sleep(min(0.01 * 2 ** min(num_failures, 10), MAX_BACKOFF_S))
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(level.concurrency or 1):
+            group.create_task(user())
+
+
+async def _open_loop(users: _Users, level: Level, seed: int) -> None:
+    room = asyncio.Semaphore(level.concurrency) if level.concurrency is not None else None
+
+    async def user(conversation: Conversation, due_s: float) -> None:
+        try:
+            await users.converse(conversation, due_s)
+        finally:
+            if room is not None:
+                room.release()
+
+    begun_s = users.run.begun_s
+    times_s = level.times_s(seed) if level.rate is not None else itertools.repeat(None)
+    num_conversations = itertools.count()
+    for conversation, planned_s in zip(users.conversations, times_s, strict=False):
+        if users.is_spent or (users.quota is not None and next(num_conversations) >= users.quota):
+            break
+        at_s = planned_s if planned_s is not None else conversation.at_s or 0.0
+        await asyncio.sleep(begun_s + at_s - time.perf_counter())
+        if room is not None:
+            await room.acquire()
+        task = asyncio.create_task(user(conversation, begun_s + at_s))
+        users.running.add(task)
+        task.add_done_callback(users.running.discard)
+    if users.running:
+        await asyncio.wait(users.running)
+
+
+async def warm_up(
+    asker: Asker, conversations: Iterator[Conversation], level: Level, extent: Extent, stop: asyncio.Event
+) -> LevelRun:
+    """Requests that count nothing, as many at a time as there will be."""
+    gentle = replace(level, rate=None, concurrency=level.concurrency or min(extent.num_warm_up, 8))
+    whole = replace(extent, num_requests=extent.num_warm_up, duration_s=None)
+    return await run_level(asker, conversations, gentle, whole, stop, 0)

@@ -1,0 +1,86 @@
+"""All levels of a run, one after the other, over the same connections, until the last one or Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TextIO
+
+from slipstream.cluster.bench.asker import Asker
+from slipstream.cluster.bench.conversation import Source
+from slipstream.cluster.bench.load import Extent, Level
+from slipstream.cluster.bench.progress import shown_progress
+from slipstream.cluster.bench.question import QuestionForm
+from slipstream.cluster.bench.run_level import LevelRun, run_level, warm_up
+from slipstream.cluster.bench.target import BenchError
+from slipstream.cluster.bench.words import Words
+
+SEED_STRIDE = 7919  # prompts of one level are no prefix of those of the next
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One level with what is asked at it."""
+
+    level: Level
+    extent: Extent
+    source: Source
+
+
+async def run_stages(
+    stages: Sequence[Stage], form: QuestionForm, words: Words, seed: int, terminal: TextIO
+) -> list[LevelRun]:
+    """The runs so far, if Ctrl-C ends it early. Raises BenchError if the requests to warm up all fail."""
+    runs: list[LevelRun] = []
+    stop = asyncio.Event()
+    with stopped_by_ctrl_c(stop):
+        for number, stage in enumerate(stages):
+            if stop.is_set():
+                break
+            asker = Asker(form.target, stage.extent.timeout_s, form)
+            try:
+                if stage.extent.num_warm_up:
+                    conversations = stage.source.conversations(words, seed - 1 - number)
+                    warm = await warm_up(asker, conversations, stage.level, stage.extent, stop)
+                    refuse_if_all_failed(warm)
+                    if stop.is_set():
+                        break
+                gc.collect()
+                gc.freeze()  # what is there stays, and need not be looked at while times are taken
+                conversations = stage.source.conversations(words, seed + SEED_STRIDE * number)
+                run = LevelRun(stage.level)
+                runs.append(run)
+                with shown_progress(run, stage.extent, terminal):
+                    await run_level(asker, conversations, stage.level, stage.extent, stop, seed + number, run)
+            finally:
+                asker.close()
+    return runs
+
+
+def refuse_if_all_failed(run: LevelRun) -> None:
+    if run.answers and run.num_errors == len(run.answers):
+        first = run.answers[0]
+        raise BenchError(f"no request of the warm-up succeeded: {first.kind}: {first.error}")
+
+
+@contextmanager
+def stopped_by_ctrl_c(stop: asyncio.Event) -> Iterator[None]:
+    """The first Ctrl-C sets `stop`, a second one ends the process as ever."""
+    loop = asyncio.get_running_loop()
+
+    def first() -> None:
+        stop.set()
+        loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    before = signal.getsignal(signal.SIGINT)
+    loop.add_signal_handler(signal.SIGINT, first)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,137 @@
+"""Finds the best way to serve: at a given number of devices the most goodput, else the fewest devices that do.
+
+1  all splits, one seed                              -> the best colocated and the best disaggregated one
+2  each of them with other chunks, policies and neighbouring splits, the same seed, while that helps
+3  the winners of both kinds with several seeds      -> means, intervals, the difference
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from slipstream.cluster.plan.candidate import Candidate, devices, splits, variations
+from slipstream.cluster.plan.trial import Estimate, Trial, difference, goodput
+from slipstream.cluster.sim.profile import WorkerProfile
+from slipstream.router.config import PolicyName
+
+Simulate = Callable[[Candidate, int], Trial]  # a seed with it
+NUM_ROUNDS = 3  # of variations
+CLOSE = 0.98  # of the best goodput: for so little more nobody changes policy or chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Finalist:
+    """A candidate with all its seeds."""
+
+    candidate: Candidate
+    trials: Sequence[Trial]
+
+    @property
+    def goodput(self) -> Estimate:
+        return goodput(self.trials)
+
+    @property
+    def attainment(self) -> float:
+        return fmean(trial.attainment for trial in self.trials)
+
+
+@dataclass(slots=True)
+class Found:
+    """`tried` are the trials of the first seed. `apart` is None where one device leaves nothing to separate;
+    `gain_rps` is its goodput minus that of `colocated`. `is_enough`: the target is met."""
+
+    num_devices: int
+    colocated: Finalist
+    apart: Finalist | None
+    gain_rps: Estimate | None
+    is_enough: bool
+    tried: list[Trial] = field(default_factory=list)
+
+    @property
+    def best(self) -> Finalist:
+        """Colocated serving is simpler, so the other way has to be better for certain."""
+        if self.apart is not None and self.gain_rps is not None and self.gain_rps.low > 0:
+            return self.apart
+        return self.colocated
+
+
+class Search:
+    """`simulate` is asked once for each candidate and seed."""
+
+    def __init__(
+        self, simulate: Simulate, profiles: Sequence[WorkerProfile], policies: Sequence[PolicyName], num_seeds: int
+    ) -> None:
+        self._simulate = simulate
+        self._profiles = profiles
+        self._policies = policies
+        self._num_seeds = num_seeds
+        self._trials: dict[tuple[Candidate, int], Trial] = {}
+
+    @property
+    def min_devices(self) -> int:
+        return min(map(devices, self._profiles))
+
+    def at(self, num_devices: int, target: float) -> Found:
+        """The best ways over so many devices."""
+        candidates = list(splits(self._profiles, num_devices))
+        together = self._climbed([one for one in candidates if one.is_colocated])
+        apart = self._climbed([one for one in candidates if not one.is_colocated])
+        colocated = self._final(together)
+        disaggregated = self._final(apart) if apart is not None else None
+        assert colocated is not None
+        gain = difference(disaggregated.trials, colocated.trials) if disaggregated is not None else None
+        found = Found(num_devices, colocated, disaggregated, gain, False)
+        found.is_enough = found.best.attainment >= target
+        found.tried = [
+            trial for (one, seed), trial in self._trials.items() if seed == 0 and one.num_devices <= num_devices
+        ]
+        return found
+
+    def fewest(self, target: float, most: int) -> Found:
+        """The smallest number of devices whose best way keeps the levels for a share `target` of all requests; that of
+        `most` if not even those do. More devices are taken to be no worse."""
+        low, high = self.min_devices - 1, self.min_devices
+        while high < most and not self._suffices(high, target):
+            low, high = high, min(2 * high, most)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._suffices(middle, target):
+                high = middle
+            else:
+                low = middle
+        found = self.at(high, target)
+        while not found.is_enough and high < most:  # one seed had promised too much
+            high += 1
+            found = self.at(high, target)
+        return found
+
+    def _suffices(self, num_devices: int, target: float) -> bool:
+        return any(self._trial(one).attainment >= target for one in splits(self._profiles, num_devices))
+
+    def _climbed(self, candidates: Sequence[Candidate]) -> Candidate | None:
+        """The best of them, and what is better than it and differs in one thing, until nothing is."""
+        if not candidates:
+            return None
+        best = max(candidates, key=self._score)
+        for _ in range(NUM_ROUNDS):
+            better = max(variations(best, self._policies), key=self._score)
+            if self._score(best) >= CLOSE * self._score(better):
+                return best
+            best = better
+        return best
+
+    def _score(self, candidate: Candidate) -> float:
+        return self._trial(candidate).goodput_rps
+
+    def _trial(self, candidate: Candidate, seed: int = 0) -> Trial:
+        key = (candidate, seed)
+        if key not in self._trials:
+            self._trials[key] = self._simulate(candidate, seed)
+        return self._trials[key]
+
+    def _final(self, candidate: Candidate | None) -> Finalist | None:
+        if candidate is None:
+            return None
+        return Finalist(candidate, [self._trial(candidate, seed) for seed in range(self._num_seeds)])

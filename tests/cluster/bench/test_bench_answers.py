@@ -1,0 +1,154 @@
+"""What a client makes of a server's bytes, however they are cut and whatever goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from slipstream.cluster.bench.answer import Answer
+from slipstream.cluster.bench.asker import Asker
+from slipstream.cluster.bench.conversation import Turn
+from slipstream.cluster.bench.question import QuestionForm
+from slipstream.cluster.bench.target import Target
+from tests.cluster.bench.scripted_server import begin, chunk, end, event, normal, piece, scripted, usage, whole
+
+Script = Any
+
+
+def answers(script: Script, count: int = 1, keep_text: bool = False, timeout_s: float = 30.0) -> list[Answer]:
+    """What came to `count` questions, one after the other."""
+
+    async def main(url: str) -> list[Answer]:
+        target = Target.of_url(url)
+        asker = Asker(target, timeout_s, QuestionForm(target))
+        try:
+            return [await asker.ask(Turn("hello", 4), [], keep_text) for _ in range(count)]
+        finally:
+            asker.close()
+
+    with scripted(script) as server:
+        return asyncio.run(main(server.url))
+
+
+def test_a_stream_of_one_token_a_chunk() -> None:
+    [answer] = answers(normal)
+    assert answer.is_good
+    assert (answer.num_tokens, answer.num_chunks, answer.num_prompt_tokens) == (4, 4, 7)
+    assert answer.begun_s < answer.first_s <= answer.latest_s <= answer.ended_s
+    assert answer.itl_s == pytest.approx((answer.latest_s - answer.first_s) / 3)
+
+
+def test_several_tokens_in_a_chunk_count_as_the_server_says() -> None:
+    async def script(writer: asyncio.StreamWriter, body: dict[str, Any], number: int) -> None:
+        begin(writer)
+        chunk(writer, piece("one two three ") + piece("four"))
+        chunk(writer, usage(7, 4) + event("[DONE]"))
+        end(writer)
+
+    [answer] = answers(script)
+    assert (answer.num_tokens, answer.num_chunks) == (4, 2)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 7, 64])
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
+def test_events_cut_anywhere_are_read_alike(step: int, newline: bytes) -> None:
+    async def script(writer: asyncio.StreamWriter, body: dict[str, Any], number: int) -> None:
+        begin(writer)
+        data = (piece("é“x") + piece('"content":"no') + usage(5, 2) + event("[DONE]")).replace(b"\n", newline)
+        for at in range(0, len(data), step):
+            chunk(writer, data[at : at + step])
+            await writer.drain()
+        end(writer)
+
+    [answer] = answers(script, keep_text=True)
+    assert answer.is_good, answer.error
+    assert (answer.text, answer.num_tokens, answer.num_chunks) == ('é“x"content":"no', 2, 2)
+
+
+def test_without_usage_chunks_are_counted() -> None:
+    async def script(writer: asyncio.StreamWriter, body: dict[str, Any], number: int) -> None:
+        begin(writer)
+        chunk(writer, piece("a") + piece("b") + event("[DONE]"))
+        end(writer)
+
+    [answer] = answers(script)
+    assert answer.num_output_tokens is None
+    assert answer.num_tokens == 2
+
+
+async def refusing(writer: asyncio.StreamWriter, body: dict[str, Any], number: int) -> None:
+    whole(writer, 429, {"error": {"message": "too many\nof them", "type": "x"}})
+
+
+async def failing(writer: asyncio.StreamWriter, body: dict[str, Any], number: int) -> None:
+    begin(writer)
+    chunk(writer, piece("a") + event({"error": {"message": "the worker died"}}))
+    end(writer)
+
+
+async def leaving(writer: asyncio.StreamWriter, body: dict[str, Any], number: int) -> None:
+    begin(writer)
+    chunk(writer, piece("a"))
+    await writer.drain()
+    raise ConnectionError
+
+
+async def breaking_off(writer: asyncio.StreamWriter, body: dict[str, Any], number: int) -> None:
+    begin(writer)
+    chunk(writer, piece("a"))
+    end(writer)
+
+
+async def silent(writer: asyncio.StreamWriter, body: dict[str, Any], number: int) -> None:
+    begin(writer)
+    await writer.drain()
+    await asyncio.Event().wait()
+
+
+async def babbling(writer: asyncio.StreamWriter, body: dict[str, Any], number: int) -> None:
+    writer.write(b"SSH-2.0-OpenSSH\r\n\r\n")
+
+
+async def empty(writer: asyncio.StreamWriter, body: dict[str, Any], number: int) -> None:
+    begin(writer)
+    chunk(writer, usage(5, 0) + event("[DONE]"))
+    end(writer)
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "error"),
+    [
+        (refusing, "HTTP 429", "too many of them"),
+        (failing, "error in the stream", "the worker died"),
+        (leaving, "connection closed", "closed the connection"),
+        (breaking_off, "broken stream", "without [DONE]"),
+        (silent, "timeout", ""),
+        (babbling, "not HTTP", "not HTTP"),
+        (empty, "empty answer", ""),
+    ],
+)
+def test_whatever_goes_wrong_is_an_answer_of_a_kind(script: Script, kind: str, error: str) -> None:
+    first, second = answers(script, 2, timeout_s=0.5 if script is silent else 30.0)
+    assert (first.kind, second.kind) == (kind, kind)
+    assert error in first.error
+
+
+def test_nobody_listens() -> None:
+    with scripted() as server:
+        target = Target.of_url(server.url)
+
+    async def main() -> Answer:
+        return await Asker(target, 5.0, QuestionForm(target)).ask(Turn("x", 1), [], False)
+
+    assert asyncio.run(main()).kind == "connection refused"
+
+
+def test_a_connection_that_the_server_closed_while_it_was_idle_is_no_failure() -> None:
+    async def once(writer: asyncio.StreamWriter, body: dict[str, Any], number: int) -> None:
+        if number == 1:  # the second request on the first connection hears nothing
+            raise ConnectionError
+        await normal(writer, body, number)
+
+    assert [answer.kind for answer in answers(once, 3)] == ["", "", ""]
