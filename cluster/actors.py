@@ -22,8 +22,12 @@ import ray.util
 import uvloop
 
 from slipstream.cluster.process_log import redirect_output
-from slipstream.router.config import RouterConfig
+from slipstream.router.config import DispatchConfig, RouterConfig
+from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.garbage import spare_garbage_collector
+from slipstream.router.messages import Role
+from slipstream.router.signals import Signals
+from slipstream.router.version_status import VersionStatus
 from slipstream.workers.config import WorkerConfig
 from slipstream.workers.report import WorkerReport
 
@@ -123,11 +127,14 @@ class RouterHost(ProcessHost):
         super().__init__(name, log_path)
         self._hosted = HostedRouter()
 
-    def run(self, config: RouterConfig, model_name: str, model_dir: str, worker_token: str) -> None:
+    def run(
+        self, config: RouterConfig, model_name: str, model_dir: str, worker_token: str, expected: ExpectedWorkers
+    ) -> None:
         """Serves till stopped. Raises OSError if a port is taken."""
         from slipstream.router.router import Router
 
-        uvloop.run(self._hosted.serve(Router(config, model_name, model_dir, worker_token, has_prefill_pool=True)))
+        router = Router(config, model_name, model_dir, worker_token, has_prefill_pool=expected.num_prefill > 0)
+        uvloop.run(self._hosted.serve(router, expected))
 
     def listening(self) -> Listening:
         """Blocks until the router listens."""
@@ -136,6 +143,34 @@ class RouterHost(ProcessHost):
     def drain(self, deadline_s: float) -> None:
         """Takes no new requests; returns when the running ones have ended, or after `deadline_s` seconds."""
         self._hosted.drain(deadline_s)
+
+    def drain_worker(self, name: str, next_role: Role | None, migrate: bool) -> bool:
+        """Empties a worker, which then ends or comes back in its next role. False if it is not connected."""
+        return self._hosted.drain_worker(name, next_role, migrate)
+
+    def status_body(self) -> bytes:
+        """How things stand, as JSON."""
+        return self._hosted.status_body()
+
+    def expect_workers(self, expected: ExpectedWorkers) -> None:
+        """From now on so many are wanted."""
+        self._hosted.expect_workers(expected)
+
+    def set_split(self, split: dict[str, float] | None) -> None:
+        """The shares of versions of the model in new requests."""
+        self._hosted.set_split(split)
+
+    def signals(self) -> Signals:
+        """What a planner decides from."""
+        return self._hosted.signals()
+
+    def follow(self, config: DispatchConfig) -> None:
+        """Other settings of the dispatcher."""
+        self._hosted.follow(config)
+
+    def versions(self) -> tuple[VersionStatus, ...]:
+        """How each version of the model stands."""
+        return self._hosted.versions()
 
     def stop(self) -> None:
         """Ends `run`."""
@@ -152,8 +187,9 @@ class HostedRouter:
         self._serving = concurrent.futures.Future()
         self._stopped = asyncio.Event()
 
-    async def serve(self, router: Router) -> None:
+    async def serve(self, router: Router, expected: ExpectedWorkers) -> None:
         addresses = await router.start()
+        router.expect_workers(expected)
         spare_garbage_collector()
         http, workers, admin = addresses.http, addresses.workers, addresses.admin
         admin_at = Endpoint(admin.host, admin.port) if admin is not None else None
@@ -166,6 +202,54 @@ class HostedRouter:
     def drain(self, deadline_s: float) -> None:
         router, loop = self._serving.result()
         asyncio.run_coroutine_threadsafe(router.drain(deadline_s), loop).result()
+
+    def drain_worker(self, name: str, next_role: Role | None, migrate: bool) -> bool:
+        router, loop = self._serving.result()
+
+        async def drain() -> bool:
+            return router.drain_worker(name, next_role, migrate)
+
+        return asyncio.run_coroutine_threadsafe(drain(), loop).result()
+
+    def status_body(self) -> bytes:
+        router, loop = self._serving.result()
+
+        async def ask() -> bytes:
+            return router.status_body()
+
+        return asyncio.run_coroutine_threadsafe(ask(), loop).result()
+
+    def expect_workers(self, expected: ExpectedWorkers) -> None:
+        router, loop = self._serving.result()
+        loop.call_soon_threadsafe(router.expect_workers, expected)
+
+    def set_split(self, split: dict[str, float] | None) -> None:
+        router, loop = self._serving.result()
+
+        async def set_split() -> None:
+            router.set_split(split)
+
+        asyncio.run_coroutine_threadsafe(set_split(), loop).result()
+
+    def signals(self) -> Signals:
+        router, loop = self._serving.result()
+
+        async def signals() -> Signals:
+            return router.signals()
+
+        return asyncio.run_coroutine_threadsafe(signals(), loop).result()
+
+    def follow(self, config: DispatchConfig) -> None:
+        router, loop = self._serving.result()
+        loop.call_soon_threadsafe(router.follow, config)
+
+    def versions(self) -> tuple[VersionStatus, ...]:
+        router, loop = self._serving.result()
+
+        async def versions() -> tuple[VersionStatus, ...]:
+            return router.versions()
+
+        return asyncio.run_coroutine_threadsafe(versions(), loop).result()
 
     def stop(self) -> None:
         _, loop = self._serving.result()

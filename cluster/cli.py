@@ -1,24 +1,28 @@
-"""The command `slipstream`: serve, status, explain, down, check, keys, mock-worker."""
+"""The command `slipstream`: serve, status, explain, bench, down, check, keys, mock-worker."""
 
 from __future__ import annotations
 
-import json
 import math
 import signal
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import click
 import psutil
 
 from slipstream.cluster import console, processes, run_state
+from slipstream.cluster.bench.command import bench_command
 from slipstream.cluster.config_file import ConfigError, load_config
 from slipstream.cluster.doubts import doubts_about, machine_memory_bytes
 from slipstream.cluster.explain import explain_command
+from slipstream.cluster.operator.command import drain_command, role_command, scale_command
+from slipstream.cluster.plan.command import plan_command
+from slipstream.cluster.planner.command import planner_command
 from slipstream.cluster.run_state import ClusterState
 from slipstream.cluster.serve import serve_command
-from slipstream.cluster.status import describe, router_status
+from slipstream.cluster.sim.command import sim_command
+from slipstream.cluster.status_command import status_command
+from slipstream.cluster.update.command import rollback_command, split_command, update_command
 from slipstream.router.access.command import keys_command
 from slipstream.workers.mock.main import mock_worker_command
 
@@ -31,9 +35,20 @@ def main() -> None:
 
 
 main.add_command(serve_command)
+main.add_command(status_command)
+main.add_command(scale_command)
+main.add_command(drain_command)
+main.add_command(role_command)
 main.add_command(mock_worker_command)
 main.add_command(keys_command)
 main.add_command(explain_command)
+main.add_command(update_command)
+main.add_command(split_command)
+main.add_command(rollback_command)
+main.add_command(sim_command)
+main.add_command(planner_command)
+main.add_command(bench_command)
+main.add_command(plan_command)
 
 
 @main.command("check")
@@ -54,23 +69,6 @@ def check_command(configs: tuple[Path, ...]) -> None:
                 console.warning(f"{path}: {doubt}")
             click.echo(f"{path}: ok: {config.model.name} with {pools}, HTTP port {config.router.http.port}")
     sys.exit(2 if failed else 0)
-
-
-@main.command("status")
-@click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
-def status_command(name: str | None, as_json: bool) -> None:
-    """Show the clusters whose drivers run on this machine, or the one called NAME."""
-    states = [state for state in run_state.read_all(run_state.run_folder()) if name in (None, state.name)]
-    if as_json:
-        click.echo(
-            json.dumps([{**asdict(state), "router": router_status(state.ask_url)} for state in states], indent=1)
-        )
-    elif not states:
-        click.echo(f"no cluster named {name} runs here" if name else "no cluster runs here")
-    for number, state in enumerate(states if not as_json else ()):
-        click.echo("\n" * bool(number) + "\n".join(describe(state, router_status(state.ask_url))))
-    sys.exit(1 if name is not None and not states else 0)
 
 
 @main.command("down")

@@ -3,40 +3,50 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from slipstream.cluster.planner.config import PlannerConfig
 from slipstream.kv_transfer.config import TransferConfig
 from slipstream.router.config import RouterConfig
 from slipstream.router.messages import Role
 from slipstream.workers.config import EngineConfig
 
+VERSION = re.compile(r"[A-Za-z0-9._-]{1,64}")
 ROUTER_CPUS = 0.05  # reserved, not used: see PoolConfig
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """`path` is a local directory in Hugging Face layout. `name` is what clients ask for; by default the directory's
-    name."""
+    """`path` is a local directory in Hugging Face layout, or one with a numbered folder for each version, of which
+    `version` chooses one (null: the highest number). Elsewhere `version` is a name for what is there; null: one that is
+    made from the content. `name` is what clients ask for; by default the directory's name."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     path: str
     name: str = ""
+    version: str | int | None = None
 
     def __post_init__(self) -> None:
         if not self.path:
             raise ValueError("path must not be empty")
+        if self.version is not None and not VERSION.fullmatch(str(self.version)):
+            raise ValueError(f"version must be up to 64 letters, digits, '.', '_' or '-', got {self.version!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class PoolConfig:
-    """The workers of one role: `replicas` groups of `tp` ranks, one process a rank.
+    """The workers of one role: `replicas` groups of `tp` ranks, one process a rank. Zero of them: without prefill
+    groups decode workers compute prompts, without decode workers requests wait till there is one.
 
     `num_cpus` and `num_gpus` are what a rank reserves from Ray. A reservation of CPUs does not pin anything; it only
     bounds how many ranks Ray puts on a host, and the small default lets a laptop hold a cluster. `num_gpus` None:
-    a fair share of the GPUs there are, at most one a rank. `engine` holds what differs from the shared settings.
+    a fair share of the GPUs there are, at most one a rank. `resources` are further ones that a rank reserves, by the
+    names that `ray start --resources` gave them; `labels` what a host must have of `ray start --labels`, each value as
+    in Ray's selectors (`a`, `!a`, `in(a, b)`). `engine` holds what differs from the shared settings.
     `max_queued_tokens` is how many uncomputed prompt tokens a prefill group accepts.
     """
 
@@ -46,15 +56,27 @@ class PoolConfig:
     tp: int = 1
     num_cpus: float = 0.1
     num_gpus: float | None = None
+    resources: dict[str, float] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
     max_queued_tokens: int = 8192
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
-        for key in ("replicas", "tp", "max_queued_tokens"):
+        if self.replicas < 0:
+            raise ValueError(f"replicas must not be negative, got {self.replicas}")
+        for key in ("tp", "max_queued_tokens"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
         if not (self.num_cpus >= 0 and math.isfinite(self.num_cpus)):
             raise ValueError(f"num_cpus must be finite and not negative, got {self.num_cpus}")
+        for kind, amount in self.resources.items():
+            if kind in ("CPU", "GPU", "memory", "object_store_memory"):
+                raise ValueError(f"resources must not name {kind}; CPUs and GPUs are num_cpus and num_gpus")
+            if not (amount > 0 and math.isfinite(amount)):
+                raise ValueError(f"resources.{kind} must be positive and finite, got {amount}")
+        for label, wanted in self.labels.items():
+            if not label or not wanted:
+                raise ValueError(f"labels must have names and values, got {label!r}: {wanted!r}")
         gpus = self.num_gpus
         if gpus is not None:
             if not (gpus >= 0 and math.isfinite(gpus)):
@@ -106,6 +128,27 @@ class RestartConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class OperatorConfig:
+    """Where the driver serves the admin API. `port` 0: a free one, which `slipstream status` shows; null: there is no
+    such API. `token_file` holds the token that callers show; by default it is a random one, in the state file, which
+    only this user can read."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+    host: str = "127.0.0.1"
+    port: int | None = 0
+    token_file: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.host:
+            raise ValueError("host must not be empty; 0.0.0.0 means all interfaces")
+        if self.port is not None and not 0 <= self.port < 65536:
+            raise ValueError(f"port must be a port number (0: a free one) or null, got {self.port}")
+        if self.token_file == "":
+            raise ValueError("token_file must name a file or be null, got ''")
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterConfig:
     """`name` tells clusters on one machine apart. `engine` holds for both pools; each may override parts of it."""
 
@@ -120,6 +163,8 @@ class ClusterConfig:
     kv_transfer: TransferConfig = field(default_factory=TransferConfig)
     ray: RayConfig = field(default_factory=RayConfig)
     restart: RestartConfig = field(default_factory=RestartConfig)
+    operator: OperatorConfig = field(default_factory=OperatorConfig)
+    planner: PlannerConfig = field(default_factory=PlannerConfig)
     startup_timeout_s: float = 300.0
     drain_timeout_s: float = 30.0
 

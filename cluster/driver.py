@@ -8,23 +8,31 @@ import os
 import secrets
 import shlex
 import signal
-from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-
-from ray.util.placement_group import placement_group
 
 from slipstream.cluster import processes, run_state
 from slipstream.cluster.actors import Endpoint, Listening
+from slipstream.cluster.cluster_fleet import ClusterFleet
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.console import Console
-from slipstream.cluster.members import Deployment, GroupMember, RouterMember
+from slipstream.cluster.members import Deployment, RouterMember
+from slipstream.cluster.model_version import version_of
+from slipstream.cluster.operator.parts import DriverParts
+from slipstream.cluster.operator.server import OperatorPort, operating
+from slipstream.cluster.operator.token import read_token
 from slipstream.cluster.own_ray import OwnRay, RayFailed
-from slipstream.cluster.placement import CannotPlace, PoolResources, check_fits, pool_resources
+from slipstream.cluster.placement import CannotPlace, check_fits, pool_resources
+from slipstream.cluster.planner.decision_log import DecisionLog
+from slipstream.cluster.planner.load import load_planner
+from slipstream.cluster.planner.shell import PlannerShell, planning
 from slipstream.cluster.probe import wait_until_ready, why_not_ready
 from slipstream.cluster.ray_session import RaySession, connected
 from slipstream.cluster.run_state import ClusterPhase, ClusterState, MemberStatus
 from slipstream.cluster.supervisor import StartFailed, Supervisor
+from slipstream.cluster.update.release import Release
+from slipstream.cluster.update.updater import Updater
 
 
 class Driver:
@@ -45,6 +53,7 @@ class Driver:
         self._timings = timings
         self._log_dir = log_dir
         self._state_path = state_path
+        self._operator_port: OperatorPort | None = None
         started = processes.start_time(os.getpid())
         assert started is not None
         self._state = ClusterState(
@@ -58,6 +67,11 @@ class Driver:
 
     def run(self, where: OwnRay | str) -> int:
         """Serves until a signal, on a Ray of our own or at an address. Returns the exit code."""
+        try:
+            self._begin_operator()
+        except (OSError, ValueError) as error:
+            self._console.say(f"slipstream: operator: {error}")
+            return 1
         self._write_state()
         self._console.pending("starting Ray")
         own = where if isinstance(where, OwnRay) else None
@@ -80,14 +94,14 @@ class Driver:
     async def _serve(self, session: RaySession, own: OwnRay | None) -> int:
         stop, at_once = asyncio.Event(), asyncio.Event()
         watch = Watch(self._console, self._state, self._state_path, own, self._config.router.http.tls.is_on)
-        supervisor = self._supervisor(session, watch)
-        self._state.members = supervisor.members
+        supervisor, fleet = self._supervised(session, watch)
         with _signals(stop, at_once):
             try:
-                if not await _unless(stop, self._bring_up(supervisor, watch)):
+                if not await _unless(stop, self._bring_up(supervisor, fleet, watch)):
                     self._console.say("interrupted before it was up; everything is being stopped")
                     return 130
-                await _unless(stop, supervisor.unless_failed(asyncio.Event().wait()))
+                async with self._operating(supervisor, fleet):
+                    await _unless(stop, supervisor.unless_failed(asyncio.Event().wait()))
                 self._phase("draining")
                 self._console.say(
                     f"draining: running requests may finish, within {self._config.drain_timeout_s:g} s "
@@ -100,26 +114,70 @@ class Driver:
                 self._phase("stopping")
                 await supervisor.stop()
 
-    def _supervisor(self, session: RaySession, watch: Watch) -> Supervisor:
+    def _begin_operator(self) -> None:
+        """Raises OSError if its address cannot be had, ValueError if its token cannot."""
+        config = self._config.operator
+        if config.port is None:
+            return
+        self._state.operator_token = read_token(config)
+        self._operator_port = OperatorPort(config, config.port)
+        self._state.operator_url = url_of("http", Endpoint(config.host, self._operator_port.port))
+
+    @asynccontextmanager
+    async def _operating(self, supervisor: Supervisor, fleet: ClusterFleet) -> AsyncIterator[None]:
+        """What is there beside the members while the cluster serves."""
+        planner = self._config.planner
+        decisions = DecisionLog(planner.log_decisions) if planner.enabled else None
+        updater = self._updater(supervisor, fleet)
+        token = self._state.operator_token
+        parts = DriverParts(
+            fleet, self._state, supervisor.router_status, token, decisions, updater, supervisor.router_signals
+        )
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(updater.close)
+            if self._operator_port is not None:
+                await stack.enter_async_context(operating(self._operator_port, parts))
+            if decisions is not None:
+                see, say = supervisor.router.signals, self._console.event
+                shell = PlannerShell(planner, load_planner(planner), fleet, see, decisions, say)
+                await stack.enter_async_context(planning(shell))
+            yield
+
+    def _updater(self, supervisor: Supervisor, fleet: ClusterFleet) -> Updater:
+        def show(text: str, release: Release) -> None:
+            self._console.event(f"update: {text}")
+            self._state.config, self._state.update = release.path, text
+            self._write_state()
+
+        first = Release(fleet.newest, self._config, self._state.config, fleet.newest)
+        return Updater(first, fleet, supervisor.router, show)
+
+    def _supervised(self, session: RaySession, watch: Watch) -> tuple[Supervisor, ClusterFleet]:
+        """Raises CannotPlace."""
         config = self._config
         pools = pool_resources(config, session.resources.get("GPU", 0.0))
-        spans_nodes = session.num_nodes > 1
         try:
             check_fits(pools, session.resources)
         except CannotPlace as too_small:
             if session.is_own:
                 raise
             self._console.say(f"{too_small}; waiting for further nodes")
-            spans_nodes = True
-        deployment = Deployment(config, secrets.token_hex(16), self._log_dir, spans_nodes)
-        groups = [group for pool in pools for group in _groups(deployment, pool)]
-        return Supervisor(config, RouterMember(deployment, session.node_id), groups, watch)
+        token, version = secrets.token_hex(16), version_of(config)
+        deployment = Deployment(config, token, self._log_dir, session.may_span_nodes, version)
+        supervisor = Supervisor(config, RouterMember(deployment, session.node_id), watch)
+        return supervisor, ClusterFleet(supervisor, deployment, session)
 
-    async def _bring_up(self, supervisor: Supervisor, watch: Watch) -> None:
+    async def _bring_up(self, supervisor: Supervisor, fleet: ClusterFleet, watch: Watch) -> None:
         """Raises StartFailed."""
         try:
             async with asyncio.timeout(self._config.startup_timeout_s):
-                await supervisor.start()
+                await supervisor.start(
+                    [
+                        group
+                        for role, pool in self._config.pools()
+                        for group in fleet.make(role, pool.replicas, fleet.newest)
+                    ]
+                )
                 assert watch.http is not None
                 self._console.pending("generating a first token")
                 await supervisor.unless_failed(wait_until_ready(*watch.http))
@@ -131,7 +189,8 @@ class Driver:
         except OSError as error:
             raise StartFailed(f"the router cannot be reached at {self._state.url}: {error}") from error
         supervisor.settle()
-        self._console.step("a first token has been generated")
+        has_decode = self._config.decode.replicas > 0
+        self._console.step("a first token has been generated" if has_decode else "requests wait for a decode worker")
         watch.settled = True
         self._phase("ready")
         if self._timings:
@@ -185,11 +244,12 @@ class Watch:
         self.http: tuple[str, int, bool] | None = None  # where a client on this machine reaches the router, by TLS?
         self.settled = False
 
-    def changed(self, member: MemberStatus) -> None:
+    def changed(self, member: MemberStatus, members: list[MemberStatus]) -> None:
+        self._state.members = members
         run_state.write(self._state_path, self._state)
         text = f"{member.name} {member.state}" + (f": {member.detail}" if member.detail else "")
         if self.settled:
-            if member.state in ("dead", "ready"):
+            if member.state in ("dead", "ready", "pending", "draining", "failed", "stopped"):
                 self._console.event(text)
         elif member.state == "ready" and member.role != "router":
             self._console.step(f"{member.name} ready")
@@ -218,11 +278,6 @@ def here(host: str) -> str:
 def url_of(scheme: str, at: Endpoint) -> str:
     host = here(at.host)
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{at.port}"
-
-
-def _groups(deployment: Deployment, pool: PoolResources) -> Iterator[GroupMember]:
-    bundles = placement_group([dict(bundle) for bundle in pool.bundles], strategy="SPREAD")
-    return (GroupMember(deployment, pool, index, bundles) for index in range(len(pool.bundles)))
 
 
 async def _unless(event: asyncio.Event, work: Awaitable[object]) -> bool:

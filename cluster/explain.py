@@ -12,6 +12,7 @@ from urllib.parse import quote, urlsplit
 import click
 
 from slipstream.cluster import console, run_state
+from slipstream.cluster.run_state import ClusterState
 from slipstream.cluster.status import KEY_VARIABLE, direct_opener, shown_key
 from slipstream.router.explain_table import listing, table
 
@@ -54,16 +55,23 @@ def explain_command(
 
 def url_of_cluster(name: str | None) -> str:
     """Where the cluster called `name`, or the only one there is, listens. Raises CannotTell."""
+    state = cluster_here(name, "--url http://HOST:PORT")
+    if not state.url:
+        raise CannotTell(f"{state.name} does not listen yet")
+    return state.ask_url
+
+
+def cluster_here(name: str | None, elsewhere: str) -> ClusterState:
+    """The cluster called `name`, or the only one that runs on this machine. Raises CannotTell, which says that options
+    like `elsewhere` find others."""
     states = [state for state in run_state.read_all(run_state.run_folder()) if name in (None, state.name)]
     if not states:
         which = f"no cluster named {name} runs here" if name is not None else "no cluster runs here"
-        raise CannotTell(f"{which}; for one elsewhere give --url http://HOST:PORT")
+        raise CannotTell(f"{which}; for one elsewhere give {elsewhere}")
     if len(states) > 1:
         names = ", ".join(state.name for state in states)
         raise CannotTell(f"several clusters run here, say which one with --name: {names}")
-    if not states[0].url:
-        raise CannotTell(f"{states[0].name} does not listen yet")
-    return states[0].ask_url
+    return states[0]
 
 
 def ask(url: str, key: str | None) -> Any:

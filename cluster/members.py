@@ -1,4 +1,4 @@
-"""What the supervisor keeps alive: the router and the worker groups, each with its processes.
+"""What the supervisor keeps alive: the router here, the worker groups in `worker_group`, each with its processes.
 
 A member lives through incarnations: `launch` (processes exist and have imported everything), `serve` (they do their
 work), `death` (returns when one of them is gone, with the reason), `kill`. A group is one member: when one rank dies,
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
+import json
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,42 +18,34 @@ from typing import Any, Protocol
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
-from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from slipstream.cluster.actors import (
-    DecodeRank,
-    DecodeWorker,
-    Endpoint,
-    Listening,
-    Place,
-    PrefillRank,
-    PrefillWorker,
-    ProcessHost,
-    ServingRouter,
-)
+from slipstream.cluster.actors import Endpoint, Listening, Place, ProcessHost, ServingRouter
 from slipstream.cluster.config import ROUTER_CPUS, ClusterConfig
 from slipstream.cluster.placement import PoolResources
+from slipstream.cluster.update.changes import live_dispatch
 from slipstream.router.config import RouterConfig
+from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.messages import Role
-from slipstream.workers.config import WorkerConfig
+from slipstream.router.signals import Signals
+from slipstream.router.version_status import VersionStatus
 from slipstream.workers.report import WorkerReport
 
-# What a rank's process imports before it knows its configuration. torch alone takes 2 to 4 s.
-WORKER_MODULES = ("slipstream.workers.worker",)
 ROUTER_MODULES = ("slipstream.router.router",)
 STOP_PATIENCE_S = 2.0
+MAX_PORT_TRIES = 5  # the last incarnation may hold its ports for a moment longer
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What all members share. `log_dir` None: output stays with Ray. Where the cluster `spans_nodes`, loopback
-    addresses will not do and are replaced by the nodes' own."""
+    """What all members of a model version share. `log_dir` None: output stays with Ray. Where the cluster
+    `spans_nodes`, loopback addresses will not do and are replaced by the nodes' own."""
 
     config: ClusterConfig
     worker_token: str
     log_dir: Path | None
     spans_nodes: bool
+    version: str = ""
 
     def log_path(self, name: str) -> str | None:
         return str(self.log_dir / f"{name}.log") if self.log_dir else None
@@ -73,8 +67,47 @@ class Member(Protocol):
     def pids(self) -> list[int]: ...
     async def launch(self) -> None: ...
     async def death(self) -> str: ...
+    @property
+    def host(self) -> str: ...
     async def stop(self) -> None: ...
     def kill(self) -> None: ...
+
+
+class Group(Member, Protocol):
+    """A worker group. It has room with Ray from `reserve` to `release`, over all its incarnations."""
+
+    @property
+    def role(self) -> Role: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def places(self) -> Sequence[Place]: ...
+    @property
+    def node_id(self) -> str | None: ...
+    @property
+    def pool(self) -> PoolResources: ...
+    def become(self, role: Role) -> None: ...
+    def reserve(self) -> None: ...
+    async def room(self) -> None: ...
+    def release(self) -> None: ...
+    async def serve(self, router: Endpoint, ranks_on_host: int) -> None: ...
+    def redirect(self, router: Endpoint) -> None: ...
+    async def report(self) -> WorkerReport: ...
+    def cut_off(self) -> None: ...
+
+
+class Router(Member, Protocol):
+    """The one router of a cluster."""
+
+    async def serve(self, expected: ExpectedWorkers) -> tuple[Listening, Endpoint]: ...
+    async def drain(self, deadline_s: float) -> None: ...
+    async def drain_worker(self, name: str, next_role: Role | None, migrate: bool) -> bool: ...
+    async def expect_workers(self, expected: ExpectedWorkers) -> None: ...
+    async def status(self) -> dict[str, Any]: ...
+    async def set_split(self, split: dict[str, float] | None) -> None: ...
+    async def signals(self) -> Signals: ...
+    async def versions(self) -> tuple[VersionStatus, ...]: ...
+    async def follow(self, config: ClusterConfig) -> None: ...
 
 
 class RouterMember:
@@ -90,13 +123,18 @@ class RouterMember:
         self._actor: Any = None
         self._run: Any = None
         self._place: Place | None = None
+        self._num_ports_taken = 0  # times in a row
 
     @property
     def pids(self) -> list[int]:
         return [self._place.pid] if self._place else []
 
+    @property
+    def host(self) -> str:
+        return self._place.node_ip if self._place else ""
+
     async def launch(self) -> None:
-        self._actor = _start(
+        self._actor = start_actor(
             ServingRouter,
             self._deployment,
             self.name,
@@ -106,28 +144,44 @@ class RouterMember:
         )
         self._place = await self._actor.warm_up.remote(ROUTER_MODULES)
 
-    async def serve(self) -> tuple[Listening, Endpoint]:
+    async def serve(self, expected: ExpectedWorkers) -> tuple[Listening, Endpoint]:
         """Listens. Ports that were chosen once stay, so that workers and clients find the next incarnation."""
         assert self._place is not None
         model = self._deployment.config.model
         worker_host = self._deployment.host(self._config.worker_host, self._place.node_ip)
         config = dataclasses.replace(self._config, worker_host=worker_host)
-        self._run = self._actor.run.remote(config, model.name, model.path, self._deployment.worker_token)
+        self._run = self._actor.run.remote(config, model.name, model.path, self._deployment.worker_token, expected)
         listening, run = (asyncio.ensure_future(_result(ref)) for ref in (self._actor.listening.remote(), self._run))
         try:
             await asyncio.wait([listening, run], return_when=asyncio.FIRST_COMPLETED)
             if run.done():
                 run.result()  # raises why it does not listen
             addresses: Listening = await listening
+        except RayTaskError as error:
+            self._note_failure(error.cause)
+            raise
         finally:
             listening.cancel()
             run.cancel()
+        self._num_ports_taken = 0
         http = dataclasses.replace(self._config.http, port=addresses.http.port)
         admin = self._config.admin
         if addresses.admin is not None:
             admin = dataclasses.replace(admin, port=addresses.admin.port)
         self._config = dataclasses.replace(self._config, http=http, admin=admin, worker_port=addresses.workers.port)
-        return addresses, Endpoint(_reachable(worker_host, self._place.node_ip), addresses.workers.port)
+        return addresses, Endpoint(reachable(worker_host, self._place.node_ip), addresses.workers.port)
+
+    def _note_failure(self, cause: object) -> None:
+        """Ports that were chosen once may be somebody else's by now. Then others are chosen, or none would ever do."""
+        if not (isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE):
+            return
+        self._num_ports_taken += 1
+        if self._num_ports_taken == MAX_PORT_TRIES:
+            self._num_ports_taken = 0
+            asked = self._deployment.config.router
+            http = dataclasses.replace(self._config.http, port=asked.http.port)
+            admin = dataclasses.replace(self._config.admin, port=asked.admin.port)
+            self._config = dataclasses.replace(self._config, http=http, admin=admin, worker_port=asked.worker_port)
 
     async def death(self) -> str:
         return await first_death([self._run])
@@ -135,110 +189,76 @@ class RouterMember:
     async def drain(self, deadline_s: float) -> None:
         await self._actor.drain.remote(deadline_s)
 
+    async def drain_worker(self, name: str, next_role: Role | None, migrate: bool) -> bool:
+        """Empties a worker, which then ends or comes back in its next role. False if it is not connected."""
+        known: bool = await self._actor.drain_worker.remote(name, next_role, migrate)
+        return known
+
+    async def expect_workers(self, expected: ExpectedWorkers) -> None:
+        """How many there are to be, whether they are there yet or not."""
+        await self._actor.expect_workers.remote(expected)
+
+    async def set_split(self, split: dict[str, float] | None) -> None:
+        """The shares of versions of the model in new requests, of this and of later incarnations."""
+        versions = dataclasses.replace(self._config.dispatch.versions, split=split)
+        dispatch = dataclasses.replace(self._config.dispatch, versions=versions)
+        self._config = dataclasses.replace(self._config, dispatch=dispatch)
+        if self._run is not None:
+            await self._actor.set_split.remote(split)
+
+    async def signals(self) -> Signals:
+        """What a planner decides from. Raises OSError where there is no router."""
+        if self._run is None:
+            raise ConnectionError("there is no router")
+        try:
+            found: Signals = await self._actor.signals.remote()
+        except RayError as error:
+            raise ConnectionError(reason_of(error)) from error
+        return found
+
+    async def versions(self) -> tuple[VersionStatus, ...]:
+        """How each version of the model stands. Raises RayError where there is no router."""
+        if self._run is None:
+            raise RayActorError
+        found: tuple[VersionStatus, ...] = await self._actor.versions.remote()
+        return found
+
+    async def follow(self, config: ClusterConfig) -> None:
+        """Takes up the dispatcher's settings as far as it can; its next incarnation reads the model's tokenizer where
+        this configuration has it."""
+        self._deployment = dataclasses.replace(self._deployment, config=config)
+        dispatch = live_dispatch(self._config.dispatch, config.router.dispatch)
+        if dispatch != self._config.dispatch:
+            self._config = dataclasses.replace(self._config, dispatch=dispatch)
+            if self._run is not None:
+                await self._actor.follow.remote(dispatch)
+
+    async def status(self) -> dict[str, Any]:
+        """How things stand: what `/cluster/status` says."""
+        status: dict[str, Any] = json.loads(await self._actor.status_body.remote())
+        return status
+
     async def stop(self) -> None:
-        await _stop(self._actor, [self._run])
+        await stop_actor(self._actor, [self._run])
 
     def kill(self) -> None:
-        _kill([self._actor])
+        end_by_force([self._actor])
         self._actor = self._run = self._place = None
 
 
-class GroupMember:
-    """A worker group: rank 0 and, with tensor parallelism, its other ranks, all in one bundle of the pool's
-    placement group."""
-
-    def __init__(self, deployment: Deployment, pool: PoolResources, index: int, group: PlacementGroup) -> None:
-        self._deployment = deployment
-        self._pool = pool
-        self._strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
-        self.name = f"{pool.role}-{index}"
-        self._settings = deployment.config.prefill if pool.role == "prefill" else deployment.config.decode
-        self._actors: list[Any] = []
-        self._runs: list[Any] = []
-        self._address: Any = None
-        self.places: list[Place] = []
-
-    @property
-    def role(self) -> Role:
-        return self._pool.role
-
-    @property
-    def pids(self) -> list[int]:
-        return [place.pid for place in self.places]
-
-    async def launch(self) -> None:
-        leader, rank = (PrefillWorker, PrefillRank) if self.role == "prefill" else (DecodeWorker, DecodeRank)
-        names = [self.name] + [f"{self.name}.rank{n}" for n in range(1, self._settings.tp)]
-        classes = [leader] + [rank] * (self._settings.tp - 1)
-        self._actors = [
-            _start(cls, self._deployment, name, self._pool.rank, self._strategy)
-            for cls, name in zip(classes, names, strict=True)
-        ]
-        self.places = list(await asyncio.gather(*(actor.warm_up.remote(WORKER_MODULES) for actor in self._actors)))
-
-    async def serve(self, router: Endpoint, ranks_on_host: int) -> None:
-        """Loads the model and connects to the router; `report` tells how far it is."""
-        leader, *others = self._actors
-        config = self._worker_config(router, ranks_on_host)
-        # Goes from the leader to the others as a reference, not through here: unpacking it would import torch.
-        self._address = leader.prepare.remote(config)
-        self._runs = [leader.run.remote(self._address)]
-        self._runs += [actor.run.remote(config, n, self._address) for n, actor in enumerate(others, start=1)]
-
-    def redirect(self, router: Endpoint) -> None:
-        """The router listens elsewhere. A group that is just being launched will be told when it serves."""
-        if self._runs:
-            self._actors[0].redirect.remote(router.host, router.port)
-
-    async def report(self) -> WorkerReport:
-        report: WorkerReport = await self._actors[0].report.remote(self._address)
-        return report
-
-    async def death(self) -> str:
-        return await first_death(self._runs)
-
-    async def stop(self) -> None:
-        if self._runs:
-            await _stop(self._actors[0], self._runs)
-
-    def kill(self) -> None:
-        _kill(self._actors)
-        self._actors, self._runs, self.places = [], [], []
-        self._address = None
-
-    def _worker_config(self, router: Endpoint, ranks_on_host: int) -> WorkerConfig:
-        config, node_ip = self._deployment.config, self.places[0].node_ip
-        transfer_host = _reachable(self._deployment.host(config.kv_transfer.host, node_ip), node_ip)
-        return WorkerConfig(
-            name=self.name,
-            role=self.role,
-            model=config.model.name,
-            model_dir=config.model.path,
-            router_host=router.host,
-            router_port=router.port,
-            token=self._deployment.worker_token,
-            tp=self._settings.tp,
-            max_queued_tokens=self._settings.max_queued_tokens,
-            host=self._deployment.host("127.0.0.1", node_ip),
-            ranks_on_host=ranks_on_host,
-            drain_s=config.drain_timeout_s,
-            engine=self._settings.engine,
-            transfer=dataclasses.replace(config.kv_transfer, host=transfer_host),
-        )
-
-
-def _reachable(listening: str, node_ip: str) -> str:
+def reachable(listening: str, node_ip: str) -> str:
     """The address to tell others for what listens there."""
     return node_ip if listening in ("0.0.0.0", "::") else listening
 
 
-def _start(
+def start_actor(
     cls: type[ProcessHost], deployment: Deployment, name: str, resources: dict[str, float], strategy: object
 ) -> Any:
     actor_class: Any = ray.remote(cls)
     return actor_class.options(
         num_cpus=resources.get("CPU", 0.0),
         num_gpus=resources.get("GPU", 0.0),
+        resources={kind: amount for kind, amount in resources.items() if kind not in ("CPU", "GPU")},
         scheduling_strategy=strategy,
         max_restarts=0,  # a new incarnation needs new addresses: that is the supervisor's work, not Ray's
         max_concurrency=4,  # `run` holds one thread for ever
@@ -286,7 +306,7 @@ def reason_of(error: RayError) -> str:
     return f"process is gone: {text[:300]}"
 
 
-async def _stop(actor: Any, runs: list[Any]) -> None:
+async def stop_actor(actor: Any, runs: list[Any]) -> None:
     """Asks to stop and waits for the end of `run`, a little: who does not listen is killed afterwards."""
     try:
         async with asyncio.timeout(STOP_PATIENCE_S):
@@ -296,7 +316,7 @@ async def _stop(actor: Any, runs: list[Any]) -> None:
         return
 
 
-def _kill(actors: list[Any]) -> None:
+def end_by_force(actors: list[Any]) -> None:
     for actor in actors:
         if actor is not None:
             ray.kill(actor)

@@ -1,13 +1,14 @@
-"""Which Ray resources a cluster reserves: one placement group a pool, one bundle a worker group.
+"""Which Ray resources a cluster reserves: one placement group with one bundle for each worker group.
 
-A bundle lies on one node, so all ranks of a tensor-parallel group, which share their group's bundle, do too. The
-bundles of a pool are spread over the nodes as far as there are any. A pool grows by further placement groups.
+A bundle lies on one node, so all ranks of a tensor-parallel group, which share their group's bundle, do too. Pools grow
+and shrink by whole groups; `spread` says on which nodes.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from slipstream.cluster.config import ClusterConfig, PoolConfig
 from slipstream.router.messages import Role
@@ -17,15 +18,18 @@ Resources = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class PoolResources:
-    """`rank`: what one rank reserves. `bundles`: what one placement group reserves, a bundle a group."""
+    """`rank`: what one rank reserves. `bundle`: what a group does. `labels`: what the nodes of all of them must have.
+    `replicas`: how many groups there are at the start."""
 
     role: Role
     rank: Resources
-    bundles: tuple[Resources, ...]
+    bundle: Resources
+    replicas: int
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def total(self) -> Resources:
-        return _sum(self.bundles)
+        return {kind: amount * self.replicas for kind, amount in self.bundle.items()}
 
 
 class CannotPlace(Exception):  # noqa: N818 - reads as the sentence it carries
@@ -39,7 +43,7 @@ def pool_resources(config: ClusterConfig, num_gpus: float) -> tuple[PoolResource
 
 def check_fits(pools: tuple[PoolResources, ...], available: Resources) -> None:
     """Raises CannotPlace if the pools together want more than there is."""
-    wanted = _sum([pool.total for pool in pools])
+    wanted = sum_of([pool.total for pool in pools])
     for kind, amount in sorted(wanted.items()):
         if amount > available.get(kind, 0.0) + 1e-6:
             split = " + ".join(f"{p.role} {p.total.get(kind, 0.0):g}" for p in pools)
@@ -56,7 +60,7 @@ def _rank_gpus(config: ClusterConfig, role: Role, pool: PoolConfig, num_gpus: fl
         raise CannotPlace(f"{role}.engine.device is cuda and Ray has no GPU")
     # A fair share: two workers on one GPU get half of it each. So many ranks must fit on each GPU, because a rank
     # cannot have the rest of one and a piece of another: three on two GPUs get halves as well, not two thirds.
-    ranks_on_gpu = math.ceil(config.num_ranks / num_gpus)
+    ranks_on_gpu = max(1, math.ceil(config.num_ranks / num_gpus))
     share = math.floor(100 / ranks_on_gpu) / 100  # in hundredths; Ray counts to 1/10000
     if share < 1 and pool.tp > 1:
         raise CannotPlace(
@@ -67,15 +71,16 @@ def _rank_gpus(config: ClusterConfig, role: Role, pool: PoolConfig, num_gpus: fl
 
 
 def _pool(role: Role, pool: PoolConfig, rank_gpus: float) -> PoolResources:
-    rank = {"CPU": pool.num_cpus} | ({"GPU": rank_gpus} if rank_gpus else {})
+    rank = {"CPU": pool.num_cpus} | ({"GPU": rank_gpus} if rank_gpus else {}) | pool.resources
     # Ray refuses a bundle of nothing at all.
     bundle = {kind: round(amount * pool.tp, 4) for kind, amount in rank.items()}
     if not any(bundle.values()):
         bundle = {"CPU": 0.001}
-    return PoolResources(role, rank, (bundle,) * pool.replicas)
+    return PoolResources(role, rank, bundle, pool.replicas, pool.labels)
 
 
-def _sum(bundles: tuple[Resources, ...] | list[Resources]) -> Resources:
+def sum_of(bundles: list[Resources]) -> Resources:
+    """All that the bundles ask for, by kind."""
     total: Resources = {}
     for bundle in bundles:
         for kind, amount in bundle.items():

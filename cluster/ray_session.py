@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import ray
 
@@ -19,8 +18,12 @@ class RaySession:
 
     is_own: bool
     node_id: str
-    num_nodes: int
     resources: Resources
+
+    @property
+    def may_span_nodes(self) -> bool:
+        """A Ray that is not ours may have one node now and others tomorrow."""
+        return not self.is_own
 
 
 @contextmanager
@@ -33,12 +36,10 @@ def connected(address: str, *, is_own: bool) -> Iterator[RaySession]:
         text = " ".join(str(error).split()) or type(error).__name__
         raise RayFailed(f"no Ray could be reached at {address}: {text[:300]}") from error
     try:
-        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
         resources: Resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
         yield RaySession(
             is_own=is_own,
             node_id=ray.get_runtime_context().get_node_id(),
-            num_nodes=sum(1 for node in nodes if node["Alive"]),
             resources=resources,
         )
     finally:

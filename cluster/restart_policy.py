@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from slipstream.cluster.config import RestartConfig
 
+FIRST_TRIES = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Restart:
@@ -17,7 +19,8 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Do not start again: the deployment as a whole never came up, so the mistake is in it."""
+    """Do not start again: the deployment as a whole, or a member that was added to it, never came up, so the mistake
+    is in it."""
 
     reason: str
 
@@ -30,6 +33,7 @@ class RestartPolicy:
         starting: any death -> GiveUp           (a bad model or config is not cured by trying again)
         settled:  death n in a row -> Restart after backoff_s * 2**(n-1), at most backoff_max_s, for ever
         settled:  a member that was up for stable_s has a clean slate
+        added_later: as settled, but death FIRST_TRIES before it was ever up -> GiveUp
 
     Times are seconds on any monotonic clock.
     """
@@ -39,12 +43,18 @@ class RestartPolicy:
     deaths: int = 0  # in a row
     restarts: int = 0  # ever
     up_since_s: float | None = None
+    is_unproven: bool = False  # it was added later and has never been up
 
     def cluster_ready(self) -> None:
         self.settled = True
 
+    def added_later(self) -> None:
+        """The member joins a deployment that works."""
+        self.settled = self.is_unproven = True
+
     def up(self, now_s: float) -> None:
         """The member serves."""
+        self.is_unproven = False
         if self.up_since_s is None:
             self.up_since_s = now_s
 
@@ -55,6 +65,8 @@ class RestartPolicy:
         if up_since_s is not None and now_s - up_since_s >= self.config.stable_s:
             self.deaths = 0
         self.deaths += 1
+        if self.is_unproven and self.deaths >= FIRST_TRIES:
+            return GiveUp(reason)
         self.restarts += 1
         doublings = min(self.deaths - 1, 30)  # 2.0 ** 2000 would overflow
         return Restart(now_s + min(self.config.backoff_s * 2.0**doublings, self.config.backoff_max_s), self.deaths)

@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
 from slipstream.cluster import processes
+from slipstream.cluster.fleet import MemberState
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +37,14 @@ class MemberStatus:
 
     name: str
     role: str
-    state: str = "new"
+    state: MemberState = "new"
     detail: str = ""
     pids: list[int] = field(default_factory=list)
     restarts: int = 0
     since: float = 0.0
     startup_s: list[tuple[str, float]] = field(default_factory=list)
+    host: str = ""
+    version: str = ""
 
 
 @dataclass(slots=True)
@@ -58,6 +61,13 @@ class ClusterState:
     log_dir: str = ""
     members: list[MemberStatus] = field(default_factory=list)
     admin_url: str = ""
+    operator_url: str = ""
+    operator_token: str = ""
+    update: str = ""  # what the latest rolling update has said last
+
+    def public(self) -> dict[str, Any]:
+        """As plain values, without what only this user may know."""
+        return {key: value for key, value in asdict(self).items() if key != "operator_token"}
 
     @property
     def ask_url(self) -> str:
@@ -107,6 +117,7 @@ def write(path: Path, state: ClusterState) -> None:
     log says so: nobody's stream has to end for that."""
     temporary = path.with_name(f".{path.name}.new")  # the driver is the only one who writes
     try:
+        temporary.touch(mode=0o600)  # it holds the operator's token
         temporary.write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
         os.replace(temporary, path)
     except OSError as error:

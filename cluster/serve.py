@@ -133,6 +133,7 @@ def check_ports(config: ClusterConfig) -> None:
         ("router.http.port", router.http.host, router.http.port),
         ("router.worker_port", router.worker_host, router.worker_port),
         ("router.admin.port", router.admin.host, router.admin.port or 0),
+        ("operator.port", config.operator.host, config.operator.port or 0),
     ):
         if port == 0:
             continue

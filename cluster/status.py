@@ -6,6 +6,7 @@ import json
 import os
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,25 +45,65 @@ def shown_key(key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def describe(state: ClusterState, router: dict[str, Any] | None) -> Iterator[str]:
+def describe(
+    state: ClusterState, router: dict[str, Any] | None, signals: dict[str, Any] | None = None
+) -> Iterator[str]:
     """The lines for one cluster."""
     load = f", {router['num_running']} running, {router['num_waiting']} waiting" if router else ""
     yield f"{state.name}: {state.phase}, {state.model} at {state.url or '(not listening yet)'}{load}"
+    for role in ("prefill", "decode"):
+        states = Counter(member.state for member in state.members if member.role == role)
+        yield f"  {role}: {', '.join(f'{count} {what}' for what, count in sorted(states.items())) or 'none'}"
+    if signals is not None:
+        yield from _service(signals)
     loads = {worker["peer"]["name"]: worker for worker in router["workers"]} if router else {}
-    rows = [("NAME", "STATE", "FOR", "RESTARTS", "REQUESTS", "FREE PAGES", "PIDS", "")]
+    rows = [("NAME", "ROLE", "STATE", "FOR", "RESTARTS", "REQUESTS", "FREE PAGES", "HOST", "PIDS", "")]
     for member in state.members:
         worker = loads.get(member.name)
         requests = str(worker["num_requests"]) if worker else "-"
         pages = f"{worker['free_pages']}/{worker['num_pages']}" if worker else "-"
         pids = " ".join(map(str, member.pids)) or "-"
         age = duration(time.time() - member.since)
-        rows.append((member.name, member.state, age, str(member.restarts), requests, pages, pids, member.detail))
+        rows.append(
+            (
+                *(member.name, member.role, member.state, age, str(member.restarts)),
+                *(requests, pages, member.host or "-", pids, member.detail),
+            )
+        )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    if state.update:
+        yield f"  update: {state.update}"
     yield f"  driver: pid {state.pid}, {state.config}"
+    if state.operator_url:
+        yield f"  operator: {state.operator_url}/docs"
     if state.log_dir:
         yield f"  logs: {state.log_dir}"
+
+
+def _service(signals: dict[str, Any]) -> Iterator[str]:
+    """How requests fared lately, one line a window."""
+    for window in (signals["short"], signals["long"]):
+        if not (window["num_arrivals"] or window["num_refused"] or window["ttft_s"]["count"]):
+            continue
+        ttft, itl = window["ttft_s"], window["itl_s"]
+        first = sum(one["num_first"] for one in window["classes"])
+        finished = sum(one["num_finished"] for one in window["classes"])
+        parts = [f"{window['num_arrivals'] / window['span_s']:.1f} requests/s" if window["span_s"] > 0 else ""]
+        if first:
+            met = sum(one["num_ttft_met"] for one in window["classes"]) / first
+            parts.append(f"TTFT p50 {ttft['p50']:.2f} s, p99 {ttft['p99']:.2f} s, in time {met:.0%}")
+        if finished:
+            met = sum(one["num_itl_met"] for one in window["classes"]) / finished
+            parts.append(f"ITL p50 {1e3 * itl['p50']:.0f} ms, p99 {1e3 * itl['p99']:.0f} ms, in time {met:.0%}")
+        ended = finished + window["num_failed"]
+        if ended:
+            good = sum(one["num_good"] for one in window["classes"]) / ended
+            parts.append(f"SLO kept by {good:.0%}")
+        if window["num_refused"]:
+            parts.append(f"{window['num_refused']} refused")
+        yield f"  last {window['span_s']:.0f} s: {'; '.join(filter(None, parts))}"
 
 
 def duration(seconds: float) -> str:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 from slipstream.cluster import processes, run_state
 from slipstream.cluster.run_state import ClusterState, MemberStatus
 from slipstream.cluster.status import describe, duration, router_status
+from slipstream.router.signals import ClassSignals, Signals, Spread, WindowSignals
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LOCAL = ROOT / "configs" / "local.yaml"
@@ -177,8 +179,8 @@ def test_status_shows_the_members_of_every_cluster(slipstream: CommandLine) -> N
     assert "one: ready, m at http://127.0.0.1:9" in lines
     assert "two: ready, m at http://127.0.0.1:9" in lines
     row = next(line.split() for line in lines if line.strip().startswith("decode-0"))
-    assert row[:2] == ["decode-0", "ready"]
-    assert row[-5:] == ["2", "-", "-", str(os.getpid()), "steady"]
+    assert row[:3] == ["decode-0", "decode", "ready"]
+    assert row[-6:] == ["2", "-", "-", "-", str(os.getpid()), "steady"]
     assert "two:" not in slipstream("status", "one").stdout
 
 
@@ -188,8 +190,30 @@ def test_status_joins_what_the_router_says_about_load() -> None:
     worker = {"peer": {"name": "decode-0", "epoch": 1}, "num_requests": 3, "free_pages": 20, "num_pages": 64}
     lines = list(describe(state, {"num_running": 3, "num_waiting": 5, "workers": [worker]}))
     assert lines[0] == "one: ready, m at http://h:1, 3 running, 5 waiting"
-    assert lines[1].split() == ["NAME", "STATE", "FOR", "RESTARTS", "REQUESTS", "FREE", "PAGES", "PIDS"]
-    assert lines[3].split()[-3:] == ["3", "20/64", "7"]
+    assert lines[1:3] == ["  prefill: none", "  decode: 1 new"]
+    assert lines[3].split() == ["NAME", "ROLE", "STATE", "FOR", "RESTARTS", "REQUESTS", "FREE", "PAGES", "HOST", "PIDS"]
+    assert lines[5].split()[-4:] == ["3", "20/64", "-", "7"]
+
+
+def test_status_says_how_requests_fared_lately() -> None:
+    quiet = WindowSignals(300.0)
+    one = ClassSignals(0, 20, 0.5, 0.05, num_first=10, num_ttft_met=9, num_finished=8, num_itl_met=8, num_good=6)
+    busy = WindowSignals(
+        10.0,
+        num_arrivals=20,
+        num_refused=3,
+        num_failed=2,
+        ttft_s=Spread(10, p50=0.1, p99=0.4),
+        itl_s=Spread(8, p50=0.004, p99=0.02),
+        classes=(one,),
+    )
+    state = ClusterState("one", 1, 1.0, "/c.yaml", "m", "ready", "http://h:1")
+    lines = list(describe(state, None, asdict(Signals(0.0, "r", 0.5, 0.05, 0, 0, 0.0, busy, quiet))))
+    (line,) = [line for line in lines if line.startswith("  last")]
+    assert line == (
+        "  last 10 s: 2.0 requests/s; TTFT p50 0.10 s, p99 0.40 s, in time 90%; "
+        "ITL p50 4 ms, p99 20 ms, in time 100%; SLO kept by 60%; 3 refused"
+    )
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(-1, "0 s"), (99, "99 s"), (100, "2 min"), (7200, "2 h")])

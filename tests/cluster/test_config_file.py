@@ -105,7 +105,7 @@ MODEL = "model: {path: tiny}\n"
             "c.yaml:4: router.http.prot: unknown setting; did you mean port?",
         ),
         (MODEL + "decode:\n  engine: {page_size: 1}\n", "c.yaml:3: decode.engine.page_size: unknown setting;"),
-        (MODEL + "prefill: {replicas: 0}\n", "c.yaml:2: prefill.replicas: must be at least 1, got 0"),
+        (MODEL + "prefill: {replicas: -1}\n", "c.yaml:2: prefill.replicas: must not be negative, got -1"),
         (MODEL + 'prefill: {replicas: "2"}\n', 'c.yaml:2: prefill.replicas: must be a valid integer, got "2"'),
         (MODEL + "prefill: {replicas: true}\n", "c.yaml:2: prefill.replicas: must be a valid integer, got true"),
         (MODEL + "prefill: {replicas: 1.5}\n", "c.yaml:2: prefill.replicas: must be a valid integer, got"),
@@ -227,6 +227,12 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
         load_config(path)
 
 
+@pytest.mark.parametrize("name", ["/dev/zero", "a\0b.yaml"])
+def test_what_has_no_end_or_is_no_name_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"larger than|null byte"):
+        load_config(Path(name))
+
+
 def test_a_directory_in_place_of_a_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"{tmp_path}: ")):
         load_config(tmp_path)
@@ -275,7 +281,35 @@ def test_a_broken_model_directory_is_named(folder: Path, name: str, contents: by
 
 def test_a_tensor_parallel_degree_that_does_not_divide_the_model_is_named(folder: Path) -> None:
     (only,) = problems(folder, f"{MODEL}\nprefill: {{tp: 3}}")
-    assert "prefill.tp = 3 does not divide the model's num_heads = 4" in only
+    assert "prefill.tp: must divide the model's num_heads = 4, got 3" in only
+
+
+def test_a_model_len_beyond_the_models_own_is_named_where_it_stands(folder: Path) -> None:
+    text = f"{MODEL}\nengine: {{max_model_len: 1000000}}\nprefill: {{engine: {{max_model_len: 64}}}}"
+    (only,) = problems(folder, text)
+    assert only.startswith("c.yaml:3: decode.engine.max_model_len: must be at most the model's ")
+
+
+def test_all_mistakes_of_one_section_are_named(folder: Path) -> None:
+    text = f"{MODEL}\nrouter: {{fronts: 0, history_requests: 0, http: {{max_body_mib: 0, max_connections: 0}}, x: 1}}"
+    told = problems(folder, text)
+    for key in ("fronts", "history_requests", "http.max_body_mib", "http.max_connections", "x"):
+        assert sum(f": router.{key}: " in line for line in told) == 1, key
+
+
+@pytest.mark.parametrize("text", ["router: &r {dispatch: *r}", "router: &r {http: {port: [1, *r]}}"])
+def test_an_alias_of_what_it_stands_in_is_named(folder: Path, text: str) -> None:
+    (only,) = problems(folder, f"{MODEL}\n{text}")
+    assert only.startswith("c.yaml:3: router.")
+    assert only.endswith("an alias of what it stands in, without end")
+
+
+def test_files_that_cannot_be_there_are_named(folder: Path) -> None:
+    text = f"{MODEL}\nrouter: {{access: {{usage_file: nowhere/usage}}}}\noperator: {{token_file: nowhere/token}}"
+    usage, token = problems(folder, text)
+    assert usage.startswith("c.yaml:3: router.access.usage_file: ")
+    assert "there is no folder" in usage
+    assert token.startswith("c.yaml:4: operator.token_file: ")
 
 
 def test_a_weight_file_that_ends_too_soon_is_named_with_both_sizes(folder: Path) -> None:

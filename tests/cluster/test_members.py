@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from ray.exceptions import RayActorError, RayError, RayTaskError
-from ray.util.placement_group import PlacementGroup
 
-from slipstream.cluster.actors import Endpoint, Place
+from slipstream.cluster.actors import Endpoint, Listening, Place
 from slipstream.cluster.config import ClusterConfig, ModelConfig
-from slipstream.cluster.members import Deployment, GroupMember, first_death, reason_of
+from slipstream.cluster.members import MAX_PORT_TRIES, Deployment, RouterMember, first_death, reason_of
 from slipstream.cluster.placement import pool_resources
+from slipstream.cluster.worker_group import GroupMember
 from slipstream.kv_transfer.config import TransferConfig
+from slipstream.router.config import RouterConfig
+from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.workers.report import WorkerFailed
 
 
@@ -40,6 +45,59 @@ def task_error(cause: Exception) -> RayTaskError:
 )
 def test_a_reason_is_one_sentence(error: RayError, sentence: str) -> None:
     assert reason_of(error) == sentence
+
+
+class RouterProcess:
+    """An actor's handle: listens at the ports that it is told to, at its own choice where that is 0, unless the worker
+    port is taken."""
+
+    def __init__(self, taken: set[int], chosen: int) -> None:
+        self._taken = taken
+        self._chosen = chosen
+        self._listens: asyncio.Future[Listening] = asyncio.get_running_loop().create_future()
+
+    @property
+    def warm_up(self) -> RouterProcess:
+        return self
+
+    @property
+    def run(self) -> RouterProcess:
+        return self
+
+    @property
+    def listening(self) -> SimpleNamespace:
+        return SimpleNamespace(remote=lambda: self._listens)
+
+    def remote(self, config: RouterConfig, *rest: object) -> asyncio.Future[None]:
+        run: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if config.worker_port in self._taken:
+            run.set_exception(task_error(OSError(errno.EADDRINUSE, "the port is in use")))
+        else:
+            workers = Endpoint("127.0.0.1", config.worker_port or self._chosen)
+            self._listens.set_result(Listening(Endpoint("127.0.0.1", config.http.port), workers))
+        return run
+
+
+def test_a_router_whose_port_somebody_else_has_taken_tries_it_for_a_while_and_then_takes_another() -> None:
+    deployment = Deployment(ClusterConfig(model=ModelConfig(path="/m")), "token", None, spans_nodes=False)
+    router: Any = RouterMember(deployment, "node")
+    router._place = Place(1, "node", "127.0.0.1")
+
+    async def serve(taken: set[int], chosen: int) -> int:
+        router._actor = RouterProcess(taken, chosen)
+        _, workers = await router.serve(ExpectedWorkers())
+        port: int = workers.port
+        return port
+
+    async def check() -> None:
+        assert await serve(set(), 5001) == 5001
+        assert await serve(set(), 5002) == 5001  # where the workers look for it
+        for _ in range(MAX_PORT_TRIES):
+            with pytest.raises(RayTaskError):
+                await serve({5001}, 5003)
+        assert await serve({5001}, 5004) == 5004
+
+    asyncio.run(check())
 
 
 def test_of_ranks_that_die_together_the_one_with_a_reason_speaks() -> None:
@@ -90,7 +148,8 @@ def test_loopback_gives_way_to_the_address_of_the_node_when_there_are_others(
 )
 def test_peers_are_told_an_address_for_pages_that_they_can_reach(spans_nodes: bool, configured: str, told: str) -> None:
     config = ClusterConfig(model=ModelConfig("/m"), kv_transfer=TransferConfig(host=configured))
-    prefill, _ = pool_resources(config, num_gpus=0)
-    member = GroupMember(Deployment(config, "secret", None, spans_nodes), prefill, 0, PlacementGroup.empty())
+    pools = {pool.role: pool for pool in pool_resources(config, num_gpus=0)}
+    deployment = Deployment(config, "secret", None, spans_nodes)
+    member = GroupMember(deployment, "prefill-0", "prefill", pools, lambda pool: None)
     member.places = [Place(1, "node", "10.0.0.7")]
     assert member._worker_config(Endpoint("10.0.0.1", 1234), 1).transfer.host == told

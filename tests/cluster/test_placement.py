@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from typing import Any
 
 import pytest
 
@@ -17,11 +19,35 @@ def config(prefill: PoolConfig, decode: PoolConfig) -> ClusterConfig:
     return dataclasses.replace(BASE, prefill=prefill, decode=decode)
 
 
-def test_a_bundle_holds_all_ranks_of_a_group_and_a_pool_has_one_for_each_group() -> None:
+def test_a_bundle_holds_all_ranks_of_a_group() -> None:
     prefill, decode = pool_resources(config(PoolConfig(replicas=2, tp=4), PoolConfig(replicas=3)), num_gpus=0)
     assert prefill.rank == {"CPU": 0.1}
-    assert prefill.bundles == ({"CPU": 0.4},) * 2
-    assert decode.bundles == ({"CPU": 0.1},) * 3
+    assert (prefill.bundle, prefill.replicas) == ({"CPU": 0.4}, 2)
+    assert (decode.bundle, decode.replicas) == ({"CPU": 0.1}, 3)
+
+
+def test_a_pool_reserves_its_resources_for_every_rank_and_stays_with_its_labels() -> None:
+    pool = PoolConfig(replicas=2, tp=2, resources={"fast_disk": 1}, labels={"rack": "a"})
+    prefill, decode = pool_resources(config(pool, PoolConfig()), num_gpus=0)
+    assert prefill.rank == {"CPU": 0.1, "fast_disk": 1}
+    assert prefill.bundle == {"CPU": 0.2, "fast_disk": 2}
+    assert prefill.labels == {"rack": "a"}
+    assert not decode.labels
+    with pytest.raises(CannotPlace, match=r"the workers need 4 fast_disk \(prefill 4 \+ decode 0\) and Ray has 2"):
+        check_fits((prefill, decode), {"CPU": 4, "fast_disk": 2})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"resources": {"GPU": 1}}, "resources must not name GPU; CPUs and GPUs are num_cpus and num_gpus"),
+        ({"resources": {"disk": 0}}, "resources.disk must be positive and finite, got 0"),
+        ({"labels": {"rack": ""}}, "labels must have names and values, got 'rack': ''"),
+    ],
+)
+def test_reservations_that_ray_would_not_understand_are_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        PoolConfig(**fields)
 
 
 def test_without_a_gpu_nothing_asks_for_one() -> None:
@@ -70,4 +96,4 @@ def test_a_cluster_that_is_too_small_is_named_with_both_sizes() -> None:
 
 def test_a_pool_that_wants_nothing_still_has_bundles() -> None:
     nothing = PoolConfig(num_cpus=0, engine=EngineConfig(device="cpu"))
-    assert all(pool.bundles == ({"CPU": 0.001},) for pool in pool_resources(config(nothing, nothing), num_gpus=0))
+    assert all(pool.bundle == {"CPU": 0.001} for pool in pool_resources(config(nothing, nothing), num_gpus=0))

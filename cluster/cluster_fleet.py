@@ -1,0 +1,223 @@
+"""The fleet of a running cluster: what `FleetPort` promises, done by a supervisor and its processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import ray
+
+from slipstream.cluster.config import ClusterConfig
+from slipstream.cluster.fleet import FleetError, FleetMember, FleetState, MemberState
+from slipstream.cluster.kept import KeptGroup
+from slipstream.cluster.members import Deployment, Group
+from slipstream.cluster.placement import PoolResources, pool_resources, sum_of
+from slipstream.cluster.ray_session import RaySession
+from slipstream.cluster.spread import NodeLoad, choose_node
+from slipstream.cluster.supervisor import Supervisor
+from slipstream.cluster.worker_group import GroupMember
+from slipstream.router.messages import Role
+
+CHANGING = frozenset({"new", "starting", "gathering", "loading", "warming_up", "connecting", "draining"})
+# Those that serve nobody yet, in the order in which they had better be given up.
+LOSABLE: tuple[MemberState, ...] = (
+    "failed",
+    "pending",
+    "dead",
+    "new",
+    "starting",
+    "gathering",
+    "loading",
+    "warming_up",
+    "connecting",
+)
+
+# What a worker keeps from its start, because it is in its memory or in what it has built for that. Of these the ones
+# that its role's requests can feel must be the same in both pools, or the worker cannot change between them.
+FELT = ("quantization", "device", "cpu_kernels", "prefix_caching")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ModelVersion:
+    """What groups of one version of the model are made from."""
+
+    deployment: Deployment
+    pools: dict[Role, PoolResources]
+
+
+class ClusterFleet:
+    """Makes groups, names them and says on which node they had better be. The newest version is the one added last."""
+
+    def __init__(self, supervisor: Supervisor, deployment: Deployment, session: RaySession) -> None:
+        """`deployment` is the first version. Raises CannotPlace."""
+        self._supervisor = supervisor
+        self._first = deployment
+        self._session = session
+        self._versions: dict[str, ModelVersion] = {}
+        self.is_held = False  # an update is under way, and nobody else may resize
+        self.add_version(deployment.version, deployment.config)
+
+    # ---- versions
+
+    def add_version(self, version: str, config: ClusterConfig) -> None:
+        """From now on new groups are of this version, unless another one is asked for. Raises CannotPlace."""
+        pools = pool_resources(config, self._session.resources.get("GPU", 0.0))
+        deployment = dataclasses.replace(self._first, config=config, version=version)
+        self._versions.pop(version, None)
+        self._versions[version] = ModelVersion(deployment, {pool.role: pool for pool in pools})
+
+    def forget_version(self, version: str) -> None:
+        """No more groups of it are made. Raises FleetError where there still are some, or where it is the only one."""
+        if any(kept.member.version == version for kept in self._supervisor.groups):
+            raise FleetError("conflict", "version", f"workers of version {version!r} are still there")
+        if list(self._versions) == [version]:
+            raise FleetError("conflict", "version", f"{version!r} is the only version")
+        self._versions.pop(version, None)
+
+    @property
+    def newest(self) -> str:
+        return next(reversed(self._versions))
+
+    # ---- FleetPort
+
+    def state(self) -> FleetState:
+        groups = self._supervisor.groups
+        expected = self._supervisor.expected
+        return FleetState(
+            members=tuple(_member(kept) for kept in groups),
+            num_prefill=expected.num_prefill,
+            num_decode=expected.num_decode,
+            max_members=self._max_members(),
+            is_changing=self.is_held or any(kept.wish is not None or kept.status.state in CHANGING for kept in groups),
+        )
+
+    async def add(self, role: Role, count: int = 1, version: str | None = None) -> list[str]:
+        """Groups that find no room wait for it, and Ray's autoscaler hears of them."""
+        if count < 1:
+            raise FleetError("invalid", "count", f"count must be at least 1, got {count}")
+        groups = self.make(role, count, self.newest if version is None else version)
+        await self._supervisor.add(groups)
+        return [group.name for group in groups]
+
+    async def remove(self, name: str, *, migrate: bool = True) -> None:
+        """Again for a group that leaves already: nothing happens."""
+        kept = self._kept(name)
+        if not kept.is_leaving:
+            await self._supervisor.let_go(kept, migrate=migrate)
+
+    async def switch_role(self, name: str, role: Role) -> None:
+        """To the role that it has: nothing happens."""
+        kept = self._kept(name)
+        if self.is_held:
+            raise FleetError("conflict", "name", "an update is under way; `slipstream update` shows how far it is")
+        if kept.is_leaving:
+            raise FleetError("conflict", "name", f"{name} is leaving the cluster")
+        if kept.status.state == "failed":
+            raise FleetError("conflict", "name", f"{name} could not be started: {kept.status.detail}")
+        if kept.member.role == role:
+            return
+        if kept.wish is not None:
+            raise FleetError("conflict", "name", f"{name} is on its way to another role already; wait till it serves")
+        reason = cannot_switch(self._versions[kept.member.version].deployment.config)
+        if reason is not None:
+            raise FleetError("conflict", "role", f"{name} cannot become a {role} worker: {reason}")
+        await self._supervisor.switch(kept, role)
+
+    async def scale(self, role: Role, replicas: int) -> None:
+        """Those that do not serve yet go first, then those that have served for the shortest time."""
+        if replicas < 0:
+            raise FleetError("invalid", "replicas", f"replicas must not be negative, got {replicas}")
+        if self.is_held:
+            raise FleetError("conflict", "replicas", "an update is under way; `slipstream update` shows how far it is")
+        wanted = [kept for kept in self._supervisor.groups if kept.is_wanted and kept.member.role == role]
+        if replicas > len(wanted):
+            await self.add(role, replicas - len(wanted))
+            return
+        for kept in sorted(wanted, key=_worth)[: len(wanted) - replicas]:
+            await self._supervisor.let_go(kept, migrate=True)
+
+    # ---- groups
+
+    def make(self, role: Role, count: int, version: str) -> list[Group]:
+        """Groups with names that nobody has. Raises FleetError for an unknown version."""
+        made_from = self._versions.get(version)
+        if made_from is None:
+            raise FleetError("unknown", "version", f"there is no version {version!r}")
+        taken = {kept.status.name for kept in self._supervisor.groups}
+        free = (name for n in itertools.count() if (name := f"{role}-{n}") not in taken)
+        return [
+            GroupMember(made_from.deployment, name, role, made_from.pools, self._choose_node)
+            for name in itertools.islice(free, count)
+        ]
+
+    def _kept(self, name: str) -> KeptGroup:
+        kept = self._supervisor.group(name)
+        if kept is None:
+            names = ", ".join(kept.status.name for kept in self._supervisor.groups) or "none"
+            raise FleetError("unknown", "name", f"there is no worker {name!r}; there are: {names}")
+        return kept
+
+    def _choose_node(self, pool: PoolResources) -> str | None:
+        if self._session.is_own:
+            return None  # there is one
+        groups = [kept.member for kept in self._supervisor.groups]
+        nodes = [
+            NodeLoad(
+                node_id=node["NodeID"],
+                labels=node.get("Labels", {}),
+                resources=node["Resources"],
+                taken=sum_of([group.pool.bundle for group in groups if group.node_id == node["NodeID"]]),
+                num_replicas=sum(group.node_id == node["NodeID"] and group.role == pool.role for group in groups),
+                num_groups=sum(group.node_id == node["NodeID"] for group in groups),
+            )
+            for node in ray.nodes()  # type: ignore[no-untyped-call]
+            if node["Alive"]
+        ]
+        return choose_node(nodes, pool.bundle, pool.labels)
+
+    def _max_members(self) -> int | None:
+        """Of a Ray of our own, which does not grow: as many of the largest groups as fit it."""
+        if not self._session.is_own:
+            return None
+        bundles = [pool.bundle for pool in self._versions[self.newest].pools.values()]
+        kinds = {kind for bundle in bundles for kind in bundle}
+        largest = {kind: max(bundle.get(kind, 0.0) for bundle in bundles) for kind in kinds}
+        rooms = [int(self._session.resources.get(kind, 0.0) / amount) for kind, amount in largest.items() if amount]
+        return min(rooms)
+
+
+def cannot_switch(config: ClusterConfig) -> str | None:
+    """Why workers of this configuration keep their role; None if they need not.
+
+    What differs between the pools and lies in a worker's memory (`kv_cache_mib`, `num_pages`, `num_threads`) stays as
+    it was loaded; step size, sequences, queued tokens and niceness are those of the new role.
+    """
+    ours, theirs = config.prefill, config.decode
+    for key in ("tp", "num_gpus", "resources", "labels"):
+        if getattr(ours, key) != getattr(theirs, key):
+            return f"{key} is {getattr(ours, key)} for prefill and {getattr(theirs, key)} for decode"
+    for key in FELT:
+        if getattr(ours.engine, key) != getattr(theirs.engine, key):
+            one, other = getattr(ours.engine, key), getattr(theirs.engine, key)
+            return f"engine.{key} is {one} for prefill and {other} for decode, which takes a new start"
+    return None
+
+
+def _worth(kept: KeptGroup) -> tuple[int, float]:
+    state = kept.status.state
+    return (LOSABLE.index(state) if state in LOSABLE else len(LOSABLE), -kept.since_s)
+
+
+def _member(kept: KeptGroup) -> FleetMember:
+    status = kept.status
+    return FleetMember(
+        name=status.name,
+        role=kept.member.role,
+        state=status.state,
+        since_s=kept.since_s,
+        host=status.host,
+        version=kept.member.version,
+        detail=status.detail,
+        is_leaving=kept.is_leaving,
+        startup_s=tuple(status.startup_s),
+    )

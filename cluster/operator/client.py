@@ -1,0 +1,73 @@
+"""Asks the admin API of a cluster: the one that runs on this machine, or one elsewhere by URL and token."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.cluster.explain import CannotTell, cluster_here
+from slipstream.cluster.run_state import ClusterState
+from slipstream.cluster.status import direct_opener, shown_key
+
+TOKEN_VARIABLE = "SLIPSTREAM_OPERATOR_TOKEN"
+TIMEOUT_S = 60.0  # a cluster that is just coming up answers when it is there
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorClient:
+    url: str
+    token: str
+
+    def get(self, path: str) -> dict[str, Any]:
+        return self._ask("GET", path, None)
+
+    def post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        return self._ask("POST", path, body)
+
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        """Raises CannotTell with one sentence for whatever is in the way."""
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json", **shown_key(self.token)}
+        try:
+            question = urllib.request.Request(f"{self.url}{path}", data, headers, method=method)
+            with direct_opener(is_here=False).open(question, timeout=TIMEOUT_S) as answer:
+                told: dict[str, Any] = json.load(answer)
+                return told
+        except urllib.error.HTTPError as error:
+            raise CannotTell(_refusal(error, self.url)) from error
+        except (OSError, http.client.HTTPException) as error:
+            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            raise CannotTell(f"the operator at {self.url} cannot be reached: {reason}") from error
+        except ValueError as error:  # no URL, or an answer that is not JSON
+            raise CannotTell(f"{self.url} is not the admin API of a Slipstream cluster: {error}") from error
+
+
+def operator_of(name: str | None, url: str | None, token: str | None) -> OperatorClient:
+    """By URL and token if a URL is given, else of the cluster called `name`, or of the only one that runs here. Raises
+    CannotTell."""
+    token = token or os.environ.get(TOKEN_VARIABLE)
+    if url is not None:
+        if not token:
+            raise CannotTell(f"with --url the operator's token is needed: --token, or {TOKEN_VARIABLE}")
+        return OperatorClient(url.rstrip("/"), token)
+    return client_of(cluster_here(name, "--url and --token"), token)
+
+
+def client_of(state: ClusterState, token: str | None = None) -> OperatorClient:
+    """Raises CannotTell if the cluster serves no admin API."""
+    if not state.operator_url:
+        raise CannotTell(f"{state.name} serves no admin API (operator.port is null in {state.config})")
+    return OperatorClient(state.operator_url, token or state.operator_token)
+
+
+def _refusal(error: urllib.error.HTTPError, where: str) -> str:
+    try:
+        message = str(json.load(error)["error"]["message"])
+    except (ValueError, KeyError, TypeError, OSError):
+        return f"{where} answers with status {error.code} and is perhaps no admin API of a Slipstream cluster"
+    return f"{message} (--token, or {TOKEN_VARIABLE} in the environment)" if error.code == 401 else message

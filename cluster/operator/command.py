@@ -1,0 +1,161 @@
+"""The commands `slipstream scale`, `drain` and `role`: ask the admin API for a change and follow it to its end."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import urllib.parse
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from slipstream.cluster import console
+from slipstream.cluster.explain import CannotTell
+from slipstream.cluster.operator.client import TOKEN_VARIABLE, OperatorClient, operator_of
+
+ASK_EVERY_S = 0.3
+RESTS = frozenset({"ready", "pending", "failed"})  # what a member stays in by itself
+ROLES = ("prefill", "decode")
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def of_a_cluster(command: F) -> F:
+    """The options that all of these commands have."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="For programs: the fleet as it is at the end."),
+        click.option("--detach", is_flag=True, help="Return when the change has been begun."),
+        click.option("--token", metavar="TOKEN", help=f"The operator's, for --url [env: {TOKEN_VARIABLE}]."),
+        click.option("--url", help="The admin API of a cluster elsewhere."),
+        click.option("--name", metavar="CLUSTER", help="Which of the clusters that run on this machine."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command("scale")
+@click.argument("wanted", metavar="ROLE=N...", nargs=-1, required=True)
+@of_a_cluster
+def scale_command(
+    wanted: tuple[str, ...], name: str | None, url: str | None, token: str | None, detach: bool, as_json: bool
+) -> None:
+    """Grow or shrink pools, as in `slipstream scale prefill=2 decode=3`.
+
+    New workers get requests once they have generated tokens; those that go give theirs to others first. Returns when
+    all is done, or when what is left waits for room.
+    """
+    replicas = dict(map(_replicas, wanted))
+    with_errors(lambda: _scale(operator_of(name, url, token), replicas, detach, as_json))
+
+
+@click.command("drain")
+@click.argument("worker")
+@click.option("--no-migrate", is_flag=True, help="What runs there runs on there to its end.")
+@of_a_cluster
+def drain_command(
+    worker: str,
+    no_migrate: bool,
+    name: str | None,
+    url: str | None,
+    token: str | None,
+    detach: bool,
+    as_json: bool,
+) -> None:
+    """Empty WORKER without losing a request, then end it for good."""
+
+    def drain() -> None:
+        operator = operator_of(name, url, token)
+        begun = operator.post(_worker_path(worker, "drain"), {"migrate": not no_migrate})
+        _follow(operator, begun, [worker], detach, as_json)
+
+    with_errors(drain)
+
+
+@click.command("role")
+@click.argument("worker")
+@click.argument("role", type=click.Choice(ROLES))
+@of_a_cluster
+def role_command(
+    worker: str, role: str, name: str | None, url: str | None, token: str | None, detach: bool, as_json: bool
+) -> None:
+    """Let WORKER serve as a prefill or a decode worker, with the weights that it has in memory."""
+
+    def switch() -> None:
+        operator = operator_of(name, url, token)
+        begun = operator.post(_worker_path(worker, "role"), {"role": role})
+        _follow(operator, begun, [worker], detach, as_json)
+
+    with_errors(switch)
+
+
+def with_errors(work: Callable[[], None]) -> None:
+    """Whatever cannot be done is one sentence, and exit code 1."""
+    try:
+        work()
+    except CannotTell as error:
+        console.error(str(error))
+        sys.exit(1)
+
+
+def _worker_path(worker: str, change: str) -> str:
+    """Whatever was typed as a name is one part of the path."""
+    return f"/v1/workers/{urllib.parse.quote(worker, safe='')}/{change}"
+
+
+def _replicas(text: str) -> tuple[str, int]:
+    role, _, count = text.partition("=")
+    if role not in ROLES or not (count.isascii() and count.isdigit()):
+        raise click.UsageError(f"expected prefill=N or decode=N, got {text!r}")
+    return role, int(count)
+
+
+def _scale(operator: OperatorClient, replicas: dict[str, int], detach: bool, as_json: bool) -> None:
+    before = operator.get("/v1/fleet")
+    grown_first = sorted(replicas, key=lambda role: replicas[role] < before[f"num_{role}"])
+    touched: list[str] = []
+    for role in grown_first:
+        begun = operator.post("/v1/fleet/scale", {"role": role, "replicas": replicas[role]})
+        touched += begun["added"]
+    left = {member["name"] for member in begun["members"] if not member["is_leaving"]}
+    touched += [member["name"] for member in before["members"] if member["name"] not in left]
+    _follow(operator, begun, touched, detach, as_json)
+
+
+def _follow(operator: OperatorClient, fleet: dict[str, Any], names: list[str], detach: bool, as_json: bool) -> None:
+    """Tells how the members get on, until they have come to rest or are gone. Exits with 1 if one cannot start."""
+    if fleet["warning"] is not None:
+        console.warning(fleet["warning"])
+    told: dict[str, str] = {}
+    while True:
+        members = {member["name"]: member for member in fleet["members"]}
+        for name in names:
+            text = _line(members.get(name))
+            if told.get(name) != text and not as_json:
+                click.echo(f"{name}: {text}")
+            told[name] = text
+        if detach or all(_is_at_rest(members.get(name)) for name in names):
+            break
+        time.sleep(ASK_EVERY_S)
+        fleet = operator.get("/v1/fleet")
+    if as_json:
+        click.echo(json.dumps(fleet, indent=1))
+    elif not names:
+        click.echo("nothing to change")
+    if any(name in members and members[name]["state"] == "failed" for name in names):
+        sys.exit(1)
+
+
+def _is_at_rest(member: dict[str, Any] | None) -> bool:
+    return member is None or (member["state"] in RESTS and not member["is_leaving"])
+
+
+def _line(member: dict[str, Any] | None) -> str:
+    if member is None:
+        return "gone"
+    text = f"{member['role']}, {'leaving' if member['is_leaving'] else member['state']}"
+    if member["state"] == "ready" and member["startup_s"] and not member["is_leaving"]:
+        stages = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in member["startup_s"])
+        return f"{text} ({stages})"
+    return f"{text}: {member['detail']}" if member["detail"] else text

@@ -1,0 +1,48 @@
+"""Serves the admin API in the driver's process, on its event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from slipstream.cluster.config import OperatorConfig
+from slipstream.cluster.operator.parts import DriverParts
+
+if TYPE_CHECKING:
+    from slipstream.cluster.operator.web import Server
+
+
+class OperatorPort:
+    """Where the API listens, from the start of a cluster on: callers wait till it is served."""
+
+    def __init__(self, config: OperatorConfig, port: int) -> None:
+        """Raises OSError."""
+        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+        self.socket = socket.create_server((config.host, port), family=family, backlog=128)
+        self.host = config.host
+        self.port: int = self.socket.getsockname()[1]
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+@contextlib.asynccontextmanager
+async def operating(port: OperatorPort, parts: DriverParts) -> AsyncIterator[None]:
+    """The API is served meanwhile."""
+    # In a thread: the import takes longer than a loop should stand still.
+    server = await asyncio.to_thread(_web_server, parts)
+    task = asyncio.create_task(server.serve(sockets=[port.socket]), name="operator")
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await task
+
+
+def _web_server(parts: DriverParts) -> Server:
+    from slipstream.cluster.operator.web import web_server
+
+    return web_server(parts)

@@ -1,0 +1,43 @@
+"""The admin API behind uvicorn. Imported late, in a thread: it brings FastAPI with it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import uvicorn
+
+from slipstream.cluster.operator.app import build_app
+from slipstream.cluster.operator.parts import DriverParts
+from slipstream.cluster.planner.routes import planner_routes
+from slipstream.cluster.update.routes import update_routes
+
+GOODBYE_S = 1
+
+
+class Server(uvicorn.Server):
+    """Signals are the driver's business."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def web_server(parts: DriverParts) -> Server:
+    """With the routes of everything that operators can ask of this driver."""
+    routers = [planner_routes(parts.decisions, parts.fleet)]
+    if parts.updater is not None:
+        routers.append(update_routes(parts.updater))
+    app = build_app(parts, routers)
+    return Server(
+        uvicorn.Config(
+            app,
+            loop="none",
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=GOODBYE_S,
+        )
+    )

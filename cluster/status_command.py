@@ -1,0 +1,89 @@
+"""The command `slipstream status`: how clusters are, once or again and again."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import click
+
+from slipstream.cluster import console, run_state
+from slipstream.cluster.explain import CannotTell
+from slipstream.cluster.operator.client import TOKEN_VARIABLE, OperatorClient, client_of, operator_of
+from slipstream.cluster.run_state import ClusterState, MemberStatus
+from slipstream.cluster.status import describe, router_status
+
+CLEAR = "\x1b[H\x1b[J"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What is known of a cluster at one moment."""
+
+    state: ClusterState
+    router: dict[str, Any] | None
+    signals: dict[str, Any] | None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**self.state.public(), "router": self.router, "signals": self.signals}
+
+
+@click.command("status")
+@click.argument("name", required=False)
+@click.option("--watch", is_flag=True, help="Show it again and again, till Ctrl-C.")
+@click.option("--every", metavar="SECONDS", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True)
+@click.option("--url", help="The admin API of a cluster elsewhere.")
+@click.option("--token", metavar="TOKEN", help=f"The operator's, for --url [env: {TOKEN_VARIABLE}].")
+@click.option("--json", "as_json", is_flag=True, help="For programs; with --watch one line each time.")
+def status_command(
+    name: str | None, watch: bool, every: float, url: str | None, token: str | None, as_json: bool
+) -> None:
+    """Show the clusters whose drivers run on this machine, the one called NAME, or one elsewhere."""
+    try:
+        elsewhere = operator_of(None, url, token) if url is not None else None
+        while True:
+            looks = [_elsewhere(elsewhere)] if elsewhere is not None else [*_here(name)]
+            if as_json:
+                click.echo(json.dumps([look.as_dict() for look in looks], indent=None if watch else 1))
+            else:
+                text = "\n\n".join("\n".join(describe(look.state, look.router, look.signals)) for look in looks)
+                nothing = f"no cluster named {name} runs here" if name else "no cluster runs here"
+                click.echo((CLEAR if watch and sys.stdout.isatty() else "") + (text or nothing))
+            if not watch:
+                sys.exit(1 if name is not None and not looks else 0)
+            time.sleep(every)
+    except CannotTell as error:
+        console.error(str(error))
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(0)
+
+
+def _here(name: str | None) -> Iterator[Look]:
+    """By the state files; what the driver knows beyond them is asked for where it serves already."""
+    for state in run_state.read_all(run_state.run_folder()):
+        if name not in (None, state.name):
+            continue
+        told: dict[str, Any] = {}
+        if state.operator_url and state.phase == "ready":
+            try:
+                told = client_of(state).get("/v1/status")
+            except CannotTell:
+                told = {}
+        yield Look(state, told.get("router") or router_status(state.ask_url), told.get("signals"))
+
+
+def _elsewhere(operator: OperatorClient) -> Look:
+    """Raises CannotTell."""
+    told = operator.get("/v1/status")
+    known = {field.name for field in fields(ClusterState)}
+    try:
+        state = ClusterState(**{key: value for key, value in told.items() if key in known})
+        state.members = [MemberStatus(**member) for member in told["members"]]
+    except (TypeError, KeyError) as error:
+        raise CannotTell(f"{operator.url} is of another version of Slipstream: {error}") from error
+    return Look(state, told.get("router"), told.get("signals"))

@@ -1,0 +1,38 @@
+"""A version of the model and of its configuration that has served, serves, or is to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream.cluster.config import ClusterConfig
+from slipstream.cluster.fleet import FleetError
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A version with the configuration that it is made from. `content` is what `version_of` said of it at the time."""
+
+    version: str
+    config: ClusterConfig
+    path: str
+    content: str
+
+
+def check_same_text(old: ClusterConfig, new: ClusterConfig) -> None:
+    """The router has one tokenizer and one chat template for all versions. Raises FleetError if they differ."""
+    from slipstream.router.tokenizer import TokenizerFiles  # brings the tokenizers library with it
+
+    try:
+        before, after = (TokenizerFiles.read(Path(config.model.path)) for config in (old, new))
+    except (OSError, ValueError) as error:
+        raise FleetError("invalid", "config", f"model.path: {error}") from None
+    for name, ours, theirs in (
+        ("tokenizer", before.tokenizer_json, after.tokenizer_json),
+        ("chat template", before.chat_template, after.chat_template),
+        ("vocabulary size", before.vocab_size, after.vocab_size),
+        ("tokenizer_config.json or special_tokens_map.json", before.config, after.config),
+    ):
+        if ours != theirs:
+            reason = f"model.path: {new.model.path} has another {name} than what runs, which takes a new start"
+            raise FleetError("invalid", "config", reason)

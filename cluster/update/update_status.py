@@ -1,0 +1,33 @@
+"""How an update stands, for operators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slipstream.cluster.update.plan import Phase, UpdateEvent
+from slipstream.cluster.update.rolling import ROLES
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateStatus:
+    """The update that is under way, or the last one. `changed` are keys of the configuration, `ready` groups that
+    serve, by version and role, of so many `wanted`."""
+
+    phase: Phase
+    old: str
+    new: str
+    config: str
+    changed: tuple[str, ...]
+    split: dict[str, float] | None
+    reason: str
+    ready: dict[str, dict[str, int]]
+    wanted: dict[str, int]
+    events: tuple[UpdateEvent, ...]
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        counts = ", ".join(f"{self.ready[self.new][role]} of {self.wanted[role]} {role}" for role in ROLES)
+        shares = f", split {' '.join(f'{v}={w:g}' for v, w in self.split.items())}" if self.split else ""
+        why = f": {self.reason}" if self.reason else ""
+        return f"{self.old} -> {self.new}: {self.phase.replace('_', ' ')}{why} ({counts} serve the new version{shares})"

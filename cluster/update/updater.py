@@ -1,0 +1,294 @@
+"""Drives rolling updates in the driver: looks at the fleet and the router, and does what the state machine wants."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ray.exceptions import RayError
+
+from slipstream.cluster.config_file import ConfigError, load_config
+from slipstream.cluster.fleet import FleetError
+from slipstream.cluster.model_version import version_of
+from slipstream.cluster.placement import CannotPlace
+from slipstream.cluster.update.changes import changes_between
+from slipstream.cluster.update.plan import (
+    AddGroup,
+    RemoveGroup,
+    SetSplit,
+    UpdateAction,
+    UpdateEvent,
+    UpdateOptions,
+    UpdatePlan,
+    VersionLoad,
+)
+from slipstream.cluster.update.ports import VersionedFleet, VersionRouter
+from slipstream.cluster.update.release import Release, check_same_text
+from slipstream.cluster.update.rolling import ROLES, RollingUpdate
+from slipstream.cluster.update.update_status import UpdateStatus
+from slipstream.router.config import check_split
+from slipstream.router.messages import Role
+from slipstream.router.version_status import VersionStatus
+
+LOOK_EVERY_S = 0.5
+ROUTER_PATIENCE_S = 5.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Running:
+    machine: RollingUpdate
+    old: Release
+    new: Release
+    changed: tuple[str, ...]
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+
+class Updater:
+    """One update at a time. `show` is told of every event and of every state; times are `time.monotonic()`."""
+
+    def __init__(
+        self,
+        release: Release,
+        fleet: VersionedFleet,
+        router: VersionRouter,
+        show: Callable[[str, Release], None],
+    ) -> None:
+        self._release = release  # what serves, or is to serve again
+        self._previous: Release | None = None
+        self._fleet = fleet
+        self._router = router
+        self._show = show
+        self._latest: _Running | None = None
+        self._names = {release.version}
+
+    @property
+    def is_active(self) -> bool:
+        return self._latest is not None and self._latest.task is not None and not self._latest.task.done()
+
+    @property
+    def status(self) -> UpdateStatus | None:
+        """None: there was no update yet."""
+        if self._latest is None:
+            return None
+        machine = self._latest.machine
+        plan, fleet = machine.plan, self._fleet.state()
+        ready: dict[str, dict[str, int]] = {
+            version: {
+                role: sum(
+                    (m.version, m.role, m.state, m.is_leaving) == (version, role, "ready", False) for m in fleet.members
+                )
+                for role in ROLES
+            }
+            for version in (plan.old, plan.new)
+        }
+        return UpdateStatus(
+            phase=machine.phase,
+            old=plan.old,
+            new=plan.new,
+            config=self._latest.new.path,
+            changed=self._latest.changed,
+            split=machine.split,
+            reason=machine.reason,
+            ready=ready,
+            wanted={role: plan.wanted[role] for role in ROLES},
+            events=tuple(machine.events),
+        )
+
+    # ---- what operators ask for
+
+    async def begin(self, path: Path, options: UpdateOptions) -> tuple[str, ...]:
+        """From what serves to the configuration at `path`. Returns the keys that differ; where only sizes or settings
+        of the router do, all is done then. Raises FleetError, and then nothing has changed."""
+        self._check_idle()
+        try:
+            config = await asyncio.to_thread(load_config, path)
+        except ConfigError as error:
+            raise FleetError("invalid", "config", str(error)) from None
+        old = self._release
+        changes = changes_between(old.config, config)
+        if changes.restart:
+            keys = ", ".join(changes.restart)
+            raise FleetError("invalid", "config", f"{path}: a new start is needed to change {keys}")
+        changed = (*changes.rolled, *changes.sizes, *changes.live)
+        content = await asyncio.to_thread(version_of, config)
+        if content != old.content and not changes.rolled:
+            changed = ("model", *changed)  # the same path, with other files in it
+        if changes.rolled or content != old.content:
+            await asyncio.to_thread(check_same_text, old.config, config)
+            num_now = self._fleet.state().num
+            wanted: dict[Role, int] = {
+                role: pool.replicas if f"{role}.replicas" in changes.sizes else num_now(role)
+                for role, pool in config.pools()
+            }
+            self._check_idle()
+            self._start(Release(self._free_name(content), config, str(path), content), options, wanted, changed)
+        elif changed:
+            await self._take_up(Release(old.version, config, str(path), content))
+            for role, pool in config.pools():
+                if f"{role}.replicas" in changes.sizes:
+                    await self._fleet.scale(role, pool.replicas)
+        else:
+            raise FleetError("invalid", "config", f"{path}: nothing differs from what runs")
+        return changed
+
+    def set_split(self, split: dict[str, float]) -> None:
+        """Raises FleetError."""
+        running = self._latest
+        if running is None or not self.is_active:
+            raise FleetError("conflict", "split", "no update is under way")
+        try:
+            check_split(split)
+        except ValueError as error:
+            raise FleetError("invalid", "split", str(error)) from None
+        try:
+            running.machine.set_split(split, time.monotonic())
+        except ValueError as error:
+            raise FleetError("conflict", "split", str(error)) from None
+        running.wake.set()
+
+    def roll_back(self) -> None:
+        """Turns the update round that is under way; if none is, updates back to what served before. Raises
+        FleetError."""
+        running = self._latest
+        if running is not None and self.is_active and not running.machine.is_over:
+            running.machine.roll_back(time.monotonic(), "the operator asked for it")
+            running.wake.set()
+            return
+        self._check_idle()
+        if self._previous is None or running is None:
+            raise FleetError("conflict", "update", "there is no earlier version to go back to")
+        plan = running.machine.plan
+        options = replace(plan.options, canary_percent=None, is_automatic=False)
+        self._start(self._previous, options, dict(plan.initial), running.changed)
+
+    async def close(self) -> None:
+        """Ends driving; what has been begun stays as it is."""
+        if self._latest is not None and self._latest.task is not None:
+            self._latest.task.cancel()
+            await asyncio.gather(self._latest.task, return_exceptions=True)
+
+    # ---- inside
+
+    def _check_idle(self) -> None:
+        if self.is_active:
+            raise FleetError("conflict", "update", "an update is under way")
+
+    def _free_name(self, version: str) -> str:
+        """Every release has a name of its own: KV of two releases never meets."""
+        names = (version, *(f"{version}-{number}" for number in range(2, len(self._names) + 3)))
+        free = next(name for name in names if name not in self._names)
+        self._names.add(free)
+        return free
+
+    def _start(self, new: Release, options: UpdateOptions, wanted: dict[Role, int], changed: Sequence[str]) -> None:
+        old, fleet = self._release, self._fleet.state()
+        try:
+            self._fleet.add_version(new.version, new.config)
+        except CannotPlace as error:
+            raise FleetError("invalid", "config", str(error)) from None
+        self._fleet.add_version(old.version, old.config)  # who adds groups meanwhile gets those
+        self._fleet.is_held = True
+        plan = UpdatePlan(
+            old.version,
+            new.version,
+            wanted={role: wanted[role] for role in ROLES},
+            initial={role: fleet.num(role) for role in ROLES},
+            options=options,
+        )
+        running = _Running(RollingUpdate(plan, time.monotonic()), old, new, tuple(changed))
+        self._latest = running
+        running.task = asyncio.create_task(self._drive(running), name=f"update to {new.version}")
+        running.task.add_done_callback(self._ended)
+
+    async def _drive(self, running: _Running) -> None:
+        machine, num_shown = running.machine, 0
+        try:
+            while True:
+                loads, split = await self._look_at_router()
+                actions = machine.step(self._fleet.state(), loads, split, time.monotonic())
+                for action in actions:
+                    await self._perform(machine, action)
+                num_to_show = len(machine.events) - machine.is_over  # the last one is shown when all is done
+                for event in machine.events[num_shown:num_to_show]:
+                    self._tell(event)
+                num_shown = num_to_show
+                if machine.is_over and loads is not None and split == machine.split:
+                    break
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(running.wake.wait(), LOOK_EVERY_S)
+                running.wake.clear()
+            await self._conclude(running)
+        finally:
+            self._fleet.is_held = False
+
+    async def _conclude(self, running: _Running) -> None:
+        """The version that is gone is forgotten, the other one is the newest."""
+        is_done = running.machine.phase == "done"
+        stays, gone = (running.new, running.old) if is_done else (running.old, running.new)
+        with contextlib.suppress(FleetError):
+            self._fleet.forget_version(gone.version)
+        self._fleet.add_version(stays.version, stays.config)
+        if is_done:
+            self._previous = running.old
+            await self._take_up(running.new)
+        self._tell(running.machine.events[-1])
+
+    def _tell(self, event: UpdateEvent) -> None:
+        log.info("update: %s", event.text)
+        self._show(event.text, self._release)
+
+    async def _take_up(self, release: Release) -> None:
+        self._release = release
+        self._fleet.add_version(release.version, release.config)
+        with contextlib.suppress(RayError):  # the next router begins with it
+            await self._router.follow(release.config)
+
+    async def _look_at_router(self) -> tuple[dict[str, VersionLoad] | None, dict[str, float] | None]:
+        """Loads by version and the split; no loads if the router does not answer."""
+        try:
+            async with asyncio.timeout(ROUTER_PATIENCE_S):
+                told = await self._router.versions()
+        except (RayError, TimeoutError):
+            return None, None
+        split = {version.name: version.weight for version in told if version.weight is not None}
+        return {version.name: load_of(version) for version in told}, split or None
+
+    async def _perform(self, machine: RollingUpdate, action: UpdateAction) -> None:
+        try:
+            match action:
+                case SetSplit(split):
+                    async with asyncio.timeout(ROUTER_PATIENCE_S):
+                        await self._router.set_split(split)
+                case AddGroup(role, version):
+                    await self._fleet.add(role, 1, version)
+                case RemoveGroup(name):
+                    await self._fleet.remove(name)
+        except (RayError, TimeoutError) as error:
+            log.warning("update: %s: %s; it is tried again", action.reason, error)
+        except FleetError as error:
+            log.warning("update: %s: %s", action.reason, error.reason)
+            if isinstance(action, AddGroup) and not machine.is_over:
+                machine.roll_back(time.monotonic(), error.reason)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the update has ended with a bug; the cluster stays as it is", exc_info=error)
+
+
+def load_of(status: VersionStatus) -> VersionLoad:
+    counts = status.counts
+    return VersionLoad(
+        num_requests=counts.num_requests + counts.num_moved_in,
+        num_failed_attempts=counts.num_failed_attempts,
+        num_first_tokens=counts.num_first_tokens,
+        ttft_s=counts.ttft_s,
+        num_ended=sum(counts.ends.values()),
+    )

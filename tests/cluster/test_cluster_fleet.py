@@ -1,0 +1,106 @@
+"""Names, limits and refusals of a fleet, without Ray: nothing is started here."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from slipstream.cluster.cluster_fleet import ClusterFleet, cannot_switch
+from slipstream.cluster.config import ClusterConfig, ModelConfig, PoolConfig
+from slipstream.cluster.fleet import FleetError
+from slipstream.cluster.members import Deployment
+from slipstream.cluster.ray_session import RaySession
+from slipstream.cluster.supervisor import Supervisor
+from slipstream.workers.config import EngineConfig
+from tests.cluster.test_supervisor import FakeRouter, Watcher
+
+CONFIG = ClusterConfig(ModelConfig("/m"))
+
+
+def in_fleet(check: Any, config: ClusterConfig = CONFIG) -> None:
+    """Runs `check(fleet)` on a loop; the fleet is of a Ray of our own with four CPUs."""
+
+    async def run() -> None:
+        supervisor = Supervisor(config, FakeRouter(), Watcher())
+        session = RaySession(is_own=True, node_id="n", resources={"CPU": 4.0})
+        outcome = check(ClusterFleet(supervisor, Deployment(config, "secret", None, False, "v1"), session))
+        if isinstance(outcome, Coroutine):
+            await outcome
+
+    asyncio.run(run())
+
+
+def test_groups_get_names_that_nobody_has_and_the_settings_of_their_version() -> None:
+    def check(fleet: ClusterFleet) -> None:
+        assert [group.name for group in fleet.make("decode", 3, "v1")] == ["decode-0", "decode-1", "decode-2"]
+        fleet.add_version("v2", dataclasses.replace(CONFIG, decode=PoolConfig(num_cpus=2.0)))
+        assert fleet.newest == "v2"
+        (old,), (new,) = fleet.make("decode", 1, "v1"), fleet.make("decode", 1, "v2")
+        assert (old.version, old.pool.bundle) == ("v1", {"CPU": 0.1})
+        assert (new.version, new.pool.bundle) == ("v2", {"CPU": 2.0})
+
+    in_fleet(check)
+
+
+def test_what_is_not_there_is_named() -> None:
+    async def check(fleet: ClusterFleet) -> None:
+        for question, field, kind in (
+            (fleet.remove("decode-7"), "name", "unknown"),
+            (fleet.switch_role("decode-7", "prefill"), "name", "unknown"),
+            (fleet.scale("decode", -1), "replicas", "invalid"),
+            (fleet.add("decode", 0), "count", "invalid"),
+            (fleet.add("decode", 1, "v9"), "version", "unknown"),
+        ):
+            with pytest.raises(FleetError) as caught:
+                await question
+            assert (caught.value.field, caught.value.kind) == (field, kind)
+
+    in_fleet(check)
+
+
+def test_the_last_version_is_not_forgotten() -> None:
+    def check(fleet: ClusterFleet) -> None:
+        with pytest.raises(FleetError, match="the only version"):
+            fleet.forget_version("v1")
+        fleet.add_version("v2", CONFIG)
+        fleet.forget_version("v1")
+        assert fleet.newest == "v2"
+
+    in_fleet(check)
+
+
+@pytest.mark.parametrize(
+    ("pool", "most"),
+    [(PoolConfig(), 40), (PoolConfig(num_cpus=1.0, tp=2), 2)],
+)
+def test_a_ray_of_our_own_says_how_many_groups_it_can_hold(pool: PoolConfig, most: int) -> None:
+    def check(fleet: ClusterFleet) -> None:
+        assert fleet.state().max_members == most
+
+    in_fleet(check, dataclasses.replace(CONFIG, decode=pool))
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "reason"),
+    [
+        (PoolConfig(tp=2), PoolConfig(), "tp is 2 for prefill and 1 for decode"),
+        (PoolConfig(labels={"gpu": "a"}), PoolConfig(), "labels is"),
+        (PoolConfig(engine=EngineConfig(quantization="int8")), PoolConfig(), "engine.quantization is int8 for prefill"),
+        (PoolConfig(), PoolConfig(engine=EngineConfig(device="cpu")), "engine.device is auto for prefill and cpu"),
+    ],
+)
+def test_pools_that_differ_in_what_is_loaded_keep_their_workers(
+    prefill: PoolConfig, decode: PoolConfig, reason: str
+) -> None:
+    told = cannot_switch(dataclasses.replace(CONFIG, prefill=prefill, decode=decode))
+    assert told is not None
+    assert reason in told
+
+
+def test_pools_that_differ_in_sizes_and_steps_may_exchange_workers() -> None:
+    prefill = PoolConfig(max_queued_tokens=99, engine=EngineConfig(kv_cache_mib=64, max_step_tokens=64, niceness=3))
+    assert cannot_switch(dataclasses.replace(CONFIG, prefill=prefill)) is None

@@ -1,0 +1,384 @@
+"""The supervisor with members that are only told to live and die: who is started, drained, forgotten, and when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from slipstream.cluster.actors import Endpoint, Listening, Place
+from slipstream.cluster.config import ClusterConfig, ModelConfig, RestartConfig
+from slipstream.cluster.kept import KeptGroup
+from slipstream.cluster.placement import PoolResources
+from slipstream.cluster.run_state import MemberStatus
+from slipstream.cluster.supervisor import StartFailed, Supervisor
+from slipstream.router.expected_workers import ExpectedWorkers
+from slipstream.router.messages import Role
+from slipstream.workers.report import WorkerReport, WorkerState
+
+CONFIG = ClusterConfig(ModelConfig("/m"), restart=RestartConfig(backoff_s=0.001, backoff_max_s=0.002))
+PATIENCE_S = 20.0
+
+
+@dataclass
+class FakeMember:
+    """Lives until `die` is called, again after each launch."""
+
+    name: str
+    num_launches: int = 0
+    num_kills: int = 0
+    host: str = "here"
+    _death: asyncio.Future[str] | None = None
+
+    @property
+    def pids(self) -> list[int]:
+        return [self.num_launches] if self._death is not None else []
+
+    def begin(self) -> None:
+        self.num_launches += 1
+        self._death = asyncio.get_running_loop().create_future()
+
+    def die(self, reason: str) -> None:
+        assert self._death is not None
+        if not self._death.done():
+            self._death.set_result(reason)
+
+    async def death(self) -> str:
+        assert self._death is not None
+        return await asyncio.shield(self._death)
+
+    async def stop(self) -> None:
+        self.die("stopped")
+
+    def kill(self) -> None:
+        self.num_kills += 1
+        self._death = None
+
+
+@dataclass
+class FakeRouter(FakeMember):
+    name: str = "router"
+    role: str = "router"
+    expected: list[ExpectedWorkers] = field(default_factory=list)
+    drained: list[tuple[str, Role | None, bool]] = field(default_factory=list)
+    groups: dict[str, FakeGroup] = field(default_factory=dict)
+    knows_workers: bool = True
+
+    async def launch(self) -> None:
+        self.begin()
+
+    async def serve(self, expected: ExpectedWorkers) -> tuple[Listening, Endpoint]:
+        self.expected.append(expected)
+        return Listening(Endpoint("h", 1), Endpoint("h", 2)), Endpoint("h", 2)
+
+    async def drain(self, deadline_s: float) -> None: ...
+
+    async def drain_worker(self, name: str, next_role: Role | None, migrate: bool) -> bool:
+        self.drained.append((name, next_role, migrate))
+        if self.knows_workers:
+            self.groups[name].heard(next_role)
+        return self.knows_workers
+
+    async def expect_workers(self, expected: ExpectedWorkers) -> None:
+        self.expected.append(expected)
+
+    async def status(self) -> dict[str, Any]:
+        return {}
+
+
+@dataclass
+class FakeGroup(FakeMember):
+    role: Role = "decode"
+    version: str = ""
+    has_room: bool = True
+    obeys: bool = True  # when it is told to drain
+    state: WorkerState = "loading"
+    served_role: Role = "decode"
+    epoch: int = 0
+    is_reserved: bool = False
+    pool: PoolResources = field(default_factory=lambda: PoolResources("decode", {"CPU": 1}, {"CPU": 1}, 1))
+    redirected: list[Endpoint] = field(default_factory=list)
+    found_room: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def places(self) -> Sequence[Place]:
+        return [Place(pid, "node", "here") for pid in self.pids]
+
+    @property
+    def node_id(self) -> str | None:
+        return "node"
+
+    def become(self, role: Role) -> None:
+        self.role = role
+
+    def reserve(self) -> None:
+        self.is_reserved = True
+        if self.has_room:
+            self.found_room.set()
+
+    async def room(self) -> None:
+        await self.found_room.wait()
+
+    def release(self) -> None:
+        self.is_reserved = False
+
+    async def launch(self) -> None:
+        await self.found_room.wait()
+        self.begin()
+
+    async def serve(self, router: Endpoint, ranks_on_host: int) -> None:
+        self.state, self.served_role = "ready", self.role
+        self.epoch += 1
+
+    def redirect(self, router: Endpoint) -> None:
+        self.redirected.append(router)
+
+    async def report(self) -> WorkerReport:
+        return WorkerReport(self.name, 0, 1, self.state, self.epoch, "", (("loading", 1.0),), self.served_role)
+
+    def cut_off(self) -> None:
+        self.die("cut off")
+
+    def heard(self, next_role: Role | None) -> None:
+        if not self.obeys:
+            self.state = "draining"
+        elif next_role is None:
+            self.die("ended by itself")
+        else:
+            self.served_role = next_role
+            self.epoch += 1
+
+
+@dataclass
+class Watcher:
+    told: list[tuple[str, str]] = field(default_factory=list)
+    members: list[MemberStatus] = field(default_factory=list)
+    changed_event: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def changed(self, member: MemberStatus, members: list[MemberStatus]) -> None:
+        self.told.append((member.name, member.state))
+        self.members = members
+        self.changed_event.set()
+
+    def launched(self, member: MemberStatus) -> None: ...
+
+    def listening(self, at: Listening) -> None: ...
+
+
+@dataclass
+class Scene:
+    supervisor: Supervisor
+    router: FakeRouter
+    watcher: Watcher
+    groups: dict[str, FakeGroup]
+
+    def group(self, name: str, role: Role = "decode", **fields: Any) -> FakeGroup:
+        made = FakeGroup(name, role=role, **fields)
+        self.groups[name] = made
+        return made
+
+    def kept(self, name: str) -> KeptGroup:
+        found = self.supervisor.group(name)
+        assert found is not None
+        return found
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                self.watcher.changed_event.clear()
+                await self.watcher.changed_event.wait()
+
+    def state_of(self, name: str) -> str:
+        return self.kept(name).status.state
+
+
+@asynccontextmanager
+async def serving(*roles: Role) -> AsyncIterator[Scene]:
+    """A deployment with one group a role, up and settled."""
+    router, watcher, groups = FakeRouter(), Watcher(), {}
+    router.groups = groups
+    scene = Scene(Supervisor(CONFIG, router, watcher), router, watcher, groups)
+    for role in roles:
+        scene.group(f"{role}-0", role)
+    async with asyncio.timeout(PATIENCE_S):
+        await scene.supervisor.start(list(groups.values()))
+    scene.supervisor.settle()
+    try:
+        yield scene
+    finally:
+        await scene.supervisor.stop()
+
+
+def scenario(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    def run() -> None:
+        asyncio.run(test())  # type: ignore[arg-type]
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+@scenario
+async def test_a_new_group_is_wanted_at_once_and_ready_later() -> None:
+    async with serving("prefill", "decode") as it:
+        await it.supervisor.add([it.group("decode-1")])
+        assert it.supervisor.expected == ExpectedWorkers(1, 2)
+        assert it.router.expected[-1] == ExpectedWorkers(1, 2)
+        await it.until(lambda: it.state_of("decode-1") == "ready")
+        assert [member.name for member in it.watcher.members] == ["router", "prefill-0", "decode-0", "decode-1"]
+
+
+@scenario
+async def test_a_group_that_is_let_go_is_drained_and_not_started_again() -> None:
+    async with serving("decode", "prefill") as it:
+        await it.supervisor.let_go(it.kept("decode-0"), migrate=False)
+        assert it.router.expected[-1] == ExpectedWorkers(1, 0)
+        await it.until(lambda: it.supervisor.group("decode-0") is None)
+        assert it.router.drained == [("decode-0", None, False)]
+        gone = it.groups["decode-0"]
+        assert gone.num_launches == 1
+        assert not gone.is_reserved
+        assert ("decode-0", "stopped") in it.watcher.told
+
+
+@scenario
+async def test_a_group_that_dies_while_it_leaves_is_not_started_again() -> None:
+    async with serving("decode") as it:
+        it.groups["decode-0"].obeys = False
+        await it.supervisor.let_go(it.kept("decode-0"), migrate=True)
+        await it.until(lambda: it.state_of("decode-0") == "draining")
+        it.groups["decode-0"].die("killed")
+        await it.until(lambda: it.supervisor.group("decode-0") is None)
+        assert it.groups["decode-0"].num_launches == 1
+
+
+@scenario
+async def test_a_group_that_waits_for_room_says_so_and_can_be_given_up() -> None:
+    async with serving("decode") as it:
+        await it.supervisor.add([it.group("decode-1", has_room=False)])
+        await it.until(lambda: it.state_of("decode-1") == "pending")
+        assert "1 CPU free" in it.kept("decode-1").status.detail
+        await it.supervisor.let_go(it.kept("decode-1"), migrate=True)
+        assert it.supervisor.group("decode-1") is None
+        assert not it.groups["decode-1"].is_reserved
+        assert it.router.drained == []
+
+
+@scenario
+async def test_a_group_that_waited_starts_when_there_is_room() -> None:
+    async with serving("decode") as it:
+        await it.supervisor.add([it.group("decode-1", has_room=False)])
+        await it.until(lambda: it.state_of("decode-1") == "pending")
+        it.groups["decode-1"].found_room.set()
+        await it.until(lambda: it.state_of("decode-1") == "ready")
+
+
+@scenario
+async def test_a_role_is_switched_in_the_same_process() -> None:
+    async with serving("prefill", "decode") as it:
+        await it.supervisor.switch(it.kept("decode-0"), "prefill")
+        assert it.supervisor.expected == ExpectedWorkers(2, 0)
+        await it.until(lambda: it.state_of("decode-0") == "ready" and it.kept("decode-0").wish is None)
+        assert it.router.drained == [("decode-0", "prefill", True)]
+        assert it.groups["decode-0"].num_launches == 1
+        assert it.kept("decode-0").status.role == "prefill"
+
+
+@scenario
+async def test_a_worker_that_has_connected_anew_is_asked_again() -> None:
+    async with serving("decode") as it:
+        group = it.groups["decode-0"]
+        group.obeys = False
+        await it.supervisor.switch(it.kept("decode-0"), "prefill")
+        await it.until(lambda: it.router.drained == [("decode-0", "prefill", True)])
+        group.obeys, group.state = True, "ready"
+        group.epoch += 1  # the router that it heard it from is gone
+        await it.until(lambda: it.kept("decode-0").wish is None)
+        assert it.router.drained == [("decode-0", "prefill", True)] * 2
+
+
+@scenario
+async def test_a_group_that_dies_on_its_way_to_another_role_comes_back_in_that() -> None:
+    async with serving("prefill", "decode") as it:
+        group = it.groups["decode-0"]
+        group.obeys = False
+        await it.supervisor.switch(it.kept("decode-0"), "prefill")
+        await it.until(lambda: bool(it.router.drained))
+        group.die("killed")
+        await it.until(lambda: group.num_launches == 2 and it.state_of("decode-0") == "ready")
+        assert group.served_role == "prefill"
+        assert it.kept("decode-0").wish is None
+        assert len(it.router.drained) == 1
+
+
+@scenario
+async def test_a_dead_group_is_started_in_the_role_it_is_given_meanwhile() -> None:
+    async with serving("decode", "prefill") as it:
+        group = it.groups["decode-0"]
+        group.found_room.clear()
+        group.has_room = False
+        group.die("killed")
+        await it.until(lambda: it.state_of("decode-0") == "starting")
+        await it.supervisor.switch(it.kept("decode-0"), "prefill")
+        group.found_room.set()
+        await it.until(lambda: it.state_of("decode-0") == "ready")
+        assert group.served_role == "prefill"
+        assert it.router.drained == []
+
+
+@scenario
+async def test_a_group_that_never_starts_is_given_up_and_the_others_serve_on() -> None:
+    async with serving("decode") as it:
+        broken = it.group("decode-1", has_room=False)
+        await it.supervisor.add([broken])
+
+        async def fails(router: Endpoint, ranks_on_host: int) -> None:
+            broken.die("no memory")
+
+        broken.serve = fails  # type: ignore[method-assign]
+        broken.found_room.set()
+        await it.until(lambda: it.state_of("decode-1") == "failed")
+        assert it.kept("decode-1").status.detail == "no memory"
+        assert it.supervisor.expected == ExpectedWorkers(0, 1)
+        assert it.state_of("decode-0") == "ready"
+        await it.supervisor.let_go(it.kept("decode-1"), migrate=True)
+        assert it.supervisor.group("decode-1") is None
+
+
+@scenario
+async def test_the_next_router_hears_what_is_wanted_now() -> None:
+    async with serving("prefill", "decode") as it:
+        await it.supervisor.let_go(it.kept("prefill-0"), migrate=True)
+        await it.until(lambda: it.supervisor.group("prefill-0") is None)
+        it.router.expected.clear()
+        it.router.die("killed")
+        await it.until(lambda: it.router.num_launches == 2 and bool(it.router.expected))
+        assert set(it.router.expected) == {ExpectedWorkers(0, 1)}
+
+
+@scenario
+async def test_a_deployment_may_begin_without_any_group() -> None:
+    async with serving() as it:
+        assert it.supervisor.expected == ExpectedWorkers(0, 0)
+        await it.supervisor.add([it.group("decode-0")])
+        await it.until(lambda: it.state_of("decode-0") == "ready")
+
+
+def test_a_member_that_fails_at_the_start_is_the_end_of_it() -> None:
+    async def run() -> None:
+        router, watcher = FakeRouter(), Watcher()
+        supervisor = Supervisor(CONFIG, router, watcher)
+        group = FakeGroup("decode-0")
+
+        async def fails(at: Endpoint, ranks_on_host: int) -> None:
+            group.die("no such model")
+
+        group.serve = fails  # type: ignore[method-assign]
+        with pytest.raises(StartFailed, match="decode-0: no such model"):
+            await supervisor.start([group])
+        await supervisor.stop()
+
+    asyncio.run(run())

@@ -1,0 +1,276 @@
+"""The shell around a rolling update: configurations from files, a router that comes and goes, names of releases."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from ray.exceptions import RayActorError
+
+from slipstream.cluster.config import ClusterConfig
+from slipstream.cluster.config_file import load_config
+from slipstream.cluster.fleet import FleetError, FleetMember, FleetState
+from slipstream.cluster.model_version import version_of
+from slipstream.cluster.operator.app import build_app
+from slipstream.cluster.operator.parts import DriverParts
+from slipstream.cluster.run_state import ClusterState
+from slipstream.cluster.update import updater as module
+from slipstream.cluster.update.plan import UpdateOptions
+from slipstream.cluster.update.release import Release
+from slipstream.cluster.update.routes import update_routes
+from slipstream.cluster.update.updater import Updater
+from slipstream.router.messages import Role
+from slipstream.router.version_status import VersionCounts, VersionStatus
+
+DEMO = Path(__file__).parents[3] / "models" / "slipstream-demo"
+
+
+class QuickFleet:
+    """Groups are ready, and gone, at the next look."""
+
+    def __init__(self, version: str, config: ClusterConfig) -> None:
+        self.is_held = False
+        self.versions = {version: config}
+        self.members = {f"{r}-0": self.member(f"{r}-0", r, version, "ready") for r in ("prefill", "decode")}  # type: ignore[arg-type]
+        self.number = 0
+        self.refusal: FleetError | None = None
+
+    @staticmethod
+    def member(name: str, role: Role, version: str, state: str) -> FleetMember:
+        return FleetMember(name, role, state, 0.0, version=version)  # type: ignore[arg-type]
+
+    def state(self) -> FleetState:
+        shown = tuple(self.members.values())
+        self.members = {n: replace(m, state="ready") for n, m in self.members.items() if not m.is_leaving}
+        stay = [m.role for m in shown if not m.is_leaving]
+        return FleetState(shown, stay.count("prefill"), stay.count("decode"), None, self.is_held)
+
+    async def add(self, role: Role, count: int = 1, version: str | None = None) -> list[str]:
+        if self.refusal is not None:
+            raise self.refusal
+        assert version in self.versions
+        self.number += 1
+        name = f"{role}-{self.number}"
+        self.members[name] = self.member(name, role, version, "starting")
+        return [name]
+
+    async def remove(self, name: str, *, migrate: bool = True) -> None:
+        self.members[name] = replace(self.members[name], state="draining", is_leaving=True)
+
+    async def switch_role(self, name: str, role: Role) -> None:
+        raise NotImplementedError
+
+    async def scale(self, role: Role, replicas: int) -> None:
+        for _ in range(replicas - self.state().num(role)):
+            await self.add(role, 1, next(reversed(self.versions)))
+
+    def add_version(self, version: str, config: ClusterConfig) -> None:
+        self.versions.pop(version, None)
+        self.versions[version] = config
+
+    def forget_version(self, version: str) -> None:
+        del self.versions[version]
+
+
+class QuickRouter:
+    """While it is down, every call fails as those into a dead process do."""
+
+    def __init__(self, *names: str) -> None:
+        self.split: dict[str, float] | None = None
+        self.is_up = True
+        self.followed: list[ClusterConfig] = []
+
+    def check(self) -> None:
+        if not self.is_up:
+            raise RayActorError
+
+    async def set_split(self, split: dict[str, float] | None) -> None:
+        self.check()
+        self.split = split
+
+    async def versions(self) -> tuple[VersionStatus, ...]:
+        self.check()
+        weights = self.split or {}
+        return tuple(VersionStatus(name, weights[name], True, 1, 1, 0, VersionCounts()) for name in weights)
+
+    async def follow(self, config: ClusterConfig) -> None:
+        self.followed.append(config)
+
+
+class Lab:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        shutil.copytree(DEMO, folder / "repo" / "1")
+        shutil.copytree(DEMO, folder / "repo" / "2")
+        self.first = self.config("first", "1")
+        config = load_config(self.first)
+        self.fleet, self.router = QuickFleet("1", config), QuickRouter()
+        self.said: list[str] = []
+        first = Release("1", config, str(self.first), version_of(config))
+        self.updater = Updater(first, self.fleet, self.router, lambda text, release: self.said.append(text))
+
+    def config(self, name: str, version: str, more: str = "") -> Path:
+        path = self.folder / f"{name}.yaml"
+        path.write_text(f"model: {{path: repo, version: {version}}}\n{more}\n")
+        return path
+
+    async def until_over(self) -> None:
+        async with asyncio.timeout(20):
+            while self.updater.is_active:
+                await asyncio.sleep(0.01)
+
+    def phase(self) -> str:
+        assert self.updater.status is not None
+        return self.updater.status.phase
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.01)
+    return Lab(tmp_path)
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            await main()
+
+    asyncio.run(bounded())
+
+
+def test_an_update_and_the_way_back(lab: Lab) -> None:
+    async def main() -> None:
+        assert await lab.updater.begin(lab.config("second", "2"), UpdateOptions()) == ("model.path", "model.version")
+        assert lab.fleet.is_held
+        assert next(reversed(lab.fleet.versions)) == "1", "who adds a group meanwhile gets an old one"
+        await lab.until_over()
+        assert (lab.phase(), lab.router.split, lab.fleet.is_held) == ("done", None, False)
+        assert {member.version for member in lab.fleet.members.values()} == {"2"}
+        assert list(lab.fleet.versions) == ["2"]
+        assert lab.router.followed[-1].model.path.endswith("/2")
+        assert lab.updater.status is not None
+        assert lab.said == [event.text for event in lab.updater.status.events]
+        lab.updater.roll_back()
+        await lab.until_over()
+        assert {member.version for member in lab.fleet.members.values()} == {"1"}
+        assert list(lab.fleet.versions) == ["1"]
+
+    run(main)
+
+
+def test_a_second_release_under_the_same_version_has_a_name_of_its_own(lab: Lab) -> None:
+    async def main() -> None:
+        await lab.updater.begin(lab.config("larger", "1", "engine: {max_num_seqs: 7}"), UpdateOptions())
+        await lab.until_over()
+        assert {member.version for member in lab.fleet.members.values()} == {"1-2"}
+
+    run(main)
+
+
+def test_a_router_that_is_down_delays_the_update_and_nothing_else(lab: Lab) -> None:
+    async def main() -> None:
+        lab.router.is_up = False
+        await lab.updater.begin(lab.config("second", "2"), UpdateOptions())
+        await asyncio.sleep(0.1)
+        assert set(lab.fleet.members) == {"prefill-0", "decode-0"}
+        lab.router.is_up = True
+        await lab.until_over()
+        assert lab.phase() == "done"
+
+    run(main)
+
+
+def test_a_fleet_that_refuses_a_group_turns_the_update_round(lab: Lab) -> None:
+    async def main() -> None:
+        lab.fleet.refusal = FleetError("unavailable", "role", "no more groups today")
+        await lab.updater.begin(lab.config("second", "2"), UpdateOptions())
+        await lab.until_over()
+        assert lab.phase() == "rolled_back"
+        assert lab.updater.status is not None
+        assert lab.updater.status.reason == "no more groups today"
+        assert list(lab.fleet.versions) == ["1"]
+
+    run(main)
+
+
+def test_sizes_and_levels_alone_exchange_nobody(lab: Lab) -> None:
+    async def main() -> None:
+        more = "decode: {replicas: 3}\nrouter: {dispatch: {policy: kv}}"
+        changed = await lab.updater.begin(lab.config("sizes", "1", more), UpdateOptions())
+        assert changed == ("decode.replicas", "router.dispatch.policy")
+        assert not lab.updater.is_active
+        assert sorted(lab.fleet.members) == ["decode-0", "decode-1", "decode-2", "prefill-0"]
+        assert lab.router.followed[-1].router.dispatch.policy == "kv"
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ("", "nothing differs from what runs"),
+        ("name: other", "a new start is needed to change name"),
+        ("engine: {page_tokens: 32}", "a new start is needed to change engine.page_tokens"),
+        ("decode: {replicas: x}", "decode.replicas"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_and_changes_nothing(lab: Lab, more: str, sentence: str) -> None:
+    async def main() -> None:
+        with pytest.raises(FleetError, match=sentence):
+            await lab.updater.begin(lab.config("next", "1", more), UpdateOptions())
+        assert lab.updater.status is None
+        assert list(lab.fleet.versions) == ["1"]
+
+    run(main)
+
+
+def test_another_chat_template_takes_a_new_start(lab: Lab) -> None:
+    (lab.folder / "repo" / "2" / "chat_template.jinja").write_text("{{ messages }}")
+
+    async def main() -> None:
+        with pytest.raises(FleetError, match="another chat template than what runs, which takes a new start"):
+            await lab.updater.begin(lab.config("second", "2"), UpdateOptions())
+
+    run(main)
+
+
+async def no_status() -> None:
+    return None
+
+
+def test_the_admin_api_begins_shows_splits_and_refuses(lab: Lab) -> None:
+    state = ClusterState("c", 1, 1.0, "c.yaml", "m")
+    parts = DriverParts(lab.fleet, state, no_status, "a-token-of-some-length")
+    headers = {"Authorization": "Bearer a-token-of-some-length"}
+    with TestClient(build_app(parts, [update_routes(lab.updater)]), headers=headers) as client:
+        assert client.get("/v1/update").json()["line"] == "no update yet"
+        assert client.post("/v1/update/rollback").status_code == 409
+        assert client.post("/v1/update/split", json={"weights": {"1": 1}}).status_code == 409
+        bad = client.post("/v1/update", json={"config": str(lab.first), "surge": -1})
+        assert (bad.status_code, bad.json()["error"]["param"]) == (400, "surge")
+        question = {"config": str(lab.config("second", "2")), "split": 10.0}
+        begun = client.post("/v1/update", json=question)
+        assert begun.status_code == 202
+        assert begun.json()["changed"] == ["model.path", "model.version"]
+        while client.get("/v1/update").json()["phase"] != "canary":
+            pass
+        assert client.get("/v1/update").json()["split"] == {"1": 90, "2": 10}
+        assert client.post("/v1/update", json=question).status_code == 409
+        wrong = client.post("/v1/update/split", json={"weights": {"3": 1.0}})
+        assert wrong.json()["error"]["message"] == "split names '3'; this update has '1' and '2'"
+        json = {"Content-Type": "application/json"}
+        for weights in ('{"2": -5, "1": 50}', '{"2": NaN, "1": 50}', '{"2": 1e400}', '{"1": 0, "2": 0}'):
+            refused = client.post("/v1/update/split", content=f'{{"weights": {weights}}}', headers=json)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "split")
+            assert client.get("/v1/update").json()["phase"] == "canary"
+        told = client.post("/v1/update/split", json={"weights": {"2": 100.0}}).json()
+        assert told["phase"] == "rolling"
+        while client.get("/v1/update").json()["is_active"]:
+            pass
+        assert client.get("/v1/update").json()["phase"] == "done"
+        assert "/v1/update/split" in client.get("/openapi.json").json()["paths"]
