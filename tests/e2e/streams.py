@@ -42,16 +42,26 @@ def complete(client: openai.OpenAI, prompt: str | list[int], max_tokens: int, sa
 
 
 class BackgroundStream:
-    """One streamed greedy completion, read by a thread of its own. `error` is what the client raised, if it did."""
+    """One streamed completion, greedy where `fields` do not say otherwise, read by a thread of its own; `regex` guides
+    it. `error` is what the client raised, if it did."""
 
-    def __init__(self, client: openai.OpenAI, prompt: str | list[int], max_tokens: int, salt: str = "") -> None:
+    def __init__(
+        self,
+        client: openai.OpenAI,
+        prompt: str | list[int],
+        max_tokens: int,
+        salt: str = "",
+        regex: str | None = None,
+        **fields: Any,
+    ) -> None:
         self._client = client
         self._fields = {
             "model": MODEL,
             "prompt": prompt,
             "max_tokens": max_tokens,
-            "extra_body": {"cache_salt": salt},
+            "extra_body": {"cache_salt": salt, "guided_regex": regex},
             **GREEDY,
+            **fields,
         }
         self._changed = threading.Condition()
         self._pieces: list[str] = []

@@ -90,7 +90,8 @@ BAD_CHATS: list[tuple[str, dict[str, Any], str]] = [
     ("no content", {"messages": [{"role": "user"}]}, "messages.0.content"),
     ("an image", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type"),
     ("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-    ("json_schema", {"response_format": {"type": "json_schema"}}, "response_format.type"),
+    ("no json_schema", {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ("a bad guide", {"guided_regex": "(("}, "guided_regex"),
     ("top_logprobs without logprobs", {"top_logprobs": 2}, "top_logprobs"),
     ("two different limits", {"max_completion_tokens": 5}, "max_tokens"),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from tests.e2e.serving_cluster import ServingCluster
 from tests.faults.cluster_faults import Faults, Memory, can_reset
 from tests.faults.jobs import Job, make_jobs
 from tests.faults.load import Account, Load, learn
+from tests.faults.slow_disk import SlowDisk
 
 LEASE_S = 2.0
 REQUEST_TIMEOUT_S = 60.0
@@ -38,6 +40,7 @@ class Plan:
     num_decode: int = 2
     transport: str = "auto"
     corrupt_every: int = 0
+    lease_s: float = LEASE_S
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -49,7 +52,7 @@ class Plan:
             "router": {
                 "dispatch": {
                     "local_prefill_max_tokens": 32,
-                    "worker_lease_s": LEASE_S,
+                    "worker_lease_s": self.lease_s,
                     "max_attempts": 20,
                     "queue_timeout_s": REQUEST_TIMEOUT_S,
                     "request_timeout_s": REQUEST_TIMEOUT_S,
@@ -72,6 +75,7 @@ class Outcome:
     unrest: list[str] = field(default_factory=list)
     retries: dict[str, int] = field(default_factory=dict)
     memory: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -90,6 +94,7 @@ class Outcome:
             "faults": dict(self.kinds),
             "struck": self.struck,
             "memory": self.memory,
+            "memory_curves": self.curves,
             "wrong": self.wrong,
         }
 
@@ -108,11 +113,18 @@ class Outcome:
 
 def run_cluster(plan: Plan, folder: Path) -> Outcome:
     """Starts a cluster, asks everything once, breaks it for a while, and looks at what is left."""
-    with ServingCluster(folder, plan.settings) as serving:
-        return asyncio.run(break_cluster(serving, plan))
+    settings = plan.settings
+    disk = None
+    if "disk" in plan.faults:
+        disk = SlowDisk(folder, f"{tempfile.gettempdir()}/slipstream-")  # this folder, and that of the cluster's Ray
+        settings["router"]["access"] = {"usage_file": str(folder / "usage.jsonl")}
+    serving = ServingCluster(folder, settings)
+    serving.environment |= disk.environment if disk is not None else {}
+    with serving:
+        return asyncio.run(break_cluster(serving, plan, disk))
 
 
-async def break_cluster(serving: ServingCluster, plan: Plan) -> Outcome:
+async def break_cluster(serving: ServingCluster, plan: Plan, disk: SlowDisk | None = None) -> Outcome:
     rng = random.Random(plan.seed)
     jobs = await learn(serving.base_url, make_jobs(plan.seed, plan.num_jobs), plan.num_clients)
     outcome = Outcome(plan)
@@ -121,7 +133,7 @@ async def break_cluster(serving: ServingCluster, plan: Plan) -> Outcome:
     def breaks_clients(seconds: float) -> None:
         load.may_break_until_s = time.monotonic() + seconds
 
-    faults = Faults(serving, random.Random(plan.seed + 1), LEASE_S, breaks_clients)
+    faults = Faults(serving, random.Random(plan.seed + 1), plan.lease_s, breaks_clients, disk)
     memory = Memory(serving)
     began_s = time.monotonic()
     striking = asyncio.create_task(_strike(faults, plan, outcome, began_s))
@@ -139,7 +151,7 @@ async def break_cluster(serving: ServingCluster, plan: Plan) -> Outcome:
         outcome.unrest = await asyncio.to_thread(unrest, serving)
     await _ask_again(serving.base_url, jobs, outcome)
     memory.look()
-    outcome.memory = memory.growth()
+    outcome.memory, outcome.curves = memory.growth(), memory.series
     status = await asyncio.to_thread(status_of, serving)
     outcome.retries = dict(status["totals"]["retries"]) if "totals" in status else {}
     return outcome

@@ -16,6 +16,7 @@ import psutil
 
 from tests.e2e.observation import status_of
 from tests.e2e.serving_cluster import ServingCluster
+from tests.faults.slow_disk import SlowDisk
 
 ROUTER_AWAY_S = 45.0  # for so long after the router has gone connections may break: it starts anew, its port is free
 
@@ -29,7 +30,9 @@ class Faults:
         rng: random.Random,
         lease_s: float,
         breaks_clients: Callable[[float], None],
+        disk: SlowDisk | None = None,
     ) -> None:
+        self._disk = disk
         self._serving = serving
         self._rng = rng
         self._lease_s = lease_s
@@ -41,6 +44,7 @@ class Faults:
             "reset": self.reset,
             "cut-pages": self.cut_pages,
             "router": self.kill_router,
+            "disk": self.slow_disk,
         }
 
     async def strike(self, kind: str) -> str:
@@ -131,6 +135,20 @@ class Faults:
         self._breaks_clients(2.0)
         return "killed the router"
 
+    async def slow_disk(self) -> str:
+        """Each write to a file takes a part of the lease, or more than all of it, for a while in which somebody dies
+        who has much to write about."""
+        assert self._disk is not None
+        a_write_s = self._lease_s * self._rng.choice((0.05, 0.5, 1.6))
+        self._disk.take(a_write_s)
+        try:
+            await asyncio.sleep(self._lease_s * self._rng.uniform(0.2, 1.0))
+            what = await self.kill() if self._rng.random() < 0.5 else "nothing else"
+            await asyncio.sleep(self._lease_s * self._rng.uniform(1.0, 3.0))
+        finally:
+            self._disk.take(0.0)
+        return f"a write to a file took {a_write_s:.1f} s for a while: {what}"
+
 
 def can_reset() -> bool:
     """Whether sockets of others can be reset here: that takes root and a kernel with INET_DIAG_DESTROY."""
@@ -155,7 +173,8 @@ def _reset(ports: tuple[int, int]) -> None:
 
 
 class Memory:
-    """Resident memory of the cluster's processes over time, in MiB by `member/rank`; a new process is a new line."""
+    """Resident memory of all processes of the cluster over time, in MiB: members as `name/rank`, the driver, and what
+    Ray runs beside them; a new process is a new line."""
 
     def __init__(self, serving: ServingCluster) -> None:
         self._serving = serving
@@ -163,19 +182,24 @@ class Memory:
         self.series: dict[str, list[tuple[float, float]]] = {}
 
     def look(self) -> None:
+        now_s = round(time.monotonic() - self._began_s, 1)
+        for process, name in self._processes():
+            try:
+                rss = process.memory_info().rss
+            except psutil.Error:
+                continue
+            if rss:  # else it has just died
+                self.series.setdefault(f"{name} pid {process.pid}", []).append((now_s, round(rss / 2**20, 1)))
+
+    def _processes(self) -> list[tuple[psutil.Process, str]]:
         state = self._serving.state
         assert state is not None
-        for member in state.members:
-            for rank, pid in enumerate(member.pids):
-                try:
-                    rss = psutil.Process(pid).memory_info().rss
-                except psutil.Error:
-                    continue
-                if not rss:
-                    continue  # it has just died
-                name = f"{member.name}/{rank} pid {pid}"
-                line = self.series.setdefault(name, [])
-                line.append((round(time.monotonic() - self._began_s, 1), round(rss / 2**20, 1)))
+        members = {pid: f"{member.name}/{rank}" for member in state.members for rank, pid in enumerate(member.pids)}
+        found = [(psutil.Process(self._serving.pid), "driver")]
+        for process in self._serving.processes():
+            with suppress(psutil.Error):
+                found.append((process, members.get(process.pid) or process.name()))
+        return found
 
     def growth(self) -> dict[str, tuple[float, float, float]]:
         """Of each process: MiB after a third of its time, at the end, and the slope between in MiB an hour."""

@@ -7,15 +7,19 @@ from collections.abc import Callable, Iterable
 
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
 from slipstream.router.messages import (
+    Adopt,
     Cancel,
     Drain,
+    Extend,
     Failed,
     Generate,
     HandedOff,
+    Migrate,
     PeerLost,
     Prefill,
     Reserve,
     Reserved,
+    Resume,
     RouterMessage,
     Start,
     StepOutput,
@@ -42,6 +46,7 @@ class Conduct:
         self._latest: dict[str, int] = {}
         self._prefills: dict[AttemptKey, PeerId] = {}
         self._handed_off: set[AttemptKey] = set()
+        self._migrating: dict[AttemptKey, bool] = {}  # at their sources; whether they have been told to stand still
         self._parts: dict[AttemptKey, set[PeerId]] = {}  # who has something to do or to keep for an attempt
         self._told_of: dict[PeerId, set[PeerId]] = {}  # of whose loss who has been told
 
@@ -111,11 +116,38 @@ class Conduct:
                 self._parts.setdefault(key, set()).add(peer)
                 if isinstance(message, Prefill):
                     self._prefills[key] = peer
+            case Adopt(seq, request):
+                key = (request.request_id, request.attempt)
+                self._check_work(peer, seq, key)
+                assert unpack_ids(request.output_ids) == self._tokens_of(request.request_id)
+                assert peer not in self._drained, f"Adopt for {peer} after Drain"
+                assert key not in self._placed, f"{key} is placed twice"
+                self._placed.add(key)
+                self._reserved_at[key] = peer
+                self._knows[peer].add(key)
+                self._parts.setdefault(key, set()).add(peer)
+            case Extend(seq, request_id, attempt, token_ids):
+                key = (request_id, attempt)
+                self._check_work(peer, seq, key)
+                assert self._reserved_at.get(key) == peer, f"Extend of {key} for {peer}, which did not reserve"
+                assert key not in self._started, f"Extend of {key} after Start"
+                self._check_last_tokens(request_id, token_ids)
+            case Migrate(request_id, attempt, to_attempt, ticket, freeze):
+                key = (request_id, attempt)
+                assert key in self._knows[peer], f"Migrate of {key} for {peer}, which never heard of it"
+                landing, promised = self._tickets[request_id, to_attempt]
+                assert (landing, promised) == (ticket.destination, ticket), f"Migrate of {key} without a landing place"
+                assert landing != peer
+                assert not self._migrating.get(key), f"Migrate of {key}, which stands still"
+                self._migrating[key] = freeze
+            case Resume(request_id, attempt):
+                assert (request_id, attempt) in self._migrating, f"Resume of {(request_id, attempt)}, which goes on"
+                del self._migrating[request_id, attempt]
             case Start(request_id, attempt, token_ids):
                 key = (request_id, attempt)
                 assert self._reserved_at.get(key) == peer, f"Start of {key} for {peer}, which did not reserve"
                 assert key not in self._started, f"Start of {key} comes twice"
-                assert tuple(self._tokens_of(request_id)[-len(token_ids) :]) == token_ids
+                self._check_last_tokens(request_id, token_ids)
                 self._started.add(key)
                 self._close_prefill(key)
             case Cancel(request_id, attempt):
@@ -128,6 +160,12 @@ class Conduct:
                 self._told_of[lost].add(peer)
             case Drain():
                 self._drained.add(peer)
+
+    def _check_last_tokens(self, request_id: str, token_ids: tuple[int, ...]) -> None:
+        got = self._tokens_of(request_id)
+        assert tuple(got[len(got) - len(token_ids) :]) == token_ids, (
+            f"{request_id} is told other tokens than its client"
+        )
 
     def _check_work(self, peer: PeerId, seq: int, key: AttemptKey) -> None:
         assert seq == self._last_seq[peer] + 1, f"message {seq} for {peer} after {self._last_seq[peer]}"

@@ -187,7 +187,7 @@ class Load:
             answer = await ask(self._url, job, salt, stream, self._deadline_s, leave_after)
             took_s = time.monotonic() - began_s
             self._judge(job, answer, began_s, took_s)
-            if answer.end == "broken" or answer.code in ("queue_full", "shutting_down"):
+            if answer.end == "broken" or answer.code in ("queue_full", "shutting_down", "not_ready"):
                 await asyncio.sleep(0.2)
 
     def _judge(self, job: Job, answer: Answer, began_s: float, took_s: float) -> None:
@@ -211,6 +211,8 @@ class Load:
             wrong = f"a hang: {answer.detail}"
         elif answer.end == "broken" and began_s > self.may_break_until_s:
             wrong = f"the connection broke for no reason: {answer.detail}"
+        elif answer.code == "not_ready" and began_s <= self.may_break_until_s:
+            pass  # a router that has just begun knows no worker yet
         elif answer.end == "error" and answer.code not in HONEST_ERRORS:
             wrong = f"status {answer.status} {answer.code}: {answer.detail}"
         if wrong:

@@ -59,6 +59,7 @@ class MockProcess(Process):
         )
         self.tickets = TicketOffice(PeerId(name, last_epoch), (NOWHERE,), 8, 2, 2, 32)
         self._is_draining = False
+        self._next_role: Role | None = None
         self._begin()
 
     # ---- an incarnation
@@ -92,17 +93,22 @@ class MockProcess(Process):
         )
 
     def lost_router(self) -> None:
-        if self._is_draining:
+        if self._is_draining and self._next_role is None:
             self.kill()
         else:
-            self._begin()
+            self._change_role()
+
+    def _change_role(self) -> None:
+        if self._next_role is not None:
+            self.role, self._next_role, self._is_draining = self._next_role, None, False
+        self._begin()
 
     def hear(self, message: RouterMessage) -> None:
         match message:
             case Welcome():
                 self._tell([])
-            case Drain():
-                self._is_draining = True
+            case Drain(next_role):
+                self._is_draining, self._next_role = True, next_role
                 self._engine.refuse("the worker drains")
                 self._tell([])
             case ResyncBlocks():
@@ -121,7 +127,11 @@ class MockProcess(Process):
         said += self._blocks.due(now)
         self.send(said)
         if self._is_draining and self._engine.num_attempts == 0:
-            self.kill()
+            if self._next_role is None:
+                self.kill()
+            else:
+                self.disconnect()
+                self._change_role()
             return
         due = [at for at in (self._engine.next_deadline_s(), self._blocks.next_due_s()) if at is not None]
         if due and self._is_welcome:

@@ -9,8 +9,10 @@ from typing import Any, Protocol
 
 from slipstream.router.messages import (
     BlocksChanged,
+    Copied,
     Credits,
     Failed,
+    Frozen,
     HandedOff,
     Hello,
     Reserved,
@@ -21,6 +23,8 @@ from slipstream.router.messages import (
     WorkerMessage,
 )
 from tests.faults.clockwork import Clockwork, Connection
+
+REPEATED = StepOutput | Reserved | HandedOff | Copied | Frozen | Failed  # now and then
 
 
 class RouterDoor(Protocol):
@@ -41,7 +45,8 @@ class Chances(Protocol):
 
 
 class Process:
-    """From its start to its end. `on_end(process)` is called once, when it is over by itself or killed."""
+    """From its start to its end. `on_end(process)` is called once, when it is over by itself or killed; `role` changes
+    when a drain leads to another one."""
 
     def __init__(
         self,
@@ -129,8 +134,15 @@ class Process:
                 self._told_lie = said != message
                 self.was_lied_about |= self._told_lie
             self._connection.send(1, said, self._busy_until_s)
-            if isinstance(message, StepOutput | Reserved | HandedOff | Failed) and self._chances.repeats():
+            if isinstance(message, REPEATED) and self._chances.repeats():
                 self._connection.send(1, said, self._busy_until_s)
+
+    def disconnect(self) -> None:
+        """Leaves the router; nothing of it is heard any more."""
+        if self._connection is not None:
+            self._connection.leave(0)
+        self._connection = None
+        self._is_welcome = False
 
     def on_frame(self, connection: Connection, frame: RouterMessage) -> None:
         self.gate(lambda: self._hear(connection, frame))()

@@ -168,6 +168,9 @@ class VirtualRank(RankAgent):
     def expect(self, ticket: HandoffTicket, page_ids: Sequence[int], source: PeerId, source_tp: int) -> None:
         self.hear(partial(super().expect, ticket, page_ids, source, source_tp))
 
+    def send(self, ticket: HandoffTicket, page_ids: Sequence[int]) -> None:
+        self.hear(partial(super().send, ticket, page_ids))
+
     def cancel(self, transfer: TransferKey) -> None:
         self.hear(partial(super().cancel, transfer))
 
@@ -268,22 +271,26 @@ class WorkerProcess(Process):
         self.tickets = TicketOffice(
             PeerId(name, last_epoch), addresses, transfer.slab_pages, NUM_LAYERS, NUM_HEADS, HEAD_BYTES, PAGE_DTYPE
         )
-        self._loop = EngineLoop(
+        self._loop = self._serve()
+        self.wake()
+
+    def _serve(self) -> EngineLoop:
+        """A role begins."""
+        return EngineLoop(
             engine=self.engine,
             role=PrefillRole(self.engine, self._transfers)
-            if role == "prefill"
-            else DecodeRole(self.engine, self._transfers, self.tickets, transfer.lease_s),
+            if self.role == "prefill"
+            else DecodeRole(self.engine, self._transfers, self.tickets, self.transfer.lease_s),
             transfers=self._transfers,
-            stats=StatsBook(self.engine, self._transfers, role),
+            stats=StatsBook(self.engine, self._transfers),
             inbox=self.inbox,
             router=self,
             tickets=self.tickets,
             hello=self._greeting,
             show=lambda state, progress: None,
             drain_s=10.0,
-            clock=clock.time,
+            clock=self.clock.time,
         )
-        self.wake()
 
     def die(self) -> None:
         for rank in self.ranks:
@@ -316,9 +323,12 @@ class WorkerProcess(Process):
         if self._checks_often or self._num_turns % 8 == 0:
             self.engine.check_integrity()
         if self._loop.is_finished:
-            self._loop._say_goodbye("the worker stops")
-            self.kill()
-            return
+            next_role = self._loop.run()
+            if next_role is None:
+                self.kill()
+                return
+            self.role = next_role
+            self._loop = self._serve()
         if self._loop.can_reconnect or not self.inbox.is_empty:
             self.wake()
         else:

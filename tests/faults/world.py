@@ -18,10 +18,10 @@ from typing import get_args
 from slipstream.kv_transfer.config import TransferConfig
 from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.actions import Emit, Finish
-from slipstream.router.config import DispatchConfig, PolicyName
+from slipstream.router.config import DispatchConfig, MigrationConfig, PolicyName
 from slipstream.router.generation import AdmissionError, GenerateRequest, GenerationError, Slo
 from slipstream.router.messages import Credits, FinishReason, Role, SamplingParams, pack_ids
-from slipstream.workers.mock.engine import expected_token
+from slipstream.workers.mock.attempt import expected_token
 from tests.faults.clockwork import Clockwork, Connection
 from tests.faults.mock_process import MAX_MODEL_LEN, MAX_QUEUED_TOKENS, MockProcess
 from tests.faults.page_wire import PageWire
@@ -63,7 +63,17 @@ class Member:
     num_pages: int
     max_slots: int
     last_epoch: int = 0
+    wanted_role: Role | None = None  # that it has been asked to change to
     process: WorkerProcess | MockProcess | None = None
+
+    @property
+    def current_role(self) -> Role:
+        return self.role if self.process is None else self.process.role
+
+    @property
+    def is_changing(self) -> bool:
+        """Perhaps: it may die first, and come back as what it was."""
+        return self.wanted_role not in (None, self.current_role)
 
 
 class World:
@@ -78,6 +88,7 @@ class World:
         self._checks_often = seed % 16 == 0 if checks_often is None else checks_often
         self._num_router_events = 0
         self.is_mock = seed % 10 == 9  # of the seeds, so that the other worlds are what they were
+        self._is_restless = seed % 3 == 1  # long answers, and requests are moved about for no reason
         self._sick_chance = self._break_chance = self._lie_chance = 0.0
         self._lost_blocks_chance = self._repeat_chance = 0.0
         rng = self.rng
@@ -91,6 +102,12 @@ class World:
             reserve_timeout_s=0.5,
             worker_lease_s=LEASE_S,
             ageing_s=1.0,
+            migration=MigrationConfig(
+                max_at_once=1 + seed // 3 % 3,
+                precopy_pages=(1, 3, 20)[seed // 9 % 3],
+                timeout_s=3.0,
+                freeze_timeout_s=0.7,
+            ),
         )
         self._transfer = TransferConfig(slab_pages=rng.choice((2, 48)), staging_mib=1, lease_s=TRANSFER_LEASE_S)
         self.router: RouterProcess | None = self._new_router()
@@ -102,7 +119,7 @@ class World:
                 num_pages=rng.choice((28, 40, 80)),
                 max_slots=rng.choice((2, 4, 8)),
             )
-            for role, count in (("prefill", rng.randint(1, 2)), ("decode", rng.randint(1, 2)))
+            for role, count in (("prefill", rng.randint(1, 2)), ("decode", rng.randint(1, 2) + self._is_restless))
             for number in range(count)
         ]
         for member in self.members:
@@ -142,6 +159,7 @@ class World:
             assert process is not None
             process.check_at_rest()
             status = told[member.name]
+            assert status.role == process.role
             free = (status.free_slots, status.free_pages, status.free_tokens)
             assert free == process.free, f"{member.name}: the router takes {process.free} for {free}"
             assert free == (member.max_slots, member.num_pages, MAX_QUEUED_TOKENS), member.name
@@ -285,6 +303,7 @@ class World:
     def _ended(self, member: Member) -> None:
         assert member.process is not None
         member.last_epoch = member.process.tickets.worker.epoch
+        member.role, member.wanted_role = member.process.role, None  # who starts it anew knows what it has become
         member.process = None
         self.clock.after(self.rng.random() * 1.5, lambda: self._start(member))
 
@@ -359,6 +378,8 @@ class World:
             self._break_link,
             self._restart_router,
         )
+        if self._is_restless:
+            kinds += (self._drain,) * 6
         planned = [rng.choice(kinds) for _ in range(rng.choice((0, 1, 2, 3, 5, 8)))]
         for strike in planned:
             self.clock.after(rng.random() * FAULTS_END_S, strike)
@@ -400,7 +421,19 @@ class World:
         if self.router is not None and self.router.peers:
             self.seen["drain"] += 1
             peer = self.rng.choice(self.router.peers)
-            self.router.perform(self.router.dispatcher.drain(peer, self.clock.now))
+            next_role = self._next_role(peer) if self._is_restless else None
+            self.router.perform(self.router.dispatcher.drain(peer, self.clock.now, next_role))
+
+    def _next_role(self, peer: PeerId) -> Role | None:
+        """The other one, as long as each role has somebody who keeps it."""
+        member = next(member for member in self.members if member.name == peer.name)
+        role = member.current_role
+        keeps = [other for other in self.members if other.current_role == role and not other.is_changing]
+        if member.is_changing or keeps == [member] or self.rng.random() < 0.3:
+            return None
+        self.seen["role switch"] += 1
+        member.wanted_role = "decode" if role == "prefill" else "prefill"
+        return member.wanted_role
 
     def _some_connection(self) -> Connection | None:
         connections = self.router.connections if self.router is not None else []
@@ -442,7 +475,7 @@ class World:
         shared = [(7 * position) % VOCAB_SIZE for position in range(rng.choice((0, 0, 16, 30)))]
         own = [rng.randrange(1, VOCAB_SIZE) for _ in range(rng.choice((rng.randint(1, 12), rng.randint(10, 70))))]
         prompt = shared + own
-        max_tokens = rng.randint(1, 16)
+        max_tokens = rng.randint(1, 120 if self._is_restless and len(prompt) < 60 else 16)
         sampling = SamplingParams(
             max_tokens=max_tokens,
             min_tokens=rng.choice((0, 0, rng.randint(0, max_tokens))),
@@ -471,6 +504,15 @@ class World:
         router.perform(actions)
         if rng.random() < 0.15:
             self.clock.after(rng.expovariate(4), lambda: self._leave(client))
+        if self._is_restless:
+            for _ in range(rng.choice((0, 1, 3))):
+                self.clock.after(rng.expovariate(8), lambda: self._migrate(client))
+
+    def _migrate(self, client: Client) -> None:
+        if client.router is self.router and client.finish is None:
+            to = self.rng.choice((None, None, *self.router.peers))
+            actions = self.router.dispatcher.migrate(client.request.request_id, self.clock.now, to)
+            self.router.perform(actions)
 
     def _leave(self, client: Client) -> None:
         client.has_left = True

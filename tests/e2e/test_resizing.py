@@ -1,0 +1,327 @@
+"""Workers come, go and change roles under load: every stream has the text that it has in a cluster left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from slipstream.cluster.explain import CannotTell
+from slipstream.cluster.operator.client import OperatorClient, client_of
+from tests.e2e.conftest import SMALL, MakeCluster
+from tests.e2e.observation import status_of, wait_until_at_rest, workers_of
+from tests.e2e.serving_cluster import ServingCluster
+from tests.e2e.streams import BackgroundStream, complete, prompt_of, streaming
+from tests.e2e.streams import client_of as openai_of
+
+SIZES = ((20, 700), (25, 700), (120, 600), (150, 600), (300, 500), (900, 100))
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingCluster]:
+    """One prefill and two decode workers, whose roles and numbers the tests change and bring back."""
+    settings = {**SMALL, "name": "e2e-fleet", "decode": {"replicas": 2}}
+    with ServingCluster(tmp_path_factory.mktemp("fleet"), settings) as serving:
+        yield serving
+
+
+def operator(serving: ServingCluster) -> OperatorClient:
+    state = serving.state
+    assert state is not None
+    return client_of(state)
+
+
+def members(serving: ServingCluster) -> dict[str, dict[str, Any]]:
+    return {member["name"]: member for member in operator(serving).get("/v1/fleet")["members"]}
+
+
+def scale(serving: ServingCluster, role: str, replicas: int) -> list[str]:
+    added: list[str] = operator(serving).post("/v1/fleet/scale", {"role": role, "replicas": replicas})["added"]
+    return added
+
+
+def wait_for_fleet(serving: ServingCluster, prefill: int, decode: int) -> None:
+    """Returns when exactly so many of each role are there, all of them ready and known to the router."""
+
+    def is_there() -> bool:
+        found = members(serving).values()
+        if any(member["state"] != "ready" or member["is_leaving"] for member in found):
+            return False
+        connected = [len(workers_of(serving, role)) for role in ("prefill", "decode")]
+        roles = [member["role"] for member in found]
+        return [roles.count("prefill"), roles.count("decode")] == [prefill, decode] == connected
+
+    serving.wait_for(is_there, 100.0)
+
+
+def streams_of(client: openai.OpenAI, salt: str) -> list[BackgroundStream]:
+    return [
+        BackgroundStream(client, prompt_of(num_prompt, variant=60 + number), num_output, salt)
+        for number, (num_prompt, num_output) in enumerate(SIZES)
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(fleet: ServingCluster) -> list[str]:
+    """The texts of a cluster that is left alone."""
+    with openai_of(fleet) as client:
+        streams = streams_of(client, "alone")
+        with streaming(streams):
+            return [stream.join() for stream in streams]
+
+
+def check(streams: list[BackgroundStream], expected: list[str]) -> None:
+    """Nothing failed, each ended once, and each with the text that it should have."""
+    assert [stream.error for stream in streams] == [None] * len(streams)
+    assert [stream.finishes for stream in streams] == [["length"]] * len(streams)
+    assert [stream.join() for stream in streams] == expected
+
+
+def test_decode_workers_come_and_go_under_load(fleet: ServingCluster, expected: list[str]) -> None:
+    with openai_of(fleet) as client:
+        streams = streams_of(client, "grow")
+        with streaming(streams):
+            streams[0].wait_for_pieces(5)
+            assert scale(fleet, "decode", 3) == ["decode-2"]
+            wait_for_fleet(fleet, 1, 3)
+        check(streams, expected)
+        streams = streams_of(client, "shrink")
+        with streaming(streams):
+            for stream in streams[:4]:
+                stream.wait_for_pieces(5)
+            gone = members(fleet)["decode-0"]
+            pids = fleet.member("decode-0").pids
+            assert gone["state"] == "ready"
+            operator(fleet).post("/v1/workers/decode-0/drain")
+            wait_for_fleet(fleet, 1, 2)
+        check(streams, expected)
+    assert not [process for process in fleet.processes() if process.pid in pids]
+    assert set(members(fleet)) == {"prefill-0", "decode-1", "decode-2"}
+    wait_until_at_rest(fleet)
+
+
+def test_a_worker_changes_its_role_and_back_under_load(fleet: ServingCluster, expected: list[str]) -> None:
+    wait_for_fleet(fleet, 1, 2)
+    pids = fleet.member("decode-1").pids
+    with openai_of(fleet) as client:
+        for role, prefill, decode in (("prefill", 2, 1), ("decode", 1, 2)):
+            streams = streams_of(client, f"to {role}")
+            with streaming(streams):
+                for stream in streams[:4]:
+                    stream.wait_for_pieces(5)
+                operator(fleet).post("/v1/workers/decode-1/role", {"role": role})
+                wait_for_fleet(fleet, prefill, decode)
+                stages = dict(members(fleet)["decode-1"]["startup_s"])
+                assert set(stages) == {"draining", "connecting"}
+            check(streams, expected)
+    assert fleet.member("decode-1").pids == pids
+    assert fleet.member("decode-1").restarts == 0
+    wait_until_at_rest(fleet)
+
+
+def test_a_worker_that_changes_its_role_serves_in_the_new_one(fleet: ServingCluster, expected: list[str]) -> None:
+    """With the only prefill worker gone, remote prefill goes over the one that was a decode worker."""
+    wait_for_fleet(fleet, 1, 2)
+    operator(fleet).post("/v1/workers/decode-1/role", {"role": "prefill"})
+    wait_for_fleet(fleet, 2, 1)
+    operator(fleet).post("/v1/workers/prefill-0/role", {"role": "decode"})
+    wait_for_fleet(fleet, 1, 2)
+    with openai_of(fleet) as client:
+        streams = streams_of(client, "exchanged")
+        with streaming(streams):
+            pass
+        check(streams, expected)
+    placements = status_of(fleet)["totals"]["placements"]
+    assert sum(placements.values()) > 0
+    for name, role in (("prefill-0", "prefill"), ("decode-1", "decode")):
+        operator(fleet).post(f"/v1/workers/{name}/role", {"role": role})
+        wait_until_at_rest(fleet)
+    wait_for_fleet(fleet, 1, 2)
+
+
+def test_nothing_is_lost_between_zero_workers_and_the_next(fleet: ServingCluster, expected: list[str]) -> None:
+    wait_for_fleet(fleet, 1, 2)
+    scale(fleet, "prefill", 0)
+    scale(fleet, "decode", 0)
+    fleet.wait_for(lambda: not members(fleet), 60.0)
+    assert fleet.get("/health/ready")[0] == 200
+    with openai_of(fleet) as client:
+        streams = streams_of(client, "asleep")
+        with streaming(streams):
+            fleet.wait_for(lambda: status_of(fleet)["num_waiting"] == len(streams), 60.0)
+            assert fleet.get("/health/ready")[0] == 200
+            scale(fleet, "decode", 2)
+            scale(fleet, "prefill", 1)
+        check(streams, expected)
+    wait_for_fleet(fleet, 1, 2)
+    wait_until_at_rest(fleet)
+
+
+def test_a_worker_that_dies_on_its_way_out_is_gone_and_its_requests_go_on(
+    fleet: ServingCluster, expected: list[str]
+) -> None:
+    wait_for_fleet(fleet, 1, 2)
+    name = next(name for name, member in members(fleet).items() if member["role"] == "decode")
+    with openai_of(fleet) as client:
+        streams = streams_of(client, "dies leaving")
+        with streaming(streams):
+            for stream in streams[:4]:
+                stream.wait_for_pieces(5)
+            operator(fleet).post(f"/v1/workers/{name}/drain", {"migrate": False})
+            os.kill(fleet.member(name).pids[0], signal.SIGKILL)
+            fleet.wait_for(lambda: name not in members(fleet), 60.0)
+        check(streams, expected)
+    (added,) = scale(fleet, "decode", 2)
+    assert added == name  # free again
+    wait_for_fleet(fleet, 1, 2)
+    wait_until_at_rest(fleet)
+
+
+def test_a_worker_that_dies_on_its_way_to_another_role_comes_back_in_that(
+    fleet: ServingCluster, expected: list[str]
+) -> None:
+    wait_for_fleet(fleet, 1, 2)
+    name = next(name for name, member in members(fleet).items() if member["role"] == "decode")
+    with openai_of(fleet) as client:
+        streams = streams_of(client, "dies switching")
+        with streaming(streams):
+            for stream in streams[:4]:
+                stream.wait_for_pieces(5)
+            old = fleet.member(name)
+            operator(fleet).post(f"/v1/workers/{name}/role", {"role": "prefill"})
+            os.kill(old.pids[0], signal.SIGKILL)
+            fleet.wait_until_restarted(name, old.pids)
+            wait_for_fleet(fleet, 2, 1)
+        check(streams, expected)
+    assert fleet.member(name).role == "prefill"
+    operator(fleet).post(f"/v1/workers/{name}/role", {"role": "decode"})
+    wait_for_fleet(fleet, 1, 2)
+    wait_until_at_rest(fleet)
+
+
+def test_a_new_worker_that_dies_while_it_starts_is_started_again(fleet: ServingCluster) -> None:
+    wait_for_fleet(fleet, 1, 2)
+    (name,) = scale(fleet, "prefill", 2)
+    fleet.wait_for(lambda: bool(fleet.member(name).pids), 60.0)
+    old = fleet.member(name)
+    os.kill(old.pids[0], signal.SIGKILL)
+    fleet.wait_until_restarted(name, old.pids)
+    wait_for_fleet(fleet, 2, 2)
+    with openai_of(fleet) as client:
+        assert complete(client, prompt_of(60, variant=3), 4)
+    scale(fleet, "prefill", 1)
+    wait_for_fleet(fleet, 1, 2)
+
+
+def test_a_router_that_dies_knows_afterwards_what_is_wanted(fleet: ServingCluster) -> None:
+    """Without prefill workers wanted, the next router is ready without them."""
+    wait_for_fleet(fleet, 1, 2)
+    scale(fleet, "prefill", 0)
+    wait_for_fleet(fleet, 0, 2)
+    old = fleet.member("router")
+    os.kill(old.pids[0], signal.SIGKILL)
+    fleet.wait_until_restarted("router", old.pids)
+    wait_until_at_rest(fleet)
+    scale(fleet, "prefill", 1)
+    wait_for_fleet(fleet, 1, 2)
+
+
+def slipstream(serving: ServingCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command, as the user of the cluster runs it."""
+    return subprocess.run(
+        [sys.executable, "-m", "slipstream.cluster.cli", *arguments],
+        env=serving.environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+
+
+def test_the_commands_do_what_they_say_and_say_what_they_cannot(fleet: ServingCluster) -> None:
+    wait_for_fleet(fleet, 1, 2)
+    grown = slipstream(fleet, "scale", "prefill=2", "decode=1", "--name", fleet.name)
+    assert grown.returncode == 0, grown.stderr
+    lines = grown.stdout.splitlines()
+    assert any(line.startswith("prefill-1: prefill, ready (loading ") for line in lines)
+    assert sum(line.endswith(": gone") for line in lines) == 1
+    wait_for_fleet(fleet, 2, 1)
+    switched = slipstream(fleet, "role", "prefill-1", "decode")
+    assert switched.returncode == 0, switched.stderr
+    assert switched.stdout.splitlines()[-1].startswith("prefill-1: decode, ready (draining ")
+    wait_for_fleet(fleet, 1, 2)
+    status = slipstream(fleet, "status", fleet.name).stdout
+    assert "  prefill: 1 ready\n  decode: 2 ready\n" in status
+    told = json.loads(slipstream(fleet, "drain", "prefill-1", "--json", "--no-migrate").stdout)
+    assert [member["name"] for member in told["members"] if member["name"] == "prefill-1"] == []
+    unknown = slipstream(fleet, "drain", "decode-99")
+    assert (unknown.returncode, unknown.stdout) == (1, "")
+    assert unknown.stderr.startswith("slipstream: there is no worker 'decode-99'; there are: ")
+    wrong = slipstream(fleet, "scale", "decode=2", "--token", "not-the-token")
+    assert wrong.returncode == 1
+    assert "not the token of this cluster" in wrong.stderr
+    nowhere = slipstream(fleet, "scale", "decode=2", "--name", "nobody")
+    assert nowhere.returncode == 1
+    assert "no cluster named nobody runs here" in nowhere.stderr
+    assert slipstream(fleet, "scale", "encode=2").returncode == 2
+    elsewhere = operator(fleet)
+    shown = slipstream(fleet, "status", "--json", "--url", elsewhere.url, "--token", elsewhere.token)
+    (look,) = json.loads(shown.stdout)
+    assert look["router"]["ready"]
+    assert elsewhere.token not in shown.stdout
+    slipstream(fleet, "scale", "decode=2", "--url", elsewhere.url, "--token", elsewhere.token)
+    wait_for_fleet(fleet, 1, 2)
+
+
+def test_a_cluster_that_begins_empty_serves_and_leaves_nothing_if_its_driver_is_killed_while_it_changes(
+    make_cluster: MakeCluster,
+) -> None:
+    serving = make_cluster({"prefill": {"replicas": 0}, "decode": {"replicas": 0}})
+    serving.start()
+    assert serving.get("/health/ready")[0] == 200
+    with openai_of(serving) as client:
+        waiting = BackgroundStream(client, prompt_of(40), 8)
+        with streaming([waiting]):
+            serving.wait_for(lambda: status_of(serving)["num_waiting"] == 1, 60.0)
+            scale(serving, "decode", 1)
+        assert waiting.finishes == ["length"]
+        assert complete(client, prompt_of(200), 8)
+        wait_until_at_rest(serving)
+        assert scale(serving, "decode", 2) == ["decode-1"]
+        scale(serving, "prefill", 1)
+        serving.wait_for(lambda: bool(serving.member("decode-1").pids), 60.0)
+        running = BackgroundStream(client, prompt_of(20), 3000)
+        with streaming([running]):
+            running.wait_for_pieces(5)
+            operator(serving).post("/v1/workers/decode-0/drain")
+            serving.processes()
+            os.kill(serving.pid, signal.SIGKILL)
+            serving.wait()
+        assert running.error is not None
+    assert serving.left_behind(15.0) == []
+
+
+def test_groups_of_several_ranks_exchange_their_roles(make_cluster: MakeCluster) -> None:
+    serving = make_cluster({"prefill": {"tp": 2}, "decode": {"tp": 2}})
+    serving.start()
+    pids = {name: serving.member(name).pids for name in ("prefill-0", "decode-0")}
+    with openai_of(serving) as client:
+        before = complete(client, prompt_of(300), 40, "before")
+        operator(serving).post("/v1/workers/decode-0/role", {"role": "prefill"})
+        serving.wait_for(lambda: members(serving)["decode-0"]["state"] == "ready", 60.0)
+        operator(serving).post("/v1/workers/prefill-0/role", {"role": "decode"})
+        wait_for_fleet(serving, 1, 1)
+        assert complete(client, prompt_of(300), 40, "after") == before
+    wait_until_at_rest(serving)
+    assert {name: serving.member(name).pids for name in pids} == pids
+
+
+def test_pools_of_different_width_do_not_exchange_workers(tp2_cluster: ServingCluster) -> None:
+    with pytest.raises(CannotTell, match="tp is 2 for prefill and 1 for decode"):
+        operator(tp2_cluster).post("/v1/workers/prefill-0/role", {"role": "decode"})

@@ -1,0 +1,241 @@
+"""Rolling updates of a real cluster under load: no failed request, nothing of two versions in one answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import yaml
+
+from slipstream.cluster.explain import CannotTell
+from slipstream.cluster.operator.client import OperatorClient
+from slipstream.cluster.operator.client import client_of as operator_client_of
+from tests.e2e.conftest import SMALL
+from tests.e2e.models import broken_model, perturbed_model
+from tests.e2e.observation import status_of, wait_until_at_rest
+from tests.e2e.serving_cluster import ServingCluster
+from tests.e2e.streams import GREEDY, MODEL, client_of, prompt_of
+
+NUM_CLIENTS = 3
+MAX_TOKENS = 12
+PROMPTS = [prompt_of(size, variant=60 + number) for number, size in enumerate((10, 24, 90, 150))]
+
+
+@pytest.fixture
+def serving(cluster: ServingCluster) -> ServingCluster:
+    """The cluster of all tests, which has its first version and configuration again after each of these."""
+    wait_until_at_rest(cluster)
+    return cluster
+
+
+@dataclass
+class Load:
+    """Clients that ask one question after the other. `answers` are (version, prompt number, text)."""
+
+    serving: ServingCluster
+    answers: list[tuple[str, int, str]] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    more: threading.Condition = field(default_factory=threading.Condition)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def run(self, number: int) -> None:
+        with client_of(self.serving) as client:
+            while not self.ended.is_set():
+                number = (number + 1) % len(PROMPTS)
+                try:
+                    answer = ask(client, number)
+                except openai.OpenAIError as error:
+                    self.failures.append(str(error))
+                else:
+                    with self.more:
+                        self.answers.append(answer)
+                        self.more.notify_all()
+
+    def wait_for_more(self, count: int) -> list[tuple[str, int, str]]:
+        """So many answers to questions, from now on."""
+        with self.more:
+            begin = len(self.answers)
+            assert self.more.wait_for(lambda: len(self.answers) >= begin + count, 120), self.failures
+            return self.answers[begin : begin + count]
+
+
+def ask(client: openai.OpenAI, number: int, model: str = MODEL) -> tuple[str, int, str]:
+    answer = client.completions.create(model=model, prompt=PROMPTS[number], max_tokens=MAX_TOKENS, **GREEDY)
+    return answer.system_fingerprint or "", number, answer.choices[0].text
+
+
+@contextmanager
+def loaded(serving: ServingCluster) -> Iterator[Load]:
+    """Under load; no request may fail."""
+    load = Load(serving)
+    threads = [threading.Thread(target=load.run, args=(number,)) for number in range(NUM_CLIENTS)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield load
+    finally:
+        load.ended.set()
+        for thread in threads:
+            thread.join()
+    assert load.failures == []
+
+
+def operator(serving: ServingCluster) -> OperatorClient:
+    state = serving.state
+    assert state is not None
+    return operator_client_of(state)
+
+
+def command(serving: ServingCluster, *words: str, code: int = 0) -> str:
+    run = subprocess.run(
+        [sys.executable, "-m", "slipstream.cluster.cli", *words, "--name", serving.name],
+        env=serving.environment,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert run.returncode == code, f"{run.stdout}\n{run.stderr}\n{serving.logs[-4000:]}"
+    return run.stdout + run.stderr
+
+
+def config_with(serving: ServingCluster, folder: Path, **settings: Any) -> str:
+    """The cluster's configuration with other settings, in another file."""
+    config = yaml.safe_load(serving.config_path.read_text())
+    folder.mkdir(exist_ok=True, parents=True)
+    path = folder / "next.yaml"
+    path.write_text(yaml.safe_dump(config | settings))
+    return str(path)
+
+
+def versions(serving: ServingCluster) -> dict[str, Any]:
+    return {one["name"]: one for one in status_of(serving)["versions"] if one["is_live"]}
+
+
+def the_version(serving: ServingCluster) -> str:
+    (version,) = versions(serving)
+    return version
+
+
+def texts_of(serving: ServingCluster, version: str) -> dict[tuple[str, int], str]:
+    """What a version says to each prompt."""
+    with client_of(serving) as client:
+        answers = [ask(client, number, f"{MODEL}@{version}") for number in range(len(PROMPTS))]
+    assert {told for told, _, _ in answers} == {version}
+    return {(told, number): text for told, number, text in answers}
+
+
+def check_texts(load: Load, expected: dict[tuple[str, int], str]) -> None:
+    """Every answer is, from its first token to its last, that of the version that it names."""
+    assert all(expected[version, number] == text for version, number, text in load.answers)
+
+
+def test_a_canary_a_promotion_and_the_way_back_under_load(serving: ServingCluster, tmp_path: Path) -> None:
+    old = the_version(serving)
+    path = config_with(serving, tmp_path, model={"path": str(perturbed_model(tmp_path / "new")), "name": MODEL})
+    expected = texts_of(serving, old)
+    with loaded(serving) as load:
+        said = command(serving, "update", path, "--split", "10")
+        assert "canary" in said
+        (new,) = set(versions(serving)) - {old}
+        expected |= texts_of(serving, new)
+        assert all(expected[old, number] != expected[new, number] for number in range(len(PROMPTS)))
+        load.wait_for_more(NUM_CLIENTS)  # what was asked before is answered
+        seen = Counter(version for version, _, _ in load.wait_for_more(150))
+        assert abs(seen[new] - 15) <= NUM_CLIENTS + 1  # those under way at the beginning and at the end
+        command(serving, "split", f"{old}=0", f"{new}=100")
+        serving.wait_for(lambda: operator(serving).get("/v1/update")["phase"] == "done", 100)
+        load.wait_for_more(NUM_CLIENTS)
+        assert {version for version, _, _ in load.wait_for_more(20)} == {new}
+        assert set(versions(serving)) == {new}
+        command(serving, "rollback")
+        load.wait_for_more(NUM_CLIENTS)
+        assert {version for version, _, _ in load.wait_for_more(20)} == {old}
+    check_texts(load, expected)
+    wait_until_at_rest(serving)
+
+
+def test_a_canary_is_turned_round_at_once_and_a_killed_router_keeps_the_split(
+    serving: ServingCluster, tmp_path: Path
+) -> None:
+    old = the_version(serving)
+    path = config_with(serving, tmp_path, engine={**SMALL["engine"], "max_num_seqs": 8})
+    with loaded(serving) as load:
+        command(serving, "update", path, "--split", "40")
+        (new,) = set(versions(serving)) - {old}
+        load.wait_for_more(20)
+    router = serving.member("router")
+    os.kill(router.pids[0], signal.SIGKILL)
+    serving.wait_until_restarted("router", router.pids)
+    serving.wait_for(lambda: set(versions(serving)) == {old, new}, 60)
+    assert {name: one["weight"] for name, one in versions(serving).items()} == {old: 60, new: 40}
+    (member,) = [one for one in status_of(serving)["workers"] if on(one, new, "decode")]
+    with loaded(serving) as load:
+        load.wait_for_more(10)
+        os.kill(member["pid"], signal.SIGKILL)
+        command(serving, "rollback")
+        load.wait_for_more(NUM_CLIENTS)
+        assert {version for version, _, _ in load.wait_for_more(20)} == {old}
+    assert set(versions(serving)) == {old}
+    wait_until_at_rest(serving)
+
+
+def on(worker: dict[str, Any], version: str, role: str) -> bool:
+    return (worker["version"], worker["role"]) == (version, role)
+
+
+def test_a_broken_version_goes_back_by_itself_and_nobody_notices(serving: ServingCluster, tmp_path: Path) -> None:
+    old = the_version(serving)
+    expected = texts_of(serving, old)
+    path = config_with(serving, tmp_path, model={"path": str(broken_model(tmp_path / "bad")), "name": MODEL})
+    with loaded(serving) as load:
+        said = command(serving, "update", path, "--split", "30", "--auto", code=1)
+        load.wait_for_more(10)
+    assert "rolled back" in said
+    assert "are the model's scores numbers?" in said
+    check_texts(load, expected)
+    assert set(versions(serving)) == {old}
+    assert {member.name for member in serving.state.members} == {"router", "prefill-0", "decode-0"}  # type: ignore[union-attr]
+    wait_until_at_rest(serving)
+
+
+def test_what_cannot_be_rolled_is_refused_with_its_key(serving: ServingCluster, tmp_path: Path) -> None:
+    model = perturbed_model(tmp_path / "other")
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    for settings, sentence in (
+        ({"router": {"http": {"port": 1234}}}, "a new start is needed to change router.http"),
+        ({"model": {"path": "/nowhere"}}, "model.path: no such directory: /nowhere"),
+        ({"model": {"path": str(model), "name": MODEL}}, "has another chat template than what runs"),
+        ({}, "nothing differs from what runs"),
+    ):
+        path = config_with(serving, tmp_path, **settings)
+        with pytest.raises(CannotTell, match=sentence):
+            operator(serving).post("/v1/update", {"config": path})
+        with pytest.raises(CannotTell, match=sentence):
+            operator(serving).post("/v1/update", {"config": path, "split": 10.0})
+    assert "nothing differs" in command(serving, "update", path, code=1)
+
+
+def test_levels_of_the_dispatcher_are_taken_up_without_an_exchange(serving: ServingCluster, tmp_path: Path) -> None:
+    before = {member.name: member.pids for member in serving.state.members}  # type: ignore[union-attr]
+    slo_s = json.loads(serving.get("/cluster/signals")[1])["slo_ttft_s"]
+    router = yaml.safe_load(serving.config_path.read_text())["router"]
+    router["dispatch"] = {**router["dispatch"], "slo": {"ttft_ms": 1234.0}}
+    said = command(serving, "update", config_with(serving, tmp_path, router=router))
+    assert "taken up without an exchange of workers: router.dispatch.slo.ttft_ms" in said
+    assert json.loads(serving.get("/cluster/signals")[1])["slo_ttft_s"] == 1.234
+    operator(serving).post("/v1/update", {"config": str(serving.config_path)})
+    assert json.loads(serving.get("/cluster/signals")[1])["slo_ttft_s"] == slo_s
+    assert {member.name: member.pids for member in serving.state.members} == before  # type: ignore[union-attr]
