@@ -1,7 +1,7 @@
 """Breaks things and says what came of it; every run can be had again from its seed.
 
     scripts/fault_campaign.py --minutes 4 --seed 1                   a real cluster under load and faults
-    scripts/fault_campaign.py --minutes 4 --faults kill,router       only these: kill freeze reset cut-pages router
+    scripts/fault_campaign.py --minutes 4 --faults kill,router       only these: kill freeze reset cut-pages router disk
     scripts/fault_campaign.py --minutes 15 --soak                    load without faults: is memory flat?
     scripts/fault_campaign.py --virtual --seeds 10000                the same cores in virtual time, one world a seed
 
@@ -23,7 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.faults.campaign import Report, run_campaign
-from tests.faults.cluster_campaign import MIX, Outcome, Plan, run_cluster
+from tests.faults.cluster_campaign import LEASE_S, MIX, Outcome, Plan, run_cluster
 
 
 def main() -> int:
@@ -40,6 +40,9 @@ def main() -> int:
     parser.add_argument("--prefill", type=int, default=2, help="prefill groups")
     parser.add_argument("--transport", default="auto", choices=("auto", "shared_memory", "ucx"))
     parser.add_argument("--corrupt-every", type=int, default=0, help="flip a byte of every n-th message of pages")
+    parser.add_argument(
+        "--lease-s", type=float, default=LEASE_S, help="of workers; longer where others need the machine"
+    )
     parser.add_argument("--json", type=Path, help="where to write all that was seen")
     options = parser.parse_args()
     return virtual(options) if options.virtual else real(options)
@@ -77,6 +80,7 @@ def real(options: argparse.Namespace) -> int:
         num_prefill=options.prefill,
         transport=options.transport,
         corrupt_every=options.corrupt_every,
+        lease_s=options.lease_s,
     )
     print(f"seed {plan.seed}", flush=True)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the cluster is to end with us

@@ -19,7 +19,6 @@ from slipstream.router.messages import PROTOCOL_VERSION, Credits, Hello, Role, S
 from slipstream.router.output_log import OutputLog
 from slipstream.router.placement.decision import Placement
 from slipstream.router.placement.load import PendingPrefill
-from slipstream.router.placement.output_length import OutputLengths
 from slipstream.router.placement.placer import Placer
 from slipstream.router.prefix.index import PrefixIndex
 from slipstream.router.prefix.sessions import Sessions
@@ -68,7 +67,7 @@ def microseconds(policy: PolicyName, num_a_side: int) -> tuple[float, float]:
             for at in range(20):
                 worker.times.observe_step(StepTime(0, 0, 1 + at, 700 * (1 + at), 0.01 + 1e-4 * at))
                 worker.times.observe_step(StepTime(50 + 50 * at, 25 * at, 0, 0, 0.005 + 5e-3 * at))
-    placer = Placer(DispatchConfig(policy=policy), roster, index, sessions, OutputLengths())
+    placer = Placer(DispatchConfig(policy=policy), roster, index, sessions)
     choosing, taking = [], []
     for number in range(NUM_REQUESTS):
         prompt = pack_ids(range(number, number + 300 + 17 * (number % 50)))

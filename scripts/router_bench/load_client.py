@@ -3,8 +3,8 @@
     load_client.py '{"url": "http://127.0.0.1:8000", ...}'         the fields of `Load`
 
 Each of `concurrency` connections sends its next request when the last answer has ended. What came within the measured
-window is told as one line of JSON, the fields of `Outcome`. Answers are not parsed but searched: a read with text in it
-is a moment at which tokens came; a good answer has status 200, the number of tokens asked for, and its `[DONE]`.
+window is told as one line of JSON, the fields of `Outcome`. The connections are those of `slipstream bench`: a read
+with text in it is a moment at which tokens came. A good answer has the number of tokens asked for.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import asyncio
 import json
 import os
 import random
-import re
-import socket
 import sys
 import time
 from collections import Counter
@@ -24,10 +22,12 @@ from urllib.parse import urlsplit
 
 import uvloop
 
+from slipstream.cluster.bench.answer import Answer
+from slipstream.cluster.bench.connection import Connection
+
 NUM_TAILS = 64  # prompts differ in their first words; what follows is taken from so many texts
 NUM_UNIQUE_WORDS = 6
 LAST_ANSWERS_S = 30.0
-COMPLETION_TOKENS = re.compile(rb'"completion_tokens": ?(\d+)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +64,6 @@ class Outcome:
     errors: dict[str, int]
 
 
-@dataclass(slots=True)
-class Answer:
-    """One request as its client saw it."""
-
-    begun_s: float
-    status: int = 0
-    first_s: float = 0.0
-    latest_s: float = 0.0
-    ended_s: float = 0.0
-    gaps: list[tuple[float, int]] = field(default_factory=list)  # seconds, tokens that shared them
-    num_tokens: int = -1
-    error: str = ""
-
-
 class Prompts:
     """Requests as bytes, ready to be sent, no two of them alike."""
 
@@ -105,70 +91,6 @@ class Prompts:
             f"accept: text/event-stream\r\ncontent-length: {len(body)}\r\n\r\n"
         )
         return head.encode() + body
-
-
-class Connection(asyncio.Protocol):
-    """One connection that is kept alive, one request at a time."""
-
-    def __init__(self, quick_ack: bool) -> None:
-        self._quick_ack = quick_ack
-        self._answer = Answer(0.0)
-        self._ended: asyncio.Future[Answer] | None = None
-        self._head = b""
-        self._end = b""  # the last bytes: usage, [DONE] and the last chunk
-        self.is_closed = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-        self._socket = transport.get_extra_info("socket")
-
-    def ask(self, request: bytes) -> asyncio.Future[Answer]:
-        self._answer, self._head, self._end = Answer(time.perf_counter()), b"", b""
-        self._ended = asyncio.get_running_loop().create_future()
-        self._transport.write(request)
-        return self._ended
-
-    def close(self) -> None:
-        self._transport.close()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.is_closed = True
-        self._finish("the connection was closed")
-
-    def data_received(self, data: bytes) -> None:
-        now = time.perf_counter()
-        if self._quick_ack:
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
-        answer = self._answer
-        if not answer.status:
-            self._head += data
-            head, found, data = self._head.partition(b"\r\n\r\n")
-            if not found:
-                return
-            answer.status = int(head[9:12])
-        num_texts = data.count(b'"content":"') - data.count(b'"content":""')
-        if num_texts:
-            if answer.first_s:
-                answer.gaps.append((now - answer.latest_s, num_texts))
-            else:
-                answer.first_s = now
-            answer.latest_s = now
-        self._end = (self._end + data)[-1024:]
-        if self._end.endswith(b"0\r\n\r\n"):
-            self._finish("" if answer.status == 200 and b"[DONE]" in self._end else f"HTTP {answer.status}")
-        elif answer.status != 200:
-            self._finish(f"HTTP {answer.status}")
-            self.close()
-
-    def _finish(self, error: str) -> None:
-        answer = self._answer
-        if self._ended is None or self._ended.done():
-            return
-        usage = COMPLETION_TOKENS.findall(self._end)
-        answer.ended_s = time.perf_counter()
-        answer.num_tokens = int(usage[-1]) if usage else -1
-        answer.error = error
-        self._ended.set_result(answer)
 
 
 class Users:
@@ -201,8 +123,8 @@ class Users:
             if connection is None or connection.is_closed:
                 _, connection = await loop.create_connection(lambda: Connection(self._load.quick_ack), host, port)
             answer = await connection.ask(self._prompts.next())
-            if not answer.error and answer.num_tokens != self._load.osl:
-                answer.error = f"{answer.num_tokens} tokens"
+            if answer.num_tokens != self._load.osl:
+                answer.fail(f"{answer.num_tokens} tokens")
             self.answers.append(answer)
         if connection is not None:
             connection.close()
@@ -213,8 +135,8 @@ class Users:
 
     def _outcome(self, begin_s: float, end_s: float, cpu_s: dict[str, float], others_s: float) -> Outcome:
         ended = [answer for answer in self.answers if begin_s <= answer.ended_s <= end_s]
-        good = [answer for answer in ended if not answer.error]
-        errors = Counter(answer.error for answer in ended if answer.error)
+        good = [answer for answer in ended if answer.is_good]
+        errors = Counter(answer.kind for answer in ended if not answer.is_good)
         return Outcome(
             seconds=end_s - begin_s,
             num_answers=len(good),
