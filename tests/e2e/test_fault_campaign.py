@@ -22,4 +22,5 @@ def test_under_faults_every_request_ends_once_with_the_tokens_of_an_undisturbed_
     print(story)
     assert not outcome.wrong, story
     assert outcome.account.ends["finished"] > 100, story
+    assert any(outcome.account.finished[kind] for kind in ("json, seeded", "regex, seeded", "choice, seeded")), story
     assert outcome.retries.get("worker_lost", 0) > 0, story  # the faults have hit somebody

@@ -89,6 +89,7 @@ class Outcome:
             "seconds": self.seconds,
             "num_requests": account.num_requests,
             "ends": dict(account.ends),
+            "finished": dict(account.finished),
             "slowest_s": account.slowest_s,
             "retries": self.retries,
             "faults": dict(self.kinds),
@@ -104,6 +105,7 @@ class Outcome:
             f"seed {self.plan.seed}: {account.num_requests} requests in {self.seconds:.0f} s, "
             f"{len(self.struck)} faults {dict(self.kinds)}",
             f"  ends     {dict(account.ends.most_common())}, the slowest after {account.slowest_s:.1f} s",
+            f"  finished {dict(sorted(account.finished.items()))}",
             f"  retries  {self.retries}",
             f"  at rest  {'yes: every page, slot and lease was given back' if not self.unrest else self.unrest}",
             *(f"  memory   {name}: {a} -> {b} MiB, {c:+} MiB/h" for name, (a, b, c) in self.memory.items()),
@@ -161,7 +163,7 @@ async def _ask_again(url: str, jobs: Sequence[Job], outcome: Outcome) -> None:
     """After all that the cluster still says what it said at first."""
     again = await learn(url, jobs[:10], 4)
     for before, after in zip(jobs[:10], again, strict=True):
-        if before.texts != after.texts:
+        if (before.texts, before.finishes) != (after.texts, after.finishes):
             outcome.account.wrong.append(f"job {before.number} says other tokens afterwards")
 
 

@@ -142,7 +142,8 @@ async def learn(url: str, jobs: Sequence[Job], num_clients: int) -> list[Job]:
             stream = await ask(url, job, f"undisturbed stream {job.number}", True, 120)
         assert whole.end == stream.end == "finished", (whole, stream)
         assert whole.texts == stream.texts, f"job {job.number}: stream and whole answer differ"
-        return job.answered(whole.texts)
+        assert sorted(whole.finishes) == sorted(stream.finishes), f"job {job.number}: stream and whole end differently"
+        return job.answered(whole.texts, dict(whole.finishes))
 
     return await asyncio.gather(*(one(job) for job in jobs))
 
@@ -152,6 +153,7 @@ class Account:
     """How the requests of a run have ended. `wrong`: what must not be, in a sentence each."""
 
     ends: Counter[str] = field(default_factory=Counter)
+    finished: Counter[str] = field(default_factory=Counter)  # whole answers by what kind of request it was
     wrong: list[str] = field(default_factory=list)
     slowest_s: float = 0.0
 
@@ -207,6 +209,9 @@ class Load:
                 wrong = f"200 without an end of each choice: {answer.finishes}"
             elif tuple(answer.texts.get(choice, "") for choice in range(job.num_choices)) != job.texts:
                 wrong = "finished with less text than undisturbed"
+            elif tuple(reason for _, reason in sorted(answer.finishes)) != job.finishes:
+                wrong = f"ended otherwise than undisturbed: {answer.finishes}"
+            account.finished[job.kind] += 1
         elif answer.end == "late":
             wrong = f"a hang: {answer.detail}"
         elif answer.end == "broken" and began_s > self.may_break_until_s:
