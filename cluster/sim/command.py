@@ -42,6 +42,7 @@ GARBAGE_THRESHOLDS = (200_000, 20, 100)  # nothing in a run makes cycles that wo
 @click.option("--kills", type=int, help="So many workers die on the way.")
 @click.option("--slow", type=int, help="So many become slow for a while.")
 @click.option("--cuts", type=int, help="So many hosts are cut off from the others for a while.")
+@click.option("--links", type=int, help="So many links between two hosts are cut for a while.")
 @click.option("--page-tokens", type=int, help="The unit of pages and of the prefix cache.")
 @click.option("--report-s", type=float, help="Workers tell so often how far answers are (default 2).")
 @click.option("--seed", type=int)
@@ -59,6 +60,7 @@ def sim_command(
     kills: int | None,
     slow: int | None,
     cuts: int | None,
+    links: int | None,
     **flags: Any,
 ) -> None:
     """Simulate a cluster: the production router under virtual time, with workers as a profile says.
@@ -71,7 +73,7 @@ def sim_command(
         slo = SloConfig(
             config.slo.ttft_ms if ttft_ms is None else ttft_ms, config.slo.itl_ms if itl_ms is None else itl_ms
         )
-        faults = _faults(config.faults, kills=kills, slow=slow, cuts=cuts)
+        faults = _faults(config.faults, kills=kills, slow=slow, cuts=cuts, links=links)
         enabled = config.planner.enabled if planner is None else planner
         config = replace(config, slo=slo, faults=faults, planner=replace(config.planner, enabled=enabled))
         profile = find_profile(config.profile)

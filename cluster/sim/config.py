@@ -26,7 +26,8 @@ class FaultConfig:
     """How many of each happen, at times and to workers that the seed chooses, evenly over the arrivals.
 
     `kills`: a worker dies and is back after the profile's `start_s`. `slow`: its steps take `slow_factor` times as long
-    for `slow_s`. `cuts`: no pages get to its host or from there for `cut_s`; the router's messages do.
+    for `slow_s`. `cuts`: no pages get to its host or from there for `cut_s`; the router's messages do. `links`: the
+    same between two hosts only. Transfers that stand still are given up after the profile's `peer_timeout_s`.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
@@ -34,12 +35,13 @@ class FaultConfig:
     kills: int = 0
     slow: int = 0
     cuts: int = 0
+    links: int = 0
     slow_factor: float = 4.0
     slow_s: float = 30.0
     cut_s: float = 10.0
 
     def __post_init__(self) -> None:
-        for key in ("kills", "slow", "cuts"):
+        for key in ("kills", "slow", "cuts", "links"):
             if not 0 <= getattr(self, key) <= 1_000_000:
                 raise ValueError(f"{key} must be 0 or more, got {getattr(self, key)}")
         for key in ("slow_factor", "slow_s", "cut_s"):

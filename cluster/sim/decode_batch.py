@@ -88,6 +88,14 @@ class DecodeBatch:
             ended.append(job)
         return ended
 
+    def take(self, job: Job) -> bool:
+        """Takes one out between two steps. False: it had not begun, and will not."""
+        if job not in self._members:
+            return False
+        del self._members[job]
+        self._left(job)
+        return True
+
     def pop_latest(self) -> Job:
         """Takes out who joined last."""
         job, _ = self._members.popitem()

@@ -11,16 +11,17 @@ from slipstream.cluster.sim.fleet import SimFleet
 from slipstream.cluster.sim.worker import SimWorker
 from slipstream.cluster.sim.world import World
 
-FaultKind = Literal["kill", "slow", "cut"]
+FaultKind = Literal["kill", "slow", "cut", "link"]
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happened: `worker` is the one that it happened to."""
+    """What happened: `worker` is the one that it happened to, `other` at the other end of the link, if it was one."""
 
     at_s: float
     kind: FaultKind
     worker: str
+    other: str = ""
 
 
 class Faults:
@@ -36,6 +37,7 @@ class Faults:
             ("kill", config.kills),
             ("slow", config.slow),
             ("cut", config.cuts),
+            ("link", config.links),
         )
         for kind, count in counts:
             for _ in range(count):
@@ -49,20 +51,32 @@ class Faults:
         worker = self._fleet.worker(name)
         if worker is None:
             return
-        config, clock = self._config, self._world.clock
+        config, clock, network = self._config, self._world.clock, self._world.network
+        if kind == "link":
+            others = [other for other in map(self._fleet.worker, ready) if other and other.card is not worker.card]
+            if others:
+                other = self._rng.choice(others)
+                self.happened.append(Fault(clock.now_s, kind, name, other.name))
+                network.cut_link(worker.card, other.card, True)
+                clock.at(clock.now_s + config.cut_s, self._mend, (worker, other))
+            return
         self.happened.append(Fault(clock.now_s, kind, name))
         match kind:
             case "kill":
                 self._fleet.kill(name)
             case "slow":
-                worker.hasten(config.slow_factor)
+                worker.engine.hasten(config.slow_factor)
                 clock.at(clock.now_s + config.slow_s, self._recover, worker)
             case "cut":
-                self._world.network.cut(worker.card, True)
+                network.cut(worker.card, True)
                 clock.at(clock.now_s + config.cut_s, self._heal, worker)
 
     def _recover(self, worker: SimWorker) -> None:
-        worker.hasten(1.0)
+        worker.engine.hasten(1.0)
 
     def _heal(self, worker: SimWorker) -> None:
         self._world.network.cut(worker.card, False)
+
+    def _mend(self, ends: tuple[SimWorker, SimWorker]) -> None:
+        one, other = ends
+        self._world.network.cut_link(one.card, other.card, False)

@@ -24,8 +24,7 @@ class _Member:
 
 class SimFleet:
     """Starting, switching roles and dying take the profile's seconds. `max_workers` None: there is room for any number.
-
-    Drained workers let what runs on them end there: simulated workers do not send running sequences to others yet."""
+    What runs on a worker that drains moves to others, as on a real cluster."""
 
     def __init__(self, world: World, max_workers: int | None = None) -> None:
         self._world = world
@@ -96,7 +95,7 @@ class SimFleet:
         if member.worker is None:
             del self._members[name]
             return
-        self._drain(member, None)
+        self._drain(member, None, migrate)
 
     async def switch_role(self, name: str, role: Role) -> None:
         member = self._known(name)
@@ -105,7 +104,7 @@ class SimFleet:
         if member.state != "ready" or member.is_leaving:
             raise FleetError("conflict", "name", f"{name} is {member.state}")
         member.role = role
-        self._drain(member, role)
+        self._drain(member, role, migrate=True)
 
     async def scale(self, role: Role, replicas: int) -> None:
         if replicas < 0:
@@ -143,11 +142,13 @@ class SimFleet:
         self._enter(member, "ready")
         member.worker = self._world.add_worker(member.name, member.role, member.host, member.epoch)
 
-    def _drain(self, member: _Member, next_role: Role | None) -> None:
+    def _drain(self, member: _Member, next_role: Role | None, migrate: bool) -> None:
         self._enter(member, "draining")
         assert member.worker is not None
         world, peer = self._world, member.worker.hello.worker
-        world.perform(world.dispatcher.drain(peer, world.clock.now_s, next_role, migrate=False))
+        if migrate:
+            world.tell_progress(member.worker)
+        world.perform(world.dispatcher.drain(peer, world.clock.now_s, next_role, migrate))
 
     def _drained(self, worker: SimWorker) -> None:
         member = self._members.get(worker.name)

@@ -20,7 +20,8 @@ class State(IntEnum):
     QUEUED = 1  # its prompt is to be computed here
     SENDING = 2  # its pages are on their way out
     DECODING = 3
-    GONE = 4
+    FROZEN = 4  # it stands still: it goes on elsewhere, or here if that fails
+    GONE = 5
 
 
 class Peer(Protocol):
@@ -30,15 +31,18 @@ class Peer(Protocol):
     card: Card
     is_alive: bool
 
-    def landed(self, sent: Job, seconds: float) -> None:
-        """All pages of the sender's attempt came."""
+    def landed(self, key: tuple[str, int], ticket: HandoffTicket, seconds: float) -> None:
+        """All pages of a ticket came, `seconds` after the first of them left."""
 
 
 @dataclass(slots=True, eq=False)
 class Job:
     """`num_known` are the tokens that it has to have computed, `num_given` those of them that are output of before.
     `stop_at` is the length of its whole answer, `told` how much of that the router knows. `joined_step` is when it
-    began to decode, counted in steps; `*_base` are its tokens and its output then."""
+    began to decode, counted in steps; `*_base` are its tokens and its output then.
+
+    `is_adopted`: it has decoded elsewhere; `num_landed_pages` of it are here, and `is_whole` says that its ticket is
+    for the last of them."""
 
     request_id: str
     attempt: int
@@ -61,10 +65,22 @@ class Job:
     joined_step: int = 0
     num_base: int = 0
     out_base: int = 0
+    is_adopted: bool = False
+    is_whole: bool = True
+    num_landed_pages: int = 0
 
     @property
     def key(self) -> tuple[str, int]:
         return self.request_id, self.attempt
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and as much of the answer as has been told."""
+        return self.num_known + self.told - self.num_given
+
+    def take_stock(self) -> None:
+        """All that was told counts as known: it will be gone on with, here or elsewhere."""
+        self.num_known, self.num_given = self.num_tokens, self.told
 
     def say(self, num_output: int, reason: FinishReason | None = None) -> TokenChunk:
         """The tokens of the answer up to `num_output` that the router does not know yet."""

@@ -7,15 +7,20 @@ a card of its own with the same bandwidth.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from slipstream.cluster.sim.clock import Clock
 
+Done = Callable[[Any, float], object]
+Lost = Callable[[Any], object]
+
 
 class Transfer:
     """Pages from one host to another. `head` bytes go while the prompt is computed; once `finish` has told of the last
-    ones and all are through, `done` is called with `what` and the seconds since the first byte."""
+    ones and all are through, `done` is called with `what` and the seconds since the first byte. Where nothing gets
+    through for too long it is over, and `lost` is called with `what`."""
 
     __slots__ = (
         "begun_s",
@@ -24,6 +29,7 @@ class Transfer:
         "is_complete",
         "is_over",
         "left_bytes",
+        "lost",
         "rate",
         "since_s",
         "src",
@@ -31,9 +37,9 @@ class Transfer:
         "what",
     )
 
-    def __init__(self, src: Card, dst: Card, done: Callable[[Any, float], object], what: Any, now_s: float) -> None:
+    def __init__(self, src: Card, dst: Card, done: Done, lost: Lost, what: Any, now_s: float) -> None:
         self.src, self.dst = src, dst
-        self.done, self.what = done, what
+        self.done, self.lost, self.what = done, lost, what
         self.left_bytes = 0.0
         self.rate = 0.0
         self.begun_s = self.since_s = now_s
@@ -42,33 +48,34 @@ class Transfer:
 
 
 class Card:
-    """One host's end of the network. `is_cut`: nothing gets through, what is on its way stands still."""
+    """One host's end of the network. While `num_cuts` is over 0 what is on its way stands still."""
 
-    __slots__ = ("incoming", "is_cut", "outgoing")
+    __slots__ = ("incoming", "num_cuts", "outgoing")
 
     def __init__(self) -> None:
         self.outgoing: dict[Transfer, None] = {}
         self.incoming: dict[Transfer, None] = {}
-        self.is_cut = False
+        self.num_cuts = 0
 
 
 class Network:
-    """All hosts with cards of one kind."""
+    """All hosts with cards of one kind. A transfer that stands still for `peer_timeout_s` is given up."""
 
-    def __init__(self, clock: Clock, bytes_per_s: float, latency_s: float) -> None:
+    def __init__(self, clock: Clock, bytes_per_s: float, latency_s: float, peer_timeout_s: float) -> None:
         self._clock = clock
         self._bytes_per_s = bytes_per_s
         self._latency_s = latency_s
+        self._peer_timeout_s = peer_timeout_s
+        self._cut_links: Counter[frozenset[Card]] = Counter()
+        self.num_lost = 0
         self.num_transfers = 0
         self.moved_bytes = 0.0
         self.num_in_flight = 0
         self.most_in_flight = 0
 
-    def open(
-        self, src: Card, dst: Card, head_bytes: float, done: Callable[[Any, float], object], what: Any
-    ) -> Transfer:
+    def open(self, src: Card, dst: Card, head_bytes: float, done: Done, lost: Lost, what: Any) -> Transfer:
         """A transfer begins with the pages that are computed first."""
-        transfer = Transfer(src, dst, done, what, self._clock.now_s)
+        transfer = Transfer(src, dst, done, lost, what, self._clock.now_s)
         self.num_transfers += 1
         self.num_in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.num_in_flight)
@@ -90,9 +97,22 @@ class Network:
             self._leave(transfer)
 
     def cut(self, card: Card, is_cut: bool) -> None:
-        """Parts a host from all others, or joins it to them again."""
-        card.is_cut = is_cut
+        """Parts a host from all others, or joins it to them again. What was cut twice is joined twice."""
+        card.num_cuts += 1 if is_cut else -1
         self._share(card)
+
+    def cut_link(self, one: Card, other: Card, is_cut: bool) -> None:
+        """The same of the link between two hosts."""
+        link = frozenset((one, other))
+        self._cut_links[link] += 1 if is_cut else -1
+        if not self._cut_links[link]:
+            del self._cut_links[link]
+        self._share(one, other)
+
+    def _is_cut(self, src: Card, dst: Card) -> bool:
+        if src is dst:
+            return False
+        return bool(src.num_cuts or dst.num_cuts or (self._cut_links and frozenset((src, dst)) in self._cut_links))
 
     # ---- inside
 
@@ -125,7 +145,7 @@ class Network:
         for transfer in touched:
             src, dst = transfer.src, transfer.dst
             rate = whole / max(len(src.outgoing), len(dst.incoming))
-            if (src.is_cut or dst.is_cut) and src is not dst:
+            if self._is_cut(src, dst):
                 rate = 0.0
             if rate != transfer.rate:
                 if transfer.rate > 0.0:
@@ -139,6 +159,15 @@ class Network:
         if transfer.rate > 0.0:
             end_s = transfer.since_s + max(transfer.left_bytes, 0.0) / transfer.rate
             self._clock.at(end_s, self._sent, (transfer, transfer.turn))
+        else:
+            self._clock.at(self._clock.now_s + self._peer_timeout_s, self._give_up, (transfer, transfer.turn))
+
+    def _give_up(self, planned: tuple[Transfer, int]) -> None:
+        transfer, turn = planned
+        if transfer.turn == turn and not transfer.is_over:
+            self.num_lost += 1
+            self.abort(transfer)
+            transfer.lost(transfer.what)
 
     def _sent(self, planned: tuple[Transfer, int]) -> None:
         transfer, turn = planned

@@ -47,6 +47,17 @@ class RoleProfile:
         """A step that decodes only."""
         return self.decode_step_s + self.decode_seq_s * num_seqs + self.decode_context_token_s * context_tokens
 
+    def step_s(self, num_seqs: int, context_tokens: float, chunk_tokens: int, pairs: float) -> float:
+        """A step with so many tokens of prompts, which make so many pairs, and sequences that decode."""
+        step_s = self.decode_step_s
+        if chunk_tokens:
+            step_s = max(
+                step_s, self.prefill_chunk_s + self.prefill_token_s * chunk_tokens + self.prefill_pair_s * pairs
+            )
+        if num_seqs:
+            step_s += self.decode_seq_s * num_seqs + self.decode_context_token_s * context_tokens
+        return step_s
+
     def prefill_s(self, num_tokens: int, num_cached: int = 0) -> float:
         """All chunks of a prompt of which `num_cached` tokens are cached, on a worker that does nothing else."""
         new = num_tokens - num_cached
@@ -64,7 +75,8 @@ class WorkerProfile:
     `link_bytes_per_s` with `link_latency_s`, which all transfers of its host share (`workers_per_host`).
     `message_s` is one way between router and worker, `client_s` what HTTP and tokenising take of a request, `start_s`
     from the decision to the first credits of a new worker, `role_switch_s` of one that changes its role. `noise` is the
-    relative deviation of single steps.
+    relative deviation of single steps. A transfer that stands still for `peer_timeout_s` is given up (as
+    `kv_transfer.peer_timeout_s` of a real cluster).
 
     `hears_between_steps`: pages are reserved at the end of the step that is under way, as engines do.
     `shared_cores`: workers of a host compute on the same cores, as on a small machine. While several of them compute,
@@ -89,6 +101,7 @@ class WorkerProfile:
     workers_per_host: int = 1
     gpus: int = 1
     noise: float = 0.0
+    peer_timeout_s: float = 5.0
     hears_between_steps: bool = True
     shared_cores: bool = False
     prefill_share: float = 0.75

@@ -11,6 +11,7 @@ from slipstream.cluster.report.plot import Mark, Plot, Series
 from slipstream.cluster.report.report import Report
 from slipstream.cluster.report.table import Cell, Table
 from slipstream.cluster.sim.config import SimConfig
+from slipstream.cluster.sim.faults import Fault
 from slipstream.cluster.sim.profile import WorkerProfile
 from slipstream.cluster.sim.run import RunResult, Sample
 from slipstream.cluster.workload.workload import Workload
@@ -21,7 +22,7 @@ MAX_POINTS = 2000  # of a distribution
 
 COLUMNS = (
     *("workers", "policy", "goodput req/s", "kept SLO %", "TTFT p50 ms", "p90", "p99", "ITL p50 ms", "p90", "p99"),
-    *("busy P %", "busy D %", "remote %", "cached %", "transfers", "GB", "preempted", "retries", "failed"),
+    *("busy P %", "busy D %", "remote %", "cached %", "transfers", "GB", "moved", "preempted", "retries", "failed"),
 )
 
 SAMPLED: tuple[tuple[str, str, Callable[[Sample], float]], ...] = (
@@ -95,7 +96,9 @@ def report_of(config: SimConfig, profile: WorkerProfile, workload: Workload, res
         parts.append(_workers_over_time(shown))
         parts.append(_decisions(results))
     if any(result.faults for result in results):
-        rows: list[list[Cell]] = [[r.name, fault.at_s, fault.kind, fault.worker] for r in results for fault in r.faults]
+        rows: list[list[Cell]] = [
+            [r.name, fault.at_s, fault.kind, _where(fault)] for r in results for fault in r.faults
+        ]
         parts.append(Table("Faults", ("run", "second", "what", "worker"), rows))
     return Report(f"Simulation of {workload.name}", summary, parts)
 
@@ -126,6 +129,7 @@ def _run_json(result: RunResult) -> dict[str, Any]:
         "placements": dict(result.placements),
         "retries": dict(result.retries),
         "num_preemptions": result.num_preemptions,
+        "moves": {"count": result.num_moves, "mean_pause_s": result.pause_s},
         "cached_share": result.cached_share,
         "utilisation": {role: result.utilisation(role) for role in result.worker_s},
         "transfers": {
@@ -184,6 +188,7 @@ def _table(results: Sequence[RunResult]) -> Table:
                 100 * result.cached_share,
                 result.num_transfers,
                 result.transfer_bytes / 1e9,
+                result.num_moves,
                 result.num_preemptions,
                 sum(result.retries.values()),
                 result.num_failed,
@@ -235,3 +240,7 @@ def _sample_ms(values: Sequence[float]) -> list[float]:
         return known
     step = (len(known) - 1) / (MAX_POINTS - 1)
     return [known[round(at * step)] for at in range(MAX_POINTS)]
+
+
+def _where(fault: Fault) -> str:
+    return f"{fault.worker} - {fault.other}" if fault.other else fault.worker

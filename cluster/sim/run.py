@@ -57,6 +57,8 @@ class RunResult:
     transfer_bytes: float = 0.0
     most_transfers: int = 0
     num_preemptions: int = 0
+    num_moves: int = 0  # of sequences that decoded to another worker
+    pause_s: float = 0.0  # that each of them stood still, on average
     placements: Counter[str] = field(default_factory=Counter)
     retries: Counter[str] = field(default_factory=Counter)
     cached_share: float = 0.0
@@ -151,8 +153,11 @@ class SimRun:
         network = world.network
         result.num_transfers, result.transfer_bytes = network.num_transfers, network.moved_bytes
         result.most_transfers = network.most_in_flight
-        result.num_preemptions = world.num_preemptions + sum(w.num_preemptions for w in world.workers.values())
+        result.num_preemptions = world.num_preemptions + sum(w.engine.num_preemptions for w in world.workers.values())
         snapshot = world.dispatcher.snapshot(world.clock.now_s)
+        result.num_moves = snapshot.totals.migrations["moved"]
+        pauses = snapshot.totals.migration_pauses
+        result.pause_s = pauses.total_s / max(sum(pauses.counts), 1)
         result.placements.update(snapshot.totals.placements)
         result.retries.update(snapshot.totals.retries)
         result.cached_share = snapshot.prefix_index.found_tokens / max(snapshot.totals.num_prompt_tokens, 1)

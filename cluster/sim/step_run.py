@@ -18,17 +18,24 @@ SLACK_S = 1e-9  # the end of a step, to the precision of sums of seconds
 @dataclass(slots=True)
 class StepRun:
     """`first_s` is what its first step takes, `growth_s` how much longer each step is than the one before. `num_steps`
-    may be cut short while it runs, but not below `step_under_way`."""
+    may be cut short while it runs, but not below `step_under_way`; `late_s` is by how much its last step ends later
+    than that says, because somebody has taken the cores from it."""
 
     begun_s: float
     num_steps: int
     num_seqs: int
     first_s: float
     growth_s: float
+    late_s: float = 0.0
 
     @property
     def end_s(self) -> float:
-        return self.begun_s + self.seconds(self.num_steps)
+        return self.end_of(self.num_steps)
+
+    def end_of(self, num_steps: int) -> float:
+        """When so many of its steps have ended."""
+        end_s = self.begun_s + self.seconds(num_steps)
+        return end_s + self.late_s if num_steps == self.num_steps else end_s
 
     def seconds(self, num_steps: int) -> float:
         return num_steps * self.first_s + self.growth_s * 0.5 * num_steps * (num_steps - 1)

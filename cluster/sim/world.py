@@ -19,7 +19,7 @@ from slipstream.router.actions import Action, Close, Emit, Finish, Send
 from slipstream.router.config import DispatchConfig
 from slipstream.router.dispatcher import Dispatcher
 from slipstream.router.generation import AdmissionError, GenerateRequest
-from slipstream.router.messages import PROTOCOL_VERSION, Hello, Role, SamplingParams, WorkerMessage
+from slipstream.router.messages import PROTOCOL_VERSION, Hello, Role, SamplingParams, StepOutput, WorkerMessage
 from slipstream.router.prefix.block_hash import BlockChain
 from slipstream.router.request_state import RequestState
 from slipstream.workers.ticket_office import TicketOffice
@@ -60,7 +60,8 @@ class World:
     def __init__(self, config: WorldConfig) -> None:
         self.config = config
         self.clock = Clock()
-        self.network = Network(self.clock, config.profile.link_bytes_per_s, config.profile.link_latency_s)
+        profile = config.profile
+        self.network = Network(self.clock, profile.link_bytes_per_s, profile.link_latency_s, profile.peer_timeout_s)
         self.dispatcher = Dispatcher(config.dispatch, HISTORY, self._name_pages)
         slo = config.dispatch.slo
         self.outcomes = Outcomes(slo.ttft_ms / 1e3, slo.itl_ms / 1e3)
@@ -81,7 +82,7 @@ class World:
         self._prompts: OrderedDict[int, bytes] = OrderedDict()
         self._prompt_bytes = 0
         self._sampling: dict[int, SamplingParams] = {}
-        self._message_s, self._client_s = config.profile.message_s, config.profile.client_s
+        self._message_s, self._client_s = profile.message_s, profile.client_s
 
     # ---- the run
 
@@ -205,7 +206,7 @@ class World:
         """A worker that is ready says hello."""
         config, profile = self.config, self.config.profile
         of_role = profile.of(role)
-        peer, address = PeerId(name, epoch), (TransferAddress("127.0.0.1", 1),)
+        peer, address = PeerId(name, epoch), (TransferAddress(f"host{host}", 1),)
         hello = Hello(
             version=PROTOCOL_VERSION,
             token="",
@@ -241,8 +242,8 @@ class World:
     def lose_worker(self, worker: SimWorker, reason: str) -> None:
         """It has died, or gone in peace; its connection breaks."""
         worker.die()
-        self.busy_s[worker.hello.role] += worker.busy_s
-        self.num_preemptions += worker.num_preemptions
+        self.busy_s[worker.hello.role] += worker.engine.computed_s
+        self.num_preemptions += worker.engine.num_preemptions
         peer = worker.hello.worker
         del self.workers[peer]
         for neighbours in self._hosts.values():
@@ -251,6 +252,13 @@ class World:
         self.perform(self.dispatcher.worker_lost(peer, self.clock.now_s, reason))
 
     # ---- what workers find around them
+
+    def tell_progress(self, worker: SimWorker) -> None:
+        """The router hears at once how far those are that decode there. Real workers tell each token."""
+        chunks = worker.engine.progress()
+        if chunks:
+            told = StepOutput(tuple(chunks))
+            self.perform(self.dispatcher.worker_message(worker.hello.worker, told, self.clock.now_s))
 
     def tell(self, worker: SimWorker, messages: Sequence[WorkerMessage]) -> None:
         self.clock.at(self.clock.now_s + self._message_s, self._deliver, (worker, messages))
@@ -283,14 +291,14 @@ class World:
             return
         for neighbours in self._hosts.values():
             if worker in neighbours:
-                busy = [one for one in neighbours if one.is_busy]
+                busy = [one for one in neighbours if one.engine.is_busy]
                 weights = {
                     one: profile.prefill_share if one.hello.role == "prefill" else 1.0 - profile.prefill_share
                     for one in busy
                 }
                 whole = sum(weights.values())
                 for one in neighbours:
-                    one.hasten(whole / weights[one] if one in weights and len(busy) > 1 else 1.0)
+                    one.engine.hasten(whole / weights[one] if one in weights and len(busy) > 1 else 1.0)
 
     def drained(self, worker: SimWorker) -> None:
         if self.on_drained is not None:
@@ -298,5 +306,5 @@ class World:
 
     def total_busy_s(self, role: Role) -> float:
         """Seconds that workers of a role have computed, all together."""
-        living = sum(worker.computed_s for worker in self.workers.values() if worker.hello.role == role)
+        living = sum(worker.engine.computed_s for worker in self.workers.values() if worker.hello.role == role)
         return self.busy_s[role] + living

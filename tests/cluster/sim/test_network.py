@@ -11,14 +11,18 @@ class Line:
 
     def __init__(self, latency_s: float = 0.0) -> None:
         self.clock = Clock()
-        self.network = Network(self.clock, 100.0, latency_s)
+        self.network = Network(self.clock, 100.0, latency_s, peer_timeout_s=10.0)
         self.landed: dict[str, tuple[float, float]] = {}
+        self.lost: dict[str, float] = {}
 
     def send(self, name: str, src: Card, dst: Card, num_bytes: float) -> None:
-        self.network.finish(self.network.open(src, dst, num_bytes, self.done, name), 0.0)
+        self.network.finish(self.network.open(src, dst, num_bytes, self.done, self.gone, name), 0.0)
 
     def done(self, name: str, seconds: float) -> None:
         self.landed[name] = self.clock.now_s, seconds
+
+    def gone(self, name: str) -> None:
+        self.lost[name] = self.clock.now_s
 
     def run(self) -> None:
         while len(self.clock):
@@ -55,7 +59,7 @@ def test_the_busier_end_decides() -> None:
 
 def test_the_tail_waits_for_the_prompt_and_the_head_does_not() -> None:
     line = Line()
-    transfer = line.network.open(Card(), Card(), 100.0, line.done, "a")
+    transfer = line.network.open(Card(), Card(), 100.0, line.done, line.gone, "a")
     line.clock.at(5.0, lambda _: line.network.finish(transfer, 50.0))
     line.run()
     assert line.landed["a"] == (pytest.approx(5.5), pytest.approx(5.5))
@@ -76,7 +80,7 @@ def test_a_cut_stops_what_is_on_its_way_and_it_goes_on_where_it_was() -> None:
 def test_what_is_aborted_never_lands_and_leaves_its_share_to_others() -> None:
     line = Line()
     src = Card()
-    gone = line.network.open(src, Card(), 1000.0, line.done, "gone")
+    gone = line.network.open(src, Card(), 1000.0, line.done, line.gone, "gone")
     line.send("stays", src, Card(), 100.0)
     line.clock.at(1.0, lambda _: line.network.abort(gone))
     line.run()
