@@ -17,6 +17,9 @@ from slipstream.cluster.workload.arrival import BLOCK_TOKENS
 from slipstream.router.config import PlacementConfig, PolicyName, SloConfig
 
 
+MAX_WORKERS = 10_000  # of one router: each that joins costs it a look at all others
+
+
 class SimConfigError(Exception):
     """A setting that cannot be: one sentence with file and key."""
 
@@ -69,6 +72,8 @@ class Split:
         split = cls(int(found[1] or 0), int(found[2]))
         if split.num_decode < 1:
             raise ValueError(f"a split has at least 1 decode worker, got {text!r}")
+        if split.num_prefill + split.num_decode > MAX_WORKERS:
+            raise ValueError(f"a split has at most {MAX_WORKERS} workers, got {text!r}")
         return split
 
 
