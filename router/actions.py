@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.generation import GenerationFinish
@@ -25,9 +26,9 @@ class Close:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Emit:
-    """The next tokens for the client. `logprobs` is empty or has one entry a token."""
+class Emit(NamedTuple):
+    """The next tokens for the client. `logprobs` is empty or has one entry a token. (A tuple, as there is one for each
+    token, and a frozen dataclass takes twice as long to make.)"""
 
     request_id: str
     token_ids: tuple[int, ...]

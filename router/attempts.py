@@ -121,10 +121,12 @@ class AttemptFlow:
         if ready:
             if state.paused_since_s is not None:
                 self._book.end_pause(state, now)
-            progress.tokens_came(state, sum([len(part.token_ids) for part in ready]), now)
+            is_one = len(ready) == 1  # as nearly always
+            num_new = len(ready[0].token_ids) if is_one else sum([len(part.token_ids) for part in ready])
+            progress.tokens_came(state, num_new, now)
         for part in ready:
             self._emit(state, part, now)
-            if part.finish_reason is not None or state.output.is_full:
+            if part.finish_reason is not None or (part is ready[-1] and state.output.is_full):
                 # A decode worker that ends a sequence is done with it. A prefill group may still be sending pages.
                 silent = worker if chunk.finish_reason is not None and worker is state.decode else None
                 reason = part.finish_reason or "length"
@@ -208,8 +210,8 @@ class AttemptFlow:
             return
         if state.num_cached_tokens is None:
             state.num_cached_tokens = state.record.num_cached_tokens = part.num_cached_tokens
+            state.record.timeline.mark("first_token", now)
             self._book.signals.first_token(state, now)
-        state.record.timeline.mark("first_token", now)
         self._book.totals.num_output_tokens += len(part.token_ids)
         self._book.actions.append(Emit(state.request_id, part.token_ids, part.logprobs))
 

@@ -84,7 +84,7 @@ class RequestState:
     @property
     def num_tokens(self) -> int:
         """What a new attempt has to prefill: the prompt and the output so far."""
-        return self.num_prompt_tokens + len(self.output)
+        return len(self.prompt_ids) // 4 + len(self.output)
 
     @property
     def has_first_token(self) -> bool:

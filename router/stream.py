@@ -11,6 +11,7 @@ from slipstream.router.history import RequestRecord, Timeline
 from slipstream.router.messages import TokenLogprob
 
 Delta = list[tuple[int, TokenLogprob | None]]
+Take = Callable[[Delta], bool]
 
 
 class GenerationStream:
@@ -21,6 +22,9 @@ class GenerationStream:
             async for delta in stream: ...
         stream.finish.reason
 
+    A reader that only passes on what comes takes `each` delta instead, which costs half of it: the task of a reader
+    stands at the end of a dozen calls that all have to be gone through to wake it up.
+
     One reader, on the loop that the service runs on.
     """
 
@@ -29,6 +33,8 @@ class GenerationStream:
         self._cancel = cancel
         self._pending: Delta = []
         self._waiter: asyncio.Future[None] | None = None
+        self._take: Take | None = None
+        self._is_handed_out_soon = False
         self.finish: GenerationFinish | None = None
 
     @property
@@ -57,6 +63,8 @@ class GenerationStream:
         """The service's side: more tokens, in order."""
         if logprobs:
             self._pending.extend(zip(token_ids, logprobs, strict=True))
+        elif len(token_ids) == 1:
+            self._pending.append((token_ids[0], None))
         else:
             self._pending.extend([(token_id, None) for token_id in token_ids])
         self._wake()
@@ -67,8 +75,42 @@ class GenerationStream:
         self._wake()
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
+        if self._waiter is None or self._waiter.done():
+            return
+        if self._take is None:
             self._waiter.set_result(None)
+        elif not self._is_handed_out_soon:  # not at once: the end, if this is it, comes in the same turn of the loop
+            self._is_handed_out_soon = True
+            self._waiter.get_loop().call_soon(self._hand_out)
+
+    async def each(self, take: Take) -> bool:
+        """Calls `take` with each delta until it returns False or the output has ended. Returns whether it has ended.
+        Raises what `take` raises."""
+        assert self._waiter is None, "a GenerationStream has one reader"
+        waiter = self._waiter = asyncio.get_running_loop().create_future()
+        self._take = take
+        self._hand_out()
+        try:
+            await waiter
+        finally:
+            self._waiter = self._take = None
+        return self.finish is not None and not self._pending
+
+    def _hand_out(self) -> None:
+        self._is_handed_out_soon = False
+        take, waiter = self._take, self._waiter
+        if take is None or waiter is None or waiter.done():
+            return
+        goes_on = self.finish is None
+        if self._pending:
+            delta, self._pending = self._pending, []
+            try:
+                goes_on = take(delta) and goes_on
+            except Exception as error:  # the reader's, who waits for it; here it would only end up in the loop's log
+                waiter.set_exception(error)
+                return
+        if not goes_on:
+            waiter.set_result(None)
 
     def __aiter__(self) -> GenerationStream:
         return self

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, cast
@@ -38,6 +39,8 @@ Message = WorkerMessage | RouterMessage
 MAX_FRAME_BYTES = 64 << 20
 # What may wait for a peer that does not read. A peer so far behind is as good as lost.
 MAX_OUTGOING_BYTES = 64 << 20
+
+LENGTH = struct.Struct("<I")  # of a payload, before it
 
 # Codes are part of the protocol: never reuse one, and raise PROTOCOL_VERSION when a message changes its fields.
 TYPE_CODES: dict[type, int] = {
@@ -146,7 +149,7 @@ class FrameReader:
         position = 0
         with memoryview(self._rest if is_continued else data) as view:
             while len(view) - position >= 4:
-                size = int.from_bytes(view[position : position + 4], "little")
+                (size,) = LENGTH.unpack_from(view, position)
                 if size > self.max_frame_bytes:
                     raise WireError(f"a frame of {size} bytes exceeds {self.max_frame_bytes}")
                 end = position + 4 + size

@@ -60,7 +60,8 @@ class WorkerPort:
         self._changed = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_due_s: float | None = None
+        self._timer_due_s = 0.0
+        self._is_timer_set_soon = False
         self._beat: asyncio.TimerHandle | None = None
         self._num_pings = 0
         self.num_decode_joins = 0
@@ -107,7 +108,7 @@ class WorkerPort:
     # ---- driving the dispatcher
 
     def perform(self, actions: Iterable[Action]) -> None:
-        """Does what the dispatcher wants, in order, and sets the timer for its next deadline."""
+        """Does what the dispatcher wants, in order, and sees to its next deadline, once a turn of the loop."""
         for action in actions:
             match action:
                 case Emit() | Finish():
@@ -120,7 +121,9 @@ class WorkerPort:
                     log.warning("closing the connection of %s: %s", worker, reason)
                     self._workers.pop(worker).protocol.abort()
                     self.note_change()
-        self._set_timer()
+        if not self._is_timer_set_soon:
+            self._is_timer_set_soon = True
+            asyncio.get_running_loop().call_soon(self._set_timer)
 
     async def wait_for_change(self) -> None:
         """Returns when the next worker has joined, was lost or was told to go, or other ones are expected."""
@@ -151,18 +154,21 @@ class WorkerPort:
         self._changed.clear()
 
     def _set_timer(self) -> None:
+        """Deadlines mostly go before they come: a timer that is early enough stays, and finds nothing to do."""
+        self._is_timer_set_soon = False
         due_s = self._dispatcher.next_deadline()
-        if due_s == self._timer_due_s or self._is_closing:
+        if due_s is None or self._is_closing:
             return
         if self._timer is not None:
+            if self._timer_due_s <= due_s:
+                return
             self._timer.cancel()
-        self._timer, self._timer_due_s = None, due_s
-        if due_s is not None:
-            delay_s = max(due_s - time.monotonic(), 0.0)
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
+        self._timer_due_s = due_s
+        delay_s = max(due_s - time.monotonic(), 0.0)
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
 
     def _on_timer(self) -> None:
-        self._timer_due_s = None
+        self._timer = None
         self.perform(self._dispatcher.tick(time.monotonic()))
 
     # ---- connections

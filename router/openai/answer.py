@@ -17,7 +17,7 @@ from slipstream.router.metrics import RequestMeter
 from slipstream.router.openai.failures import GenerationFailed, as_http_error
 from slipstream.router.openai.formats import DONE, AnswerFormat, TokenUsage, WholeChoice
 from slipstream.router.openai.output_text import OutputText, TokenEntry
-from slipstream.router.stream import GenerationStream
+from slipstream.router.stream import Delta, GenerationStream
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 
@@ -153,26 +153,35 @@ class Answer:
         return [task.result() for task in tasks]
 
     async def _run(self, choice: Choice, exchange: Exchange, on_text: OnText) -> ChoiceEnd:
-        """Hand the text of one choice to `on_text` as it becomes certain. Raises GenerationFailed."""
-        stream, output, meter, prefix = choice.stream, choice.output, choice.meter, choice.prefix
-        async for delta in stream:
+        """Hand the text of one choice to `on_text` as it becomes certain; what comes with the end is left to that.
+        Raises GenerationFailed."""
+        stream, output, meter, form = choice.stream, choice.output, choice.meter, self._form
+        record, prefix = stream.record, choice.prefix
+        last_logprobs: list[TokenEntry] = []
+
+        def take(delta: Delta) -> bool:
+            nonlocal prefix, last_logprobs
             meter.tokens(len(delta))
-            self._form.served_by(stream.record.version)
-            # `finish` is known with the last delta.
-            ends_with_stop_token = stream.finish is not None and delta[-1][0] == stream.finish.stop_token_id
+            form.served_by(record.version)
+            finish = stream.finish  # known with the last delta
+            ends_with_stop_token = finish is not None and delta[-1][0] == finish.stop_token_id
             text = output.add(delta, ends_with_stop_token and choice.hides_stop_token)
             logprobs = output.take_logprobs()
-            if text or logprobs:
+            if finish is not None and finish.reason in ("stop", "length"):
+                prefix, last_logprobs = prefix + text, logprobs
+            elif text or logprobs:
                 on_text(prefix + text, logprobs)
                 prefix = ""
-                if exchange.congested:  # a slow reader: the stream gathers what comes meanwhile
-                    await exchange.drain()
+            return not (output.stopped or exchange.congested)
+
+        while not await stream.each(take):
             if output.stopped:
                 stream.cancel("stop")
                 break
+            await exchange.drain()  # a slow reader: the stream gathers what comes meanwhile
         text = output.finish()
         choice.reason = self._reason(choice, stream.finish)
-        return ChoiceEnd(prefix + text, output.take_logprobs(), choice.reason)
+        return ChoiceEnd(prefix + text, last_logprobs + output.take_logprobs(), choice.reason)
 
     def _reason(self, choice: Choice, finish: GenerationFinish | None) -> FinishReason:
         """How a choice ended, and what of its prompt was cached. Raises GenerationFailed."""

@@ -47,7 +47,10 @@ class OutputText:
             if logprob is not None:
                 self._entries.append(TokenEntry(token_id, logprob, self._num_produced))
             self._num_produced += len(piece)
-            text += piece if self._stops is None else self._stops.add(piece)
+            if self._stops is None:
+                text += piece
+                continue
+            text += self._stops.add(piece)
             if self.stopped:
                 break
         else:

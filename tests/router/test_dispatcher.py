@@ -209,6 +209,16 @@ def test_reaching_max_tokens_ends_a_request_whose_worker_did_not_say_so(pair):
     assert (end.finish.reason, end.finish.usage.num_output_tokens) == ("length", 2)
 
 
+def test_the_last_token_is_told_also_where_it_came_before_the_one_before_it(pair):
+    pair.submit("r", max_tokens=2)
+    pair.chunk(D, "r", 1, 101)
+    pair.take()
+    pair.chunk(D, "r", 0, 100)
+    first, last, _, end = pair.take()
+    assert [first, last] == [Emit("r", (100,), ()), Emit("r", (101,), ())]
+    assert (end.finish.reason, end.finish.usage.num_output_tokens) == ("length", 2)
+
+
 # ---- credits
 
 

@@ -121,7 +121,7 @@ class _Serving:
         self._blocks_timer: asyncio.TimerHandle | None = None
         self._protocol = FrameProtocol(self._received, self._lost)
         self._closed = asyncio.Event()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
         self._timer_due_s = 0.0
         self._stats_timer: asyncio.TimerHandle | None = None
         self._welcome: asyncio.Future[None] = self._loop.create_future()
@@ -246,8 +246,8 @@ class _Serving:
         self._stats_timer = self._loop.call_later(STATS_INTERVAL_S, self._tell_stats)
 
     def _set_timer(self) -> None:
-        """The loop's clock is `time.monotonic`. Without a time to wait for, the next step comes after whatever else the
-        loop has to do."""
+        """Without a time to wait for, the next step comes after whatever else the loop has to do: `call_at` would have
+        it wait for the next millisecond now and then, because uvloop's clock counts in those."""
         due_s = self._engine.next_deadline_s()
         if self._timer is not None:
             if due_s is not None and self._timer_due_s <= due_s:
@@ -255,7 +255,11 @@ class _Serving:
             self._timer.cancel()
             self._timer = None
         if due_s is not None:
-            self._timer, self._timer_due_s = self._loop.call_at(due_s, self._advance), due_s
+            self._timer_due_s = due_s
+            wait_s = due_s - time.monotonic()
+            self._timer = (
+                self._loop.call_later(wait_s, self._advance) if wait_s > 0 else self._loop.call_soon(self._advance)
+            )
 
 
 async def run_mock_workers(configs: Sequence[MockConfig]) -> None:
