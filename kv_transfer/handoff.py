@@ -174,11 +174,8 @@ class SendHandoff(_Handoff):
         """
         if self.state is not State.ACTIVE or not 0 <= layer < len(self._next_slab):
             return False
-        plan = self.plans[0]
-        slab = first = self._next_slab[layer]
-        while slab < plan.num_slabs and plan.slab_end(slab) <= num_pages:
-            slab += 1
-        if slab == first:
+        first, slab = self._next_slab[layer], self.plans[0].slabs_within(num_pages)
+        if slab <= first:
             return False
         self._next_slab[layer] = slab
         for plan, ready in self._ready.items():

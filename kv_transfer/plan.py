@@ -94,6 +94,13 @@ class StreamPlan:
         ticket = self.ticket
         return min((self._first_slab + slab + 1) * ticket.slab_pages, ticket.first_page + ticket.num_pages)
 
+    def slabs_within(self, num_pages: int) -> int:
+        """How many slabs, from the first, lie within the first `num_pages` pages of the sequence."""
+        ticket = self.ticket
+        if num_pages >= ticket.first_page + ticket.num_pages:
+            return self.num_slabs
+        return max(0, num_pages // ticket.slab_pages - self._first_slab)
+
     def index(self, slab: int, layer: int) -> int:
         return slab * self.ticket.num_layers + layer
 

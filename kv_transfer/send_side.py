@@ -107,17 +107,16 @@ class SendSide:
             self._apply(sending, handoff.fail(str(error), now, is_unreachable=True))
             return
         self._apply(sending, handoff.begin(now))
-        for layer in range(ticket.num_layers):
-            self.pages_ready(key, layer, num_ready_pages)
+        if num_ready_pages:
+            for layer in range(ticket.num_layers):
+                handoff.pages_ready(layer, num_ready_pages, now)
+            self._queue(sending)
 
     def pages_ready(self, key: TransferKey, layer: int, num_pages: int) -> None:
         sending = self._sendings.get(key)
         if sending is None or not sending.handoff.pages_ready(layer, num_pages, self._clock()):
             return
-        for stream in sending.streams:
-            if not stream.is_queued:
-                stream.is_queued = True
-                stream.outbound.ready.append(stream)
+        self._queue(sending)
 
     def fail(self, key: TransferKey, reason: str) -> None:
         sending = self._sendings.get(key)
@@ -179,6 +178,12 @@ class SendSide:
         for outbound in list(self._outbounds.values()):
             if not outbound.is_open and now >= outbound.answer_by_s:
                 self.on_lost(outbound.link, f"no answer within {self._peer_timeout_s:g} s")
+
+    def _queue(self, sending: _Sending) -> None:
+        for stream in sending.streams:
+            if not stream.is_queued:
+                stream.is_queued = True
+                stream.outbound.ready.append(stream)
 
     def _post_next(self, outbound: _Outbound) -> bool:
         if not self._transport.can_send(outbound.link, outbound.num_in_flight):

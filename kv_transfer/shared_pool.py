@@ -188,8 +188,9 @@ class SharedPoolTransport:
     # ---- messages
 
     def can_send(self, link: Link, num_in_flight: int) -> bool:
-        # The first one alone, so that the receiver can begin.
-        return num_in_flight < MAX_IN_FLIGHT and len(self._sums) < min(MAX_BATCH, 1 + num_in_flight)
+        # The first one alone, so that the receiver can begin, and then more and more at a time.
+        num_offered = num_in_flight - len(self._sums)
+        return num_in_flight < MAX_IN_FLIGHT and len(self._sums) < min(MAX_BATCH, 1 + num_offered)
 
     def can_receive(self, arrival: Arrival, num_in_flight: int) -> bool:
         return num_in_flight < MAX_IN_FLIGHT

@@ -42,6 +42,15 @@ def test_a_chunk_of_slab_pages_from_the_start_completes_whole_slabs() -> None:
     assert [plan.slab_end(slab) for slab in range(plan.num_slabs)] == [4, 8, 10]
 
 
+@given(
+    first_page=st.integers(0, 20), num_pages=st.integers(0, 20), slab_pages=st.integers(1, 7), ready=st.integers(0, 50)
+)
+def test_slabs_within_are_those_that_end_there(first_page: int, num_pages: int, slab_pages: int, ready: int) -> None:
+    plan = StreamPlan(make_ticket(first_page=first_page, num_pages=num_pages, slab_pages=slab_pages), STREAM)
+    ends = [plan.slab_end(slab) for slab in range(plan.num_slabs)]
+    assert plan.slabs_within(ready) == sum(end <= ready for end in ends)
+
+
 @given(transfer_id=st.integers(0, 2**32 - 1), source_rank=st.integers(0, 255), index=st.integers(0, 2**24 - 1))
 def test_a_tag_says_which_message_it_is(transfer_id: int, source_rank: int, index: int) -> None:
     tag = MessageTag(transfer_id, source_rank, index)
