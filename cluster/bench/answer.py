@@ -21,13 +21,15 @@ class Answer:
     latest_s: float = 0.0
     ended_s: float = 0.0
     gaps: list[tuple[float, int]] = field(default_factory=list)
-    longest_gap_s: float = 0.0  # what stays of the gaps where many requests are kept
+    longest_gap_s: float = 0.0  # what stays of the gaps where many requests are kept, and `steady_gap_s`
+    steady_gap_s: float | None = None
     num_chunks: int = 0
     num_prompt_tokens: int | None = None
     num_cached_tokens: int | None = None
     num_output_tokens: int | None = None
     wanted_tokens: int | None = None
     text: str = ""
+    retry_after_s: float | None = None  # as a server that refuses asks for
     kind: str = ""
     error: str = ""
 
@@ -55,6 +57,15 @@ class Answer:
         if not self.first_s or self.num_tokens < 2:
             return None
         return (self.latest_s - self.first_s) / (self.num_tokens - 1)
+
+    def summarise_gaps(self) -> None:
+        """Keeps of the gaps the longest, and the mean from token to token in the later half of the stream, when the
+        hand-off is over and so are the prompts that came with it; None of answers that are too short for it."""
+        self.longest_gap_s = max((gap_s for gap_s, _ in self.gaps), default=0.0)
+        steady = self.gaps[len(self.gaps) // 2 :] if len(self.gaps) > 1 else []
+        num_tokens = sum(count for _, count in steady)
+        self.steady_gap_s = sum(gap_s for gap_s, _ in steady) / num_tokens if num_tokens else None
+        self.gaps = []
 
     def fail(self, kind: str, error: str = "") -> None:
         """The first failure counts; what follows comes of it."""

@@ -15,9 +15,12 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 class Asker:
-    """`form` makes a request of a turn and of those before it. Answers that take over `timeout_s` have failed."""
+    """`form` makes a request of a turn and of those before it; without it only whole requests can be sent. Answers that
+    take over `timeout_s` have failed."""
 
-    def __init__(self, target: Target, timeout_s: float, form: Callable[[Turn, list[Turn]], bytes]) -> None:
+    def __init__(
+        self, target: Target, timeout_s: float, form: Callable[[Turn, list[Turn]], bytes] | None = None
+    ) -> None:
         self._target = target
         self._timeout_s = timeout_s
         self._form = form
@@ -26,8 +29,14 @@ class Asker:
         self._all: set[Connection] = set()
 
     async def ask(self, turn: Turn, before: list[Turn], keep_text: bool) -> Answer:
-        """One request. Whatever goes wrong is in the answer."""
-        request = self._form(turn, before)
+        """One turn. Whatever goes wrong is in the answer."""
+        assert self._form is not None, "turns need a form"
+        answer = await self.send(self._form(turn, before), keep_text)
+        answer.wanted_tokens = turn.output_length
+        return answer
+
+    async def send(self, request: bytes, keep_text: bool = False) -> Answer:
+        """One request, as `Target.request` writes it. Whatever goes wrong is in the answer."""
         while True:
             begun_s = time.perf_counter()
             is_fresh = not self._free
@@ -39,7 +48,6 @@ class Asker:
             # A server may close a connection that was idle just when it is used again: that is nobody's failure.
             if is_fresh or answer.kind != "connection closed" or answer.status:
                 answer.begun_s = begun_s  # with the time to connect, if it had to
-                answer.wanted_tokens = turn.output_length
                 return answer
 
     def close(self) -> None:
@@ -78,7 +86,7 @@ class Asker:
 def _failed(begun_s: float, error: BaseException) -> Answer:
     answer = Answer(begun_s, ended_s=time.perf_counter())
     if isinstance(error, TimeoutError):
-        answer.fail("timeout", "no connection in time")
+        answer.fail("no connection", "none in time")
     elif isinstance(error, ConnectionRefusedError):
         answer.fail("connection refused", str(error))
     else:

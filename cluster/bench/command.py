@@ -29,6 +29,7 @@ from slipstream.cluster.bench.target import PATHS, BenchError, Target
 from slipstream.cluster.status import KEY_VARIABLE
 from slipstream.cluster.workload.arrival import TraceError
 from slipstream.cluster.workload.workload import open_workload
+from slipstream.router.open_files import allow_all_files
 
 INTERRUPTED = 130
 EXISTING = click.Path(exists=True, path_type=Path)
@@ -112,6 +113,7 @@ def run_bench(options: dict[str, Any]) -> int:
         return run_profile(server, form, cluster, model_dir, options["profile_file"], options["seed"])
     source = source_of(options, server)
     stages = [Stage(level, extent_of(level, source, options), source) for level in levels_of(options, source)]
+    allow_all_files()  # a server that hangs is asked at its rate all the same
     runs = uvloop.run(run_stages(stages, form, server.words, options["seed"], sys.stderr))
     if not runs:
         console.error("interrupted before anything was measured")
@@ -124,13 +126,15 @@ def run_bench(options: dict[str, Any]) -> int:
         slos=slos,
         levels=levels,
         runs=runs,
-        notes=notes_on(runs, source, server),
+        notes=notes_on(runs, source, server, form.is_stream),
         compared=compared(earlier, levels, options["earlier_file"]) if earlier is not None else None,
     )
     click.echo(outcome.report().text(shutil.get_terminal_size((120, 24)).columns), nl=False)
     write(outcome, options)  # after the report: a file that cannot be written loses nothing
     if any(run.was_interrupted for run in runs):
         return INTERRUPTED
+    if any(run.broke_off for run in runs):
+        return 1
     return 0 if any(answer.is_good for run in runs for answer in run.answers) else 1
 
 
@@ -146,7 +150,11 @@ def with_options(target: Target, options: dict[str, Any]) -> Target:
         name, separator, value = header.partition(":")
         if not separator or not name.strip() or "\n" in header or "\r" in header:
             raise click.UsageError(f"--header: expected NAME:VALUE, got {header!r}")
+        if not is_latin(header):
+            raise click.UsageError(f"--header: a header has only characters of Latin-1, got {header!r}")
         headers.append((name.strip(), value.strip()))
+    if options["key"] and not is_latin(options["key"]):
+        raise click.UsageError("--key: a key has only characters of Latin-1")
     return replace(
         target,
         model=options["model"],
@@ -156,6 +164,14 @@ def with_options(target: Target, options: dict[str, Any]) -> Target:
         extra=extra,
         check_certificate=target.check_certificate and not options["insecure"],
     )
+
+
+def is_latin(text: str) -> bool:
+    try:
+        text.encode("latin-1")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def source_of(options: dict[str, Any], server: Server) -> Source:
@@ -221,14 +237,18 @@ def settings_of(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def notes_on(runs: Sequence[LevelRun], source: Source, server: Server) -> list[str]:
+def notes_on(runs: Sequence[LevelRun], source: Source, server: Server, is_stream: bool) -> list[str]:
     """What would mislead a reader who does not know it."""
     notes = []
     if any(run.was_interrupted for run in runs):
         notes.append("Interrupted: what had ended by then.")
+    notes += [f"{run.level.name} broke off: {run.broke_off}" for run in runs if run.broke_off]
     good = [answer for run in runs for answer in run.answers if answer.is_good]
     if any(answer.num_output_tokens is None for answer in good):
         notes.append("The server does not count tokens: each chunk of a stream counts as one.")
+    num_whole = sum(not answer.first_s for answer in good)
+    if num_whole and is_stream:
+        notes.append(f"{num_whole} of {len(good)} answers were no stream: they have no TTFT and no ITL.")
     short = sum(answer.wanted_tokens is not None and answer.num_tokens != answer.wanted_tokens for answer in good)
     if short:
         notes.append(f"{short} of {len(good)} answers are not as long as they should have been.")

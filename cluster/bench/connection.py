@@ -19,10 +19,12 @@ import orjson
 
 from slipstream.cluster.bench.answer import Answer
 
-TEXT = re.compile(rb'"(?:content|text|reasoning_content|reasoning|arguments)": ?"(?!")')  # and something in it
+# With something in it. As AIPerf has it, the name of a function that is called counts, too.
+TEXT = re.compile(rb'"(?:content|text|reasoning_content|reasoning|arguments|function": ?\{"name)": ?"(?!")')
 PLAIN, PLAIN_EMPTY = b'"content":"', b'"content":""'  # as most servers write it, found at a fifth of the cost
 NUM_LAST_READS = 8  # of whole events: usage, the chunk that finishes, and errors are at the end
 MAX_ERROR_BYTES = 65536
+MAX_REST_BYTES = 64 * 1024 * 1024  # of one event, or of an answer in one piece
 
 
 class Connection(asyncio.Protocol):
@@ -35,6 +37,7 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._keep_text = False
         self._is_stream = False
+        self._is_framed = False  # the head says where the body ends; else it ends with the connection
         self._rest = bytearray()  # of an event that is not complete yet, or of a body that is no stream
         self._last: deque[bytes] = deque(maxlen=NUM_LAST_READS)
         self.is_closed = False
@@ -47,7 +50,7 @@ class Connection(asyncio.Protocol):
     def ask(self, request: bytes, keep_text: bool = False) -> asyncio.Future[Answer]:
         """Sends a request. The answer says itself whether it is good; only a cancelled future is none."""
         self._parser = httptools.HttpResponseParser(self)
-        self._keep_text, self._is_stream = keep_text, False
+        self._keep_text, self._is_stream, self._is_framed = keep_text, False, False
         self._last = deque(maxlen=None if keep_text else NUM_LAST_READS)
         self._rest.clear()
         self._ended = asyncio.get_running_loop().create_future()
@@ -80,6 +83,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_closed = True
+        if error is None and self._answer.status and not self._is_framed:
+            self._end()
         self._finish("connection closed", f"the server closed the connection: {error or 'end of the stream'}")
 
     # ---- httptools
@@ -87,6 +92,10 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"content-type":
             self._is_stream = value.lower().startswith(b"text/event-stream")
+        elif name.lower() in (b"content-length", b"transfer-encoding"):
+            self._is_framed = True
+        elif name.lower() == b"retry-after" and value.strip().isdigit():  # the other form is a date
+            self._answer.retry_after_s = float(value)
 
     def on_headers_complete(self) -> None:
         self._answer.status = self._parser.get_status_code()
@@ -96,9 +105,12 @@ class Connection(asyncio.Protocol):
             self._read(body)  # whole events, as nearly always
             return
         self._rest += body
-        if self._answer.status != 200 or not self._is_stream:
-            if self._answer.status != 200:
-                del self._rest[MAX_ERROR_BYTES:]
+        if self._answer.status != 200:
+            del self._rest[MAX_ERROR_BYTES:]
+            return
+        if len(self._rest) > MAX_REST_BYTES:
+            self.give_up("endless answer", f"over {MAX_REST_BYTES >> 20} MiB without an end")
+        if not self._is_stream:
             return
         end = max(self._rest.rfind(b"\n\n") + 2, self._rest.rfind(b"\r\n\r\n") + 4)
         if end < 4:
@@ -110,6 +122,11 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if not self._parser.should_keep_alive():
             self.close()
+        self._end()
+
+    # ---- the answer
+
+    def _end(self) -> None:
         answer = self._answer
         if answer.status != 200:
             self._finish(f"HTTP {answer.status}", told_error(bytes(self._rest)))
@@ -117,8 +134,6 @@ class Connection(asyncio.Protocol):
             self._end_stream()
         else:
             self._end_whole()
-
-    # ---- the answer
 
     def _read(self, events: bytes) -> None:
         answer, now = self._answer, self._now

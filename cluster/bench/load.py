@@ -58,10 +58,12 @@ class Level:
 @dataclass(frozen=True, slots=True)
 class Extent:
     """When a level is over: after `num_requests`, or when `duration_s` have passed; running requests then end, for at
-    most `grace_s`. `num_warm_up` requests go before and count nothing."""
+    most `grace_s`. `num_warm_up` requests go before and count nothing. A server that nobody could connect to for
+    `gone_s` is gone, and the level over."""
 
     num_requests: int | None = None
     duration_s: float | None = None
     num_warm_up: int = 0
     timeout_s: float = 600.0
     grace_s: float = 30.0
+    gone_s: float = 10.0

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from slipstream.cluster.bench.answer import Answer
@@ -14,12 +15,15 @@ from slipstream.cluster.bench.conversation import Conversation, Turn
 from slipstream.cluster.bench.load import Extent, Level
 
 MAX_BACKOFF_S = 1.0  # of a client whose requests fail
+MAX_RETRY_AFTER_S = 10.0  # that a server may ask for
+NO_CONNECTION = ("connection refused", "no connection")
 LATE_S = 0.01
 
 
 @dataclass(slots=True)
 class LevelRun:
-    """`answers` are all that ended, `num_unfinished` those that were cut off at the end and count nowhere."""
+    """`answers` are all that ended, `num_unfinished` those that were cut off at the end and count nowhere. `broke_off`
+    says why a level ended before its time, where it did."""
 
     level: Level
     answers: list[Answer] = field(default_factory=list)
@@ -28,6 +32,7 @@ class LevelRun:
     num_unfinished: int = 0
     num_late: int = 0  # begun over `LATE_S` after they should have been, because the client was busy or at its limit
     was_interrupted: bool = False
+    broke_off: str = ""
     begun_s: float = 0.0
     unix_s: float = 0.0  # when it began, for people
 
@@ -49,12 +54,12 @@ async def run_level(
     can be watched meanwhile."""
     run = run if run is not None else LevelRun(level)
     run.begun_s, run.unix_s = time.perf_counter(), time.time()
-    users = _Users(asker, conversations, run, extent.num_requests)
+    users = _Users(asker, conversations, run, extent)
     asking = asyncio.create_task(_closed_loop(users, level) if level.is_closed else _open_loop(users, level, seed))
     stopped = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({asking, stopped}, timeout=extent.duration_s, return_when=asyncio.FIRST_COMPLETED)
-        users.is_over = True
+        users.over.set()
         if not asking.done() and not stop.is_set():  # the time is up: what runs may end
             if not level.is_closed:
                 asking.cancel()
@@ -76,26 +81,34 @@ async def run_level(
 
 
 class _Users:
-    """Runs conversations, as many as there are requests for."""
+    """Runs conversations, as many as there are requests for, until it is `over`."""
 
-    def __init__(self, asker: Asker, conversations: Iterator[Conversation], run: LevelRun, quota: int | None) -> None:
+    def __init__(self, asker: Asker, conversations: Iterator[Conversation], run: LevelRun, extent: Extent) -> None:
         self._asker = asker
         self.conversations = conversations
         self.run = run
-        self.quota = quota
-        self.is_over = False
+        self.quota = extent.num_requests
+        self.over = asyncio.Event()
+        self._gone_s = extent.gone_s
+        self._away_since_s: float | None = None  # since when nobody could connect
         self.running: set[asyncio.Task[None]] = set()
 
     @property
     def is_spent(self) -> bool:
-        return self.is_over or (self.quota is not None and self.run.num_started >= self.quota)
+        return self.over.is_set() or (self.quota is not None and self.run.num_started >= self.quota)
 
-    async def converse(self, conversation: Conversation, due_s: float | None = None) -> bool:
-        """All turns of a conversation; False if one failed, which ends it."""
+    async def pause(self, seconds: float) -> None:
+        """Shorter if it is over meanwhile."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.over.wait()
+
+    async def converse(self, conversation: Conversation, due_s: float | None = None) -> Answer | None:
+        """All turns of a conversation; the answer that failed, if one did, which ends it."""
         before: list[Turn] = []
         for number, turn in enumerate(conversation.turns):
             if self.is_spent:
-                return True
+                return None
             is_last = number == len(conversation.turns) - 1
             self.run.num_started += 1
             self.run.num_running += 1
@@ -104,14 +117,24 @@ class _Users:
             answer = await self._asker.ask(turn, before, keep_text=not is_last)
             self.run.num_running -= 1
             answer.due_s, due_s = due_s, None
-            answer.longest_gap_s = max((gap_s for gap_s, _ in answer.gaps), default=0.0)
-            answer.gaps = []
+            answer.summarise_gaps()
             self.run.answers.append(answer)
+            self._look_out(answer)
             if not answer.is_good:
-                return False
+                return answer
             before += [turn, Turn(answer.text, None)]
             answer.text = ""
-        return True
+        return None
+
+    def _look_out(self, answer: Answer) -> None:
+        """Nobody asks a server on and on that is gone."""
+        if answer.kind not in NO_CONNECTION:
+            self._away_since_s = None
+        elif self._away_since_s is None:
+            self._away_since_s = answer.ended_s
+        elif answer.ended_s - self._away_since_s >= self._gone_s and not self.over.is_set():
+            self.run.broke_off = f"no connection for {self._gone_s:g} s ({answer.error or answer.kind})"
+            self.over.set()
 
 
 async def _closed_loop(users: _Users, level: Level) -> None:
@@ -121,10 +144,13 @@ async def _closed_loop(users: _Users, level: Level) -> None:
             conversation = next(users.conversations, None)
             if conversation is None:
                 return
-            is_good = await users.converse(conversation)
-            num_failures = 0 if is_good else num_failures + 1
-            if num_failures:  # a server that refuses everything is not asked a thousand times a second
-                await asyncio.sleep(min(0.01 * 2 ** min(num_failures, 10), MAX_BACKOFF_S))
+            failed = await users.converse(conversation)
+            if failed is None:
+                num_failures = 0
+                continue
+            num_failures += 1  # a server that refuses everything is not asked a thousand times a second
+            asked_for_s = min(failed.retry_after_s or 0.0, MAX_RETRY_AFTER_S)
+            await users.pause(max(min(0.01 * 2 ** min(num_failures, 10), MAX_BACKOFF_S), asked_for_s))
 
     async with asyncio.TaskGroup() as group:
         for _ in range(level.concurrency or 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import ssl
 import urllib.error
@@ -14,6 +15,8 @@ from slipstream.cluster.bench.target import BenchError, Target
 from slipstream.cluster.bench.words import COMMON, Words, common_words, max_model_len, tokenizer_folder, words_of
 
 TIMEOUT_S = 10.0
+MAX_TOLD_BYTES = 16 * 1024 * 1024
+NO_LIST = (404, 405, 501)  # of a server that has no list of models
 PROBE_WORDS = (16, 96)
 
 
@@ -46,10 +49,12 @@ def look_at(target: Target, model_dir: Path | None) -> Server:
 
 
 def model_cards(target: Target) -> list[dict[str, Any]]:
-    """Empty if the server has no list of models."""
+    """Empty if the server has no list of models. Raises BenchError if it cannot tell just now and nobody else says."""
     status, told = ask(target, f"{target.root}{target.base}/models")
     if status in (401, 403):
         raise BenchError(f"{target.root} wants a key: {said(told)} (--key, or SLIPSTREAM_API_KEY)")
+    if status not in (200, *NO_LIST) and not target.model:
+        raise BenchError(f"{target.root}{target.base}/models answers with status {status}: {said(told)}")
     cards = told.get("data") if isinstance(told, dict) else None
     return [card for card in cards if isinstance(card, dict)] if status == 200 and isinstance(cards, list) else []
 
@@ -83,15 +88,17 @@ def ask(target: Target, url: str, body: dict[str, Any] | None = None, timeout_s:
     question = urllib.request.Request(url, json.dumps(body).encode() if body is not None else None, headers)
     try:
         with urllib.request.build_opener(*handlers).open(question, timeout=timeout_s) as answer:
-            return answer.status, parsed(answer.read())
+            return answer.status, parsed(answer.read(MAX_TOLD_BYTES))
     except urllib.error.HTTPError as error:
         with error:
-            return error.code, parsed(error.read())
+            return error.code, parsed(error.read(MAX_TOLD_BYTES))
     except (OSError, ValueError) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         if isinstance(reason, ssl.SSLCertVerificationError):
             reason = f"{reason.verify_message} (--insecure takes any certificate)"
         raise BenchError(f"{target.root} cannot be reached: {reason}") from None
+    except http.client.HTTPException as error:
+        raise BenchError(f"{target.root} does not speak HTTP: {str(error).strip() or type(error).__name__}") from None
 
 
 def parsed(data: bytes) -> Any:

@@ -34,7 +34,8 @@ class Stage:
 async def run_stages(
     stages: Sequence[Stage], form: QuestionForm, words: Words, seed: int, terminal: TextIO
 ) -> list[LevelRun]:
-    """The runs so far, if Ctrl-C ends it early. Raises BenchError if the requests to warm up all fail."""
+    """The runs so far, if Ctrl-C or a server that fails ends it early. Raises BenchError if the requests to warm up all
+    fail before anything was measured."""
     runs: list[LevelRun] = []
     stop = asyncio.Event()
     with stopped_by_ctrl_c(stop):
@@ -46,8 +47,12 @@ async def run_stages(
                 if stage.extent.num_warm_up:
                     conversations = stage.source.conversations(words, seed - 1 - number)
                     warm = await warm_up(asker, conversations, stage.level, stage.extent, stop)
-                    refuse_if_all_failed(warm)
                     if stop.is_set():
+                        break
+                    if failure := failure_of(warm):
+                        if not runs:
+                            raise BenchError(failure)
+                        runs.append(LevelRun(stage.level, broke_off=failure))
                         break
                 gc.collect()
                 gc.freeze()  # what is there stays, and need not be looked at while times are taken
@@ -56,15 +61,20 @@ async def run_stages(
                 runs.append(run)
                 with shown_progress(run, stage.extent, terminal):
                     await run_level(asker, conversations, stage.level, stage.extent, stop, seed + number, run)
+                if run.broke_off:
+                    break
             finally:
                 asker.close()
     return runs
 
 
-def refuse_if_all_failed(run: LevelRun) -> None:
-    if run.answers and run.num_errors == len(run.answers):
-        first = run.answers[0]
-        raise BenchError(f"no request of the warm-up succeeded: {first.kind}: {first.error}")
+def failure_of(warm_up: LevelRun) -> str:
+    """Empty if a request succeeded."""
+    if not warm_up.answers or warm_up.num_errors < len(warm_up.answers):
+        return ""
+    first = warm_up.answers[0]
+    later = f" (Retry-After: {first.retry_after_s:g} s)" if first.retry_after_s is not None else ""
+    return f"no request of the warm-up succeeded: {first.kind}: {first.error}{later}"
 
 
 @contextmanager

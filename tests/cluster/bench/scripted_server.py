@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -23,10 +24,13 @@ class ScriptedServer:
     heads: list[str] = field(default_factory=list)
     num_connections: int = 0
     port: int = 0
+    key: str = ""  # that every request must have
+    tls: ssl.SSLContext | None = None
+    stopped: Callable[[], None] = lambda: None
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'http' if self.tls is None else 'https'}://127.0.0.1:{self.port}"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_connections += 1
@@ -34,7 +38,9 @@ class ScriptedServer:
             while head := (await reader.readuntil(b"\r\n\r\n")).decode():
                 fields = dict(line.lower().split(": ", 1) for line in head.splitlines()[1:] if ": " in line)
                 data = await reader.readexactly(int(fields.get("content-length", 0)))
-                if head.startswith("GET"):
+                if self.key and fields.get("authorization") != f"bearer {self.key}":
+                    whole(writer, 401, {"error": {"message": "a key is needed"}})
+                elif head.startswith("GET"):
                     whole(writer, 200, {"object": "list", "data": self.cards})
                 else:
                     body = json.loads(data)
@@ -49,10 +55,10 @@ class ScriptedServer:
             writer.close()
 
 
-def whole(writer: asyncio.StreamWriter, status: int, told: dict[str, Any]) -> None:
+def whole(writer: asyncio.StreamWriter, status: int, told: dict[str, Any], lines: str = "") -> None:
     data = json.dumps(told).encode()
-    writer.write(b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % (status, len(data)))
-    writer.write(data)
+    head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\n{lines}content-length: {len(data)}\r\n\r\n"
+    writer.write(head.encode() + data)
 
 
 def begin(writer: asyncio.StreamWriter) -> None:
@@ -96,14 +102,22 @@ async def normal(writer: asyncio.StreamWriter, body: dict[str, Any], number: int
 
 
 @contextmanager
-def scripted(answer: Writing = normal, cards: list[dict[str, Any]] | None = None) -> Iterator[ScriptedServer]:
-    """Listens on a free port until the block ends."""
-    server = ScriptedServer(answer) if cards is None else ScriptedServer(answer, cards)
+def scripted(
+    answer: Writing = normal,
+    cards: list[dict[str, Any]] | None = None,
+    key: str = "",
+    tls: ssl.SSLContext | None = None,
+) -> Iterator[ScriptedServer]:
+    """Listens on a free port until the block ends. `stopped` closes it from within an answer."""
+    server = ScriptedServer(answer, key=key, tls=tls)
+    if cards is not None:
+        server.cards = cards
     started, loop = threading.Event(), asyncio.new_event_loop()
     stopping = asyncio.Event()
 
     async def main() -> None:
-        listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+        listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls)
+        server.stopped = listening.close
         server.port = listening.sockets[0].getsockname()[1]
         started.set()
         await stopping.wait()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from slipstream.cluster.bench import connection
 from slipstream.cluster.bench.answer import Answer
 from slipstream.cluster.bench.asker import Asker
 from slipstream.cluster.bench.conversation import Turn
@@ -117,9 +118,34 @@ async def empty(writer: asyncio.StreamWriter, body: dict[str, Any], number: int)
     end(writer)
 
 
+async def page(writer: asyncio.StreamWriter, body: dict[str, Any], number: int) -> None:
+    data = b"<html>It works!</html>"
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data))
+
+
+async def nothing(writer: asyncio.StreamWriter, body: dict[str, Any], number: int) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 0\r\n\r\n")
+
+
+async def without_text(writer: asyncio.StreamWriter, body: dict[str, Any], number: int) -> None:
+    whole(writer, 200, {"choices": [{"message": {"content": ""}}]})
+
+
+async def half(writer: asyncio.StreamWriter, body: dict[str, Any], number: int) -> None:
+    """Some tokens, and then neither more of them nor an end."""
+    begin(writer)
+    chunk(writer, piece("a"))
+    await writer.drain()
+    await asyncio.Event().wait()
+
+
 @pytest.mark.parametrize(
     ("script", "kind", "error"),
     [
+        (page, "not JSON", "not a JSON object"),
+        (nothing, "broken stream", "without [DONE]"),
+        (without_text, "empty answer", ""),
+        (half, "timeout", "no whole answer within"),
         (refusing, "HTTP 429", "too many of them"),
         (failing, "error in the stream", "the worker died"),
         (leaving, "connection closed", "closed the connection"),
@@ -130,9 +156,65 @@ async def empty(writer: asyncio.StreamWriter, body: dict[str, Any], number: int)
     ],
 )
 def test_whatever_goes_wrong_is_an_answer_of_a_kind(script: Script, kind: str, error: str) -> None:
-    first, second = answers(script, 2, timeout_s=0.5 if script is silent else 30.0)
+    first, second = answers(script, 2, timeout_s=0.5 if script in (silent, half) else 30.0)
     assert (first.kind, second.kind) == (kind, kind)
     assert error in first.error
+
+
+def test_a_body_without_a_length_ends_with_the_connection() -> None:
+    async def old(writer: asyncio.StreamWriter, body: dict[str, Any], number: int) -> None:
+        head = "event-stream" if number == 0 else "plain"
+        writer.write(f"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: text/{head}\r\n\r\n".encode())
+        if number == 0:
+            writer.write(piece("a") + usage(3, 1) + event("[DONE]"))
+        else:
+            writer.write(b'{"choices": [{"message": {"content": "a"}}], "usage": {"completion_tokens": 1}}')
+        await writer.drain()
+        raise ConnectionError  # closes it
+
+    stream, whole_answer = answers(old, 2)
+    assert (stream.kind, stream.num_prompt_tokens, stream.num_tokens) == ("", 3, 1)
+    assert (whole_answer.kind, whole_answer.num_tokens, whole_answer.ttft_s) == ("", 1, None)
+
+
+def test_a_stream_without_an_end_takes_no_more_than_so_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MAX_REST_BYTES", 1 << 16)
+
+    async def flood(writer: asyncio.StreamWriter, body: dict[str, Any], number: int) -> None:
+        begin(writer)
+        while True:
+            chunk(writer, b"x" * 4096)
+            await writer.drain()
+
+    assert answers(flood)[0].kind == "endless answer"
+
+
+def test_what_a_server_says_about_when_to_come_back_is_kept() -> None:
+    async def script(writer: asyncio.StreamWriter, body: dict[str, Any], number: int) -> None:
+        whole(writer, 429, {"error": "later"}, "Retry-After: 2\r\n" if number == 0 else "retry-after: Mon, 1 Jan\r\n")
+
+    assert [(answer.kind, answer.retry_after_s) for answer in answers(script, 2)] == [
+        ("HTTP 429", 2),
+        ("HTTP 429", None),
+    ]
+
+
+def test_the_first_token_is_the_first_text_whatever_it_is_part_of() -> None:
+    """The role comes before, and of a token without a text (of control, or a part of a character) nobody knows."""
+
+    async def script(writer: asyncio.StreamWriter, body: dict[str, Any], number: int) -> None:
+        begin(writer)
+        for delta in ({"role": "assistant", "content": ""}, {"content": ""}, deltas[number], {}):
+            chunk(writer, event({"choices": [{"index": 0, "delta": delta}]}))
+            await writer.drain()
+        chunk(writer, usage(5, 3) + event("[DONE]"))
+        end(writer)
+
+    call = {"index": 0, "id": "c", "type": "function", "function": {"name": "look", "arguments": ""}}
+    deltas = [{"content": "a"}, {"reasoning_content": "a"}, {"reasoning": "a"}, {"tool_calls": [call]}]
+    for answer in answers(script, len(deltas)):
+        assert (answer.kind, answer.num_chunks, answer.num_tokens) == ("", 1, 3)
+        assert answer.first_s == answer.latest_s
 
 
 def test_nobody_listens() -> None:

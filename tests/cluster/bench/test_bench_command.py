@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import itertools
 import json
 import os
 import signal
+import socket
+import ssl
+import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from slipstream.cluster.bench.asker import Asker
 from slipstream.cluster.bench.command import bench_command
+from slipstream.cluster.bench.conversation import Conversation, Turn
 from slipstream.cluster.bench.load import Extent, Level
 from slipstream.cluster.bench.progress import progress_line
-from slipstream.cluster.bench.run_level import LevelRun
+from slipstream.cluster.bench.question import QuestionForm
+from slipstream.cluster.bench.run_level import LevelRun, run_level
+from slipstream.cluster.bench.target import Target
 from tests.cluster.bench.scripted_server import normal, scripted, whole
 
 MODEL_DIR = Path(__file__).resolve().parents[3] / "models" / "slipstream-demo"
@@ -150,6 +159,8 @@ def test_a_server_that_refuses_everything_is_said_in_one_sentence() -> None:
         (["a:1", "--goodput", "x:1"], "--goodput"),
         (["a:1", "--extra", "[]"], "--extra"),
         (["a:1", "--header", "x"], "--header"),
+        (["a:1", "--header", "x: €"], "--header: a header has only characters of Latin-1"),
+        (["a:1", "--key", "€"], "--key: a key has only characters of Latin-1"),
         (["a:1", "--isl", "nan"], "--isl: a finite number was expected"),
         (["a:1", "--osl-stddev", "inf"], "--osl-stddev: a finite number was expected"),
     ],
@@ -177,6 +188,152 @@ def test_a_model_that_is_not_served_is_said() -> None:
     with scripted(cards=[{"id": "a"}, {"id": "b"}]) as server:
         told = bench(server.url, "--model", "c")
     assert "does not serve 'c' but a, b" in told.output
+
+
+def test_a_server_that_wants_a_key_says_so() -> None:
+    with scripted(key="right") as server:
+        told = bench(server.url, "--tokenizer", MODEL_DIR, "--key", "wrong")
+        assert told.exit_code == 1
+        assert "wants a key: a key is needed (--key, or SLIPSTREAM_API_KEY)" in told.output
+        assert bench(server.url, "--tokenizer", MODEL_DIR, "--key", "right", "--request-count", 1).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "does not speak HTTP: SSH-2.0-OpenSSH_9.2"),
+        (b"", "cannot be reached: Remote end closed connection"),
+        (
+            b'HTTP/1.1 503 X\r\ncontent-length: 31\r\n\r\n{"error": {"message": "later"}}',
+            "/v1/models answers with status 503: later",
+        ),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n<p>It</p>", "does not say which models it serves; give --model"),
+    ],
+)
+def test_what_else_listens_there_is_said(answer: bytes, said: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        told = bench(f"127.0.0.1:{listening.getsockname()[1]}", "--tokenizer", MODEL_DIR)
+        thread.join()
+    assert told.exit_code == 1
+    assert said in told.output
+    assert told.output.strip().count("\n") == 0
+
+
+async def limited(writer: asyncio.StreamWriter, body: dict[str, Any], number: int) -> None:
+    whole(writer, 429, {"error": {"message": "too many"}}, "Retry-After: 7\r\n")
+
+
+def test_a_server_that_has_no_room_says_when_to_come_back() -> None:
+    with scripted(limited) as server:
+        told = bench(server.url, "--tokenizer", MODEL_DIR, "--warm-up", 1)
+    assert told.exit_code == 1
+    assert "no request of the warm-up succeeded: HTTP 429: too many (Retry-After: 7 s)" in told.output
+
+
+def test_a_server_that_dies_in_a_sweep_loses_no_report(tmp_path: Path) -> None:
+    file = tmp_path / "o.json"
+
+    async def dies(writer: asyncio.StreamWriter, body: dict[str, Any], number: int) -> None:
+        if number < 4:
+            await normal(writer, body, number)
+            return
+        server.stopped()
+        raise ConnectionError
+
+    with scripted(dies) as server:
+        told = bench(
+            server.url, "--concurrency", "1,2,4", "--request-count", 4, "--warm-up", 0, "--osl", 2,
+            "--tokenizer", MODEL_DIR, "--json", file,
+        )  # fmt: skip
+    assert told.exit_code == 0, told.output  # short levels: nobody was patient for long enough to call it gone
+    first, second, third = json.loads(file.read_text())["levels"]
+    assert first["metrics"]["request_count"]["avg"] == 4
+    assert (second["metrics"]["error_count"]["avg"], third["metrics"]["error_count"]["avg"]) == (4, 4)
+    assert {"connection closed", "connection refused"} >= {error["kind"] for error in second["errors"]}
+
+    with scripted(dies) as server:
+        told = bench(
+            server.url, "--concurrency", "1,2,4", "--request-count", 2, "--warm-up", 2, "--osl", 2,
+            "--tokenizer", MODEL_DIR,
+        )  # fmt: skip
+    assert told.exit_code == 1
+    assert "Metrics, concurrency 1" in told.output
+    assert "concurrency 2 broke off: no request of the warm-up succeeded: connection" in told.output
+
+
+@pytest.mark.parametrize("level", [Level(2), Level(rate=100.0, arrivals="constant")])
+def test_a_level_is_over_when_nobody_could_connect_for_long(level: Level) -> None:
+    with scripted() as server:
+        target = Target.of_url(server.url)
+
+    async def main() -> LevelRun:
+        asker = Asker(target, 5.0, QuestionForm(target))
+        conversations = itertools.repeat(Conversation([Turn("x", 1)]))
+        extent = Extent(num_requests=100_000, gone_s=0.1)
+        return await run_level(asker, conversations, level, extent, asyncio.Event(), 0)
+
+    run = asyncio.run(main())
+    assert "no connection for 0.1 s" in run.broke_off
+    assert {answer.kind for answer in run.answers} == {"connection refused"}
+    assert run.num_unfinished == 0
+
+
+def test_a_client_that_was_told_when_to_come_back_comes_no_sooner_unless_it_is_over() -> None:
+    with scripted(limited) as server:
+        target = Target.of_url(server.url)
+
+        async def main() -> LevelRun:
+            asker = Asker(target, 5.0, QuestionForm(target))
+            conversations = itertools.repeat(Conversation([Turn("x", 1)]))
+            try:
+                return await run_level(asker, conversations, Level(3), Extent(duration_s=0.3), asyncio.Event(), 0)
+            finally:
+                asker.close()
+
+        run = asyncio.run(main())
+    assert [answer.retry_after_s for answer in run.answers] == [7.0] * 3
+
+
+@pytest.fixture
+def self_signed(tmp_path: Path) -> ssl.SSLContext:
+    """A certificate for 127.0.0.1 that nobody vouches for."""
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "1", "-subj", "/CN=127.0.0.1", "-keyout", str(key), "-out", str(cert)]
+    subprocess.run(command, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    return context
+
+
+def test_a_certificate_that_nobody_vouches_for_is_taken_if_told_to(self_signed: ssl.SSLContext) -> None:
+    with scripted(tls=self_signed) as server:
+        options = [server.url, "--tokenizer", MODEL_DIR, "--osl", 2, "--request-count", 3]
+        told = bench(*options)
+        assert told.exit_code == 1
+        assert "(--insecure takes any certificate)" in told.output
+        told = bench(*options, "--insecure")
+    assert told.exit_code == 0, told.output
+    assert "time_to_first_token" in told.output
+
+
+def test_a_server_that_does_not_stream_is_named() -> None:
+    async def unstreamed(writer: asyncio.StreamWriter, body: dict[str, Any], number: int) -> None:
+        await normal(writer, {**body, "stream": False}, number)
+
+    with scripted(unstreamed) as server:
+        told = bench(server.url, "--osl", 2, "--request-count", 3, "--tokenizer", MODEL_DIR)
+    assert told.exit_code == 0, told.output
+    assert "3 of 3 answers were no stream: they have no TTFT and no ITL." in told.output
 
 
 def test_ctrl_c_gives_the_report_so_far() -> None:
