@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ import uvloop
 
 from slipstream.cluster import run_state
 from slipstream.cluster.bench.measures import errors_of
-from slipstream.cluster.bench.profiling import phases, profile_of, profile_table
+from slipstream.cluster.bench.profiling import Alone, phases, profile_of, profile_table, prompts_table, steps_table
 from slipstream.cluster.bench.question import QuestionForm
 from slipstream.cluster.bench.server import Server, ask, said
 from slipstream.cluster.bench.session import Stage, run_stages
 from slipstream.cluster.bench.target import BenchError, Target
 from slipstream.cluster.config_file import ConfigError, load_config
+from slipstream.cluster.report.table import Table
 from slipstream.cluster.run_state import ClusterState
 from slipstream.cluster.sim.profile import WorkerProfile
 
@@ -67,9 +69,11 @@ def run_profile(
     admin = Target.of_url(cluster.admin_url) if cluster is not None else server.target
     admin = replace(admin, key=server.target.key, check_certificate=server.target.check_certificate)
     told = told_by(admin, "/cluster/profile")
-    max_slots = max((int(role["max_slots"]) for role in told["roles"] if role["role"] == "decode"), default=1)
+    decode: dict[str, Any] = next((role for role in told["roles"] if role["role"] == "decode"), {})
+    max_slots, num_workers = int(decode.get("max_slots", 1)), int(decode.get("num_workers", 1))
     max_model_len = min((int(role["max_model_len"]) for role in told["roles"]), default=2048)
-    stages = [Stage(phase.level, phase.extent, phase.source) for phase in phases(max_model_len, max_slots)]
+    load = list(phases(max_model_len, max_slots, num_workers))
+    stages = [Stage(phase.level, phase.extent, phase.source) for phase in load]
     runs = uvloop.run(run_stages(stages, form, server.words, seed, sys.stderr))
     if any(run.was_interrupted for run in runs):
         raise BenchError("interrupted; no profile was written")
@@ -77,7 +81,10 @@ def run_profile(
     if failed:
         kind, (count, example) = next(iter(failed.items()))
         raise BenchError(f"{count} requests of the load failed, so there is no profile: {kind}: {example}")
-    told = told_by(admin, "/cluster/profile")
+    for run in runs:
+        if run.broke_off:
+            raise BenchError(f"{run.broke_off}; no profile was written")
+    told, alone = told_by(admin, "/cluster/profile"), Alone.of(load, runs)
     profile = profile_of(
         told,
         name=path.stem,
@@ -87,8 +94,11 @@ def run_profile(
         start_s=cluster.start_s if cluster is not None else None,
         has_gpus=is_here(admin) and NVIDIA.exists(),
         shares_cores=is_here(admin) and not NVIDIA.exists(),
+        alone=alone,
     )
-    return written(profile, told, path)
+    return written(
+        profile, [profile_table(profile, told), steps_table(profile, alone, told), prompts_table(profile, alone)], path
+    )
 
 
 def is_here(target: Target) -> bool:
@@ -109,12 +119,13 @@ def kv_bytes_per_token(admin: Target, page_tokens: int) -> int | None:
     return max(found, default=0) or None  # less of prompts that were cached in part
 
 
-def written(profile: WorkerProfile, told: dict[str, Any], path: Path) -> int:
+def written(profile: WorkerProfile, tables: Sequence[Table], path: Path) -> int:
     try:
         profile.write(path)
     except OSError as error:
         raise BenchError(f"{path}: {error.strerror}") from None
-    click.echo(profile_table(profile, told).text(shutil.get_terminal_size((120, 24)).columns), nl=False)
+    for table in tables:
+        click.echo(table.text(shutil.get_terminal_size((120, 24)).columns))
     click.echo(f"written to {path}")
     return 0
 

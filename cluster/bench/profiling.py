@@ -1,5 +1,5 @@
-"""A profile of the hardware below a Slipstream cluster: a short load that makes workers do all kinds of work, and then
-what the router has fitted (`GET /cluster/profile`).
+"""A profile of the hardware below a Slipstream cluster: a short load that makes workers do all kinds of work, what its
+requests say of decode steps (`alone.py`), and what the router has fitted of the rest (`GET /cluster/profile`).
 
 The load is designed so that no coefficient is left to guessing: answers at growing concurrency after long and after
 short prompts (a token of context, a sequence, a step), lone prompts of growing length (chunks, tokens, pairs of
@@ -10,21 +10,30 @@ make the steps of others longer, which the simulator adds by itself.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from slipstream.cluster.bench.alone import DecodeStep, LonePrompts, decode_step, lone_prompts, step_times
+from slipstream.cluster.bench.answer import Answer
 from slipstream.cluster.bench.conversation import Lengths, Synthetic
 from slipstream.cluster.bench.load import Extent, Level
+from slipstream.cluster.bench.run_level import LevelRun
 from slipstream.cluster.bench.target import BenchError
-from slipstream.cluster.report.table import Table
+from slipstream.cluster.report.table import Cell, Table
 from slipstream.cluster.sim.profile import RoleProfile, WorkerProfile
 from slipstream.router.placement.service_times import ServiceTimes
 
 CHAT_TOKENS = 64  # of a template
-PROMPTS = (16, 64, 256, 1024, 4096)
-CONCURRENCY = (1, 2, 4, 8, 16, 32)
+SHORT = 16
+PROMPTS = (SHORT, 64, 256, 1024, 4096)
+CONCURRENCY = (1, 2, 4, 8, 16, 32)  # of each decode worker
+MAX_LONG = 8  # streams with a long context: of more, the first would be over before the last has its prompt
+DECODE_OSL, NUM_WAVES, MIN_STREAMS = 96, 3, 6  # waves of streams of a size: the median is over all of them
+NUM_LONE = 48  # prompts of a length: a pool learns from every eighth
 MAX_LATENCY_S, MIN_BANDWIDTH, MAX_BANDWIDTH = 1.0, 1e6, 1e12
 NEEDED_SAMPLES = 8
 LLAMA_8B_KV_BYTES = 131_072  # where nobody knows
@@ -32,29 +41,55 @@ LLAMA_8B_KV_BYTES = 131_072  # where nobody knows
 
 @dataclass(frozen=True, slots=True)
 class Phase:
+    """What it is there for: `decode` measures steps, `prompt` lone prompts, and `mixed` shows the router both at once.
+    `num_seqs` is how many sequences a decode worker has meanwhile."""
+
+    kind: Literal["mixed", "decode", "prompt"]
+    num_seqs: int
     level: Level
     extent: Extent
     source: Synthetic
 
 
-def phases(max_model_len: int, max_slots: int, time_limit_s: float = 8.0) -> Iterator[Phase]:
-    """Each at most `time_limit_s` long, so that a slow machine is not measured for an hour."""
+def phases(max_model_len: int, max_slots: int, num_workers: int = 1, time_limit_s: float = 6.0) -> Iterator[Phase]:
+    """Each at most `time_limit_s` long, so that a slow machine is not measured for an hour. `num_workers` decode, of
+    `max_slots` each."""
     room = max_model_len - CHAT_TOKENS
-
-    def phase(isl: int, osl: int, concurrency: int, num_requests: int) -> Phase:
-        source = Synthetic(Lengths(isl), Lengths(osl))
-        return Phase(Level(concurrency), Extent(num_requests, time_limit_s), source)
 
     lengths = [isl for isl in PROMPTS if isl + 2 <= room] or [max(room // 2, 1)]
     for isl in lengths[-3:-1]:
-        yield phase(isl, 4, 4, 16)
-    for isl in (max(min(room // 2, 1024), 1), 16):
-        osl = max(min(64, room - isl), 1)
-        for concurrency in CONCURRENCY:
-            if concurrency <= max_slots:
-                yield phase(isl, osl, concurrency, 2 * concurrency)
+        source = Synthetic(Lengths(isl), Lengths(4))
+        yield Phase("mixed", 4, Level(4), Extent(16, time_limit_s), source)
+    for isl in (max(min(room // 2, 1024), 1), SHORT):
+        source = Synthetic(Lengths(isl), Lengths(max(min(DECODE_OSL, room - isl), 1)))
+        for num_seqs in CONCURRENCY:
+            if num_seqs <= (max_slots if isl == SHORT else min(MAX_LONG, max_slots)):
+                concurrency = num_seqs * num_workers
+                for _ in range(max(NUM_WAVES, MIN_STREAMS // num_seqs)):
+                    yield Phase("decode", num_seqs, Level(concurrency), Extent(concurrency, time_limit_s), source)
     for isl in lengths:
-        yield phase(isl, 2, 1, 8)
+        source = Synthetic(Lengths(isl), Lengths(2))
+        yield Phase("prompt", 1, Level(1), Extent(NUM_LONE, time_limit_s, 1), source)
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """What the requests of the phases told, one after the other."""
+
+    steps: Sequence[DecodeStep] = ()
+    prompts: Sequence[LonePrompts] = ()
+
+    @classmethod
+    def of(cls, load: Sequence[Phase], runs: Sequence[LevelRun]) -> Alone:
+        """`runs` as `load` had them, one for each phase."""
+        both = list(zip(load, runs, strict=True))
+        waves: dict[tuple[float, int], list[Answer]] = defaultdict(list)
+        for phase, run in both:
+            if phase.kind == "decode":
+                waves[phase.source.input.mean, phase.num_seqs] += run.answers
+        steps = [decode_step(num_seqs, answers) for (_, num_seqs), answers in waves.items()]
+        prompts = [lone_prompts(run.answers) for phase, run in both if phase.kind == "prompt"]
+        return cls([one for one in steps if one is not None], [one for one in prompts if one is not None])
 
 
 def profile_of(
@@ -66,8 +101,9 @@ def profile_of(
     start_s: float | None,
     has_gpus: bool,
     shares_cores: bool,
+    alone: Alone,
 ) -> WorkerProfile:
-    """From the answer of `/cluster/profile`. Raises BenchError if the router has not measured enough."""
+    """From the answer of `/cluster/profile`, and `alone`. Raises BenchError if the router has not measured enough."""
     roles = {role["role"]: role for role in told.get("roles", ())}
     if not roles:
         raise BenchError("the cluster has no workers to tell of")
@@ -101,7 +137,7 @@ def profile_of(
     )
     if start_s is not None:
         base = replace(base, start_s=start_s)
-    return with_best(base, roles, times)
+    return with_alone(with_best(base, roles, times), alone)
 
 
 def with_best(base: WorkerProfile, roles: dict[str, Any], times: dict[str, ServiceTimes]) -> WorkerProfile:
@@ -127,6 +163,21 @@ def with_best(base: WorkerProfile, roles: dict[str, Any], times: dict[str, Servi
         )
 
     return replace(base, prefill=role_of(base.prefill, "prefill"), decode=role_of(base.decode, "decode"))
+
+
+def with_alone(profile: WorkerProfile, alone: Alone) -> WorkerProfile:
+    """With decode steps as streams had them, and with what clients of lone prompts waited beyond the prefill."""
+    if found := step_times(alone.steps):
+        step_s, seq_s, token_s = found
+
+        def timed(role: RoleProfile) -> RoleProfile:
+            return replace(role, decode_step_s=step_s, decode_seq_s=seq_s, decode_context_token_s=token_s)
+
+        profile = replace(profile, prefill=timed(profile.prefill), decode=timed(profile.decode))
+    if alone.prompts:
+        beyond = [one.ttft_s - profile.prefill.prefill_s(round(one.num_tokens)) for one in alone.prompts]
+        profile = replace(profile, client_s=max(statistics.median(beyond), 0.0))
+    return profile
 
 
 def decode_times(times: dict[str, ServiceTimes], kind: str) -> tuple[float, float]:
@@ -160,6 +211,28 @@ def model_shape(model_dir: Path | None) -> tuple[int, int | None]:
         return layers, layers * 2 * int(config.get("num_key_value_heads") or heads) * head_dim * 2
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
         return 32, None
+
+
+def steps_table(profile: WorkerProfile, alone: Alone, told: dict[str, Any]) -> Table:
+    """Each measurement beside the profile, and beside the steps that the router has fitted."""
+    fitted = {role["role"]: ServiceTimes.from_dict(role["times"]) for role in told["roles"]}
+    router = fitted.get("decode") or next(iter(fitted.values()))
+    rows: list[list[Cell]] = []
+    for step in alone.steps:
+        seconds = router.decode_step_s(step.num_seqs, round(step.context_tokens)).seconds
+        own = profile.decode.decode_s(step.num_seqs, step.context_tokens)
+        rows.append([step.num_seqs, round(step.context_tokens), 1e3 * step.seconds, 1e3 * own, 1e3 * seconds])
+    columns = ("sequences", "tokens of context", "measured (ms)", "profile (ms)", "fitted by the router (ms)")
+    return Table("Decode steps", columns, rows)
+
+
+def prompts_table(profile: WorkerProfile, alone: Alone) -> Table:
+    rows: list[list[Cell]] = [
+        [round(one.num_tokens), 1e3 * one.ttft_s, 1e3 * profile.prefill.prefill_s(round(one.num_tokens))]
+        for one in alone.prompts
+    ]
+    note = f"What clients waited beyond the prefill: {1e3 * profile.client_s:.2f} ms (client_s)."
+    return Table("Lone prompts", ("tokens", "time to first token (ms)", "prefill (ms)"), rows, note)
 
 
 def profile_table(profile: WorkerProfile, told: dict[str, Any]) -> Table:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from slipstream.cluster.bench.profiling import CHAT_TOKENS, phases, profile_of, profile_table
+from slipstream.cluster.bench.alone import DecodeStep, LonePrompts, decode_step, lone_prompts, step_times
+from slipstream.cluster.bench.answer import Answer
+from slipstream.cluster.bench.profiling import CHAT_TOKENS, Alone, phases, profile_of, profile_table, steps_table
 from slipstream.cluster.bench.target import BenchError
 from slipstream.cluster.sim.profile import WorkerProfile
 from slipstream.router.messages import StepTime
@@ -56,7 +58,7 @@ def measured_times(decode: bool, prefill: bool) -> ServiceTimes:
 
 def profile(roles: list[dict[str, Any]], **changes: Any) -> WorkerProfile:
     settings: dict[str, Any] = {"model_dir": MODEL_DIR, "kv_bytes_per_token": 6144, "start_s": 7.0}
-    settings |= {"has_gpus": False, "shares_cores": True, **changes}
+    settings |= {"has_gpus": False, "shares_cores": True, "alone": Alone(), **changes}
     return profile_of({"roles": roles}, "mine", "measured", **settings)
 
 
@@ -86,6 +88,59 @@ def test_too_few_samples_are_no_profile() -> None:
         profile([])
 
 
+def streamed(gaps: list[tuple[float, int]], num_prompt: int = 100, ttft_s: float = 0.02, cached: int = 0) -> Answer:
+    answer = Answer(1.0, status=200, first_s=1.0 + ttft_s, gaps=gaps)
+    answer.num_prompt_tokens, answer.num_cached_tokens = num_prompt, cached
+    answer.num_output_tokens = 1 + sum(count for _, count in gaps)
+    answer.summarise_gaps()
+    return answer
+
+
+def test_a_decode_step_is_the_median_over_the_later_halves_of_streams() -> None:
+    steady = [(0.002, 1)] * 5
+    first = [(0.5, 1), (0.01, 1), (0.01, 1), (0.01, 1)]
+    answers = [streamed([*first, *steady]), streamed([*first, (0.004, 2), *steady[:3]]), streamed([(0.1, 1)] * 9)]
+    assert [answer.longest_gap_s for answer in answers] == [0.5, 0.5, 0.1]
+    step = decode_step(4, answers)
+    assert step is not None
+    assert (step.num_seqs, step.context_tokens) == (4, 4 * 105)
+    assert step.seconds == pytest.approx(0.002)
+    assert decode_step(4, [answers[0], streamed([(0.1, 1)])]) is None  # one alone may have been disturbed
+
+
+def test_a_line_through_decode_steps_has_nothing_below_zero() -> None:
+    def steps(by_step: float, by_seq: float, by_token: float) -> list[DecodeStep]:
+        sizes = [(n, n * length) for n in (1, 2, 4, 8) for length in (48, 1050)]
+        return [DecodeStep(n, c, by_step + by_seq * n + by_token * c) for n, c in sizes]
+
+    for truth in ((0.004, 0.0005, 1e-6), (0.004, 0.0, 1e-6), (0.0, 0.0005, 0.0)):
+        assert step_times(steps(*truth)) == pytest.approx(truth, abs=1e-9)
+    found = step_times(steps(0.004, 0.0005, -2e-7))
+    assert found is not None
+    assert min(found) >= 0
+    assert step_times([DecodeStep(1, 100, 0.003)]) is not None
+    assert step_times([]) is None
+
+
+def test_lone_prompts_that_a_cache_knew_tell_nothing() -> None:
+    new = [streamed([], 100, 0.02), streamed([], 102, 0.03), streamed([], 101, 0.9)]
+    assert lone_prompts([*new, streamed([], 100, 0.001, cached=96)]) == LonePrompts(101, pytest.approx(0.03))
+    assert lone_prompts([new[0]]) is None
+
+
+def test_what_streams_and_lone_prompts_say_goes_before_what_the_router_fitted() -> None:
+    roles = [role("decode", measured_times(True, True))]
+    steps = [DecodeStep(n, 100 * n, 0.001 + 0.0001 * n) for n in (1, 2, 4)]
+    prefill_s = profile(roles).prefill.prefill_s(256)
+    alone = Alone(steps, [LonePrompts(256, prefill_s + 0.007)])
+    made = profile(roles, alone=alone)
+    assert made.decode.decode_s(4, 400) == pytest.approx(0.0014)
+    assert made.prefill.decode_s(4, 400) == made.decode.decode_s(4, 400)
+    assert made.client_s == pytest.approx(0.007)
+    text = steps_table(made, alone, {"roles": roles}).text()
+    assert "1.400" in text
+
+
 def test_the_table_says_how_many_samples_there_were() -> None:
     roles = [role("decode", measured_times(True, True))]
     text = profile_table(profile(roles), {"roles": roles}).text()
@@ -99,6 +154,8 @@ def test_the_load_fits_and_has_many_sizes(max_model_len: int, max_slots: int) ->
     for phase in found:
         assert phase.source.input.mean + phase.source.output.mean + CHAT_TOKENS <= max_model_len
         assert (phase.level.concurrency or 0) <= max(max_slots, 4)
+    decode = [phase for phase in phases(max_model_len, max_slots, num_workers=3) if phase.kind == "decode"]
+    assert [phase.level.concurrency for phase in decode] == [3 * phase.num_seqs for phase in decode]
     if max_model_len > 400:
         assert len({phase.source.input.mean for phase in found}) >= 4
         assert len({phase.level.concurrency for phase in found}) >= 4
