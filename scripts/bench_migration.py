@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from scripts.engine_bench.yardstick_models import make_model  # noqa: E402
+from slipstream.cluster.bench.measures import percentile  # noqa: E402
 from slipstream.router.config import DispatchConfig, MigrationConfig, RouterConfig  # noqa: E402
 from slipstream.router.generation import GenerateRequest  # noqa: E402
 from slipstream.router.messages import SamplingParams  # noqa: E402
@@ -143,19 +144,15 @@ async def measure(service: GenerationService, args: argparse.Namespace, prompt: 
                     others_s += stream.gaps(begin_s - 0.02, end_s + 0.02)
     return {
         "moves": len(pauses_s),
-        "pause_p50_ms": round(percentile(pauses_s, 50) * 1e3, 1),
-        "pause_p99_ms": round(percentile(pauses_s, 99) * 1e3, 1),
-        "pause_p50_steps": round(percentile(in_steps, 50), 2),
-        "pause_p99_steps": round(percentile(in_steps, 99), 2),
-        "gap_p50_ms": round(percentile(calm_s, 50) * 1e3, 1),
-        "gap_p99_ms": round(percentile(calm_s, 99) * 1e3, 1),
-        "others_p50_ms": round(percentile(others_s, 50) * 1e3, 1),
-        "others_p99_ms": round(percentile(others_s, 99) * 1e3, 1),
+        "pause_p50_ms": round(percentile(pauses_s, 0.5) * 1e3, 1),
+        "pause_p99_ms": round(percentile(pauses_s, 0.99) * 1e3, 1),
+        "pause_p50_steps": round(percentile(in_steps, 0.5), 2),
+        "pause_p99_steps": round(percentile(in_steps, 0.99), 2),
+        "gap_p50_ms": round(percentile(calm_s, 0.5) * 1e3, 1),
+        "gap_p99_ms": round(percentile(calm_s, 0.99) * 1e3, 1),
+        "others_p50_ms": round(percentile(others_s, 0.5) * 1e3, 1),
+        "others_p99_ms": round(percentile(others_s, 0.99) * 1e3, 1),
     }
-
-
-def percentile(values: list[float], percent: int) -> float:
-    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1] if len(values) > 1 else float("nan")
 
 
 async def run(args: argparse.Namespace, precopy_pages: int, model: Path) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from typing import get_args
 
 from scripts.placement_bench.workloads import Arrival, azure, mixed, mooncake, requests
 from scripts.placement_bench.world import Outcome, World
+from slipstream.cluster.bench.measures import percentile
 from slipstream.router.config import DispatchConfig, PolicyName, SloConfig
 from slipstream.router.generation import Slo
 from slipstream.router.messages import Role
@@ -124,14 +124,10 @@ def summary(outcomes: Sequence[Outcome], setting: Setting, span_s: float) -> dic
     return {
         "good_share": good / len(outcomes),
         "goodput_rps": good / span_s,
-        **{f"ttft_p{p}_ms": percentile(first, p) * 1e3 for p in (50, 90, 99)},
-        **{f"itl_p{p}_ms": percentile(between, p) * 1e3 for p in (50, 90, 99)},
-        "longest_gap_p50_ms": percentile(stalls, 50) * 1e3,
+        **{f"ttft_p{p}_ms": percentile(first, p / 100) * 1e3 for p in (50, 90, 99)},
+        **{f"itl_p{p}_ms": percentile(between, p / 100) * 1e3 for p in (50, 90, 99)},
+        "longest_gap_p50_ms": percentile(stalls, 0.5) * 1e3,
     }
-
-
-def percentile(values: Sequence[float], percent: int) -> float:
-    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1] if len(values) > 1 else float("nan")
 
 
 def show(row: dict[str, object]) -> str:

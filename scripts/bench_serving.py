@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
 import random
 import re
 import signal
@@ -32,40 +31,33 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import aiohttp
 import yaml
+
+from slipstream.cluster.bench.answer import Answer
+from slipstream.cluster.bench.asker import Asker
+from slipstream.cluster.bench.measures import percentile
+from slipstream.cluster.bench.server import model_cards
+from slipstream.cluster.bench.target import BenchError, Target
 
 ROOT = Path(__file__).resolve().parent.parent
 NEVER_LOCAL, ALWAYS_LOCAL = 0, 10**9
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One finished request: seconds, and the number of tokens that the server counted."""
-
-    ttft_s: float
-    latency_s: float
-    num_output_tokens: int
-
-    @property
-    def itl_s(self) -> float:
-        return (self.latency_s - self.ttft_s) / max(self.num_output_tokens - 1, 1)
+TIMEOUT_S = 600.0  # of a request
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
     """All requests of one mode in one cell of the grid, once."""
 
-    samples: tuple[Sample, ...]
+    answers: tuple[Answer, ...]
     wall_s: float
 
     @property
     def output_tokens_per_s(self) -> float:
-        return sum(s.num_output_tokens for s in self.samples) / self.wall_s
+        return sum(answer.num_tokens for answer in self.answers) / self.wall_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,41 +67,22 @@ class Cell:
     concurrency: int
 
 
-class BenchError(Exception):
-    """The server did not do what the benchmark needs; the message says what."""
-
-
-async def complete(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Sample:
+async def complete(asker: Asker, target: Target, body: dict[str, Any]) -> Answer:
     """Stream one completion. Raises BenchError on any answer but a whole one."""
-    begin = time.perf_counter()
-    first = last = None
-    num_output_tokens = 0
-    async with session.post(f"{url}/v1/completions", json=body) as response:
-        if response.status != 200:
-            raise BenchError(f"HTTP {response.status}: {(await response.text())[:300]}")
-        async for line in response.content:
-            if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
-                continue
-            event = json.loads(line[6:])
-            if "error" in event:
-                raise BenchError(f"the stream ended with an error: {event['error']}")
-            last = time.perf_counter()
-            if first is None:
-                first = last
-            if event.get("usage"):
-                num_output_tokens = event["usage"]["completion_tokens"]
-    if first is None or last is None or num_output_tokens != body["max_tokens"]:
-        raise BenchError(f"expected {body['max_tokens']} output tokens, the server counted {num_output_tokens}")
-    return Sample(first - begin, last - begin, num_output_tokens)
+    answer = await asker.send(target.request(body))
+    if not answer.is_good:
+        raise BenchError(f"{answer.kind}: {answer.error}")
+    if not answer.first_s or answer.num_tokens != body["max_tokens"]:
+        raise BenchError(f"expected {body['max_tokens']} output tokens, the server counted {answer.num_tokens}")
+    return answer
 
 
-async def run_round(url: str, model: str, vocab_size: int, cell: Cell, num_requests: int, seed: int) -> Round:
+async def run_round(target: Target, vocab_size: int, cell: Cell, num_requests: int, seed: int) -> Round:
     """`num_requests` requests over `cell.concurrency` closed-loop clients."""
     rng = random.Random(seed)
     bodies: Iterator[dict[str, Any]] = iter(
         [
             {
-                "model": model,
                 "prompt": [rng.randrange(16, vocab_size) for _ in range(cell.isl)],
                 "max_tokens": cell.osl,
                 "temperature": 0,
@@ -120,27 +93,32 @@ async def run_round(url: str, model: str, vocab_size: int, cell: Cell, num_reque
             for _ in range(num_requests)
         ]
     )
-    samples: list[Sample] = []
+    answers: list[Answer] = []
+    asker = Asker(target, TIMEOUT_S)
 
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as session:
+    async def client() -> None:
+        for body in bodies:
+            answers.append(await complete(asker, target, body))
 
-        async def client() -> None:
-            for body in bodies:
-                samples.append(await complete(session, url, body))
-
-        begin = time.perf_counter()
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(cell.concurrency):
-                    group.create_task(client())
-        except ExceptionGroup as failures:
-            raise BenchError(str(failures.exceptions[0])) from failures.exceptions[0]
-    return Round(tuple(samples), time.perf_counter() - begin)
+    begin = time.perf_counter()
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(cell.concurrency):
+                group.create_task(client())
+    except ExceptionGroup as failures:
+        raise BenchError(str(failures.exceptions[0])) from failures.exceptions[0]
+    finally:
+        asker.close()
+    return Round(tuple(answers), time.perf_counter() - begin)
 
 
-async def served_model(url: str) -> str:
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as response:
-        return str((await response.json())["data"][0]["id"])
+def completions_of(url: str) -> Target:
+    """The server's endpoint for completions, with the first model that it serves. Raises BenchError."""
+    target = Target.of_url(f"{url}/v1/completions")
+    cards = model_cards(target)
+    if not cards:
+        raise BenchError(f"{url} does not say which models it serves")
+    return replace(target, model=str(cards[0]["id"]))
 
 
 @contextmanager
@@ -179,11 +157,6 @@ def cluster(config: Path, local_prefill_max_tokens: int | None) -> Iterator[str]
             server.wait()
 
 
-def quantile(values: list[float], q: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(int(q * len(ordered)), len(ordered) - 1)]
-
-
 def row(mode: str, cell: Cell, rounds: list[Round]) -> tuple[str, ...]:
     """Medians over the rounds of each round's figure, milliseconds."""
 
@@ -191,7 +164,7 @@ def row(mode: str, cell: Cell, rounds: list[Round]) -> tuple[str, ...]:
         return statistics.median(figure(r) for r in rounds)
 
     def percentile_ms(attribute: Literal["ttft_s", "itl_s"], q: float) -> float:
-        return 1e3 * median_of(lambda r: quantile([getattr(s, attribute) for s in r.samples], q))
+        return 1e3 * median_of(lambda r: percentile([getattr(answer, attribute) for answer in r.answers], q))
 
     figures = [f"{percentile_ms(a, q):.1f}" for a in ("ttft_s", "itl_s") for q in (0.5, 0.99)]
     return (
@@ -201,7 +174,7 @@ def row(mode: str, cell: Cell, rounds: list[Round]) -> tuple[str, ...]:
         mode,
         *figures,
         f"{median_of(lambda r: r.output_tokens_per_s):.0f}",
-        f"{median_of(lambda r: len(r.samples) / r.wall_s):.2f}",
+        f"{median_of(lambda r: len(r.answers) / r.wall_s):.2f}",
     )
 
 
@@ -244,16 +217,16 @@ def parse_arguments() -> argparse.Namespace:
 
 
 async def measure(urls: dict[str, str], args: argparse.Namespace) -> list[tuple[str, ...]]:
-    models = {mode: await served_model(url) for mode, url in urls.items()}
+    targets = {mode: completions_of(url) for mode, url in urls.items()}
     seeds = itertools.count(args.seed)
     rows = []
     for isl, concurrency in itertools.product(args.isl, args.concurrency):
         cell = Cell(isl, args.osl, concurrency)
         rounds: dict[str, list[Round]] = {mode: [] for mode in urls}
         for round_number in range(-1, args.rounds):
-            for mode, url in urls.items():
+            for mode, target in targets.items():
                 num_requests = concurrency if round_number < 0 else max(args.requests, concurrency)
-                result = await run_round(url, models[mode], args.vocab, cell, num_requests, next(seeds))
+                result = await run_round(target, args.vocab, cell, num_requests, next(seeds))
                 if round_number >= 0:  # the first round only warms up
                     rounds[mode].append(result)
         rows += [row(mode, cell, rounds[mode]) for mode in urls]

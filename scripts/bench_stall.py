@@ -6,62 +6,57 @@
 
 Each starts a cluster of one prefill and one decode worker with a thread each, and a random model of 125M parameters
 (`scripts/engine_bench/yardstick_models.py`). Phases alternate: streams alone, streams with one long prompt after the
-other. A gap is the time between two events of a stream, as an HTTP client sees it.
+other. A gap is the time between two reads with text of a stream, as an HTTP client sees it.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import json
 import random
-import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import aiohttp
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from scripts.bench_serving import cluster, served_model  # noqa: E402
+from scripts.bench_serving import cluster, completions_of  # noqa: E402
 from scripts.engine_bench.yardstick_models import make_model  # noqa: E402
+from slipstream.cluster.bench.answer import Answer  # noqa: E402
+from slipstream.cluster.bench.asker import Asker  # noqa: E402
+from slipstream.cluster.bench.measures import percentile  # noqa: E402
+from slipstream.cluster.bench.target import BenchError, Target  # noqa: E402
 
 SHORT_TOKENS = 32
+FIRST_GAPS = 3  # of a stream, not counted: others are beginning, too
+TIMEOUT_S = 300.0  # of a request
 LINES = {"remote": 64, "local": 10**9, "slo": None}
 
 
-async def stream(
-    session: aiohttp.ClientSession, url: str, model: str, prompt: list[int], max_tokens: int
-) -> list[float]:
-    """When each event with text came; the first is the first token."""
+async def stream(asker: Asker, target: Target, prompt: list[int], max_tokens: int) -> Answer:
+    """Raises BenchError if it is not a good one."""
     body = {
-        "model": model,
         "prompt": prompt,
         "max_tokens": max_tokens,
         "stream": True,
+        "stream_options": {"include_usage": True},
         "ignore_eos": True,
         "temperature": 0,
     }
-    times = []
-    async with session.post(f"{url}/v1/completions", json=body) as response:
-        response.raise_for_status()
-        async for line in response.content:
-            if line.startswith(b"data: {"):
-                if b'"error"' in line:
-                    raise RuntimeError(line.decode())
-                times.append(time.perf_counter())
-    return times
+    answer = await asker.send(target.request(body))
+    if answer.ttft_s is None or not answer.is_good:
+        raise BenchError(f"{answer.kind or 'no text'}: {answer.error}")
+    return answer
 
 
 async def phase(
-    url: str, model: str, rng: random.Random, args: argparse.Namespace, disturbed: bool
+    target: Target, rng: random.Random, args: argparse.Namespace, disturbed: bool
 ) -> dict[str, list[float]]:
     """Gaps of all streams, and the TTFT of the long prompts that came meanwhile."""
     first_tokens: list[float] = []
@@ -69,18 +64,17 @@ async def phase(
     def prompt(length: int) -> list[int]:
         return [rng.randrange(10, 30_000) for _ in range(length)]
 
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
+    asker = Asker(target, TIMEOUT_S)
 
-        async def disturb() -> None:
-            while True:
-                began_s = time.perf_counter()
-                times = await stream(session, url, model, prompt(args.long), 2)
-                first_tokens.append(times[0] - began_s)
-                await asyncio.sleep(args.pause_s)
+    async def disturb() -> None:
+        while True:
+            answer = await stream(asker, target, prompt(args.long), 2)
+            first_tokens.append(answer.ttft_s or 0.0)
+            await asyncio.sleep(args.pause_s)
 
+    try:
         streams = [
-            asyncio.create_task(stream(session, url, model, prompt(SHORT_TOKENS), args.tokens))
-            for _ in range(args.streams)
+            asyncio.create_task(stream(asker, target, prompt(SHORT_TOKENS), args.tokens)) for _ in range(args.streams)
         ]
         await asyncio.sleep(0.3)  # they are running when the first long prompt comes
         disturbing = asyncio.create_task(disturb()) if disturbed else None
@@ -88,7 +82,9 @@ async def phase(
         if disturbing is not None:
             disturbing.cancel()
             await asyncio.gather(disturbing, return_exceptions=True)
-    gaps = [after - before for times in came for before, after in itertools.pairwise(times[4:])]
+    finally:
+        asker.close()
+    gaps = [gap_s for answer in came for gap_s, _ in answer.gaps[FIRST_GAPS:]]
     return {"gaps": gaps, "ttft": first_tokens}
 
 
@@ -107,30 +103,24 @@ def running(args: argparse.Namespace) -> Iterator[str]:
             yield url
 
 
-def percentile(values: list[float], percent: int) -> float:
-    return (
-        statistics.quantiles(values, n=100, method="inclusive")[percent - 1] * 1e3 if len(values) > 1 else float("nan")
-    )
-
-
 async def measure(url: str, args: argparse.Namespace) -> None:
-    model, rng = await served_model(url), random.Random(args.seed)
-    await phase(url, model, rng, args, True)  # warms up, and lets the router learn
+    target, rng = completions_of(url), random.Random(args.seed)
+    await phase(target, rng, args, True)  # warms up, and lets the router learn
     gaps: dict[bool, list[float]] = {False: [], True: []}
     first: list[float] = []
     for _ in range(args.rounds):
         for disturbed in (False, True):
-            result = await phase(url, model, rng, args, disturbed)
+            result = await phase(target, rng, args, disturbed)
             gaps[disturbed] += result["gaps"]
             first += result["ttft"]
     for disturbed, name in ((False, "alone"), (True, f"with prompts of {args.long}")):
         values = gaps[disturbed]
-        figures = {f"gap_p{p}_ms": round(percentile(values, p), 2) for p in (50, 90, 99)}
+        figures = {f"gap_p{p}_ms": round(1e3 * percentile(values, p / 100), 2) for p in (50, 90, 99)}
         print(
             json.dumps({"placement": args.placement, "streams": name, **figures, "max_ms": round(max(values) * 1e3, 1)})
         )
-    ratio = percentile(gaps[True], 99) / percentile(gaps[False], 99)
-    ttft = round(percentile(first, 50), 1)
+    ratio = percentile(gaps[True], 0.99) / percentile(gaps[False], 0.99)
+    ttft = round(1e3 * percentile(first, 0.5), 1)
     print(
         json.dumps(
             {"placement": args.placement, "p99_ratio": round(ratio, 2), "long": len(first), "long_ttft_p50_ms": ttft}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -138,8 +139,11 @@ def statistics(values: list[float]) -> dict[str, float]:
     return dict(zip(STATISTICS, found, strict=True))
 
 
-def percentile(ordered: list[float], share: float) -> float:
-    """Of values in order, between the two that lie next to it."""
+def percentile(values: Iterable[float], share: float) -> float:
+    """Between the two that lie next to it; not a number where there are none."""
+    ordered = sorted(values)
+    if not ordered:
+        return math.nan
     place = share * (len(ordered) - 1)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)

@@ -2,21 +2,21 @@
 
 import pytest
 
-from scripts.bench_placement import percentile
 from scripts.placement_bench.stall import LINES, gaps
+from slipstream.cluster.bench.measures import percentile
 
 
 @pytest.fixture(scope="module")
 def alone():
-    return percentile(gaps(LINES["local"], False)[0], 99)
+    return percentile(gaps(LINES["local"], False)[0], 0.99)
 
 
 def test_the_default_policy_keeps_long_prompts_away_from_streams(alone):
     streams, first = gaps(LINES["slo"], True)
-    assert percentile(streams, 99) <= 1.3 * alone
+    assert percentile(streams, 0.99) <= 1.3 * alone
     assert max(first) < 0.5
 
 
 def test_prefill_beside_them_would_stall_them(alone):
     streams, _ = gaps(LINES["local"], True)
-    assert percentile(streams, 99) > 3 * alone
+    assert percentile(streams, 0.99) > 3 * alone
