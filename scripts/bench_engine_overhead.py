@@ -50,10 +50,13 @@ class NullModel:
         return self._logits[: len(hidden)].clone()
 
 
-class NullGreedyModel(NullModel):
+class NullScoringModel(NullModel):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self._token_ids, self._is_sound = np.full(64, 7, np.int32), np.ones(64, np.bool_)
+
+    def scores(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor | None:
+        return self.logits(self.forward(batch, kv, layer_done)[batch.sample_indices])
 
     def greedy(
         self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None
@@ -106,7 +109,7 @@ def main() -> None:
         "llama", VOCAB_SIZE, 8, 8, 1, 1, 1, 2, 1e-5, 1e4, None, 2048, (None,), *[False] * 5, "float32", (1,)
     )
     if args.profile:
-        engine = engine_of(NullGreedyModel(config), 0.0, args.profile)
+        engine = engine_of(NullScoringModel(config), 0.0, args.profile)
         with cProfile.Profile() as profile:
             step_us(engine, 300)
         pstats.Stats(profile).sort_stats("tottime").print_stats(25)
@@ -114,7 +117,7 @@ def main() -> None:
     print("| batch | picked by the model, us | a sequence | argmax here, us | drawn (top_p), us |")
     print("| ---: | ---: | ---: | ---: | ---: |")
     for num_seqs in (1, 8, 32, 64):
-        picked = step_us(engine_of(NullGreedyModel(config), 0.0, num_seqs), 300)
+        picked = step_us(engine_of(NullScoringModel(config), 0.0, num_seqs), 300)
         greedy = step_us(engine_of(NullModel(config), 0.0, num_seqs), 300)
         drawn = step_us(engine_of(NullModel(config), 0.8, num_seqs), 100)
         print(f"| {num_seqs} | {picked:.0f} | {picked / num_seqs:.1f} | {greedy:.0f} | {drawn:.0f} |")

@@ -60,6 +60,9 @@ struct AttentionBatch {
   int64_t page_table_stride;
 };
 
+// Whether each of these rows of the step is the last of another sequence, in order of the sequences.
+bool are_last_rows(const int32_t* rows, int num_rows, const int32_t* query_starts, int num_seqs);
+
 // Queries of one sequence with the heads of some KV heads, and the segments of the context that they see.
 struct AttentionTile {
   int32_t seq;
@@ -88,8 +91,9 @@ class AttentionPlan {
   explicit AttentionPlan(const AttentionShape& shape);
 
   // The longest tiles come first in each half. The batch's arrays must stay as they are while the plan is used, and no
-  // thread may run tiles of this plan meanwhile.
-  void build(const AttentionBatch& batch);
+  // thread may run tiles of this plan meanwhile. `rows`: only these rows of the step, for which `are_last_rows` holds;
+  // none: all of them.
+  void build(const AttentionBatch& batch, const int32_t* rows = nullptr, int num_rows = 0);
 
   int num_tiles() const { return static_cast<int>(order_.size()); }
   const AttentionTile& tile(int index) const { return tiles_[order_[static_cast<size_t>(index)]]; }
@@ -104,7 +108,7 @@ class AttentionPlan {
   bool ends_split(const AttentionTile& tile) const;
 
  private:
-  void add_sequence(int seq);
+  void add_queries(int seq, int first_row);
   void add_split(const AttentionTile& tile);
   size_t end_of_partials() const;
   int64_t cost(const AttentionTile& tile) const;

@@ -17,16 +17,31 @@ int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 }  // namespace
 
+bool are_last_rows(const int32_t* rows, int num_rows, const int32_t* query_starts, int num_seqs) {
+  int num_found = 0;
+  for (int seq = 0; seq < num_seqs && num_found < num_rows; ++seq) {
+    num_found += rows[num_found] == query_starts[seq + 1] - 1;
+  }
+  return num_found == num_rows;
+}
+
 AttentionPlan::AttentionPlan(const AttentionShape& shape) : shape_(shape) {}
 
-void AttentionPlan::build(const AttentionBatch& batch) {
+void AttentionPlan::build(const AttentionBatch& batch, const int32_t* rows, int num_rows) {
   batch_ = batch;
   tiles_.clear();
   splits_.clear();
   costs_.clear();
   const int kv_heads = shape_.kv.num_kv_heads;
-  kv_heads_a_tile_ = std::clamp(batch.num_seqs * kv_heads / kManyTiles, 1, kv_heads);
-  for (int seq = 0; seq < batch.num_seqs; ++seq) add_sequence(seq);
+  const int num_seqs = rows == nullptr ? batch.num_seqs : num_rows;
+  kv_heads_a_tile_ = std::clamp(num_seqs * kv_heads / kManyTiles, 1, kv_heads);
+  for (int seq = 0, next = 0; seq < batch.num_seqs; ++seq) {
+    if (rows == nullptr) {
+      add_queries(seq, batch.query_starts[seq]);
+    } else if (next < num_rows && rows[next] == batch.query_starts[seq + 1] - 1) {
+      add_queries(seq, rows[next++]);
+    }
+  }
 
   for (const AttentionTile& tile : tiles_) costs_.push_back(cost(tile));
   by_cost_.resize(tiles_.size());
@@ -60,8 +75,8 @@ bool AttentionPlan::ends_split(const AttentionTile& tile) const {
   return true;
 }
 
-void AttentionPlan::add_sequence(int seq) {
-  const int first_row = batch_.query_starts[seq];
+// Those of the sequence from a row of the step on.
+void AttentionPlan::add_queries(int seq, int first_row) {
   const int queries = batch_.query_starts[seq + 1] - first_row;
   const int start = batch_.kv_lens[seq] - queries;
   const int num_blocks = ceil_div(queries, queries_a_tile(shape_));

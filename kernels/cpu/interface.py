@@ -137,6 +137,7 @@ class Step(Structure):
         ("logits", c_void_p),
         ("best_ids", c_void_p),
         ("is_sound", c_void_p),
+        ("only_samples", c_int32),
     ]
 
 

@@ -63,7 +63,14 @@ class TypedModel final : public Model, private Work {
   int begin(const Phase& phase);
   int begin_rows(int rows, int numbers_of_row);
   int begin_linear(const LinearWeights& weights, const T* x, int rows, Epilogue epilogue, void* y, int y_stride);
-  AttentionPlan& plan_of(int layer) { return plans_[static_cast<size_t>(plan_of_layer_[layer])]; }
+  AttentionPlan& plan_of(int layer) {
+    return is_short(layer) ? short_plan_ : plans_[static_cast<size_t>(plan_of_layer_[layer])];
+  }
+  void gather_samples();
+  // Whether, behind its keys and values, the layer is computed for the sampled rows alone.
+  bool is_short(int layer) const { return has_short_layer_ && layer + 1 == shape_.num_layers; }
+  int rows_behind_attention(int layer) const { return is_short(layer) ? step_.num_samples : step_.num_tokens; }
+  float* x_behind_attention(int layer) const { return is_short(layer) ? sampled_x_.data() : step_.x; }
   std::byte* kv_layer(int layer) const { return step_.kv + layer * step_.num_pages * page_bytes_; }
   std::byte* scratch(int thread) const { return scratch_.data() + thread * scratch_bytes_; }
 
@@ -72,23 +79,29 @@ class TypedModel final : public Model, private Work {
   std::vector<LayerWeights> layers_;
   std::vector<float> inv_freq_;
   std::vector<AttentionPlan> plans_;  // one a window
+  AttentionPlan short_plan_;          // of the last layer, if only the sampled rows go on there
   std::vector<int> plan_of_layer_;
   KvShape kv_shape_;
   int64_t page_bytes_;
   int qkv_size_, attended_size_;
 
-  Buffer<T> normed_, qkv_, attended_, inner_, sampled_;
-  Buffer<float> cosines_, sines_;
+  Buffer<T> normed_, qkv_, attended_, inner_, sampled_, sampled_attended_;
+  Buffer<float> cosines_, sines_, sampled_x_;
   Buffer<std::byte> scratch_;
   int64_t scratch_bytes_;
 
   // The step at hand.
   Step step_ = {};
+  bool has_short_layer_ = false;
   std::vector<Phase> phases_;
   LinearCall call_ = {};
   int rows_ = 0, rows_of_tile_ = 1;
   int64_t phase_began_ns_ = 0;
 };
+
+KvShape kv_shape_of(const ModelShape& shape) {
+  return {shape.num_kv_heads, shape.head_dim, shape.page_tokens, shape.kv_format};
+}
 
 template <typename T>
 TypedModel<T>::TypedModel(const ModelShape& shape, const ModelWeights& weights)
@@ -96,7 +109,8 @@ TypedModel<T>::TypedModel(const ModelShape& shape, const ModelWeights& weights)
       weights_(weights),
       layers_(weights.layers, weights.layers + shape.num_layers),
       inv_freq_(weights.inv_freq, weights.inv_freq + shape.head_dim / 2),
-      kv_shape_{shape.num_kv_heads, shape.head_dim, shape.page_tokens, shape.kv_format},
+      short_plan_(AttentionShape{kv_shape_of(shape), shape.num_heads, layers_.back().window, shape.attention_scale}),
+      kv_shape_(kv_shape_of(shape)),
       page_bytes_(static_cast<int64_t>(shape.num_kv_heads * kv_shape_.head_bytes(sizeof(T)))),
       qkv_size_((shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim),
       attended_size_(shape.num_heads * shape.head_dim) {
@@ -117,6 +131,8 @@ TypedModel<T>::TypedModel(const ModelShape& shape, const ModelWeights& weights)
 template <typename T>
 void TypedModel<T>::run(const Step& step, int first, int last) {
   step_ = step;
+  has_short_layer_ = step.only_samples && !shape_.is_sharded && step.num_samples < step.num_tokens &&
+                     are_last_rows(step.sample_rows, step.num_samples, step.query_starts, step.num_seqs);
   make_room();
   phases_.clear();
   for (int stage = first; stage < last; ++stage) add_stage(stage);
@@ -124,6 +140,7 @@ void TypedModel<T>::run(const Step& step, int first, int last) {
     const AttentionBatch batch{step.num_seqs, step.query_starts, step.kv_lens, step.page_table,
                                step.page_table_stride};
     for (AttentionPlan& plan : plans_) plan.build(batch);
+    if (has_short_layer_) short_plan_.build(batch, step.sample_rows, step.num_samples);
   }
   run_together(*this);
 }
@@ -155,7 +172,10 @@ void TypedModel<T>::make_room() {
   qkv_.reserve(tokens * qkv_size_);
   attended_.reserve(tokens * attended_size_);
   inner_.reserve(tokens * shape_.intermediate_size);
-  sampled_.reserve(static_cast<size_t>(step_.num_samples) * shape_.hidden_size);
+  const auto samples = static_cast<size_t>(step_.num_samples);
+  sampled_.reserve(samples * shape_.hidden_size);
+  sampled_x_.reserve(samples * shape_.hidden_size);
+  sampled_attended_.reserve(samples * attended_size_);
   cosines_.reserve(tokens * shape_.head_dim / 2);
   sines_.reserve(tokens * shape_.head_dim / 2);
 }
@@ -180,16 +200,26 @@ int TypedModel<T>::begin_phase(int phase, int) {
   return begin(phases_[static_cast<size_t>(phase)]);
 }
 
+// Few rows, so this is done by whoever begins the phase.
+template <typename T>
+void TypedModel<T>::gather_samples() {
+  for (int i = 0; i < step_.num_samples; ++i) {
+    const int64_t row = step_.sample_rows[i];
+    std::copy_n(step_.x + row * shape_.hidden_size, shape_.hidden_size, sampled_x_.data() + i * shape_.hidden_size);
+    std::copy_n(attended_.data() + row * attended_size_, attended_size_, sampled_attended_.data() + i * attended_size_);
+  }
+}
+
 template <typename T>
 int TypedModel<T>::begin(const Phase& phase) {
   const LayerWeights& layer = layers_[static_cast<size_t>(phase.layer)];
   const int tokens = step_.num_tokens, samples = step_.num_samples, hidden = shape_.hidden_size;
+  const int rows = rows_behind_attention(phase.layer);
   const Epilogue adds = shape_.is_sharded ? Epilogue::store_f32 : Epilogue::add_residual;
-  float* const sum = shape_.is_sharded ? step_.partial : step_.x;
+  float* const sum = shape_.is_sharded ? step_.partial : x_behind_attention(phase.layer);
   switch (phase.op) {
     case Op::embed:
     case Op::attention_norm:
-    case Op::mlp_norm:
       return begin_rows(tokens, hidden);
     case Op::rotary:
       return begin_rows(tokens, 8 * shape_.head_dim);  // a sine costs more than a product
@@ -200,12 +230,16 @@ int TypedModel<T>::begin(const Phase& phase) {
     case Op::attend:
       return plan_of(phase.layer).num_tiles();
     case Op::output:
-      return begin_linear(layer.output, attended_.data(), tokens, adds, sum, hidden);
+      if (!is_short(phase.layer)) return begin_linear(layer.output, attended_.data(), rows, adds, sum, hidden);
+      gather_samples();
+      return begin_linear(layer.output, sampled_attended_.data(), rows, adds, sum, hidden);
+    case Op::mlp_norm:
+      return begin_rows(rows, hidden);
     case Op::gate_up:
-      return begin_linear(layer.gate_up, normed_.data(), tokens, Epilogue::silu_mul, inner_.data(),
+      return begin_linear(layer.gate_up, normed_.data(), rows, Epilogue::silu_mul, inner_.data(),
                           shape_.intermediate_size);
     case Op::down:
-      return begin_linear(layer.down, inner_.data(), tokens, adds, sum, hidden);
+      return begin_linear(layer.down, inner_.data(), rows, adds, sum, hidden);
     case Op::final_norm:
       return begin_rows(samples, hidden);
     case Op::logits:
@@ -249,11 +283,13 @@ void TypedModel<T>::run_tile(int phase, int tile, int thread) {
                    sines_.data(), first, last);
       return;
     case Op::attention_norm:
-    case Op::mlp_norm: {
-      const void* weight = op == Op::mlp_norm ? layer.mlp_norm : layer.attention_norm;
-      rms_norm(step_.x, static_cast<const T*>(weight), normed_.data(), hidden, shape_.norm_eps, first, last);
+      rms_norm(step_.x, static_cast<const T*>(layer.attention_norm), normed_.data(), hidden, shape_.norm_eps, first,
+               last);
       return;
-    }
+    case Op::mlp_norm:
+      rms_norm(x_behind_attention(index), static_cast<const T*>(layer.mlp_norm), normed_.data(), hidden,
+               shape_.norm_eps, first, last);
+      return;
     case Op::write: {
       const KvWrite<T> write{kv_shape_,       shape_.num_heads, qkv_.data(),
                              cosines_.data(), sines_.data(),    static_cast<const T*>(layer.qk_norm),
@@ -266,8 +302,13 @@ void TypedModel<T>::run_tile(int phase, int tile, int thread) {
                          tile, scratch(thread));
       return;
     case Op::final_norm:
-      rms_norm_gathered(step_.x, step_.sample_rows, static_cast<const T*>(weights_.final_norm), sampled_.data(),
-                        hidden, shape_.norm_eps, first, last);
+      if (has_short_layer_) {
+        rms_norm(sampled_x_.data(), static_cast<const T*>(weights_.final_norm), sampled_.data(), hidden,
+                 shape_.norm_eps, first, last);
+      } else {
+        rms_norm_gathered(step_.x, step_.sample_rows, static_cast<const T*>(weights_.final_norm), sampled_.data(),
+                          hidden, shape_.norm_eps, first, last);
+      }
       return;
     case Op::best:
       argmax(step_.logits, shape_.vocab_share, shape_.num_ids, step_.best_ids, step_.is_sound, first, last);

@@ -41,15 +41,20 @@ class GreedyTokens:
 
 
 @runtime_checkable
-class GreedyModel(Model, Protocol):
-    """A model that computes a step and picks the tokens in one go. It is asked where every row of a step is plainly
-    greedy: nothing of the scores is wanted but where the highest is."""
+class ScoringModel(Model, Protocol):
+    """A model that computes a step and its scores in one go, and so need not compute what only the hidden states of
+    other rows would show."""
+
+    def scores(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor | None:
+        """Like `forward`, then `logits` of `batch.arrays.sample_rows`. None where there are none, and on ranks other
+        than 0."""
 
     def greedy(
         self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None
     ) -> GreedyTokens | None:
-        """Like `forward`, then `logits` of `batch.arrays.sample_rows` (at least one) and their highest, the lowest
-        token id of equals. None on ranks other than 0."""
+        """Like `scores` (of at least one row), and then the highest of each, the lowest token id of equals. It is asked
+        where every row of a step is plainly greedy: nothing else of the scores is wanted. None on ranks other than
+        0."""
 
 
 class PageSink(Protocol):
@@ -72,7 +77,7 @@ class ModelRunner:
         self.sink: PageSink | None = None
         self._device = kv.device
         self._model = model
-        self._greedy_model = model if isinstance(model, GreedyModel) else None
+        self._scoring_model = model if isinstance(model, ScoringModel) else None
         self._page_tokens = page_tokens_of(kv, model.config.head_dim)
         self._sampler = Sampler(model.config.vocab_size, kv.device)
 
@@ -88,17 +93,20 @@ class ModelRunner:
                 sink.layer_done(layer, plan.progress)
 
         batch = StepBatch(plan.arrays, self._page_tokens, self._device)
-        if self._greedy_model is not None and plan.greedy and len(plan.arrays.sample_rows):
-            best = self._greedy_model.greedy(batch, self.kv, layer_done)
+        if self._scoring_model is not None and plan.greedy and len(plan.arrays.sample_rows):
+            best = self._scoring_model.greedy(batch, self.kv, layer_done)
             return SampledTokens() if best is None else sampled_tokens(best.token_ids, best.is_sound, None)
         with torch.inference_mode():
-            hidden = self._model.forward(batch, self.kv, layer_done)
-            if not len(plan.arrays.sample_rows):
-                return SampledTokens()
-            logits = self._model.logits(hidden[batch.sample_indices])
+            logits = self._scores(batch, layer_done)
             if logits is None:
                 return SampledTokens()
             return self._sampler.best(logits) if plan.greedy else self._sampler.sample(logits, sampling)
+
+    def _scores(self, batch: StepBatch, layer_done: Callable[[int], None] | None) -> Tensor | None:
+        if self._scoring_model is not None:
+            return self._scoring_model.scores(batch, self.kv, layer_done)
+        hidden = self._model.forward(batch, self.kv, layer_done)
+        return self._model.logits(hidden[batch.sample_indices]) if len(batch.arrays.sample_rows) else None
 
     def page_bytes(self) -> NDArray[np.uint8]:
         """The pool as bytes, `[layers, pages, kv_heads, head_bytes]`: the memory itself, for pages to come and go.

@@ -135,8 +135,21 @@ class NativeLlama:
         `layer_done(layer)` is called as soon as that layer's are there.
         """
         self._take(batch, kv)
+        self._step.only_samples = False
         self._run_layers(layer_done, self._end_of_layers)
         return self._x[: batch.arrays.num_tokens]
+
+    def scores(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor | None:
+        """`forward`, then `logits` for the rows that sample. The last layer is computed for these alone, behind its
+        keys and values. None on ranks other than 0, and where no row samples."""
+        num_samples = len(batch.arrays.sample_rows)
+        if self.tp.size > 1:
+            hidden = self.forward(batch, kv, layer_done)
+            return self.logits(hidden[batch.sample_indices]) if num_samples else None
+        self._take(batch, kv)
+        self._step.only_samples = True
+        self._run_layers(layer_done, self._end_of_layers + 1)
+        return self._logits[:num_samples, : self.config.vocab_size] if num_samples else None
 
     def logits(self, hidden: Tensor) -> Tensor | None:
         """Scores of every token, [n, vocab_size] in float32, for rows [n, hidden_size] of what `forward` returned.
@@ -156,10 +169,11 @@ class NativeLlama:
     def greedy(
         self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None
     ) -> GreedyTokens | None:
-        """`forward`, then the highest of `logits` for the rows that sample. None on ranks other than 0."""
+        """The highest of `scores`. None on ranks other than 0."""
         if self.tp.size > 1:
             return self._gathered_greedy(batch, kv, layer_done)
         self._take(batch, kv)
+        self._step.only_samples = True
         self._run_layers(layer_done, self._end_of_layers + 2)
         num_samples = len(batch.arrays.sample_rows)
         return GreedyTokens(self._best_ids[:num_samples], self._is_sound[:num_samples])
@@ -169,7 +183,7 @@ class NativeLlama:
         self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None
     ) -> GreedyTokens | None:
         """`greedy` where each rank has a part of the vocabulary."""
-        logits = self.logits(self.forward(batch, kv, layer_done)[batch.sample_indices])
+        logits = self.scores(batch, kv, layer_done)
         if logits is None:
             return None
         highest, token_ids = logits.max(dim=-1)

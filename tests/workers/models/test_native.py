@@ -91,6 +91,52 @@ def test_greedy_tokens_are_the_best_of_the_logits(
     assert after.is_sound.tolist() == [False, True]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
+def test_scores_of_sampled_rows_are_those_of_the_whole_step(
+    family: str, dtype: torch.dtype, load: Callable[..., NativeLlama], tiny_model_dir: Callable[[str], Path]
+) -> None:
+    model = load(tiny_model_dir(family), dtype)
+
+    def part(sequence: int, start: int, count: int, samples: bool) -> SequenceSlice:
+        pages = np.arange(10 * sequence, 10 * sequence + -(-(start + count) // PAGE_TOKENS), dtype=np.int32)
+        return SequenceSlice(start, tuple(tokens(start + sequence, count)), pages.tobytes(), samples)
+
+    first = [part(sequence, 0, 30, sequence == 2) for sequence in range(4)]
+    # One that decodes, chunks that end a prompt and one that does not.
+    second = [part(2, 30, 1, True), part(0, 30, 40, True), part(1, 30, 20, False), part(3, 30, 7, True)]
+    found: list[list[torch.Tensor]] = []
+    for in_one_go in (True, False):
+        kv = torch.zeros(kv_shape(model.config, model.tp, 40, PAGE_TOKENS), dtype=dtype)
+        results = []
+        for slices in (first, second):
+            batch = StepBatch.build(slices, PAGE_TOKENS)
+            if in_one_go:
+                scores = model.scores(batch, kv)
+            else:
+                scores = model.logits(model.forward(batch, kv)[batch.sample_indices])
+            assert scores is not None
+            results.append(scores.clone())
+        found.append([*results, kv])
+    for ours, expected in zip(*found, strict=True):
+        assert torch.equal(ours, expected)
+
+
+def test_a_step_that_samples_nothing_has_keys_and_values_and_no_scores(
+    load: Callable[..., NativeLlama], tiny_model_dir: Callable[[str], Path]
+) -> None:
+    model = load(tiny_model_dir("llama"), torch.float32)
+    chunk = SequenceSlice(0, tuple(tokens(1, 20)), np.arange(3, dtype=np.int32).tobytes(), False)
+    batch = StepBatch.build([chunk], PAGE_TOKENS)
+    pools = [torch.zeros(kv_shape(model.config, model.tp, 4, PAGE_TOKENS)) for _ in range(2)]
+    layers: list[int] = []
+    assert model.scores(batch, pools[0], layers.append) is None
+    model.forward(batch, pools[1])
+    assert torch.equal(*pools)
+    assert pools[0].any()
+    assert layers == list(range(model.config.num_layers))
+
+
 def test_sizes_that_fill_no_vector_compute_the_same(load: Callable[..., NativeLlama], tmp_path: Path) -> None:
     sizes = {"hidden_size": 72, "intermediate_size": 95, "num_attention_heads": 3, "num_key_value_heads": 3}
     model_dir = build_tiny_model("llama_biased", tmp_path, head_dim=24, **sizes)
