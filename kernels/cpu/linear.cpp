@@ -2,6 +2,8 @@
 
 #include "linear.hpp"
 
+#include <type_traits>
+
 #include "linear_expand.hpp"
 #include "linear_kernels.hpp"
 #include "linear_layout.hpp"
@@ -22,6 +24,14 @@ constexpr int kBlockWordSteps = 1024;
 // Codes are expanded in blocks of about this many inputs: short ones, so that memory is not idle for long while a
 // thread expands, and long enough that adding their sums up costs little.
 constexpr int kExpandedInputs = 128;
+// Without instructions for bf16, words of two numbers cost a third of the speed. So where there are many rows, they are
+// taken apart first, this many inputs at a time; what follows makes the same chains of multiply-adds.
+constexpr int kApartInputs = 256;
+#if defined(__AVX512BF16__)
+constexpr int kLeastRowsApart = 1 << 30;
+#else
+constexpr int kLeastRowsApart = 12;
+#endif
 
 // A tile should take a few microseconds, as far as that leaves tiles enough for all.
 constexpr double kTileNs = 3000;
@@ -71,13 +81,19 @@ template <class T>
 struct Workspace {
   explicit Workspace(std::byte* scratch)
       : words(reinterpret_cast<T*>(scratch)),
-        sums(reinterpret_cast<float*>(scratch + kMostGroupInputs * kPanelOutputs * sizeof(T))) {
-    static_assert(kMostGroupInputs * kPanelOutputs * sizeof(T) + kMostRows * kPanelOutputs * sizeof(float) <=
-                  kLinearScratchBytes);
+        apart(reinterpret_cast<float*>(scratch)),
+        sums(apart + kMostWords * kPanelOutputs),
+        rows(sums + kMostRows * kPanelOutputs) {
+    constexpr int kNumbers = kMostWords * kPanelOutputs + kMostRows * kPanelOutputs + kMaxRows * kApartInputs;
+    static_assert(kNumbers * sizeof(float) <= kLinearScratchBytes);
   }
 
-  T* words;     // [kMostGroupInputs, 64]
-  float* sums;  // [rows of the tile, 64]
+  static constexpr int kMostWords = kMostGroupInputs > kApartInputs ? kMostGroupInputs : kApartInputs;
+
+  T* words;      // [kMostGroupInputs, 64], or
+  float* apart;  // [kApartInputs, 64]
+  float* sums;   // [rows of the tile, 64]
+  float* rows;   // [kMaxRows, kApartInputs]
 };
 
 template <class T>
@@ -95,6 +111,8 @@ class Tile {
     const std::byte* data = call_.weight->data + panel * panel_bytes(shape_);
     if (has_codes(shape_.kind)) {
       run_codes(panel, data, next);
+    } else if (std::is_same_v<T, Bf16> && rows_.count >= kLeastRowsApart && shape_.inputs <= kMostInputsApart) {
+      run_apart(panel, data);
     } else {
       run_words(panel, data, next);
     }
@@ -110,6 +128,28 @@ class Tile {
       const int64_t bytes = int64_t{ceil_div(inputs, Steps<T>::kInputs)} * kStepBytes;
       data += bytes;
       multiply(panel, begin, block, last, last ? next : data, bytes, nullptr);
+    }
+  }
+
+  // As `run_words` with a single block, but with words and rows in float32.
+  void run_apart(int panel, const std::byte* data) const {
+    for (int begin = 0; begin < shape_.inputs; begin += kApartInputs) {
+      const bool last = shape_.inputs - begin <= kApartInputs;
+      const int inputs = last ? shape_.inputs - begin : kApartInputs;
+      take_apart(data, ceil_div(inputs, 2), space_.apart);
+      data += ceil_div(inputs, 2) * kStepBytes;
+      const Block block{reinterpret_cast<const std::byte*>(space_.apart), inputs, nullptr, 0, 0, begin == 0, begin > 0};
+      for (int group = 0; group < row_groups_; ++group) {
+        const Share rows = share_of(rows_.count, row_groups_, group);
+        const int first_row = rows_.begin + rows.begin;
+        float* sums = space_.sums + rows.begin * kPanelOutputs;
+        for (int row = 0; row < rows.count; ++row) {
+          const auto* x = static_cast<const Bf16*>(call_.x) + (first_row + row) * call_.x_stride + begin;
+          widen(x, inputs, space_.rows + row * kApartInputs);
+        }
+        multiply_block_for<float>(rows.count, 0)(space_.rows, kApartInputs, block, nullptr, sums);
+        if (last) finish_rows<T>(call_, panel, first_row, rows.count, sums, nullptr);
+      }
     }
   }
 
@@ -167,6 +207,8 @@ class Tile {
       finish_rows<T>(call_, panel, first_row, rows.count, sums, scales);
     }
   }
+
+  static constexpr int kMostInputsApart = kBlockWordSteps * Steps<Bf16>::kInputs;  // one block of `run_words`
 
   const LinearCall& call_;
   const WeightShape& shape_;

@@ -1,10 +1,31 @@
-// Codes of 8 and 4 bits into the words that the kernels multiply with. Scales are not applied: every code is exact.
+// Codes of 8 and 4 bits into the words that the kernels multiply with, and bf16 into float32. Scales are not applied:
+// every number is exact.
 #pragma once
 
 #include "linear_layout.hpp"
 #include "vector.hpp"
 
 namespace slipstream::linear {
+
+// Words of two bf16 numbers into the words of float32: [steps, 64, 2] into [2 steps, 64].
+inline void take_apart(const std::byte* words, int steps, float* to) {
+  for (int step = 0; step < steps; ++step) {
+    for (int column = 0; column < kPanelOutputs; column += simd::kLanes) {
+      const auto [low, high] = simd::halves(simd::load_pairs(words + column * kWordBytes));
+      simd::store(to + column, low);
+      simd::store(to + kPanelOutputs + column, high);
+    }
+    words += kStepBytes;
+    to += 2 * kPanelOutputs;
+  }
+}
+
+inline void widen(const Bf16* from, int count, float* to) {
+  for (int i = 0; i < count; i += simd::kLanes) {
+    const int lanes = count - i < simd::kLanes ? count - i : simd::kLanes;
+    simd::store_some(to + i, simd::load_some(from + i, lanes), lanes);
+  }
+}
 
 // Eight codes of one byte each as float32.
 inline __m256 int8_values(__m256i codes) {

@@ -19,6 +19,7 @@ struct Block {
   int64_t scales_stride;    // bytes from group to group
   int group;                // inputs of a group, if there are scales
   bool first;               // nothing is there yet
+  bool continues = false;   // the chain of the block before goes on; without scales only
 };
 
 template <class T>
@@ -72,7 +73,7 @@ inline void multiply_columns(const T* x, int64_t x_stride, const Block& block, i
   const std::byte* words = block.words + column * kWordBytes;
   const std::byte* scales = block.scales;
   const int group = scales ? block.group : block.inputs;
-  bool there = !block.first;
+  bool there = !block.first && !block.continues;
   sums += column;
   for (int begin = 0; begin < block.inputs; begin += group) {
     const int inputs = block.inputs - begin < group ? block.inputs - begin : group;
@@ -80,7 +81,9 @@ inline void multiply_columns(const T* x, int64_t x_stride, const Block& block, i
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 8
-      for (int v = 0; v < VECTORS; ++v) acc[r][v] = simd::zero();
+      for (int v = 0; v < VECTORS; ++v) {
+        acc[r][v] = block.continues ? simd::load(sums + r * kPanelOutputs + v * simd::kLanes) : simd::zero();
+      }
     }
     const T* from = x + begin;
     for (int left = inputs / kInputs; left > 0; --left) {
