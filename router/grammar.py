@@ -1,8 +1,9 @@
 """From a `Guide` to the grammar that llguidance parses outputs with, and what is wrong with it.
 
 llguidance is imported by the first guide: nobody else pays for it. It gives up Python's lock, and bounds its work by
-counting it (lexer states, Earley items, symbols). What it does not count is refused here: `multipleOf` of many digits,
-which becomes an automaton of so many states, and whatever else takes more than `MAX_CPU_S`.
+counting it (lexer states, Earley items, symbols); `parser_limits` are those of the trial and of the workers. What it
+does not count is refused here (`multipleOf` of many digits, which becomes an automaton of so many states, and endless
+repetition), or ends the process in which a guide is tried (`guide_trial.py`).
 
 Between the parts of JSON any white space may stand, but no more than `MAX_WHITE_SPACE` characters: a small model that
 has begun with spaces would otherwise write them until the end.
@@ -11,15 +12,21 @@ has begun with spaces would otherwise write them until the end.
 from __future__ import annotations
 
 import json
-import time
-from decimal import Decimal
-from typing import Any
+import math
+import re
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
 
 from slipstream.router.messages import Guide
 
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits
+
 MAX_WHITE_SPACE = 16
-MAX_DIVISOR = 10_000
-MAX_CPU_S = 1.0
+MAX_DIVISOR = 10_000  # states; they take 40 ms to make
+MAX_REPEATS = 1_000_000
+MAX_STEP_FUEL = 50_000  # of a token's mask; a quarter of llguidance's own, which lets a mask take 150 ms
+NUM_TRIED_BYTES = 24
 
 
 class GrammarError(ValueError):
@@ -30,6 +37,7 @@ def grammar_of(guide: Guide) -> str:
     """The guide in llguidance's form. Raises GrammarError for what cannot be one; other faults show when it is used."""
     from llguidance import LLMatcher
 
+    _check_repeats(guide)
     match guide.kind:
         case "json":
             _check_divisors(guide.spec)
@@ -48,12 +56,30 @@ def grammar_of(guide: Guide) -> str:
             return LLMatcher.grammar_from_lark(_as_lark(guide.spec))
 
 
+def parser_limits() -> LLParserLimits:
+    """What following a guide may cost: with these a mask of 4096 tokens takes no more than some ten milliseconds."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(step_lexer_fuel=MAX_STEP_FUEL, verbose_errors=False)
+
+
+def _check_repeats(guide: Guide) -> None:
+    """Raises GrammarError for an expression that wants something too often."""
+    if guide.kind == "choice":
+        return
+    for count in re.findall(r"\{\s*(\d{0,9}\s*,\s*\d{7,}|\d{7,})", guide.spec):
+        if int(count.rpartition(",")[2]) > MAX_REPEATS:
+            raise GrammarError(f"'{{{count}}}' is too often: {MAX_REPEATS} times is the most")
+
+
 def _check_divisors(schema: str) -> None:
-    """Raises GrammarError if the schema is not JSON, or wants multiples of too long a number."""
+    """Raises GrammarError if the schema is not JSON, or wants multiples of numbers that have too large a multiple in
+    common: where several of them have to hold, or may, one automaton knows them all, and nothing counts its states."""
     try:
         left: list[Any] = [json.loads(schema)]
     except (ValueError, RecursionError) as error:
         raise GrammarError(str(error)) from error
+    divisors = set()
     while left:
         value = left.pop()
         if isinstance(value, list):
@@ -61,16 +87,20 @@ def _check_divisors(schema: str) -> None:
         elif isinstance(value, dict):
             left += value.values()
             divisor = value.get("multipleOf")
-            if isinstance(divisor, int | float) and abs(_without_point(divisor)) > MAX_DIVISOR:
-                raise GrammarError(f"'multipleOf' {divisor} has too many digits")
+            if isinstance(divisor, int | float):
+                divisors.add(_fraction(divisor))
+    denominator = math.lcm(*(divisor.denominator for divisor in divisors))
+    if math.lcm(*(int(divisor * denominator) for divisor in divisors)) > MAX_DIVISOR:
+        told = ", ".join(str(float(divisor)) for divisor in sorted(divisors)[:8])
+        raise GrammarError(f"'multipleOf' {told}: the digits of a common multiple go beyond {MAX_DIVISOR}")
 
 
-def _without_point(number: float) -> int:
-    """1.25 is 125. Too large for what is no number."""
-    digits = Decimal(repr(number)).as_tuple()
-    if not isinstance(digits.exponent, int):
-        return MAX_DIVISOR + 1
-    return int("".join(map(str, digits.digits)) + "0" * min(max(digits.exponent, 0), 8))
+def _fraction(number: float) -> Fraction:
+    """As it is written: 1.25 is 5/4."""
+    try:
+        return abs(Fraction(repr(number)))
+    except ValueError as error:  # infinite
+        raise GrammarError(f"'multipleOf' {number} is no number") from error
 
 
 def _as_lark(text: str) -> str:
@@ -86,20 +116,29 @@ def _as_lark(text: str) -> str:
 
 def complaint(guide: Guide) -> str | None:
     """Why no output could follow this guide, whatever the vocabulary, or only at too high a cost; None if one can.
-    For a thread: it may take some tenths of a second."""
-    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+    For a process that may be ended (`guide_trial.py`): most take milliseconds, but nothing here bounds that."""
+    from llguidance import LLMatcher, LLTokenizer
 
-    began_s = time.thread_time()
     try:
         grammar = grammar_of(guide)
     except GrammarError as error:
         return str(error)
     tokenizer = LLTokenizer("byte")  # a token a byte: no model's vocabulary is needed to tell
-    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
-    if not matcher.is_error():
-        matcher.compute_bitmask()
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
+    _begin_output(matcher)
     if matcher.is_error() or not (matcher.is_accepting() or not matcher.is_stopped()):
         return matcher.get_error() or "nothing can follow it"
-    if time.thread_time() - began_s > MAX_CPU_S:
-        return "it is too complex"
     return None
+
+
+def _begin_output(matcher: LLMatcher) -> None:
+    """Some bytes of an output, always the same ones: much is worked out only when it is needed, and what is too complex
+    then would end an answer in the middle."""
+    for number in range(NUM_TRIED_BYTES):
+        if matcher.is_error():
+            return
+        mask = matcher.compute_bitmask()
+        allowed = [byte for byte in range(256) if mask[byte >> 3] >> (byte & 7) & 1]
+        if matcher.is_error() or not allowed:
+            return
+        matcher.consume_token(allowed[number * 7919 % len(allowed)])

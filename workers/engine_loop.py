@@ -52,6 +52,11 @@ class TransferEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class GuideReady:
+    """A sequence that has waited for its guide can go on."""
+
+
+@dataclass(frozen=True, slots=True)
 class GroupBroken:
     """A rank is gone."""
 
@@ -66,7 +71,7 @@ class Stop:
     within_s: float
 
 
-EngineEvent = RouterMessage | LinkLost | TransferEnded | GroupBroken | Stop
+EngineEvent = RouterMessage | LinkLost | TransferEnded | GuideReady | GroupBroken | Stop
 
 
 class RouterPort(Protocol):
@@ -195,6 +200,8 @@ class EngineLoop:
                 if ended is not None:
                     self.stats.count_transfer(ended)
                     self._out += self.role.transfer_ended(ended, self.clock())
+            case GuideReady():
+                self.engine.guide_ready()
             case Welcome():
                 self._connected, self._connecting = True, False
                 self.show("draining" if self._draining else "ready", "")

@@ -32,7 +32,7 @@ from slipstream.workers.engine.engine import Engine
 from slipstream.workers.engine.errors import EngineConfigError
 from slipstream.workers.engine.guides import GuideBook
 from slipstream.workers.engine.limits import EngineLimits
-from slipstream.workers.engine_loop import EngineEvent, EngineLoop, GroupBroken, Stop, TransferEnded
+from slipstream.workers.engine_loop import EngineEvent, EngineLoop, GroupBroken, GuideReady, Stop, TransferEnded
 from slipstream.workers.group import (
     GroupAddress,
     GroupExecutor,
@@ -240,7 +240,10 @@ class Worker:
     def _warm_engine(self, parts: RankParts, executor: GroupExecutor) -> Engine:
         limits = parts.limits
         eos_ids = [token_id for token_id in limits.eos_token_ids if token_id < limits.vocab_size]
-        guides = GuideBook(Path(self._config.model_dir) / "tokenizer.json", limits.vocab_size, eos_ids)
+        tokenizer_json = Path(self._config.model_dir) / "tokenizer.json"
+        guides = GuideBook(
+            tokenizer_json, limits.vocab_size, eos_ids, on_ready=lambda: self._inbox.put_always(GuideReady())
+        )
         engine = build_engine(limits, executor, guides)
         # What is loaded stays: without this the garbage collector would look through all of torch now and then.
         gc.collect()

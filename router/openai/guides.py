@@ -1,7 +1,7 @@
 """What a request wants its output to look like: OpenAI's `response_format`, vLLM's `structured_outputs` and `guided_*`.
 
-A guide is tried out before it is let in, on a thread, one at a time, and the verdict is kept for the next request that
-brings it. So a bad one is a 400 that names its field, and no worker meets it.
+A guide is tried out before it is let in, in a process of its own (`router/guide_trial.py`), one at a time, and the
+verdict is kept for the next request that brings it. So a bad one is a 400 that names its field, and no worker meets it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from slipstream.router.grammar import complaint
+from slipstream.router.guide_trial import Trials
 from slipstream.router.http.errors import HttpError
 from slipstream.router.messages import Guide, GuideKind
 from slipstream.router.openai.sampling import invalid
@@ -20,7 +20,7 @@ from slipstream.router.openai.schema import GenerationFields
 
 MAX_GUIDE_BYTES = 64 << 10
 MAX_VERDICTS = 256
-MAX_WAITING = 64  # guides that nobody has tried yet, each some tenths of a second at most
+MAX_WAITING = 64  # guides that nobody has tried yet, each a second at most
 ANY_OBJECT = Guide("json", '{"type":"object"}')
 
 Asked = tuple[str, GuideKind, Any]  # field, kind, and what it says
@@ -32,6 +32,7 @@ class Guides:
     def __init__(self) -> None:
         self._verdicts: OrderedDict[Guide, str | None] = OrderedDict()
         self._num_waiting = 0
+        self._trials = Trials()
         self._turn = asyncio.Lock()
 
     async def of(self, body: GenerationFields) -> Guide | None:
@@ -65,7 +66,7 @@ class Guides:
             try:
                 async with self._turn:
                     if guide not in self._verdicts:
-                        self._verdicts[guide] = await asyncio.to_thread(complaint, guide)
+                        self._verdicts[guide] = await asyncio.to_thread(self._trials.verdict, guide)
             finally:
                 self._num_waiting -= 1
             if len(self._verdicts) > MAX_VERDICTS:

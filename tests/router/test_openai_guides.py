@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
+import gc
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
-from slipstream.router.grammar import complaint
+from slipstream.router.guide_trial import TOO_COMPLEX, TrialError, Trials
 from slipstream.router.messages import EngineRequest, Generate, Guide
 from slipstream.router.openai.guides import MAX_GUIDE_BYTES
 from slipstream.router.wire import decode_payload, encode_frame
@@ -61,6 +62,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"guided_grammar": "hello"}, "guided_grammar"),
     ({"guided_grammar": 'start: %json {"multipleOf": 999983}'}, "guided_grammar"),
     ({"guided_json": {"multipleOf": 0.00123457}}, "guided_json"),
+    ({"guided_json": {"properties": {name: {"multipleOf": 9973 - n} for n, name in enumerate("ab")}}}, "guided_json"),
+    ({"guided_regex": "x?a{1000000000}"}, "guided_regex"),
+    ({"guided_json": {"type": "string", "pattern": "^a{2,10000000}$"}}, "guided_json"),
     ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
     ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
     ({"structured_outputs": {"regex": "a", "grammar": 'start: "a"'}}, "structured_outputs.grammar"),
@@ -118,18 +122,49 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("guide", HOSTILE, ids=lambda guide: f"{guide.kind}-{guide.spec[:24]}")
-@pytest.mark.timeout(20)
-def test_hostile_guides_get_a_verdict_while_others_go_on(guide: Guide) -> None:
-    async def main() -> int:
-        turns = 0
-        verdict = asyncio.ensure_future(asyncio.to_thread(complaint, guide))
-        while not verdict.done():
-            await asyncio.sleep(0)
-            turns += 1
-        assert await verdict is None or isinstance(await verdict, str)
-        return turns
+@pytest.mark.timeout(30)
+def test_hostile_guides_get_a_verdict(guide: Guide, trials: Trials) -> None:
+    verdict = trials.verdict(guide)
+    assert verdict is None or isinstance(verdict, str)
 
-    assert asyncio.run(main()) > 0
+
+@pytest.fixture(scope="module")
+def trials() -> Trials:
+    return Trials()
+
+
+# What llguidance does not count, as `_check_divisors` would let it through if it did not look.
+ENDLESS = Guide("json", json.dumps({"anyOf": [{"type": "integer", "multipleOf": 9973 - n} for n in range(50)]}))
+
+
+@pytest.mark.timeout(60)
+def test_a_guide_whose_trial_does_not_end_ends_its_process_and_the_next_one_is_tried_by_another(
+    trials: Trials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import slipstream.router.grammar as g; g.MAX_DIVISOR = 10**300")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    lenient = Trials()
+    assert lenient.verdict(Guide("regex", "a+")) is None
+    assert lenient.verdict(ENDLESS) == TOO_COMPLEX
+    assert lenient.verdict(Guide("regex", "(ab")) is not None
+    assert lenient.verdict(Guide("regex", "b+")) is None
+    assert "multipleOf" in (trials.verdict(ENDLESS) or "")
+
+
+def test_a_trial_process_ends_with_whoever_asks_it() -> None:
+    trials = Trials()
+    assert trials.verdict(Guide("regex", "a+")) is None
+    process = trials._process
+    assert process is not None
+    del trials
+    gc.collect()
+    assert process.returncode == 0
+
+
+def test_where_no_guide_can_be_tried_the_request_fails_and_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(TrialError, match="has ended with 1"):
+        Trials().verdict(Guide("regex", "a+"))
 
 
 def test_nobody_imports_the_library_before_the_first_guide() -> None:

@@ -188,6 +188,10 @@ class Engine:
         sequence = self._scheduler.get(key)
         return sequence is not None and self._scheduler.abort(sequence, keep_pages)
 
+    def guide_ready(self) -> None:
+        """A guide has been compiled that a sequence may have waited for."""
+        self._scheduler.look_again()
+
     # ---- steps
 
     def step(self) -> list[TokenChunk]:

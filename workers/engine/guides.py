@@ -3,9 +3,9 @@
 What may come next is a function of the guide and the output so far, nothing else. A sequence that comes from another
 worker, or after a failure, has its guide go over the tokens that it brings, and goes on as if it had been here.
 
-Grammars are compiled on a thread beside the engine's, from the moment a sequence is taken on, while its prompt is being
-computed or on its way. The engine waits for one only if its first token is due before. The first guide of a worker also
-loads the tokenizer (about 20 ms for the demo model, about a second for 128,000 tokens).
+Grammars are compiled on a thread beside the engine's, from the moment a sequence is taken on. A sequence whose guide is
+not ready stands back, and the others go on. The first guide of a worker also loads the tokenizer (about 20 ms for the
+demo model, about a second for 128,000 tokens).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import logging
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.router.grammar import GrammarError, grammar_of
+from slipstream.router.grammar import GrammarError, grammar_of, parser_limits
 from slipstream.router.messages import Guide
 
 if TYPE_CHECKING:
@@ -34,9 +34,19 @@ log = logging.getLogger(__name__)
 
 
 class GuideBook:
-    """The compiled grammars of one model, whose `vocab_size` may be padded beyond its tokenizer's. One thread asks."""
+    """The compiled grammars of one model, whose `vocab_size` may be padded beyond its tokenizer's. One thread asks.
 
-    def __init__(self, tokenizer_json: Path, vocab_size: int, eos_ids: Iterable[int]) -> None:
+    `on_ready` is called, by any thread, when a grammar is; without it whoever needs one waits for it.
+    """
+
+    def __init__(
+        self,
+        tokenizer_json: Path,
+        vocab_size: int,
+        eos_ids: Iterable[int],
+        on_ready: Callable[[], None] | None = None,
+    ) -> None:
+        self._on_ready = on_ready
         self._tokenizer_json = tokenizer_json
         self._vocab_size = vocab_size
         self._eos_ids = sorted(eos_ids)
@@ -49,22 +59,24 @@ class GuideBook:
         compiled = self._compiled.get(guide)
         if compiled is None:
             compiled = self._compiled[guide] = self._pool.submit(self._compile, guide)
+            if self._on_ready is not None:
+                tell = self._on_ready
+                compiled.add_done_callback(lambda compiled: tell())
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(guide)
-        return TokenGuide(compiled, tokens, num_prompt)
+        return TokenGuide(compiled, tokens, num_prompt, is_waited_for=self._on_ready is None)
 
     def _compile(self, guide: Guide) -> LLMatcher | None:
         """None, with a line in the log, if it cannot be: what follows it then ends in an error."""
-        from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+        from llguidance import LLMatcher, LLTokenizer
 
         try:
             if self._tokenizer is None:
                 text = self._tokenizer_json.read_text("utf-8")
                 json.loads(text)  # what is not JSON would be taken for the name of a file
                 self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos_ids or None)
-            limits = LLParserLimits(verbose_errors=False)
-            matcher = LLMatcher(self._tokenizer, grammar_of(guide), log_level=0, limits=limits)
+            matcher = LLMatcher(self._tokenizer, grammar_of(guide), log_level=0, limits=parser_limits())
         except (OSError, ValueError, GrammarError) as error:
             log.warning("a guide cannot be followed: %s", error)
             return None
@@ -77,13 +89,21 @@ class GuideBook:
 class TokenGuide:
     """A guide beside the tokens of one sequence, which it reads as they grow."""
 
-    __slots__ = ("_compiled", "_matcher", "_num_read", "_tokens")
+    __slots__ = ("_compiled", "_is_waited_for", "_matcher", "_num_read", "_tokens")
 
-    def __init__(self, compiled: Future[LLMatcher | None], tokens: array[int], num_prompt: int) -> None:
+    def __init__(
+        self, compiled: Future[LLMatcher | None], tokens: array[int], num_prompt: int, *, is_waited_for: bool
+    ) -> None:
+        self._is_waited_for = is_waited_for
         self._compiled = compiled
         self._matcher: LLMatcher | None = None
         self._tokens = tokens
         self._num_read = num_prompt
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next token can be picked; else `on_ready` will be called."""
+        return self._is_waited_for or self._compiled.done()
 
     @property
     def is_at_end(self) -> bool:

@@ -61,6 +61,8 @@ class Scheduler:
 
     Reservations (KV on its way here) count against slots and pages from the start and are taken only from what the
     queue does not need, so an accepted sequence is never starved by them.
+
+    A sequence whose guide is still being compiled stands back, in the queue or in the batch; `look_again` when it is.
     """
 
     def __init__(self, limits: EngineLimits) -> None:
@@ -71,6 +73,7 @@ class Scheduler:
         self._running: list[Sequence] = []  # sorted by order
         self._num_reserved = 0
         self._starved: list[Sequence] = []  # running, but without a page for their next token
+        self._unready: list[Sequence] = []  # running, but their guide is still being compiled
         self._is_stuck = False  # the last step had nothing to do and nothing has changed since
         self.counters = SchedulerCounters()
 
@@ -199,6 +202,10 @@ class Scheduler:
         self._end(sequence)
         return False
 
+    def look_again(self) -> None:
+        """Something has changed that the scheduler does not know of: a guide is ready."""
+        self._is_stuck = False
+
     # ---- a step
 
     def schedule(self) -> ScheduledStep:
@@ -206,18 +213,21 @@ class Scheduler:
         max_tokens = self._limits.max_step_tokens
         self._secure_pages()
         decoding = [s for s in self._running if s.num_computed + 1 == len(s.tokens) and s.ticket is None]
-        if self._starved:
-            decoding = [s for s in decoding if s not in self._starved]
+        if self._unready:
+            self._unready = [s for s in self._unready if s.state is SequenceState.RUNNING and not s.is_ready]
+        if self._starved or self._unready:
+            decoding = [s for s in decoding if s not in self._starved and s not in self._unready]
         step = ScheduledStep(decoding[:max_tokens])
         budget = max_tokens - len(step.decoding)
         if budget and len(step.decoding) < len(self._running):
             for sequence in self._running:
+                if sequence in self._unready:
+                    continue
                 if budget and (sequence.num_uncomputed > 1 or sequence.ticket is not None):
                     budget -= self._schedule_chunk(step, sequence, budget, begins=False)
-        while budget and self._waiting and self._admit(self._waiting[0]):
-            sequence = self._waiting.pop(0)
-            insort(self._running, sequence, key=_order)
-            budget -= self._schedule_chunk(step, sequence, budget, begins=True)
+        while budget and (admitted := self._next_waiting()) is not None and self._admit(admitted):
+            insort(self._running, admitted, key=_order)
+            budget -= self._schedule_chunk(step, admitted, budget, begins=True)
         self._is_stuck = not step
         return step
 
@@ -357,11 +367,16 @@ class Scheduler:
         sequence.move(SequenceState.WAITING)
         insort(self._waiting, sequence, key=_order)
 
+    def _next_waiting(self) -> Sequence | None:
+        return next((sequence for sequence in self._waiting if sequence.is_ready), None)
+
     def _admit(self, sequence: Sequence) -> bool:
+        """From the queue into the batch."""
         if len(self._running) + self._num_reserved >= self._limits.max_num_seqs:
             return False
         if not self._take_pages(sequence, sequence.num_tokens, PageState.ACTIVE, self._growth_room()):
             return False
+        _remove(self._waiting, sequence)
         sequence.move(SequenceState.RUNNING)
         return True
 
@@ -392,6 +407,8 @@ class Scheduler:
         self._num_reserved -= 1
         self._rebook(sequence, SequenceState.RUNNING)
         insort(self._running, sequence, key=_order)
+        if not sequence.is_ready:
+            self._unready.append(sequence)
         self._is_stuck = False
 
     def _remember(self, sequence: Sequence) -> None:

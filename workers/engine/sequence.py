@@ -127,6 +127,11 @@ class Sequence:
         return self.priority, self.arrival
 
     @property
+    def is_ready(self) -> bool:
+        """Whether its next token could be picked; else its guide is still being compiled."""
+        return self.guide is None or self.guide.is_ready
+
+    @property
     def is_preemptible(self) -> bool:
         """Pages that are being sent have to stay where they are."""
         return self.ticket is None and not self.num_sends

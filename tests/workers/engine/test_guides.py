@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
+import threading
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -254,3 +256,43 @@ def test_the_sampler_of_a_gpu_masks_alike(runner: ModelRunner) -> None:
     assert GpuSampler(vocab_size, device).sample(logits.clone(), rows).token_ids == expected.token_ids
     greedy = rows[:2]
     assert GpuSampler(vocab_size, device).sample(logits[:2].clone(), greedy).token_ids == expected.token_ids[:2]
+
+
+class SlowBook(GuideBook):
+    """Compiles when it is told to."""
+
+    def __init__(self, on_ready: Callable[[], None]) -> None:
+        limits = engine_limits(DEMO, EngineConfig(num_pages=64))
+        super().__init__(DEMO / "tokenizer.json", limits.vocab_size, limits.eos_token_ids, on_ready)
+        self.may_compile = threading.Event()
+
+    def _compile(self, guide: Guide) -> Any:
+        assert self.may_compile.wait(60)
+        return super()._compile(guide)
+
+
+def test_who_waits_for_a_guide_holds_up_nobody_and_goes_on_when_it_is_ready(runner: ModelRunner) -> None:
+    told = threading.Event()
+    book = SlowBook(told.set)
+    engine = Engine(make_engine(runner).limits, runner, book)
+    engine.add(guided("waits", REGEX))
+    engine.add(make_request("goes on", PROMPT[:5], max_tokens=20, priority=7, ignore_eos=True))
+    reserved = guided("comes", REGEX)
+    assert engine.reserve(reserved) is not None
+    engine.land(("comes", 0))
+    engine.start(("comes", 0), (TOKENIZER.token_to_id("1"),))
+    before = run(engine)
+    assert {key[0]: len(result.token_ids) for key, result in before.items()} == {"goes on": 20}
+    assert not engine.has_work  # it does not look again and again
+    engine.check_integrity()
+    engine.abort(("waits", 0))
+    engine.add(guided("waits too", REGEX))
+    assert run(engine) == {}
+    book.may_compile.set()
+    assert told.wait(60)
+    engine.guide_ready()
+    after = {key[0]: text_of(result) for key, result in run(engine).items()}
+    assert re.fullmatch(DATE, after["waits too"])
+    assert re.fullmatch(DATE, "1" + after["comes"])
+    engine.check_integrity()
+    assert engine.ledger()["active"] == engine.ledger()["reserved"] == 0

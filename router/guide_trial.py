@@ -1,0 +1,110 @@
+"""Tries guides out in a process of its own, which a guide that takes too long, or too much memory, ends with it.
+
+    Trials --[kind, spec], a line of JSON--> python -m slipstream.router.guide_trial --complaint or null--> Trials
+
+llguidance counts most of its work and stops by itself, but not all of it (intersected `multipleOf`s are one automaton
+of as many states as their product has), and a call into it cannot be ended from another thread. The kernel can end the
+process: SIGPROF comes after `MAX_CPU_S` of CPU for one guide, and there is no more than `MAX_BYTES` of address space. A
+process serves guides until one ends it; the next guide gets another one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import weakref
+from typing import IO
+
+from slipstream.router.grammar import complaint
+from slipstream.router.messages import Guide
+
+MAX_CPU_S = 1.0
+MAX_WALL_S = 60.0  # on a machine that is so busy that the CPU time takes longer, it is given up, too
+MAX_BYTES = 2 << 30
+NICENESS = 5  # streams go first
+TOO_COMPLEX = f"it is too complex: trying it takes more than {MAX_CPU_S:g} s or {MAX_BYTES >> 20} MiB"
+
+
+class TrialError(RuntimeError):
+    """Guides cannot be tried here at all."""
+
+
+class Trials:
+    """One caller at a time; `verdict` blocks. The process ends with this object, and when the interpreter does."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def verdict(self, guide: Guide) -> str | None:
+        """What is wrong with a guide, None if nothing is. Raises TrialError."""
+        process = self._process or self._begin()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps([guide.kind, guide.spec]).encode() + b"\n")
+            process.stdin.flush()
+            answer = _line(process.stdout)
+        except BrokenPipeError:
+            answer = b""
+        if answer:
+            fault: str | None = json.loads(answer)
+            return fault
+        self._process = None
+        process.kill()  # where it has not ended by itself
+        _end(process)
+        if process.returncode > 0:
+            raise TrialError(f"guides cannot be tried: the process that does it has ended with {process.returncode}")
+        return TOO_COMPLEX
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        # Where this process found its modules, that one shall.
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-m", "slipstream.router.guide_trial"]
+        try:
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        except OSError as error:
+            raise TrialError(f"guides cannot be tried: {error}") from error
+        weakref.finalize(self, _end, process)
+        self._process = process
+        return process
+
+
+def _line(stream: IO[bytes]) -> bytes:
+    """The next line; nothing if the other end is gone, or says nothing for too long."""
+    readable, _, _ = select.select([stream], [], [], MAX_WALL_S)
+    return stream.readline() if readable else b""
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """It ends when it hears nothing more, at the latest after the guide that it tries."""
+    for stream in (process.stdin, process.stdout):
+        assert stream is not None
+        try:
+            stream.close()
+        except BrokenPipeError:
+            continue
+    process.wait()
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks, whose end is ours
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(NICENESS)
+    for line in sys.stdin.buffer:
+        kind, spec = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
+        fault = complaint(Guide(kind, spec))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        sys.stdout.write(json.dumps(fault) + "\n")
+        sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
