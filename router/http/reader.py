@@ -166,6 +166,9 @@ class RequestReader:
         if self._parser.should_upgrade():
             self._ignoring_upgrade = True
             return
+        version = self._parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise self._fail(HttpError(505, f"HTTP/{version} is not served, HTTP/1.1 is.", code="http_version"))
         self.state = "body"
         authorization, is_large = b"", False
         for name, value in self._headers:
@@ -181,7 +184,7 @@ class RequestReader:
             elif len(name) == 6 and name.lower() == b"expect":
                 if value.lower() != b"100-continue":
                     raise self._fail(HttpError(417, "The only expectation served is 100-continue.", param="Expect"))
-                self.expects_continue = True
+                self.expects_continue = version == "1.1"  # to an older client the answer would be a response
         if is_large and self._check_caller is not None:
             try:
                 self._check_caller(authorization)

@@ -241,6 +241,18 @@ def test_expect_100_continue_is_answered_before_the_body() -> None:
     run(main)
 
 
+def test_an_old_client_that_expects_100_continue_gets_the_response_alone() -> None:
+    async def main() -> None:
+        async with serving() as (_, _, port):
+            client = await Client.connect(port)
+            client.send(b"POST /echo HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\nabc")
+            status, _, body = await client.response()
+            assert (status, body) == (200, b"abc")
+            await client.close()
+
+    run(main)
+
+
 def test_expect_100_continue_with_a_body_over_the_limit_is_refused_before_it_is_sent() -> None:
     async def main() -> None:
         async with serving() as (_, _, port):
@@ -372,6 +384,8 @@ def test_an_unknown_path_or_method_is_refused_and_the_connection_lives(
         (b"complete garbage\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),  # TLS
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+        (b"GET /hello HTTP/2.0\r\n\r\n", 505),
+        (b"GET /hello\r\n\r\n", 505),
         (b"GET /hello HTTP/1.1\r\nno colon\r\n\r\n", 400),
         (b"GET /\xff\xfe HTTP/1.1\r\n\r\n", 400),
         (b"POST /echo HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabc", 400),
