@@ -8,7 +8,8 @@
 
 No sockets and no clock: messages and times in, messages out, so the same object runs behind a connection and under
 virtual time. Tokens are a function of the prompt and the position alone: a client can tell whether an answer that
-moved between workers is the one it would have got undisturbed (`attempt.expected_token`).
+moved between workers is the one it would have got undisturbed (`attempt.expected_token`). They spell nothing, so a
+request whose output has to follow a guide is refused, as a real engine without a tokenizer refuses it.
 """
 
 from __future__ import annotations
@@ -236,6 +237,8 @@ class MockEngine:
             return None, [Failed(*key, self._refusal, True)]
         if key in self._attempts:
             return None, [Failed(*key, "this attempt is already here", True)]
+        if request.sampling.guide is not None:
+            return None, [Failed(*key, "guide is not served by a mock worker", False)]
         num_prompt = len(request.prompt_ids) // _ID_BYTES
         num_output = len(request.output_ids) // _ID_BYTES
         num_tokens = num_prompt + num_output

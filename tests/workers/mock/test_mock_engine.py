@@ -12,6 +12,7 @@ from slipstream.router.messages import (
     EngineRequest,
     Failed,
     Generate,
+    Guide,
     HandedOff,
     PeerLost,
     Prefill,
@@ -141,6 +142,17 @@ def test_what_does_not_fit_is_refused() -> None:
     assert isinstance(failed, Failed)
     assert failed.retryable
     assert engine.num_attempts == 0
+
+
+@pytest.mark.parametrize("role", ["decode", "prefill"])
+def test_what_should_follow_a_guide_is_refused_for_good(role: Role) -> None:
+    engine = make_engine(role)
+    guided = EngineRequest("r", 0, PROMPT, b"", SamplingParams(max_tokens=3, guide=Guide("regex", "a+")))
+    ticket = make_engine().tickets.issue(0, 3)
+    message = Generate(1, guided) if role == "decode" else Prefill(1, guided, ticket)
+    assert engine.handle(message, 0.0) == [Failed("r", 0, "guide is not served by a mock worker", False)]
+    assert engine.num_attempts == 0
+    assert engine.pages.num_used == 0
 
 
 def test_a_drained_worker_offers_nothing() -> None:
