@@ -29,12 +29,13 @@ def worker(
     free: tuple[int, int, int] | None = None,
     max_model_len: int = 32768,
     max_step_tokens: int = 2048,
+    epoch: int = 1,
 ) -> WorkerState:
     """A connected worker that has told its credits; `free` are slots, pages and queued tokens."""
     hello = Hello(
         version=PROTOCOL_VERSION,
         token="t",
-        worker=PeerId(name, 1),
+        worker=PeerId(name, epoch),
         role=role,
         model="m",
         tp=1,

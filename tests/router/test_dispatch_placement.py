@@ -3,6 +3,7 @@
 import pytest
 
 from slipstream.kv_transfer.ticket import PeerId
+from slipstream.router.messages import Credits
 from slipstream.router.placement.capacity import refusal
 from slipstream.router.placement.decision import FAILED_BEFORE, Placement, Wait
 from tests.router.placed_workers import NoPrefixes, placer, request, where, worker
@@ -149,3 +150,22 @@ def test_of_a_thousand_workers_the_one_with_room_is_found(policy):
     found = put(policy, 200, decodes, prefills)
     assert where(found) == ("long_prompt", "free", "idle")
     assert any(found.decision.chose(candidate) for candidate in found.decision.candidates)
+
+
+def test_in_turn_means_among_those_that_are_there_and_who_comes_back_is_next():
+    first, second = worker("decode", "first"), worker("decode", "second")
+    tried = placer([first, second], [], policy="round_robin")
+
+    def four() -> list[str]:
+        return [where(tried.place(request(50, request_id=f"r{number}"), 0.0))[1] for number in range(4)]
+
+    assert four() == ["first", "second", "first", "second"]
+    roster = tried._roster
+    roster.remove(second)  # killed
+    assert four() == ["first"] * 4
+    again = worker("decode", "second", epoch=2)
+    again.ledger.report(Credits(0, 0, 0, 0))  # it is there, but has not told yet what is free
+    roster.add(again)
+    assert four() == ["first"] * 4
+    again.ledger.report(Credits(0, 64, 4096, 0))
+    assert four() == ["second", "first", "second", "first"]
