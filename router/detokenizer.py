@@ -22,8 +22,9 @@ class UnsupportedDecoderError(ValueError):
     """The `decoder` of tokenizer.json is of a kind that this table cannot reproduce."""
 
 
-class PieceTable:
-    """What each token of a vocabulary contributes to the text; filled as tokens occur.
+class PieceTable(dict[int, str | bytes]):
+    """What each token of a vocabulary contributes to the text; filled as tokens occur. Text, or bytes if they are not
+    whole characters; empty for control tokens.
 
     Knows the decoders of byte-level BPE (GPT-2, Llama 3, Qwen) and of sentencepiece conversions (Llama 2, Mistral:
     metaspace and byte fallback). A leading space is never stripped: the output continues a prompt.
@@ -32,25 +33,22 @@ class PieceTable:
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, decoder: dict[str, Any] | None, hidden: Iterable[int]) -> None:
+        super().__init__()
         self._tokenizer = tokenizer
         self._steps = compile_steps(decoder)
         self._hidden = frozenset(hidden)
-        self._text: dict[int, str | bytes] = {}
         self._bytes: dict[int, bytes] = {}
         kinds = [decoder["type"]] if decoder and "decoders" not in decoder else []
         kinds += [step["type"] for step in (decoder or {}).get("decoders", [])]
         self.replaces_each_byte = "ByteFallback" in kinds
 
-    def __getitem__(self, token_id: int) -> str | bytes:
-        """The token's text, or its bytes if they are not whole characters. Empty for control tokens."""
-        piece = self._text.get(token_id)
-        if piece is None:
-            raw = b"" if token_id in self._hidden else self.bytes_of(token_id)
-            try:
-                piece = raw.decode()
-            except UnicodeDecodeError:
-                piece = raw
-            self._text[token_id] = piece
+    def __missing__(self, token_id: int) -> str | bytes:
+        raw = b"" if token_id in self._hidden else self.bytes_of(token_id)
+        try:
+            piece: str | bytes = raw.decode()
+        except UnicodeDecodeError:
+            piece = raw
+        self[token_id] = piece
         return piece
 
     def bytes_of(self, token_id: int) -> bytes:

@@ -52,7 +52,7 @@ class OutputLog:
         ids = self._ids
         is_next = chunk.index == len(ids) < self._max_tokens and not self._early
         if is_next and len(chunk.token_ids) == 1 and not chunk.logprobs:  # as nearly always
-            _append(ids, chunk.token_ids[0])
+            ids.extend(_packed(chunk))
             return [chunk]
         if chunk.logprobs and len(chunk.logprobs) != len(chunk.token_ids):
             raise OutputError(f"{len(chunk.logprobs)} logprobs came with {len(chunk.token_ids)} tokens")
@@ -89,16 +89,6 @@ class OutputLog:
             )
         self._ids.extend(_packed(chunk))
         return chunk
-
-
-def _append(ids: array[int], token_id: int) -> None:
-    """Raises OutputError for what is no token id."""
-    if token_id < 0:
-        raise OutputError(f"a token id is not a non-negative int32: {token_id}")
-    try:
-        ids.append(token_id)
-    except OverflowError as error:
-        raise OutputError(f"a token id is not an int32: {token_id}") from error
 
 
 def _packed(chunk: TokenChunk) -> array[int]:

@@ -23,7 +23,7 @@ from slipstream.router.openai.answer import Answer, Choice
 from slipstream.router.openai.failures import as_http_error
 from slipstream.router.openai.formats import AnswerHead, ChatFormat, CompletionFormat
 from slipstream.router.openai.guides import Guides
-from slipstream.router.openai.job import Job, Prompt, asked_attributes, slo_of, used_by, wants_usage
+from slipstream.router.openai.job import Asked, Job, Prompt, asked_attributes, slo_of, used_by, wants_usage
 from slipstream.router.openai.output_text import OutputText
 from slipstream.router.openai.parsing import max_values, parse_body
 from slipstream.router.openai.prompts import DEFAULT_COMPLETION_TOKENS, Prompts
@@ -99,8 +99,7 @@ class OpenAiApi:
     async def chat_completions(self, request: Request, exchange: Exchange) -> None:
         arrived_s = time.monotonic()
         body = parse_body(request, ChatRequest, max_values(self._service.max_model_len))
-        version = self._version_of(body.model)
-        exchange.caller.check(self._model, body.priority or 0)
+        asked = self._asked(body, exchange, arrived_s)
         packed_ids = await self._prompts.of_chat(body.messages)
         guide = await self._guides.of(body)
         wanted = body.max_completion_tokens or body.max_tokens
@@ -109,25 +108,12 @@ class OpenAiApi:
         prompts = [Prompt(packed_ids, self._sampling(body, max_tokens, logprobs, guide))]
         answer = self._new_answer("chatcmpl-")
         form = ChatFormat(answer, self._tokenizer.pieces, logprobs is not None, wants_usage(body))
-        job = Job(
-            answer_id=answer.id,
-            exchange_id=exchange.request_id,
-            body=body,
-            prompts=prompts,
-            prompt_param="messages",
-            form=form,
-            arrived_s=arrived_s,
-            caller=exchange.caller,
-            trace_id=exchange.trace_id,
-            version=version,
-        )
-        await self._answer(exchange, job)
+        await self._answer(exchange, Job(asked, answer.id, prompts, "messages", form))
 
     async def completions(self, request: Request, exchange: Exchange) -> None:
         arrived_s = time.monotonic()
         body = parse_body(request, CompletionRequest, max_values(self._service.max_model_len))
-        version = self._version_of(body.model)
-        exchange.caller.check(self._model, body.priority or 0)
+        asked = self._asked(body, exchange, arrived_s)
         for token_ids in body.id_lists:
             check_token_ids("prompt", token_ids, self._tokenizer.vocab_size)
         guide = await self._guides.of(body)
@@ -140,19 +126,13 @@ class OpenAiApi:
             prompts = [replace(prompt, text=text) for prompt, text in zip(prompts, texts, strict=True)]
         answer = self._new_answer("cmpl-")
         form = CompletionFormat(answer, self._tokenizer.pieces, body.logprobs is not None, wants_usage(body))
-        job = Job(
-            answer_id=answer.id,
-            exchange_id=exchange.request_id,
-            body=body,
-            prompts=prompts,
-            prompt_param="prompt",
-            form=form,
-            arrived_s=arrived_s,
-            caller=exchange.caller,
-            trace_id=exchange.trace_id,
-            version=version,
-        )
-        await self._answer(exchange, job)
+        await self._answer(exchange, Job(asked, answer.id, prompts, "prompt", form))
+
+    def _asked(self, body: GenerationFields, exchange: Exchange, arrived_s: float) -> Asked:
+        """Raises HttpError for a model that there is not, and for what the caller may not."""
+        version = self._version_of(body.model)
+        exchange.caller.check(self._model, body.priority or 0)
+        return Asked(body, version, exchange.request_id, exchange.caller, exchange.trace_id, arrived_s)
 
     async def _answer(self, exchange: Exchange, job: Job) -> None:
         """Have the job done and send what comes of it. Raises HttpError if nothing was sent yet."""
@@ -161,7 +141,7 @@ class OpenAiApi:
             message = f"'explain' is served for up to {MAX_EXPLAINED_CHOICES} choices, got {job.num_choices}."
             raise HttpError(400, message, param="explain", code="invalid_value")
         permit, exchange.header_lines = await self._access.enter(
-            job.caller, self._model, job.num_reserved_tokens, job.num_choices
+            job.asked.caller, self._model, job.num_reserved_tokens, job.num_choices
         )
         self._metrics.choices.observe(job.choices_per_prompt)
         try:
@@ -191,7 +171,7 @@ class OpenAiApi:
 
     def _submit(self, job: Job, index: int) -> Choice:
         """Queue one choice. Raises HttpError if it is not admitted."""
-        body, caller = job.body, job.caller
+        body, asked, caller = job.body, job.asked, job.asked.caller
         prompt = job.prompts[index // job.choices_per_prompt]
         sampling = prompt.sampling
         if job.num_choices > 1:
@@ -211,8 +191,8 @@ class OpenAiApi:
             expected_output_tokens=body.expected_output_tokens,
             timeout_s=body.timeout_s,
             choice=index,
-            trace_id=job.trace_id,
-            version=job.version,
+            trace_id=asked.trace_id,
+            version=asked.version,
             first_choice=job.ids_of(0)[0] if index else "",
             wants_record=bool(body.explain),
         )
@@ -225,7 +205,7 @@ class OpenAiApi:
             index,
             stream,
             OutputText(self._tokenizer.pieces, body.stop or (), includes_stop),
-            self._metrics.begin(job.arrived_s),
+            self._metrics.begin(asked.arrived_s),
             prefix=prompt.text,
             hides_stop_token=not includes_stop,
         )

@@ -31,20 +31,32 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """A request that was found good. `answer_id` is the id in the body of its answer, `exchange_id` the one in the
-    head, which the client may have chosen; `prompt_param` is the field its prompt came in."""
+class Asked:
+    """A request as it came. `exchange_id` is the id in the head of its answer, which the client may have chosen;
+    `version` of the model is the one that was asked for, "" if none was."""
 
-    answer_id: str
-    exchange_id: str
     body: GenerationFields
+    version: str
+    exchange_id: str
+    caller: Caller
+    trace_id: str
+    arrived_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request that was found good. `answer_id` is the id in the body of its answer; `prompt_param` is the field its
+    prompt came in."""
+
+    asked: Asked
+    answer_id: str
     prompts: Sequence[Prompt]
     prompt_param: str
     form: AnswerFormat
-    arrived_s: float
-    caller: Caller
-    trace_id: str
-    version: str = ""  # of the model, that was asked for
+
+    @property
+    def body(self) -> GenerationFields:
+        return self.asked.body
 
     @property
     def choices_per_prompt(self) -> int:
@@ -66,9 +78,9 @@ class Job:
     def ids_of(self, index: int) -> tuple[str, tuple[str, ...]]:
         """The request id of a choice, and its names. Of several choices, the first answers for all of them."""
         if self.num_choices == 1:
-            return self.answer_id, (self.exchange_id,)
-        of_all = (self.answer_id, self.exchange_id) if index == 0 else ()
-        return f"{self.answer_id}#{index}", (f"{self.exchange_id}#{index}", *of_all)
+            return self.answer_id, (self.asked.exchange_id,)
+        of_all = (self.answer_id, self.asked.exchange_id) if index == 0 else ()
+        return f"{self.answer_id}#{index}", (f"{self.asked.exchange_id}#{index}", *of_all)
 
 
 def used_by(choices: Sequence[Choice], job: Job) -> UsageCounts:
