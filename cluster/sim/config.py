@@ -16,7 +16,6 @@ from slipstream.cluster.planner.config import PlannerConfig
 from slipstream.cluster.workload.arrival import BLOCK_TOKENS
 from slipstream.router.config import PlacementConfig, PolicyName, SloConfig
 
-
 MAX_WORKERS = 10_000  # of one router: each that joins costs it a look at all others
 
 

@@ -256,10 +256,11 @@ class SimEngine:
                 chunks.append(job.say(job.stop_at, "stop"))
                 room.remember(job, job.num_known)
                 owner.answer_ended(job)
-        for job in self.prompts.advance():
-            room.remember(job, job.num_known - job.num_uncomputed)
-            if job.num_uncomputed == 0:
-                owner.prompt_computed(job, chunks)
+        if self.prompts.chunks:
+            for job in self.prompts.advance():
+                room.remember(job, job.num_known - job.num_uncomputed)
+                if job.num_uncomputed == 0:
+                    owner.prompt_computed(job, chunks)
         if now_s >= self._report_due_s:
             self._report(chunks)
         if room.num_free < 0:

@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from slipstream.router.messages import Role
+from slipstream.kv_transfer.ticket import PeerId, TransferAddress
+from slipstream.router.messages import PROTOCOL_VERSION, Hello, Role
 from slipstream.router.placement.service_times import ServiceTimes
 
 
@@ -122,6 +123,27 @@ class WorkerProfile:
     def capacity_tokens(self) -> int:
         """That fit into the KV cache."""
         return self.num_pages * self.page_tokens
+
+    def hello(self, worker: PeerId, role: Role, host: int, page_tokens: int, prefix_caching: bool) -> Hello:
+        """What a simulated worker says of itself. Its address is its host's number."""
+        of_role = self.of(role)
+        return Hello(
+            version=PROTOCOL_VERSION,
+            token="",
+            worker=worker,
+            role=role,
+            model=self.name,
+            tp=1,
+            pid=1,
+            addresses=(TransferAddress(f"host{host}", 1),),
+            page_tokens=page_tokens,
+            num_pages=max(self.capacity_tokens // page_tokens, 1),
+            max_slots=of_role.max_slots,
+            max_queued_tokens=of_role.max_queued_tokens,
+            max_model_len=self.max_model_len,
+            max_step_tokens=of_role.max_step_tokens,
+            prefix_caching=prefix_caching,
+        )
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"

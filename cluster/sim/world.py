@@ -14,17 +14,16 @@ from slipstream.cluster.sim.outcomes import Outcomes
 from slipstream.cluster.sim.profile import WorkerProfile
 from slipstream.cluster.sim.worker import SimWorker
 from slipstream.cluster.workload.arrival import Arrival
-from slipstream.kv_transfer.ticket import PeerId, TransferAddress
+from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.actions import Action, Close, Emit, Finish, Send
 from slipstream.router.config import DispatchConfig
 from slipstream.router.dispatcher import Dispatcher
 from slipstream.router.generation import AdmissionError, GenerateRequest
-from slipstream.router.messages import PROTOCOL_VERSION, Hello, Role, SamplingParams, StepOutput, WorkerMessage
+from slipstream.router.messages import Hello, Role, SamplingParams, StepOutput, WorkerMessage
 from slipstream.router.prefix.block_hash import BlockChain
 from slipstream.router.request_state import RequestState
 from slipstream.workers.ticket_office import TicketOffice
 
-MODEL = "simulated"
 MAX_TOKENS = 4096  # that clients allow, or the answer's length where that is more: the router does not know it
 PROMPT_CACHE_BYTES = 128 << 20
 HISTORY = 64
@@ -204,27 +203,9 @@ class World:
 
     def add_worker(self, name: str, role: Role, host: int, epoch: int = 1) -> SimWorker:
         """A worker that is ready says hello."""
-        config, profile = self.config, self.config.profile
-        of_role = profile.of(role)
-        peer, address = PeerId(name, epoch), (TransferAddress(f"host{host}", 1),)
-        hello = Hello(
-            version=PROTOCOL_VERSION,
-            token="",
-            worker=peer,
-            role=role,
-            model=MODEL,
-            tp=1,
-            pid=1,
-            addresses=address,
-            page_tokens=config.page_tokens,
-            num_pages=max(profile.capacity_tokens // config.page_tokens, 1),
-            max_slots=of_role.max_slots,
-            max_queued_tokens=of_role.max_queued_tokens,
-            max_model_len=profile.max_model_len,
-            max_step_tokens=of_role.max_step_tokens,
-            prefix_caching=config.prefix_caching,
-        )
-        tickets = TicketOffice(peer, address, 1, profile.num_layers, HEADS, HEAD_BYTES)
+        config, profile, peer = self.config, self.config.profile, PeerId(name, epoch)
+        hello = profile.hello(peer, role, host, config.page_tokens, config.prefix_caching)
+        tickets = TicketOffice(peer, hello.addresses, 1, profile.num_layers, HEADS, HEAD_BYTES)
         rng = random.Random(f"{config.seed} {name} {epoch}")
         worker = SimWorker(self, hello, profile, self.card(host), tickets, config.report_s, rng)
         self.workers[peer] = worker

@@ -13,7 +13,6 @@ from slipstream.router.config import DispatchConfig
 from slipstream.router.dispatcher import Dispatcher
 from slipstream.router.generation import AdmissionError, GenerateRequest
 from slipstream.router.messages import (
-    PROTOCOL_VERSION,
     Generate,
     Hello,
     Prefill,
@@ -137,24 +136,9 @@ class World:
     # ---- workers
 
     def _join(self, name: str, role: Role, profile: MockProfile) -> None:
-        peer, address = PeerId(name, 1), (TransferAddress("127.0.0.1", 1),)
-        engine = MockEngine(profile, role, TicketOffice(peer, address, 8, 32, 8, 4096), MODEL)
-        hello = Hello(
-            version=PROTOCOL_VERSION,
-            token="",
-            worker=peer,
-            role=role,
-            model=MODEL,
-            tp=1,
-            pid=1,
-            addresses=address,
-            page_tokens=profile.page_tokens,
-            num_pages=profile.num_pages,
-            max_slots=profile.max_slots,
-            max_queued_tokens=profile.max_queued_tokens,
-            max_model_len=profile.max_model_len,
-            max_step_tokens=profile.max_step_tokens,
-        )
+        peer, address = PeerId(name, 1), TransferAddress("127.0.0.1", 1)
+        engine = MockEngine(profile, role, TicketOffice(peer, (address,), 8, 32, 8, 4096), MODEL)
+        hello = profile.hello(peer, role, MODEL, address)
         worker = self.workers[peer] = _Worker(hello, engine, BlockEvents(engine.pages))
         self._perform(self.dispatcher.worker_joined(hello, self.now_s))
         self._tell(worker, [])

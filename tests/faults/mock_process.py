@@ -7,9 +7,7 @@ from typing import Any
 
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
 from slipstream.router.messages import (
-    PROTOCOL_VERSION,
     Drain,
-    Hello,
     ResyncBlocks,
     Role,
     RouterMessage,
@@ -71,26 +69,7 @@ class MockProcess(Process):
         if self._is_draining:
             self._engine.refuse("the worker drains")
         self._blocks = BlockEvents(self._engine.pages)
-        profile = self._profile
-        self.connect(
-            Hello(
-                version=PROTOCOL_VERSION,
-                token="",
-                worker=worker,
-                role=self.role,
-                model="toy",
-                tp=1,
-                pid=1,
-                addresses=(NOWHERE,),
-                page_tokens=PAGE_TOKENS,
-                num_pages=profile.num_pages,
-                max_slots=profile.max_slots,
-                max_queued_tokens=profile.max_queued_tokens,
-                max_model_len=profile.max_model_len,
-                max_step_tokens=profile.max_step_tokens,
-                prefix_caching=profile.prefix_caching,
-            )
-        )
+        self.connect(self._profile.hello(worker, self.role, "toy", NOWHERE))
 
     def lost_router(self) -> None:
         if self._is_draining and self._next_role is None:

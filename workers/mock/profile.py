@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from slipstream.kv_transfer.ticket import PeerId, TransferAddress
+from slipstream.router.messages import PROTOCOL_VERSION, Hello, Role
+
 
 @dataclass(frozen=True, slots=True)
 class MockProfile:
@@ -45,6 +48,26 @@ class MockProfile:
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_tokens)
+
+    def hello(self, worker: PeerId, role: Role, model: str, address: TransferAddress) -> Hello:
+        """What such a worker of one rank says of itself, without a secret."""
+        return Hello(
+            version=PROTOCOL_VERSION,
+            token="",
+            worker=worker,
+            role=role,
+            model=model,
+            tp=1,
+            pid=1,
+            addresses=(address,),
+            page_tokens=self.page_tokens,
+            num_pages=self.num_pages,
+            max_slots=self.max_slots,
+            max_queued_tokens=self.max_queued_tokens,
+            max_model_len=self.max_model_len,
+            max_step_tokens=self.max_step_tokens,
+            prefix_caching=self.prefix_caching,
+        )
 
 
 FIRST_TOKEN_ID = 16  # below are the special tokens of most vocabularies
