@@ -17,7 +17,7 @@ from typing import Literal
 
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 Role = Literal["prefill", "decode"]
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -232,14 +232,16 @@ class BlocksChanged:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """What one engine step computed, and how long it took. `prefill_context_tokens` is the mean number of tokens that
-    a prompt token of the step attends to, `decode_context_tokens` the sum over the sequences that decode."""
+    """What an engine step computed, and how long it took. `prefill_context_tokens` is the mean number of tokens that
+    a prompt token of the step attends to, `decode_context_tokens` the sum over the sequences that decode. Of steps
+    that only decode, `num_steps` are summed up."""
 
     num_prefill_tokens: int
     prefill_context_tokens: int
     num_decoding: int
     decode_context_tokens: int
     seconds: float
+    num_steps: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,7 @@ class EngineLoop:
     _out: list[WorkerMessage] = field(default_factory=list)
     _connected: bool = False
     _connecting: bool = False
+    _step_ended_s: float | None = None  # None: there was nothing to do since
     _last_seq: int = 0
     _credits: Credits | None = None  # as last told
     _draining: bool = False
@@ -144,12 +145,14 @@ class EngineLoop:
     def turn(self) -> None:
         """Waits for something to do, and does it."""
         self._reconnect()
+        if not self.engine.has_work:
+            self._step_ended_s = None
         for event in self.inbox.take(self.next_turn_s()):
             self._accept(event)
         if self.engine.has_work:
             if self._out:
                 self._flush()  # a reservation should not wait for the step to be told
-            began_s = self.clock()
+            began_s = self.clock() if self._step_ended_s is None else self._step_ended_s
             self._out += self.role.sampled(self.engine.step())
             self._sample_step(began_s)
         self._watch_the_clock()
@@ -227,8 +230,11 @@ class EngineLoop:
                     self._last_seq = event.seq
 
     def _sample_step(self, began_s: float) -> None:
-        now_s = self.clock()
-        if self.steps.wants(self.engine.last_step_has_prefill, now_s):
+        """What is between two steps counts for the second: streams wait for it, too."""
+        now_s = self._step_ended_s = self.clock()
+        has_prefill = self.engine.last_step_has_prefill
+        self.steps.ended(has_prefill, self.engine.last_step_num_decoding, now_s - began_s)
+        if self.steps.wants(has_prefill, now_s):
             sample = self.engine.last_step_time(now_s - began_s)
             if sample is not None:
                 self.steps.add(sample, now_s)

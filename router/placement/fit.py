@@ -7,7 +7,8 @@ it was instead of wandering off. What is special here:
 - Times differ by orders of magnitude, so the noise of a sample is relative to it.
 - One sample moves a settled fit by at most `MAX_SIGMAS` of what it held possible. Each sample that is cut widens
   what it holds possible, so a machine that has really become slower is believed after a few more.
-- Coefficients are never negative: more work does not take less time.
+- Coefficients are never negative: more work does not take less time. One that noise has brought to nothing finds its
+  way back, as its uncertainty is never small beside the samples' times.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ MAX_SIGMAS = 3.0
 WIDEN = 1.6  # of the uncertainty (its square: 2.5) after a sample that was cut
 MAX_SPREAD = 3.0  # the uncertainty of a coefficient is at most so many times its size
 DRIFT = 0.01  # relative change of a coefficient from sample to sample
+REACH = 0.3  # of a sample's time: what any coefficient is taken to be able to make up, however small it is just now
 FIRST_NOISE = 0.3  # relative, until the samples have shown how noisy they are
 NOISE_RATE = 0.05
 MIN_NOISE = 0.02
@@ -107,7 +109,8 @@ class LinearFit:
             surprise = math.copysign(limit, surprise)
         gain = [value / variance for value in along]
         self.coefficients = tuple(max(w + g * surprise, 0.0) for w, g in zip(self.coefficients, gain, strict=True))
-        self._shrink(gain, along, WIDEN**2 if is_cut else 1.0)
+        reach = [REACH * scale / value if value > 0.0 else 0.0 for value in features]
+        self._shrink(gain, along, WIDEN**2 if is_cut else 1.0, reach)
         error = min(abs(surprise) / max(scale, 1e-9), 1.0)
         self._noise = max(MIN_NOISE, self._noise + NOISE_RATE * (1.25 * error - self._noise))  # 1.25: mean -> sigma
         self.num_samples += 1
@@ -118,7 +121,7 @@ class LinearFit:
         along = [dot(row, features) for row in self._covariance]
         return along, dot(along, features)
 
-    def _shrink(self, gain: Sequence[float], along: Sequence[float], widen: float) -> None:
+    def _shrink(self, gain: Sequence[float], along: Sequence[float], widen: float, reach: Sequence[float]) -> None:
         """What the sample taught makes the covariance smaller, drift makes it larger, up to a bound."""
         covariance = self._covariance
         for row, g in enumerate(gain):
@@ -126,7 +129,7 @@ class LinearFit:
             for column, value in enumerate(along):
                 line[column] = (line[column] - g * value) * widen
         for at, (w, first) in enumerate(zip(self.coefficients, self._prior, strict=True)):
-            size = max(w, 1e-3 * first)
+            size = max(w, 1e-3 * first, reach[at])
             most = (MAX_SPREAD * size) ** 2
             grown = max(covariance[at][at], 0.0) + (DRIFT * size) ** 2
             if grown > most:  # a row and a column scaled alike keep the matrix a covariance

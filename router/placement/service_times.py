@@ -60,11 +60,11 @@ class ServiceTimes:
     # ---- what is learned
 
     def observe_step(self, sample: StepTime) -> None:
-        """A step. Samples that cannot be true are dropped."""
+        """A step, or the sum of some. Samples that cannot be true are dropped."""
         num_seqs, context = sample.num_decoding, sample.decode_context_tokens
         if sample.num_prefill_tokens == 0:
             if num_seqs > 0:
-                self._observe("decode", (1.0, num_seqs, context), sample.seconds)
+                self._observe("decode", (sample.num_steps, num_seqs, context), sample.seconds)
             return
         seconds = sample.seconds
         if num_seqs > 0:  # what the sequences add; the base is in the chunk's

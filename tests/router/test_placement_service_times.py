@@ -48,6 +48,28 @@ def test_it_learns_within_noise():
     assert 0.05 < times.noise("decode") < 0.3
 
 
+def test_a_coefficient_that_noise_has_brought_to_nothing_finds_its_way_back():
+    times, rng = ServiceTimes(), random.Random(2)
+    for _ in range(60):
+        seqs = rng.randint(1, 32)
+        times.observe_step(StepTime(0, 0, seqs, seqs * 500, 1e-3 * seqs))
+    assert times.decode[0] < 1e-3
+    for _ in range(200):
+        seqs = rng.randint(1, 32)
+        times.observe_step(StepTime(0, 0, seqs, seqs * 500, 0.02 + 1e-4 * seqs))
+    assert times.decode_step_s(1, 500).seconds == pytest.approx(0.0201, rel=0.05)
+
+
+def test_the_sum_of_some_steps_teaches_what_the_steps_would():
+    times, rng = ServiceTimes(), random.Random(4)
+    for _ in range(100):
+        steps, seqs = rng.randint(1, 30), rng.randint(1, 32)
+        seconds = steps * (0.01 + 2e-4 * seqs)
+        times.observe_step(StepTime(0, 0, steps * seqs, steps * seqs * 500, seconds, steps))
+    assert times.decode_step_s(16, 8000).seconds == pytest.approx(0.0132, rel=0.02)
+    assert times.decode_step_s(1, 500).seconds == pytest.approx(0.0102, rel=0.05)
+
+
 @pytest.mark.parametrize("factor", [0.02, 0.1, 30.0])
 def test_a_prior_that_is_far_off_does_not_matter_for_long(factor):
     times = ServiceTimes()

@@ -209,6 +209,11 @@ class Engine:
         """Whether the step before computed prompts."""
         return bool(self._last_step.chunks)
 
+    @property
+    def last_step_num_decoding(self) -> int:
+        """Sequences that got a token in the step before, prompts aside."""
+        return len(self._last_step.decoding)
+
     def last_step_time(self, seconds: float) -> StepTime | None:
         """What the step before computed, with the seconds that it took; None if it computed nothing. Looks at every
         sequence of the step: to be asked for now and then, before the next call that changes anything."""
