@@ -169,6 +169,7 @@ class Dispatcher:
             workers=tuple(WorkerSignals.of(worker, now) for worker in self._roster),
             times=role_times(self._roster),
             local_prefill_max_tokens=self._local_prefill_max_tokens,
+            latest=book.signals.book.latest(now),
         )
 
     # ---- events: clients and time

@@ -27,7 +27,7 @@ from slipstream.router.output_log import OutputLog
 from slipstream.router.pace import UNKNOWN_INTERVAL_S, PlacementPace
 from slipstream.router.placement import progress
 from slipstream.router.placement.capacity import refusal
-from slipstream.router.placement.output_length import OutputLengths
+from slipstream.router.placement.output_length import OutputLengths, prescribed
 from slipstream.router.prefix.index import PrefixIndex
 from slipstream.router.queue import priority_class
 from slipstream.router.request_signals import RequestSignals
@@ -125,9 +125,13 @@ class RequestBook:
             trace_id=request.trace_id,
         )
         state = RequestState(request, prompt_ids, output, record)
-        state.forecast = self.outputs.predict(
-            request.tenant, "", num_prompt_tokens, request.sampling.max_tokens, request.expected_output_tokens
-        )
+        sampling = request.sampling
+        if sampling.ignore_eos and sampling.guide is None and not sampling.stop_token_ids:
+            state.forecast = prescribed(sampling.max_tokens)
+        else:
+            state.forecast = self.outputs.predict(
+                request.tenant, "", num_prompt_tokens, sampling.max_tokens, request.expected_output_tokens
+            )
         first = self._requests.get(request.first_choice) if request.first_choice else None
         record.version = self._versions.choose(state, first.version if first is not None else None)
         self._requests[state.request_id] = state

@@ -14,9 +14,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 
 from slipstream.router.signals import NUM_POINTS, ClassSignals, Spread, WindowSignals
 
+LATEST_S = 3
 SHORT_S = 10
 LONG_S = 300
 COARSE_S = 10
@@ -245,6 +247,10 @@ class SignalBook:
     def short(self, now: float) -> WindowSignals:
         current = self._at(now)  # before the others: it may close seconds
         return self._window((*self._fine, current), now)
+
+    def latest(self, now: float) -> WindowSignals:
+        current = self._at(now)
+        return self._window((*islice(self._fine, max(len(self._fine) - LATEST_S, 0), None), current), now)
 
     def long(self, now: float) -> WindowSignals:
         current = self._at(now)

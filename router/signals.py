@@ -206,7 +206,8 @@ class WorkerSignals:
 class Signals:
     """`at_s` is the router's clock. `slo_*` are the levels of requests that do not say their own. `router_id` changes
     when the router starts anew: its counts begin at nothing then. `local_prefill_max_tokens` is the line that the
-    configuration draws for placement, if it draws one."""
+    configuration draws for placement, if it draws one. `latest` are the last few seconds of `short`: a load that has
+    just become another one shows there first."""
 
     at_s: float
     router_id: str
@@ -220,6 +221,7 @@ class Signals:
     workers: tuple[WorkerSignals, ...] = ()
     times: tuple[RoleTimes, ...] = ()
     local_prefill_max_tokens: int | None = None
+    latest: WindowSignals = WindowSignals(0.0)
 
     def times_of(self, role: Role) -> RoleTimes | None:
         return next((times for times in self.times if times.role == role), None)

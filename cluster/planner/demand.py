@@ -2,7 +2,8 @@
 
 The rate is a straight line through what was seen lately, so that a ramp is met where it will be when a new worker is
 up; what chance could have made of it is taken off its slope. A step that chance would not make is believed at once, and
-what was before it forgotten. The mix of prompts and answers is the short window's as soon as enough came in it.
+what was before it forgotten. The mix of prompts and answers is the short window's as soon as enough came in it, and
+that of its last seconds where these are of another mix: the mean of what was and what is would be planned for, else.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class DemandWatch:
         self._at_s = self._middle_s = 0.0
 
     def see(self, signals: Signals, now: float) -> None:
-        short = signals.short
+        short = signals.latest if has_shifted(signals) else signals.short
         per_s, middle_s = short.offered_per_s, now - 0.5 * short.span_s
         seen = self._seen
         burstiness = min(max(signals.long.burstiness, 1.0), MAX_BURSTINESS)
@@ -97,8 +98,18 @@ def demand_of(signals: Signals, per_s: float, backlog: float = 0.0) -> Demand | 
     )
 
 
+def has_shifted(signals: Signals) -> bool:
+    """Whether prompts of the last seconds are so unlike those of the short window that it is no chance."""
+    latest, short = signals.latest.isl, signals.short.isl
+    if latest.count < MIN_ARRIVALS:
+        return False
+    return abs(latest.mean - short.mean) > SIGMAS * short.mean * math.sqrt(short.cv2 / latest.count)
+
+
 def mix_window(signals: Signals) -> WindowSignals | None:
     """The window that says what prompts are like."""
+    if has_shifted(signals):
+        return signals.latest
     if signals.short.num_arrivals >= MIN_ARRIVALS:
         return signals.short
     return signals.long if signals.long.num_arrivals else None
@@ -108,7 +119,8 @@ def answer_tokens(signals: Signals) -> float:
     """What answers to the requests that come now will be like. Those that have finished were begun long ago, so the
     router's forecasts count, corrected by how they did over the long window."""
     short, long = signals.short, signals.long
-    forecast = short.expected_osl or long.expected_osl
+    latest_osl = signals.latest.expected_osl if has_shifted(signals) else 0.0
+    forecast = latest_osl or short.expected_osl or long.expected_osl
     if forecast and long.expected_osl and long.osl.count >= MIN_ARRIVALS:
         return max(forecast * min(max(long.osl.mean / long.expected_osl, 0.5), 2.0), 1.0)
     return max(forecast or long.osl.mean or 1.0, 1.0)

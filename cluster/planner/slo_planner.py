@@ -28,7 +28,14 @@ from slipstream.cluster.planner.decision import (
     RemoveWorker,
     SwitchRole,
 )
-from slipstream.cluster.planner.demand import MIN_ARRIVALS, DemandWatch, backlog_of, demand_of, local_share_of
+from slipstream.cluster.planner.demand import (
+    MIN_ARRIVALS,
+    DemandWatch,
+    backlog_of,
+    demand_of,
+    has_shifted,
+    local_share_of,
+)
 from slipstream.cluster.planner.history import ChangeHistory
 from slipstream.cluster.planner.look import Look, figures
 from slipstream.cluster.planner.model import Demand, Outlook, outlook
@@ -188,7 +195,10 @@ class SloPlanner:
         return self._shrink(look, (1.0 + config.margin) * max(later, 1.0))
 
     def _correct(self, look: Look, predicted: Outlook, seen: Demand) -> None:
-        """Where what is seen is of these workers alone: answers that finish now were begun when they were there."""
+        """Where what is seen is of these workers alone, and of this load: answers that finish now were begun when they
+        were there."""
+        if has_shifted(look.signals):
+            return
         answer_s = seen.osl * look.signals.short.itl_s.mean
         since_s = look.now - self._history.changed_s - look.signals.short.span_s
         if since_s < min(answer_s, self._config.horizon_s):

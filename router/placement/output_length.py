@@ -49,6 +49,11 @@ class OutputForecast:
         return max(self.mean - num_tokens, 0.1 * num_tokens, 1.0)
 
 
+def prescribed(num_tokens: int) -> OutputForecast:
+    """Of an answer that goes on to its max_tokens whatever the model says."""
+    return OutputForecast(num_tokens, num_tokens, num_tokens, float(num_tokens))
+
+
 UNFORESEEN = OutputForecast(256, 256, 256, 256.0)  # of a request that nobody has made a forecast for
 
 

@@ -7,8 +7,9 @@ import random
 import pytest
 
 from slipstream.router.config import DispatchConfig, SloConfig
-from slipstream.router.generation import GenerationError, QueueFullError, Slo
-from slipstream.router.signal_book import COARSE_S, LONG_S, SHORT_S, Binned, SignalBook
+from slipstream.router.generation import GenerateRequest, GenerationError, QueueFullError, Slo
+from slipstream.router.messages import SamplingParams
+from slipstream.router.signal_book import COARSE_S, LATEST_S, LONG_S, SHORT_S, Binned, SignalBook
 from tests.router.test_dispatcher import D, Lab
 
 
@@ -44,6 +45,16 @@ def test_a_rate_is_over_the_time_that_was_seen() -> None:
     assert short.arrivals_per_s == pytest.approx(10.0)
 
 
+def test_the_latest_seconds_are_told_apart_from_those_before() -> None:
+    book = SignalBook()
+    for number in range(100):
+        book.arrived(0, 1000 if number < 80 else 100, 0.5, 0.05, 100.0 + number * 0.1)
+    latest = book.latest(110.0)
+    assert latest.span_s == pytest.approx(LATEST_S)
+    assert (latest.num_arrivals, book.short(110.0).num_arrivals) == (10 * LATEST_S, 100)
+    assert latest.isl.mean == pytest.approx((2 * 100 + (LATEST_S - 2) * 1000) / LATEST_S)
+
+
 @pytest.mark.parametrize(("is_bursty", "low", "high"), [(False, 0.0, 0.1), (True, 4.0, 12.0)])
 def test_bursts_are_told_from_an_even_stream_and_a_trend_is_no_burst(is_bursty: bool, low: float, high: float) -> None:
     book, rng = SignalBook(), random.Random(1)
@@ -72,6 +83,14 @@ def test_requests_are_counted_against_levels_of_their_own_or_the_clusters() -> N
     assert (one.ttft_slo_s, short.attainment, short.cached_share) == (pytest.approx(0.075), 0.5, 0.4)
     assert short.osl.mean == 3.0
     assert short.itl_s.mean == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_an_answer_of_prescribed_length_is_foreseen(ignore_eos: bool) -> None:
+    lab = Lab(DispatchConfig(local_prefill_max_tokens=1000))
+    lab.join(D, "decode")
+    lab.do(lab.dispatcher.submit(GenerateRequest("r", [7] * 5, SamplingParams(400, ignore_eos=ignore_eos)), 0.0))
+    assert (lab.dispatcher.signals(1.0).short.expected_osl == 400.0) == ignore_eos
 
 
 def test_what_load_turned_away_is_offered_load_and_what_waits_is_told() -> None:

@@ -281,6 +281,7 @@ class Plant:
             self.book.long(self.now),
             tuple(self._worker(w) for w in self.workers if w.state in ("ready", "draining")),
             times,
+            latest=self.book.latest(self.now),
         )
 
     def _worker(self, worker: PlantWorker) -> WorkerSignals:
