@@ -101,7 +101,7 @@ class RollingUpdate:
             if not self._phase_loads:
                 self._phase_loads = dict(loads)
             self._judge(loads, now)
-        self._look_at_starts(fleet, now)
+        self._look_at_starts(fleet, loads is not None, now)
         self._advance(fleet, now)
         actions = self._split_action(router_split, loads)
         if actions or loads is None or self.is_over:
@@ -136,8 +136,9 @@ class RollingUpdate:
     def _load(loads: Mapping[str, VersionLoad], then: Mapping[str, VersionLoad], version: str) -> VersionLoad:
         return since(loads.get(version, VersionLoad()), then.get(version, VersionLoad()))
 
-    def _look_at_starts(self, fleet: FleetState, now: float) -> None:
-        """A new version whose groups do not come up, or die again and again, ends the update."""
+    def _look_at_starts(self, fleet: FleetState, is_router_there: bool, now: float) -> None:
+        """A new version whose groups do not come up, or die again and again, ends the update. Who is up and waits for a
+        router that is away is not late."""
         if self.phase == "rolling_back":
             return
         limit_s = self.plan.options.start_timeout_s
@@ -153,6 +154,8 @@ class RollingUpdate:
             if member.state == "ready":
                 self._unready_since_s.pop(member.name, None)
                 continue
+            if member.state == "connecting" and not is_router_there:
+                self._unready_since_s[member.name] = now
             waited_s = now - self._unready_since_s.setdefault(member.name, now)
             why = f" ({member.detail})" if member.detail else ""
             if member.state == "failed":

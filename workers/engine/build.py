@@ -22,6 +22,7 @@ from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.engine.runner import Model, ModelRunner
 from slipstream.workers.kv_memory import KvMemory
 from slipstream.workers.models.config import ModelConfig
+from slipstream.workers.models.json_keys import ModelError
 from slipstream.workers.models.llama import Llama
 from slipstream.workers.models.loader import TORCH_DTYPES, load_model
 from slipstream.workers.models.native import is_native, load_native
@@ -145,7 +146,7 @@ def build_engine(limits: EngineLimits, executor: Executor, guides: GuideBook | N
 
 
 def warm_up(limits: EngineLimits, executor: Executor) -> None:
-    """Generates tokens, greedy and drawn, in one batch. Raises RuntimeError if they do not come."""
+    """Generates tokens, greedy and drawn, in one batch. Raises ModelError if they do not come."""
     engine = Engine(limits, executor)
     num_prompt = max(1, min(WARM_UP_TOKENS, limits.max_model_len - 2))
     prompt = pack_ids(position % limits.vocab_size for position in range(num_prompt))
@@ -157,7 +158,7 @@ def warm_up(limits: EngineLimits, executor: Executor) -> None:
     while engine.has_work:
         num_finished += sum(output.finish_reason == "length" for output in engine.step())
     if num_finished != 2:
-        raise RuntimeError(f"warm-up: {num_finished} of 2 requests came to a good end: are the model's scores numbers?")
+        raise ModelError(f"warm-up: {num_finished} of 2 requests came to a good end: are the model's scores numbers?")
 
 
 def _load(model_dir: Path, config: EngineConfig, dtype: torch.dtype, device: torch.device, tp: TensorParallel) -> Model:

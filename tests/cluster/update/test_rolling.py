@@ -203,6 +203,26 @@ def test_groups_that_die_are_waited_for_and_a_version_that_dies_again_and_again_
     assert "died 3 times" in update.reason
 
 
+def test_groups_that_wait_for_a_router_that_is_away_are_not_late():
+    fleet = ToyFleet(1, 2)
+    update = update_of(fleet, start_timeout_s=30.0)
+    fleet.run(update, lambda: any(m.version == "2" and m.state == "starting" for m in fleet.members.values()))
+    fleet.router_is_up = False
+    late_s = fleet.now + 100.0
+    while fleet.now < late_s:
+        for state in ("starting", "ready"):
+            fleet.exchange_state(state, "connecting")
+        fleet.step(update)
+    assert update.phase == "starting"
+    fleet.router_is_up = True
+    fleet.step(update)
+    assert update.phase == "starting", "they have as long as ever to connect to it"
+    for _ in range(100):
+        fleet.exchange_state("ready", "connecting")
+        fleet.step(update)
+    assert update.phase == "rolling_back"
+
+
 def test_groups_that_lose_the_router_have_not_died():
     fleet = ToyFleet(1, 2)
     update = update_of(fleet, canary_percent=50.0)
