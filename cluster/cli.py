@@ -6,6 +6,7 @@ import math
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import psutil
@@ -18,7 +19,7 @@ from slipstream.cluster.explain import explain_command
 from slipstream.cluster.operator.command import drain_command, role_command, scale_command
 from slipstream.cluster.plan.command import plan_command
 from slipstream.cluster.planner.command import planner_command
-from slipstream.cluster.run_state import ClusterState
+from slipstream.cluster.run_state import ClusterState, NoHome
 from slipstream.cluster.serve import serve_command
 from slipstream.cluster.sim.command import sim_command
 from slipstream.cluster.status_command import status_command
@@ -29,7 +30,18 @@ from slipstream.workers.mock.main import mock_worker_command
 DOWN_PATIENCE_S = 20.0
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class Commands(click.Group):
+    """Says in a sentence what is wrong with the surroundings of any command."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except NoHome as error:
+            console.error(str(error))
+            sys.exit(1)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Slipstream: a disaggregated prefill/decode serving cluster for large language models."""
 

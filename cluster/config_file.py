@@ -183,6 +183,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[Key, int]]:
         ]
         if duplicates:
             raise ConfigError(duplicates)
+        if _is_foreign(lines):
+            raise ConfigError([f"{path}: none of its keys is a setting; at least model.path is needed"])
         raw = loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -197,6 +199,12 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[Key, int]]:
     finally:
         loader.dispose()
     return raw, lines
+
+
+def _is_foreign(lines: dict[Key, int]) -> bool:
+    """Whether this is a file of something else, whose keys are nobody's business here."""
+    names, known = [key[0] for key in lines if len(key) == 1], _settings_at(())
+    return bool(names) and not any(difflib.get_close_matches(name, known, n=1) for name in names)
 
 
 def _keys(node: yaml.MappingNode, at: Key, lines: dict[Key, int]) -> Iterator[tuple[Key, int]]:
@@ -230,7 +238,8 @@ def _cycle(node: yaml.Node, at: Key, above: list[yaml.Node]) -> tuple[Key, int] 
 
 
 def _yaml_kind(node: yaml.Node) -> str:
-    return "a list" if isinstance(node, yaml.SequenceNode) else f"{node.value!r}"
+    """Not the value: an operator may name any file that the driver can read, a key or a token among them."""
+    return "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
 
 
 def _validated(path: Path, raw: dict[str, Any], lines: dict[Key, int]) -> ClusterConfig:

@@ -85,9 +85,17 @@ def run_folder() -> Path:
     return Path(runtime) / "slipstream" if runtime else cache_folder() / "run"
 
 
+class NoHome(Exception):  # noqa: N818 - reads as the sentence it carries
+    """There is nowhere to keep the files of a cluster."""
+
+
 def cache_folder() -> Path:
+    """Raises NoHome."""
     cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "slipstream"
+    try:
+        return (Path(cache) if cache else Path.home() / ".cache") / "slipstream"
+    except RuntimeError:
+        raise NoHome("this user has no home directory; set HOME, or XDG_RUNTIME_DIR and XDG_CACHE_HOME") from None
 
 
 @contextmanager

@@ -13,8 +13,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from slipstream.cluster import processes, run_state
+from slipstream.cluster.cli import main
 from slipstream.cluster.run_state import ClusterState, MemberStatus
 from slipstream.cluster.status import describe, duration, router_status
 from slipstream.router.signals import ClassSignals, Signals, Spread, WindowSignals
@@ -51,6 +53,19 @@ class CommandLine:
 @pytest.fixture
 def slipstream(tmp_path: Path) -> CommandLine:
     return CommandLine(tmp_path)
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in ("XDG_RUNTIME_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(key, raising=False)
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    done = CliRunner().invoke(main, ["status"])
+    assert done.exit_code == 1
+    assert "no home directory; set HOME" in done.stderr
 
 
 def sentences(done: subprocess.CompletedProcess[str]) -> list[str]:

@@ -96,7 +96,9 @@ MODEL = "model: {path: tiny}\n"
     [
         ("", "c.yaml: empty; at least model.path is needed"),
         ("- a\n", "c.yaml: must be a mapping of settings, got a list"),
-        ("just text", "c.yaml: must be a mapping of settings, got 'just text'"),
+        ("s3cret", "c.yaml: must be a mapping of settings, got a single value"),
+        ("aws_key: s3cret\n", "c.yaml: none of its keys is a setting; at least model.path is needed"),
+        ("modell: {path: tiny}\n", "c.yaml:1: modell: unknown setting; did you mean model?"),
         ("name: x\n", "c.yaml: model: missing"),
         ("model: {name: x}\n", "c.yaml:1: model.path: missing"),
         (MODEL + "routr: {}\n", "c.yaml:2: routr: unknown setting; did you mean router?"),
