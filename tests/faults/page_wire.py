@@ -2,6 +2,10 @@
 
 It keeps the rules of `kv_transfer.transport`. A message is *eager* (copied when it is sent; the sender is done long
 before the receiver has it) or waits in the sender's buffer until it is received, as over UCX.
+
+Between two hosts the cable may be cut: what is on its way stays on its way, each end that has heard nothing for
+about `SILENCE_S` takes the other for gone, and nobody can say goodbye. When it is healed, what has waited arrives on
+the links that both ends still believe in.
 """
 
 from __future__ import annotations
@@ -13,6 +17,8 @@ from dataclasses import dataclass, field
 from slipstream.kv_transfer.ticket import TransferAddress
 from slipstream.kv_transfer.transport import Arrival, Buffer, Done, TransportEvents
 from tests.faults.clockwork import Clockwork
+
+SILENCE_S = 1.0
 
 
 @dataclass(slots=True)
@@ -31,6 +37,11 @@ class LinkEnd:
     is_alive: bool = True
     free_s: float = 0.0  # when what was sent last arrives at the other end
     sending: list[_Message] = field(default_factory=list)
+    held: deque[Callable[[], None]] = field(default_factory=deque)  # what would have arrived at `other` by now
+
+    @property
+    def is_cut(self) -> bool:
+        return self.other is not None and self.owner.is_cut_from(self.other.owner)
 
 
 @dataclass(slots=True, eq=False)
@@ -52,9 +63,10 @@ class PageWire:
         self.faults = WireFaults()
         self._transports: dict[int, VirtualTransport] = {}
         self._next_port = 1
+        self._cut: set[frozenset[str]] = set()
 
-    def open(self, wake: Callable[[], None]) -> VirtualTransport:
-        transport = VirtualTransport(self, TransferAddress("wire", self._next_port), wake)
+    def open(self, wake: Callable[[], None], host: str) -> VirtualTransport:
+        transport = VirtualTransport(self, TransferAddress(host, self._next_port), wake)
         self._transports[self._next_port] = transport
         self._next_port += 1
         return transport
@@ -73,6 +85,26 @@ class PageWire:
         for end in (link, link.other):
             if end is not None:
                 self.clock.after(self.delay_s() * 5, lambda end=end: end.owner.lose(end, "the link broke"))
+
+    def is_cut(self, one: TransferAddress, other: TransferAddress) -> bool:
+        return bool(self._cut) and frozenset((one.host, other.host)) in self._cut
+
+    def cut_cable(self, one: str, other: str) -> None:
+        """Between two hosts."""
+        self._cut.add(frozenset((one, other)))
+        for link in self.links():
+            if link.is_cut:
+                silent_s = SILENCE_S * (0.5 + self.clock.rng.random())
+                self.clock.after(silent_s, lambda link=link: link.owner.miss(link))
+
+    def heal_cable(self, one: str, other: str) -> None:
+        """One that is whole stays so."""
+        self._cut.discard(frozenset((one, other)))
+        for link in self.links():
+            if link.other is not None and not link.other.is_alive and not link.is_cut:
+                link.owner.lose(link, "the peer knows nothing of it")
+            while link.held and not link.is_cut:
+                link.held.popleft()()
 
     def delay_s(self) -> float:
         rng = self.clock.rng
@@ -131,9 +163,19 @@ class VirtualTransport:
 
     # ---- links
 
+    def is_cut_from(self, other: VirtualTransport) -> bool:
+        return self._wire.is_cut(self._address, other._address)
+
+    def miss(self, link: LinkEnd) -> None:
+        """Nothing has been heard of the other end for too long, if the cable is still cut."""
+        if link.is_cut:
+            self.lose(link, "the host is silent")
+
     def connect(self, address: TransferAddress) -> LinkEnd:
         link = LinkEnd(self)
         self.links.append(link)
+        if self._wire.is_cut(self._address, address):
+            return link  # nobody answers, and nobody says so
         peer = self._wire.at(address)
         if peer is None:
             self._clock.after(self._wire.delay_s(), lambda: self.lose(link, "nobody listens there"))
@@ -156,7 +198,7 @@ class VirtualTransport:
 
     def _tell_other(self, link: LinkEnd, reason: str) -> None:
         other = link.other
-        if other is not None and other.is_alive:
+        if other is not None and other.is_alive and not link.is_cut:
             self._clock.after(self._wire.delay_s() * 3, lambda: other.owner.lose(other, reason))
 
     def _end(self, link: LinkEnd, reason: str) -> None:
@@ -169,6 +211,7 @@ class VirtualTransport:
             if message.receiver is not None:
                 message.receiver(reason)
         link.sending.clear()
+        link.held.clear()
         received.clear()
 
     # ---- records and messages
@@ -228,7 +271,13 @@ class VirtualTransport:
             return
         message.receiver = end
         if not message.is_stalled:
-            self._clock.after(self._wire.delay_s(), lambda: end(None))
+            self._clock.after(self._wire.delay_s(), lambda: self._unless_cut(message.link, lambda: end(None)))
+
+    def _unless_cut(self, link: LinkEnd, do: Callable[[], None]) -> None:
+        if link.is_cut:
+            link.held.append(do)
+        else:
+            do()
 
     def _sender_done(self, message: _Message, error: str | None) -> None:
         done, message.done = message.done, None
@@ -243,7 +292,7 @@ class VirtualTransport:
             if link.other is not None and link.other.is_alive:
                 do()
 
-        self._clock.at(link.free_s, arrive)
+        self._clock.at(link.free_s, lambda: self._unless_cut(link, arrive))
 
     def _post_done(self, done: Done, error: str | None) -> None:
         def call(events: TransportEvents) -> None:

@@ -10,15 +10,17 @@ from slipstream.router.move import MoveResult
 from tests.faults.campaign import run_campaign, run_seed
 from tests.faults.world import World
 
-NUM_SEEDS = 700  # about 45 s on one core
+NUM_SEEDS = 700  # about 65 s on one core
 
 # What must have happened: worlds in which all goes well prove little.
 FAULTS = frozenset(
     {"kill", "pause", "drain", "cut", "stalled connection", "broken link", "router restart", "sick row", "lie"}
     | {"engine broken", "damaged message", "stalled message", "role switch"}
+    | {"cut cable", "events with a closed link", "placed: prefill_unreachable"}
 )
 OUTCOMES = frozenset({"stop", "length", "abort", "shutting_down", "worker_failed"})
-RETRIES = frozenset({f"retried: {cause}" for cause in ("worker_lost", "worker_failed", "reserve_timeout", "refused")})
+CAUSES = ("worker_lost", "worker_failed", "unreachable", "reserve_timeout", "refused")
+RETRIES = frozenset({f"retried: {cause}" for cause in CAUSES})
 
 MOVES = frozenset({f"migration: {result}" for result in get_args(MoveResult)})
 

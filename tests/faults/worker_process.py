@@ -133,7 +133,7 @@ class VirtualRank(RankAgent):
         clock = worker.clock
         self._timer = 0
         self._is_due = False
-        self.transport = worker.wire.open(self._wake)
+        self.transport = worker.wire.open(self._wake, worker.host)
         self.agent = self._agent = VirtualAgent(
             clock, pool, rank, worker.tp, worker.transfer, self._on_event, self.transport
         )
@@ -231,6 +231,7 @@ class WorkerProcess(Process):
         chances: Chances,
         name: str,
         role: Role,
+        host: str,
         tp: int,
         num_pages: int,
         max_slots: int,
@@ -240,7 +241,7 @@ class WorkerProcess(Process):
         checks_often: bool,
     ) -> None:
         super().__init__(clock, door, chances, name, role, on_end)
-        self.wire, self.transfer, self.tp = wire, transfer, tp
+        self.wire, self.transfer, self.host, self.tp = wire, transfer, host, tp
         self._pid = last_epoch  # later ones have later epochs
         self._checks_often = checks_often
         self._turn_at_s = float("inf")

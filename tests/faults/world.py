@@ -5,14 +5,16 @@ Whatever happens:
 - every request that was admitted ends exactly once, unless its router dies: then it is gone with it
 - its tokens are those of an undisturbed run, in order; if it ends early, the first of them
 - no worker gets work that it has no room for, no page is written or sent by anybody but its owner
-- once nothing goes wrong any more everybody is served in a time that has a bound; and at rest nothing is left anywhere
+- once nothing goes wrong any more everybody is served in a time that has a bound, also while a cable between two hosts
+  is cut; and at rest nothing is left anywhere
+- once all cables are whole again requests go over them as if nothing had been
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from slipstream.kv_transfer.config import TransferConfig
@@ -22,9 +24,10 @@ from slipstream.router.config import DispatchConfig, MigrationConfig, PolicyName
 from slipstream.router.generation import AdmissionError, GenerateRequest, GenerationError, Slo
 from slipstream.router.messages import Credits, FinishReason, Role, SamplingParams, pack_ids
 from slipstream.workers.mock.attempt import expected_token
+from tests.faults.cables import REOPENED_S, Cables
 from tests.faults.clockwork import Clockwork, Connection
 from tests.faults.mock_process import MAX_MODEL_LEN, MAX_QUEUED_TOKENS, MockProcess
-from tests.faults.page_wire import PageWire
+from tests.faults.page_wire import SILENCE_S, PageWire
 from tests.faults.process import Process
 from tests.faults.router_process import RouterProcess
 from tests.faults.toy_model import VOCAB_SIZE, expected_output
@@ -33,6 +36,7 @@ from tests.faults.worker_process import WorkerProcess
 FAULTS_END_S = 9.0
 WORST_WAIT_S = 25.0  # from the end of the faults to the end of the last request
 USUAL_WAIT_S = 8.0  # to the end of any request, where nothing goes wrong
+NUM_LATE = 8  # requests
 CANCEL_S = 1.0  # after the end of a request no worker works on it any more
 LEASE_S, TRANSFER_LEASE_S = 1.5, 2.0
 MAX_EVENTS = 150_000
@@ -51,6 +55,7 @@ class Client:
     finished_s: float = 0.0
     has_left: bool = False
     is_orphan: bool = False  # its router died
+    is_late: bool = False  # it came when nothing went wrong any more
 
 
 @dataclass(slots=True)
@@ -62,6 +67,7 @@ class Member:
     tp: int
     num_pages: int
     max_slots: int
+    host: str = "wire"
     last_epoch: int = 0
     wanted_role: Role | None = None  # that it has been asked to change to
     process: WorkerProcess | MockProcess | None = None
@@ -88,6 +94,11 @@ class World:
         self._checks_often = seed % 16 == 0 if checks_often is None else checks_often
         self._num_router_events = 0
         self.is_mock = seed % 10 == 9  # of the seeds, so that the other worlds are what they were
+        # A fifth of the worlds is on several hosts.
+        cables = random.Random(f"cables {seed}")
+        self._cables = Cables(self.clock, self.wire, self.seen, cables) if seed % 5 == 2 else None
+        self._late_from_s = float("inf")
+        self._retries_before: Counter[str] = Counter()  # before the late requests
         self._is_restless = seed % 3 == 1  # long answers, and requests are moved about for no reason
         self._sick_chance = self._break_chance = self._lie_chance = 0.0
         self._lost_blocks_chance = self._repeat_chance = 0.0
@@ -110,6 +121,8 @@ class World:
             ),
         )
         self._transfer = TransferConfig(slab_pages=rng.choice((2, 48)), staging_mib=1, lease_s=TRANSFER_LEASE_S)
+        if self._cables is not None:
+            self._transfer = replace(self._transfer, peer_timeout_s=SILENCE_S)
         self.router: RouterProcess | None = self._new_router()
         self.members = [
             Member(
@@ -122,7 +135,9 @@ class World:
             for role, count in (("prefill", rng.randint(1, 2)), ("decode", rng.randint(1, 2) + self._is_restless))
             for number in range(count)
         ]
-        for member in self.members:
+        for number, member in enumerate(self.members):
+            if self._cables is not None:
+                member.host = self._cables.host(number)
             self.clock.after(rng.random() * 0.5, lambda member=member: self._start(member))
         last_submit_s = rng.choice((1.5, 7.0, 7.0))  # a burst, or a stream of them
         for number in range(rng.choice((10, 16, 24))):
@@ -130,6 +145,8 @@ class World:
         self.is_peaceful = True
         self._has_slow_wires = False
         self._plan_faults()
+        if self._cables is not None:
+            self._plan_cuts(self._cables)
 
     # ---- running
 
@@ -147,6 +164,10 @@ class World:
         if self.is_peaceful:
             retries = dispatcher.snapshot(self.clock.now).totals.retries
             assert not retries.keys() - {"refused"}, f"nothing went wrong, and yet: {dict(retries)}"
+        if self._cables is not None:
+            late = Counter(dispatcher.snapshot(self.clock.now).totals.retries) - self._retries_before
+            assert not late.keys() - {"refused"}, f"all cables are whole, and yet: {dict(late)}"
+            self.seen["link closed at the end"] += len(dispatcher._roster.links)
         assert dispatcher.num_requests == 0
         assert dispatcher.next_deadline() is None
         dispatcher.check_integrity()
@@ -179,7 +200,8 @@ class World:
         finish = client.finish.finish
         self.seen[finish.reason if finish.error is None else finish.error.kind] += 1
         assert finish.usage.num_output_tokens == len(client.tokens)
-        longest_s = USUAL_WAIT_S if self.is_peaceful else max(FAULTS_END_S - client.submitted_s, 0) + WORST_WAIT_S
+        is_usual = self.is_peaceful or client.is_late
+        longest_s = USUAL_WAIT_S if is_usual else max(FAULTS_END_S - client.submitted_s, 0) + WORST_WAIT_S
         took_s = client.finished_s - client.submitted_s
         assert took_s <= min(longest_s, request.timeout_s or longest_s) + 1e-6, f"{request_id} took {took_s:.2f} s"
         if finish.reason == "abort":
@@ -245,6 +267,8 @@ class World:
 
     def _after_router_event(self) -> None:
         self._num_router_events += 1
+        if self.router is not None and self.router.dispatcher._roster.links:
+            self.seen["events with a closed link"] += 1
         if self.router is not None and (self._checks_often or self._num_router_events % 16 == 0):
             self.router.dispatcher.check_integrity()
 
@@ -291,6 +315,7 @@ class World:
             self,
             member.name,
             member.role,
+            member.host,
             member.tp,
             member.num_pages,
             member.max_slots,
@@ -395,6 +420,19 @@ class World:
 
         self.clock.at(FAULTS_END_S, end)
 
+    def _plan_cuts(self, cables: Cables) -> None:
+        cables.plan(FAULTS_END_S)
+        self.is_peaceful = False
+        self._late_from_s = max(cables.healed_s, FAULTS_END_S + WORST_WAIT_S) + REOPENED_S
+
+        def begin() -> None:
+            assert self.router is not None
+            self._retries_before = Counter(self.router.dispatcher.snapshot(self.clock.now).totals.retries)
+
+        self.clock.at(self._late_from_s, begin)
+        for number in range(NUM_LATE):
+            self.clock.at(self._late_from_s + 0.2 * number, lambda number=number: self._submit(100 + number))
+
     def _victim(self) -> WorkerProcess | MockProcess | None:
         alive = [member.process for member in self.members if member.process is not None]
         return self.rng.choice(alive) if alive else None
@@ -494,7 +532,7 @@ class World:
             expected_output_tokens=rng.choice((None, rng.randint(1, max_tokens))),
             timeout_s=rng.choice((None, None, None, 0.4, 5.0)),
         )
-        client = Client(request, router, self.clock.now, prompt)
+        client = Client(request, router, self.clock.now, prompt, is_late=self.clock.now >= self._late_from_s)
         try:
             actions = router.dispatcher.submit(request, self.clock.now)
         except AdmissionError as error:
