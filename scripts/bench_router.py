@@ -5,6 +5,7 @@ protocol between them is measured. All share this machine's cores.
 
     python scripts/bench_router.py                                     the router with one prefill and one decode worker
     python scripts/bench_router.py --dynamo ~/dynamo --cells 128/16/32,128/16/128,1024/128/32
+    python scripts/bench_router.py --beside ../before                  and the router of another checkout, in turns
     python scripts/bench_router.py --shape 2d --cells 128/16/1 --quick-ack
     python scripts/bench_router.py --long-prompts 32                   ITL of streams while long prompts arrive
 
@@ -267,6 +268,7 @@ def main() -> None:
     parser.add_argument("--dynamo", type=Path, metavar="VENV", help="a virtual environment that has ai-dynamo")
     parser.add_argument("--dynamo-modes", default="round-robin", help="its --router-mode, several with commas")
     parser.add_argument("--mocker-args", default="--speedup-ratio 1e6", help="for Dynamo's mocker; no time at all")
+    parser.add_argument("--beside", type=Path, metavar="CHECKOUT", help="another version of this repository, too")
     parser.add_argument("--long-prompts", type=int, metavar="N", help="the ITL while N connections send long prompts")
     parser.add_argument("--lock", type=Path)
     parser.add_argument("--results", type=Path, help="a file that keeps all outcomes; medians are over all in it")
@@ -284,6 +286,8 @@ def main() -> None:
         for count in args.fronts.split(",") if args.fronts else [""]:
             router = args.router | ({"fronts": int(count)} if count else {})
             starters.append(slipstream(model_dir, args.shape, settings, router))
+        if args.beside is not None:
+            starters.append(slipstream(model_dir, args.shape, settings, args.router, args.beside.resolve()))
         for mode in args.dynamo_modes.split(",") if args.dynamo else []:
             starters.append(dynamo(args.dynamo, model_dir, args.shape, mode, args.mocker_args.split()))
         stacks = [running.enter_context(starter) for starter in starters]

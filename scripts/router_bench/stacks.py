@@ -54,9 +54,12 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 @contextmanager
-def slipstream(model_dir: Path, shape: Shape, settings: dict[str, str], router: dict[str, object]) -> Iterator[Stack]:
-    """A router as a plain program and one process with all mock workers. With prefill workers every prompt goes to one,
-    without, none does. `settings` are those of the mock workers' profile, `router` goes into the router's config."""
+def slipstream(
+    model_dir: Path, shape: Shape, settings: dict[str, str], router: dict[str, object], root: Path = ROOT
+) -> Iterator[Stack]:
+    """A router as a plain program and one process with all mock workers of each role, from the checkout `root`. With
+    prefill workers every prompt goes to one, without, none does. `settings` are those of the mock workers' profile,
+    `router` goes into the router's config."""
     num_prefill, num_decode = SHAPES[shape]
     dispatch = {"local_prefill_max_tokens": 0 if num_prefill else ALWAYS_LOCAL}
     config = {
@@ -70,7 +73,7 @@ def slipstream(model_dir: Path, shape: Shape, settings: dict[str, str], router: 
         folder = Path(directory)
         (folder / "router.yaml").write_text(yaml.safe_dump(config))
         command = [sys.executable, "-m", "slipstream.router.main", "--config", str(folder / "router.yaml")]
-        front = running.enter_context(process("router", command, folder, {}, subprocess.PIPE))
+        front = running.enter_context(process("router", command, folder, {}, subprocess.PIPE, root))
         assert front.stdout is not None
         line = front.stdout.readline()
         if not line:
@@ -84,9 +87,10 @@ def slipstream(model_dir: Path, shape: Shape, settings: dict[str, str], router: 
                 for key, value in settings.items():
                     command += ["--set", f"{key}={value}"]
                 token = {"SLIPSTREAM_WORKER_TOKEN": "bench"}
-                workers.append(running.enter_context(process(role, command, folder, token)))
+                workers.append(running.enter_context(process(role, command, folder, token, None, root)))
         wait_ready(f"{addresses['http']}/health/ready", None, folder)
-        yield Stack("slipstream", addresses["http"], {"router": [front], "workers": workers})
+        name = "slipstream" if root == ROOT else f"slipstream in {root.name}"
+        yield Stack(name, addresses["http"], {"router": [front], "workers": workers})
 
 
 @contextmanager
@@ -123,12 +127,17 @@ def dynamo(venv: Path, model_dir: Path, shape: Shape, mode: str, mocker_args: li
 
 @contextmanager
 def process(
-    name: str, command: list[str], folder: Path, environment: dict[str, str], stdout: int | None = None
+    name: str,
+    command: list[str],
+    folder: Path,
+    environment: dict[str, str],
+    stdout: int | None = None,
+    cwd: Path = ROOT,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Ended at the end, gently first."""
+    """Ended at the end, gently first. Python programs find what is in `cwd` before what is installed."""
     with (folder / f"{name}.log").open("wb") as log:
         running = subprocess.Popen(
-            command, stdout=log if stdout is None else stdout, stderr=log, cwd=ROOT, env=os.environ | environment
+            command, stdout=log if stdout is None else stdout, stderr=log, cwd=cwd, env=os.environ | environment
         )
     children: list[psutil.Process] = []
     try:
