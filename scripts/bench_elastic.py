@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import random
 import re
 import sys
 import tempfile
@@ -22,7 +21,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from scripts.elastic_bench.calibration import load_for, measure
 from scripts.elastic_bench.deployment import Deployment, Watched
+from scripts.elastic_bench.load import Load, Phase, requests_of, write_requests
 from scripts.elastic_bench.slices import NoSlices, Slices, slices
 from slipstream.cluster.report.plot import Mark, Plot, Series
 from slipstream.cluster.report.report import COLOURS, STYLE, Report
@@ -31,42 +32,16 @@ from slipstream.cluster.report.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 PLANNER = "planner"
-SPREAD = 0.3
 WINDOW_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """`seconds` of `per_s` requests a second (Poisson), with so many tokens, each up to `SPREAD` more or less."""
-
-    name: str
-    seconds: float
-    per_s: float
-    isl: int
-    osl: int
-
-
-def write_workload(phases: Sequence[Phase], seed: int, path: Path) -> None:
-    """As a trace in Mooncake's form; no prompt begins like another."""
-    rng, at_s, end_s, block = random.Random(seed), 0.0, 0.0, 0
-    with path.open("w") as file:
-        for phase in phases:
-            at_s, end_s = end_s, end_s + phase.seconds
-            while (at_s := at_s + rng.expovariate(phase.per_s)) < end_s:
-                isl, osl = (max(2, round(n * rng.uniform(1 - SPREAD, 1 + SPREAD))) for n in (phase.isl, phase.osl))
-                blocks = list(range(block, block - (-isl // 512)))
-                block += len(blocks)
-                row = {"timestamp": at_s * 1e3, "input_length": isl, "output_length": osl, "hash_ids": blocks}
-                file.write(json.dumps(row) + "\n")
-
-
-def settings_of(arguments: argparse.Namespace, split: str) -> dict[str, Any]:
+def settings_of(arguments: argparse.Namespace, split: str, load: Load) -> dict[str, Any]:
     """The YAML file of a static split as 2P2D, or of the planner, which begins with the first of them."""
     found = re.fullmatch(r"(\d+)P(\d+)D", arguments.splits[0] if split == PLANNER else split)
     if found is None:
         raise SystemExit(f"a split looks like 2P2D, not {split!r}")
     num_prefill, num_decode = int(found[1]), int(found[2])
-    dispatch: dict[str, Any] = {"slo": {"ttft_ms": arguments.ttft_ms, "itl_ms": arguments.itl_ms}}
+    dispatch: dict[str, Any] = {"slo": {"ttft_ms": load.ttft_ms, "itl_ms": load.itl_ms}}
     if arguments.local_prefill_max_tokens is not None:
         dispatch["local_prefill_max_tokens"] = arguments.local_prefill_max_tokens
     settings: dict[str, Any] = {
@@ -106,22 +81,22 @@ class Judged:
     num_failed: int
 
 
-def is_good(one: dict[str, Any], arguments: argparse.Namespace) -> bool:
+def is_good(one: dict[str, Any], load: Load) -> bool:
     if one["error_kind"] or one["ttft_s"] is None:
         return False
     late_s = max(one["begun_s"] - (one["due_s"] or one["begun_s"]), 0.0)  # the client's own delay counts, too
     itl_s = one["itl_s"] or 0.0
-    return bool((one["ttft_s"] + late_s) * 1e3 <= arguments.ttft_ms and itl_s * 1e3 <= arguments.itl_ms)
+    return bool((one["ttft_s"] + late_s) * 1e3 <= load.ttft_ms and itl_s * 1e3 <= load.itl_ms)
 
 
-def judged(name: str, watched: Watched, phases: Sequence[Phase], arguments: argparse.Namespace) -> Judged:
+def judged(name: str, watched: Watched, load: Load) -> Judged:
     requests, begin_s, by_phase = watched.requests, 0.0, []
-    for phase in phases:
+    for phase in load.phases:
         end_s = begin_s + phase.seconds
-        here = [is_good(one, arguments) for one in requests if begin_s <= (one["due_s"] or one["begun_s"]) < end_s]
+        here = [is_good(one, load) for one in requests if begin_s <= (one["due_s"] or one["begun_s"]) < end_s]
         by_phase.append((sum(here) / phase.seconds, sum(here) / max(len(here), 1)))
         begin_s = end_s
-    good = sum(is_good(one, arguments) for one in requests)
+    good = sum(is_good(one, load) for one in requests)
     ttft = sorted(one["ttft_s"] * 1e3 for one in requests if one["ttft_s"] is not None)
     itl = sorted(one["itl_s"] * 1e3 for one in requests if one["itl_s"] is not None)
     return Judged(
@@ -142,11 +117,9 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else float("nan")
 
 
-def report(
-    results: Sequence[Judged], seen: dict[str, Watched], phases: Sequence[Phase], arguments: argparse.Namespace
-) -> Report:
+def report(results: Sequence[Judged], seen: dict[str, Watched], load: Load) -> Report:
     columns = ["workers", "goodput/s", "share"]
-    columns += [f"{phase.name}: goodput/s" for phase in phases]
+    columns += [f"{phase.name}: goodput/s" for phase in load.phases]
     columns += ["TTFT p50 ms", "p90", "ITL p50 ms", "p90", "requests", "failed"]
     rows = [
         [
@@ -163,8 +136,8 @@ def report(
         ]
         for one in results
     ]
-    note = f"Good: TTFT within {arguments.ttft_ms:g} ms and mean ITL within {arguments.itl_ms:g} ms."
-    shift_s = phases[0].seconds
+    note = f"Good: TTFT within {load.ttft_ms:g} ms and mean ITL within {load.itl_ms:g} ms."
+    shift_s = load.phases[0].seconds
     marks = [Mark(shift_s, "the load shifts", "x")]
     parts: list[Table | Plot] = [Table("Goodput under both levels", columns, rows, note)]
     parts.append(
@@ -172,7 +145,7 @@ def report(
             "Share of requests within both levels, by when they came",
             "seconds",
             "share",
-            [Series(name, *shares(watched, phases, arguments)) for name, watched in seen.items()],
+            [Series(name, *shares(watched, load)) for name, watched in seen.items()],
             "line",
             marks=marks,
         )
@@ -203,14 +176,12 @@ def report(
     return Report("Elastic pools: a load that shifts from long prompts to long answers", summary, parts)
 
 
-def shares(watched: Watched, phases: Sequence[Phase], arguments: argparse.Namespace) -> tuple[list[float], list[float]]:
+def shares(watched: Watched, load: Load) -> tuple[list[float], list[float]]:
     """Of the requests that came in each stretch of `WINDOW_S`."""
     xs, ys, at_s = [], [], 0.0
-    while at_s < sum(phase.seconds for phase in phases):
+    while at_s < sum(phase.seconds for phase in load.phases):
         here = [
-            is_good(one, arguments)
-            for one in watched.requests
-            if at_s <= (one["due_s"] or one["begun_s"]) < at_s + WINDOW_S
+            is_good(one, load) for one in watched.requests if at_s <= (one["due_s"] or one["begun_s"]) < at_s + WINDOW_S
         ]
         if here:
             xs.append(at_s + WINDOW_S / 2)
@@ -250,24 +221,27 @@ def markdown(table: Table) -> str:
     return "\n".join(lines)
 
 
-def run(arguments: argparse.Namespace, phases: Sequence[Phase]) -> dict[str, Watched]:
+def run(arguments: argparse.Namespace, load: Load) -> tuple[Load, dict[str, Watched]]:
+    """The load, which is another one if it was to be set by what the workers can do, and what was seen."""
     seen: dict[str, Watched] = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        workload = Path(folder) / "shift.jsonl"
-        write_workload(phases, arguments.seed, workload)
         given: Slices | None = None
         try:
             given = stack.enter_context(slices(arguments.cores))
         except NoSlices as error:
             print(f"{error}; the workers share all cores", file=sys.stderr)
+        if arguments.calibrate:
+            load = calibrated(arguments, load, given, Path(folder))
+        workload = Path(folder) / "shift.jsonl"
+        write_requests(requests_of(load.phases, arguments.seed), workload)
         for split in arguments.only or [*arguments.splits, PLANNER]:
             began_s = time.monotonic()
-            with Deployment(split.lower(), settings_of(arguments, split), given) as deployment:
-                slos = (f"ttft:{arguments.ttft_ms:g}", f"itl:{arguments.itl_ms:g}")
+            with Deployment(split.lower(), settings_of(arguments, split, load), given) as deployment:
+                slos = (f"ttft:{load.ttft_ms:g}", f"itl:{load.itl_ms:g}")
                 seen[split] = deployment.load(workload, arguments.model, slos)
                 if arguments.verbose:
                     print(deployment.said, file=sys.stderr)
-            one = judged(split, seen[split], phases, arguments)
+            one = judged(split, seen[split], load)
             print(
                 f"{split}: {one.goodput_per_s:.2f}/s good ({one.share:.1%}; by phase "
                 f"{', '.join(f'{share:.0%}' for _, share in one.by_phase)}), TTFT p50 {one.ttft_p50_ms:.0f} p90 "
@@ -277,7 +251,24 @@ def run(arguments: argparse.Namespace, phases: Sequence[Phase]) -> dict[str, Wat
             )
             for decision in reversed(seen[split].decisions):
                 print(f"    {decision['unix_s'] - seen[split].began_unix_s:5.0f} s  {decision['why']}", flush=True)
-    return seen
+    return load, seen
+
+
+def calibrated(arguments: argparse.Namespace, load: Load, given: Slices | None, folder: Path) -> Load:
+    """The same phases with rates and levels of this machine."""
+    prefill, _, decode = arguments.splits[0].partition("P")
+    num_workers = int(prefill) + int(decode.rstrip("D"))
+    with Deployment("calibration", settings_of(arguments, f"{num_workers - 1}P1D", load), given) as deployment:
+        speed = measure(deployment, arguments.model, *load.phases, folder)
+    found = load_for(speed, num_workers, *load.phases)
+    print(
+        f"A worker: {speed.prompt_s * 1e3:.0f} ms for a prompt, {speed.step_s * 1e3:.1f} ms a token of one stream, "
+        f"{speed.stream_s * 1e3:.2f} ms more with each further one. The load: "
+        + ", then ".join(f"{phase.per_s:g} a second ({phase.isl} / {phase.osl} tokens)" for phase in found.phases)
+        + f"; TTFT {found.ttft_ms:g} ms, ITL {found.itl_ms:g} ms.",
+        flush=True,
+    )
+    return found
 
 
 def main() -> None:
@@ -286,6 +277,7 @@ def main() -> None:
     parser.add_argument("--splits", nargs="*", default=["3P1D", "2P2D", "1P3D"], help="the planner begins as the first")
     parser.add_argument("--only", nargs="*", help=f"of the splits and {PLANNER!r} only these")
     parser.add_argument("--cores", type=float, default=0.35, help="of each worker")
+    parser.add_argument("--calibrate", action="store_true", help="rates and levels by what a worker here can do")
     parser.add_argument("--ttft-ms", type=float, default=1000.0)
     parser.add_argument("--itl-ms", type=float, default=30.0)
     parser.add_argument("--step-tokens", type=int, default=256)
@@ -294,33 +286,36 @@ def main() -> None:
     parser.add_argument("--answers", type=float, nargs=4, default=(60.0, 3.0, 100, 300), help="s, per s, ISL, OSL")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="write OUT.json and OUT.svg")
-    parser.add_argument("--from-json", type=Path, nargs="*", help="of earlier runs, instead of running")
+    parser.add_argument("--from-json", type=Path, nargs="*", help="of earlier runs of one load, instead of running")
     parser.add_argument("--write-workload", type=Path, help="only write the requests, as a trace for `slipstream sim`")
     parser.add_argument("--verbose", action="store_true")
     arguments = parser.parse_args()
-    phases = [
+    phases = tuple(
         Phase(name, values[0], values[1], int(values[2]), int(values[3]))
         for name, values in (("prompts", arguments.prompts), ("answers", arguments.answers))
-    ]
+    )
+    load = Load(phases, arguments.ttft_ms, arguments.itl_ms)
     if arguments.write_workload is not None:
-        write_workload(phases, arguments.seed, arguments.write_workload)
+        write_requests(requests_of(phases, arguments.seed), arguments.write_workload)
         return
     if arguments.from_json:
         seen = {}
         for path in arguments.from_json:
             told = json.loads(path.read_text())
             seen |= {name: Watched(**watched) for name, watched in told["runs"].items()}
+            load = Load(tuple(Phase(**phase) for phase in told["load"]["phases"]), *told["load"]["levels_ms"])
     else:
-        seen = run(arguments, phases)
-    results = [judged(name, watched, phases, arguments) for name, watched in seen.items()]
-    made = report(results, seen, phases, arguments)
+        load, seen = run(arguments, load)
+    results = [judged(name, watched, load) for name, watched in seen.items()]
+    made = report(results, seen, load)
     print(made.summary)
     for part in made.parts:
         if isinstance(part, Table):
             print(f"\n{part.title}\n\n{markdown(part)}\n{part.note}")
     if arguments.out is not None:
         runs = {name: asdict(watched) for name, watched in seen.items()}
-        arguments.out.with_suffix(".json").write_text(json.dumps({"runs": runs}))
+        kept = {"phases": [asdict(phase) for phase in load.phases], "levels_ms": [load.ttft_ms, load.itl_ms]}
+        arguments.out.with_suffix(".json").write_text(json.dumps({"load": kept, "runs": runs}))
         plots = [part for part in made.parts if isinstance(part, Plot)]
         arguments.out.with_suffix(".svg").write_text(standalone_svg(plots))
 
