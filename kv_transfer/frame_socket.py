@@ -36,7 +36,11 @@ class FrameSocket:
         """Returns before the connection is made; failure shows when it is read. Raises OSError for a bad address."""
         if not 0 < address.port < 1 << 16:
             raise OSError(f"{address.port} is no port")
-        family, kind, protocol, _, target = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+        try:
+            found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        except UnicodeError as error:  # a label of it is empty, or too long
+            raise OSError(f"{address.host!r} is no host: {error}") from error
+        family, kind, protocol, _, target = found[0]
         connection = socket.socket(family, kind, protocol)
         try:
             connection.setblocking(False)

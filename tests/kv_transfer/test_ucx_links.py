@@ -226,13 +226,36 @@ def test_garbage_and_callers_that_dawdle_leave_other_links_alone(open_rank: Open
                         caller.send(framed(good, way)[: generator.randrange(1, len(good))])
                     case 2:  # a greeting of somebody with another token
                         caller.send(framed(Greeter("guessed").greet(address, b"x" * 64), way))
-                    case 3 if way == "shared_memory":  # a good greeting with a body that is none
-                        caller.send(good)
+                    case 3:  # a good greeting with a body that is none
+                        caller.send(framed(good, way))
             if number % 16 == 0:
                 assert_transfers(source, destination)
         assert_transfers(source, destination)
     wait_until(lambda: destination.agent.stats().links_open == 1)
     assert_transfers(open_rank("prefill-2", value=9, way=way), destination)
+
+
+@pytest.mark.parametrize(("host", "port"), [("x" * 100, 1), ("a..b", 1), ("", 1), ("127.0.0.1", 0), ("127.0.0.1", -5)])
+def test_a_ticket_that_leads_nowhere_fails_alone(open_rank: Open, host: str, port: int) -> None:
+    source, destination = open_rank("prefill", value=7), open_rank("decode")
+    ticket = dataclasses.replace(destination.ticket(), addresses=(TransferAddress(host, port),))
+    source.agent.send(ticket, PAGE_IDS, len(PAGE_IDS))
+    assert isinstance(source.events.get(timeout=EVENT_S), SendFailed)
+    assert_transfers(source, destination)
+
+
+def test_a_caller_with_the_token_and_a_false_address_ends_its_own_link_alone(open_rank: Open) -> None:
+    source, destination = open_rank("prefill", value=7), open_rank("decode")
+    assert_transfers(source, destination)
+    at = destination.agent.address
+    generator = random.Random(2)
+    for body in (b"", b"\0", bytes(147), *(bytes((form,)) + generator.randbytes(200) for form in range(1, 16))):
+        with call(at, "ucx") as caller:
+            caller.sendall(framed(Greeter("").greet(at, body), "ucx"))
+            while caller.recv(1 << 16):  # an answer, perhaps, and the end
+                continue
+    wait_until(lambda: destination.agent.stats().links_open == 1)
+    assert_transfers(source, destination)
 
 
 def call(address: TransferAddress, way: str) -> socket.socket:
