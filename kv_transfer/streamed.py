@@ -8,8 +8,6 @@ and nobody looks at its pages.
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -20,7 +18,6 @@ from slipstream.kv_transfer.pool import HostPagePool
 from slipstream.kv_transfer.transport import Arrival, Buffer, Done, Link, Transport
 
 MAX_IN_FLIGHT = 8  # messages of a link, and from a peer
-MAX_BATCH = 4  # messages made at a time: what Python does for them is done before packing sweeps it out of the caches
 
 
 class StreamTransport(Transport, Protocol):
@@ -29,16 +26,6 @@ class StreamTransport(Transport, Protocol):
     def send(self, link: Link, tag: int, buffer: Buffer | PageStream, done: Done) -> None: ...
 
     def receive(self, arrival: Arrival, buffer: Buffer | PageStream, done: Done) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Made:
-    """A message that the wire does not have yet."""
-
-    link: Link
-    tag: int
-    stream: PageStream
-    done: Done
 
 
 class StreamedTransport(OverTransport[StreamTransport]):
@@ -51,52 +38,26 @@ class StreamedTransport(OverTransport[StreamTransport]):
         self._pool = pool
         self._library = library
         self._drill = drill
-        self._made: deque[_Made] = deque()
-
-    @property
-    def num_in_flight(self) -> int:
-        return len(self._made) + super().num_in_flight
-
-    def disconnect(self, link: Link) -> None:
-        super().disconnect(link)
-        self._let_go([made for made in self._made if made.link is link])
-
-    def close(self) -> None:
-        super().close()
-        self._let_go(list(self._made))
+        self._has_sent = False  # since `progress`: the wire is looked after between two messages
 
     def can_send(self, link: Link, num_in_flight: int) -> bool:
-        # The first one alone, so that the receiver can begin.
-        num_sent = num_in_flight - len(self._made)
-        return num_in_flight < MAX_IN_FLIGHT and len(self._made) < min(MAX_BATCH, 1 + num_sent)
+        return num_in_flight < MAX_IN_FLIGHT and not self._has_sent
 
     def can_receive(self, arrival: Arrival, num_in_flight: int) -> bool:
         return num_in_flight < MAX_IN_FLIGHT
 
     def send(self, link: Link, tag: int, pages: Pages, done: Done) -> None:
         stream = PageStream(self._library, self._pool, pages, spoil=self._drill.strikes())
-        self._made.append(_Made(link, tag, stream, done))
+        self._has_sent = True
+        self._transport.send(link, tag, stream, partial(_on_sent, stream, done))
 
     def receive(self, arrival: Arrival, pages: Pages, landed: Landed) -> None:
         stream = PageStream(self._library, self._pool, pages)
         self._transport.receive(self._raw(arrival), stream, partial(_on_received, stream, landed))
 
     def progress(self) -> bool:
-        busy = super().progress()
-        while self._made:  # the wire is looked after between two messages
-            made = self._made.popleft()
-            self._transport.send(made.link, made.tag, made.stream, partial(_on_sent, made.stream, made.done))
-            busy = super().progress() or busy
-        return busy
-
-    def wait(self, timeout_s: float) -> None:
-        if not self._made:
-            super().wait(timeout_s)
-
-    def _let_go(self, lost: list[_Made]) -> None:
-        self._made = deque(made for made in self._made if made not in lost)
-        for made in lost:
-            _on_sent(made.stream, made.done, "the link is down")
+        self._has_sent = False
+        return super().progress()
 
 
 def _on_sent(stream: PageStream, done: Done, error: str | None) -> None:
