@@ -1,10 +1,12 @@
-"""What requests say of a cluster that does nothing else: how long a decode step is, and what clients wait beyond it.
+"""What requests say of a cluster that does nothing else: how long a decode step is, and a prompt.
 
 The router's fits hold every step that a worker told of, those beside prompts that were computed on the same cores too,
-and a fit of three numbers follows what it saw last. So decode steps are taken from streams of one batch size at a time,
-which begin together and are followed by none: the time from token to token in the later half of a stream, when all
-prompts are done, is a step with all that belongs to it. The median over the streams of a size is one measurement, and a
-line through the measurements is the profile.
+a pool learns from every eighth, and a fit of three numbers follows what it saw last. So decode steps are taken from
+streams of one batch size at a time, which begin together and are followed by none: the time from token to token in the
+later half of a stream, when all prompts are done, is a step with all that belongs to it. The median over the streams of
+a size is one measurement, and a line through the measurements is the profile. So it is with the time to the first token
+of prompts that come one at a time: what does not grow with them is what a client waits for anyway (HTTP, messages, the
+beginning of a step).
 """
 
 from __future__ import annotations
@@ -48,13 +50,18 @@ def step_times(steps: Sequence[DecodeStep]) -> tuple[float, float, float] | None
     if nothing was measured."""
     if not steps:
         return None
-    times = np.array([step.seconds for step in steps])
-    features = np.array([(1.0, step.num_seqs, step.context_tokens) for step in steps]) / times[:, None]
+    return line([(1.0, step.num_seqs, step.context_tokens) for step in steps], [step.seconds for step in steps])
+
+
+def line(measured: Sequence[tuple[float, float, float]], seconds: Sequence[float]) -> tuple[float, float, float]:
+    """Least squares of relative errors, with no coefficient below 0."""
+    times = np.array(seconds)
+    features = np.array(measured) / times[:, None]
     best: tuple[float, tuple[float, float, float]] | None = None
     for kept in itertools.chain.from_iterable(itertools.combinations(range(3), count) for count in (1, 2, 3)):
-        if len(kept) > len(steps):
+        if len(kept) > len(times):
             continue
-        found = np.linalg.lstsq(features[:, kept], np.ones(len(steps)), rcond=None)[0]
+        found = np.linalg.lstsq(features[:, kept], np.ones(len(times)), rcond=None)[0]
         if (found < 0).any():
             continue
         error = float(np.square(features[:, kept] @ found - 1.0).sum())
@@ -86,3 +93,11 @@ def lone_prompts(answers: Iterable[Answer]) -> LonePrompts | None:
     if len(told) < MIN_STREAMS:
         return None
     return LonePrompts(statistics.median(n for n, _ in told), statistics.median(seconds for _, seconds in told))
+
+
+def prompt_times(prompts: Sequence[LonePrompts]) -> tuple[float, float, float] | None:
+    """Seconds a request, a token, and a pair of a token and one before it. None if fewer than three lengths tell."""
+    if len(prompts) < 3:
+        return None
+    features = [(1.0, one.num_tokens, 0.5 * one.num_tokens**2) for one in prompts]
+    return line(features, [one.ttft_s for one in prompts])

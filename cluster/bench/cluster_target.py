@@ -97,7 +97,9 @@ def run_profile(
         alone=alone,
     )
     return written(
-        profile, [profile_table(profile, told), steps_table(profile, alone, told), prompts_table(profile, alone)], path
+        profile,
+        [profile_table(profile, told), steps_table(profile, alone, told), prompts_table(profile, alone, told)],
+        path,
     )
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from slipstream.cluster.bench.alone import DecodeStep, LonePrompts, decode_step, lone_prompts, step_times
+from slipstream.cluster.bench.alone import DecodeStep, LonePrompts, decode_step, lone_prompts, prompt_times, step_times
 from slipstream.cluster.bench.answer import Answer
 from slipstream.cluster.bench.conversation import Lengths, Synthetic
 from slipstream.cluster.bench.load import Extent, Level
@@ -137,7 +137,7 @@ def profile_of(
     )
     if start_s is not None:
         base = replace(base, start_s=start_s)
-    return with_alone(with_best(base, roles, times), alone)
+    return with_alone(with_best(base, roles, times), alone, is_of_one_kind=prefill["tp"] == decode["tp"])
 
 
 def with_best(base: WorkerProfile, roles: dict[str, Any], times: dict[str, ServiceTimes]) -> WorkerProfile:
@@ -165,8 +165,9 @@ def with_best(base: WorkerProfile, roles: dict[str, Any], times: dict[str, Servi
     return replace(base, prefill=role_of(base.prefill, "prefill"), decode=role_of(base.decode, "decode"))
 
 
-def with_alone(profile: WorkerProfile, alone: Alone) -> WorkerProfile:
-    """With decode steps as streams had them, and with what clients of lone prompts waited beyond the prefill."""
+def with_alone(profile: WorkerProfile, alone: Alone, is_of_one_kind: bool) -> WorkerProfile:
+    """With decode steps as streams had them, and prompts as they were alone. Where prefill workers are of another kind,
+    nobody knows which of them a lone prompt tells of: then it only says what clients wait beyond the prefill."""
     if found := step_times(alone.steps):
         step_s, seq_s, token_s = found
 
@@ -174,6 +175,16 @@ def with_alone(profile: WorkerProfile, alone: Alone) -> WorkerProfile:
             return replace(role, decode_step_s=step_s, decode_seq_s=seq_s, decode_context_token_s=token_s)
 
         profile = replace(profile, prefill=timed(profile.prefill), decode=timed(profile.decode))
+        off = [abs(s.seconds / profile.decode.decode_s(s.num_seqs, s.context_tokens) - 1.0) for s in alone.steps]
+        profile = replace(profile, noise=min(profile.noise, statistics.fmean(off)))  # a fit's has its own errors in it
+    if is_of_one_kind and (told := prompt_times(alone.prompts)):
+        request_s, new_s, pair_s = told
+
+        def prompted(role: RoleProfile) -> RoleProfile:
+            return replace(role, prefill_chunk_s=0.0, prefill_token_s=new_s, prefill_pair_s=pair_s)
+
+        prefill, decode = prompted(profile.prefill), prompted(profile.decode)
+        return replace(profile, prefill=prefill, decode=decode, client_s=request_s)
     if alone.prompts:
         beyond = [one.ttft_s - profile.prefill.prefill_s(round(one.num_tokens)) for one in alone.prompts]
         profile = replace(profile, client_s=max(statistics.median(beyond), 0.0))
@@ -226,13 +237,17 @@ def steps_table(profile: WorkerProfile, alone: Alone, told: dict[str, Any]) -> T
     return Table("Decode steps", columns, rows)
 
 
-def prompts_table(profile: WorkerProfile, alone: Alone) -> Table:
-    rows: list[list[Cell]] = [
-        [round(one.num_tokens), 1e3 * one.ttft_s, 1e3 * profile.prefill.prefill_s(round(one.num_tokens))]
-        for one in alone.prompts
-    ]
-    note = f"What clients waited beyond the prefill: {1e3 * profile.client_s:.2f} ms (client_s)."
-    return Table("Lone prompts", ("tokens", "time to first token (ms)", "prefill (ms)"), rows, note)
+def prompts_table(profile: WorkerProfile, alone: Alone, told: dict[str, Any]) -> Table:
+    fitted = {role["role"]: ServiceTimes.from_dict(role["times"]) for role in told["roles"]}
+    router = fitted.get("prefill") or next(iter(fitted.values()))
+    rows: list[list[Cell]] = []
+    for one in alone.prompts:
+        own = profile.prefill.prefill_s(round(one.num_tokens)) + profile.client_s
+        seconds = router.prefill_s(round(one.num_tokens), 0, profile.prefill.max_step_tokens).seconds
+        rows.append([round(one.num_tokens), 1e3 * one.ttft_s, 1e3 * own, 1e3 * seconds])
+    note = f"{1e3 * profile.client_s:.2f} ms of the time to the first token belong to no token of the prompt."
+    columns = ("tokens", "measured TTFT (ms)", "profile (ms)", "prefill fitted by the router (ms)")
+    return Table("Lone prompts", columns, rows, note)
 
 
 def profile_table(profile: WorkerProfile, told: dict[str, Any]) -> Table:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.cluster.bench.alone import DecodeStep, LonePrompts, decode_step, lone_prompts, step_times
+from slipstream.cluster.bench.alone import DecodeStep, LonePrompts, decode_step, lone_prompts, prompt_times, step_times
 from slipstream.cluster.bench.answer import Answer
 from slipstream.cluster.bench.profiling import CHAT_TOKENS, Alone, phases, profile_of, profile_table, steps_table
 from slipstream.cluster.bench.target import BenchError
@@ -126,6 +126,22 @@ def test_lone_prompts_that_a_cache_knew_tell_nothing() -> None:
     new = [streamed([], 100, 0.02), streamed([], 102, 0.03), streamed([], 101, 0.9)]
     assert lone_prompts([*new, streamed([], 100, 0.001, cached=96)]) == LonePrompts(101, pytest.approx(0.03))
     assert lone_prompts([new[0]]) is None
+
+
+def test_prompts_of_three_lengths_tell_of_requests_tokens_and_pairs() -> None:
+    def prompts(*lengths: int) -> list[LonePrompts]:
+        return [LonePrompts(n, 0.004 + 1e-4 * n + 2e-8 * n * n / 2) for n in lengths]
+
+    assert prompt_times(prompts(20, 68, 260, 1028)) == pytest.approx((0.004, 1e-4, 2e-8))
+    assert prompt_times(prompts(20, 68)) is None
+    roles = [role("prefill", measured_times(False, True)), role("decode", measured_times(True, True))]
+    made = profile(roles, alone=Alone(prompts=prompts(20, 68, 260)))
+    assert made.client_s == pytest.approx(0.004)
+    for part in (made.prefill, made.decode):
+        assert part.prefill_s(256) == pytest.approx(1e-4 * 256 + 1e-8 * 256 * 256)
+    roles[0]["tp"] = 4  # another kind of worker: the fits stay
+    other = profile(roles, alone=Alone(prompts=prompts(20, 68, 260)))
+    assert other.prefill.prefill_s(256) == pytest.approx(CHUNK_S + 256 * NEW_S + PAIR_S * 256 * 128, rel=0.1)
 
 
 def test_what_streams_and_lone_prompts_say_goes_before_what_the_router_fitted() -> None:
