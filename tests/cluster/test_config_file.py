@@ -88,6 +88,10 @@ def test_a_path_is_relative_to_the_file_and_may_be_absolute(folder: Path, monkey
     assert load(folder, f"model: {{path: {folder / 'tiny'}}}").model.path == str(folder / "tiny")
 
 
+def test_a_file_whose_only_key_is_misspelt_is_still_a_configuration(folder: Path) -> None:
+    assert "c.yaml:1: modell: unknown setting; did you mean model?" in problems(folder, "modell: {path: tiny}\n")
+
+
 MODEL = "model: {path: tiny}\n"
 
 
@@ -98,7 +102,6 @@ MODEL = "model: {path: tiny}\n"
         ("- a\n", "c.yaml: must be a mapping of settings, got a list"),
         ("s3cret", "c.yaml: must be a mapping of settings, got a single value"),
         ("aws_key: s3cret\n", "c.yaml: none of its keys is a setting; at least model.path is needed"),
-        ("modell: {path: tiny}\n", "c.yaml:1: modell: unknown setting; did you mean model?"),
         ("name: x\n", "c.yaml: model: missing"),
         ("model: {name: x}\n", "c.yaml:1: model.path: missing"),
         (MODEL + "routr: {}\n", "c.yaml:2: routr: unknown setting; did you mean router?"),
