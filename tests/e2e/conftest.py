@@ -26,6 +26,13 @@ SMALL: dict[str, Any] = {
 
 MakeCluster = Callable[..., ServingCluster]
 
+TIMEOUT_S = 300.0  # of a test with the start of its cluster, on a machine that does other things, too
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.get_closest_marker("timeout") is None:
+        item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingCluster]:
@@ -38,6 +45,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingCluster
 def tp2_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingCluster]:
     """As `cluster`, with a prefill group of two tensor-parallel ranks."""
     with ServingCluster(tmp_path_factory.mktemp("tp2"), {**SMALL, "name": "e2e-tp2", "prefill": {"tp": 2}}) as serving:
+        yield serving
+
+
+@pytest.fixture(scope="session")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingCluster]:
+    """One prefill and two decode workers, which take streams in turn. Tests change their numbers and roles, and bring
+    them back."""
+    dispatch = {**SMALL["router"]["dispatch"], "policy": "round_robin", "migration": {"precopy_pages": 8}}
+    router = {**SMALL["router"], "dispatch": dispatch}
+    settings = {**SMALL, "name": "e2e-fleet", "decode": {"replicas": 2}, "router": router}
+    with ServingCluster(tmp_path_factory.mktemp("fleet"), settings) as serving:
         yield serving
 
 

@@ -134,14 +134,18 @@ class ServingCluster:
                 self._process.wait()
         return self.left_behind(0.0)
 
-    def left_behind(self, patience_s: float) -> list[str]:
-        """Processes seen below the driver that still live after so many seconds. They are killed."""
-        _, alive = psutil.wait_procs(list(self._seen), timeout=patience_s)
+    def left_behind(self, patience_s: float, but: str | None = None) -> list[str]:
+        """Processes seen below the driver that still live after so many seconds; those with `but` in their command are
+        neither waited for nor told of. All of them are killed."""
+        commands = {process: _command_of(process) for process in self._seen}
+        told = [process for process, command in commands.items() if but is None or but not in command]
+        psutil.wait_procs(told, timeout=patience_s)
         left = []
-        for process in alive:
+        for process, command in commands.items():
             try:
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    left.append(f"{process.pid} {' '.join(process.cmdline())[:120]}")
+                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                    if process in told:
+                        left.append(f"{process.pid} {command[:120]}")
                     process.kill()
             except psutil.NoSuchProcess:
                 continue
@@ -227,3 +231,11 @@ class ServingCluster:
             return member.state == "ready" and bool(member.pids) and not set(member.pids) & set(old_pids)
 
         self.wait_for(restarted, timeout_s)
+
+
+def _command_of(process: psutil.Process) -> str:
+    """Empty for one that has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""

@@ -55,7 +55,7 @@ def drained_by(serving: ServingCluster, stop: Callable[[], Any]) -> None:
     with client_of(serving) as client:
         prompts = [prompt_of(20, variant=1), prompt_of(100, variant=2)]
         expected = [complete(client, prompt, NUM_TOKENS) for prompt in prompts]
-        streams = [BackgroundStream(client, prompt, NUM_TOKENS) for prompt in prompts]
+        streams = [BackgroundStream(serving, prompt, NUM_TOKENS) for prompt in prompts]
         with streaming(streams):
             for stream in streams:
                 stream.wait_for_pieces(3)

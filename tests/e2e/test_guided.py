@@ -9,13 +9,11 @@ import signal
 from typing import Any
 
 import jsonschema
-import openai
 
-from slipstream.cluster.operator.client import client_of
-from tests.e2e.conftest import SMALL, MakeCluster
-from tests.e2e.observation import Scrape, moved, status_of, unrest, wait_until_clear, workers_of
-from tests.e2e.streams import MODEL, BackgroundStream, prompt_of, streaming
-from tests.e2e.streams import client_of as openai_of
+from tests.e2e.fleet import decode_workers, drain, num_requests_on, scale, wait_for_fleet, wait_until_gone
+from tests.e2e.observation import Scrape, moved, wait_until_at_rest
+from tests.e2e.serving_cluster import ServingCluster
+from tests.e2e.streams import MODEL, BackgroundStream, client_of, prompt_of, streaming
 
 SCHEMA = {
     "type": "object",
@@ -24,27 +22,21 @@ SCHEMA = {
     "additionalProperties": False,
 }
 MESSAGES: Any = [{"role": "user", "content": "Tell me about a ship."}]
-WORDS = "[a-z .]{1000,4000}"
-NUM_TOKENS = 900
+WORDS = "[a-z .]{1000,9000}"
+# Long enough for a drain or a kill to come while they run: each takes hundredths of a second, or as many tokens.
+NUM_TOKENS = 1800
 ASKED: list[dict[str, Any]] = [
     {"prompt": prompt_of(20 + 60 * i, i), "temperature": float(i % 2), "seed": i, "regex": WORDS} for i in range(4)
 ]
 
 
-def streams_of(client: openai.OpenAI) -> list[BackgroundStream]:
+def streams_of(serving: ServingCluster, salt: str) -> list[BackgroundStream]:
     """Two greedy ones and two with seeds."""
-    return [BackgroundStream(client, max_tokens=NUM_TOKENS, **asked) for asked in ASKED]
+    return [BackgroundStream(serving, max_tokens=NUM_TOKENS, salt=salt, **asked) for asked in ASKED]
 
 
-def test_guided_answers_fit_and_moves_and_kills_do_not_change_them(make_cluster: MakeCluster) -> None:
-    settings = {
-        **SMALL,
-        "decode": {"replicas": 2},
-        "router": {"dispatch": {"policy": "round_robin", "migration": {"precopy_pages": 8}}},
-    }
-    serving = make_cluster(settings)
-    serving.start()
-    with openai_of(serving) as client:
+def test_guided_answers_fit_whole_and_streamed(cluster: ServingCluster) -> None:
+    with client_of(cluster) as client:
         form: Any = {"type": "json_schema", "json_schema": {"name": "ship", "schema": SCHEMA, "strict": True}}
         for seed in range(3):
             asked: Any = {"model": MODEL, "messages": MESSAGES, "seed": seed, "response_format": form}
@@ -61,31 +53,39 @@ def test_guided_answers_fit_and_moves_and_kills_do_not_change_them(make_cluster:
         ).choices[0]
         jsonschema.validate(json.loads(plain.text), SCHEMA)
 
-        streams = streams_of(client)
-        with streaming(streams):
-            expected = [stream.join() for stream in streams]
-        assert all(re.fullmatch(WORDS, text) for text in expected)
 
-        before = Scrape.of(serving)
-        moving = streams_of(client)
-        with streaming(moving):
-            for stream in moving:
-                stream.wait_for_pieces(5)
-            assert serving.state is not None
-            num_there = {worker["peer"]["name"]: worker["num_requests"] for worker in workers_of(serving, "decode")}
-            assert num_there["decode-0"] > 0
-            client_of(serving.state).post("/v1/workers/decode-0/drain")
-            wait_until_clear(serving, lambda: [w["peer"]["name"] for w in workers_of(serving, "decode")][1:], 60.0)
-            assert not all(stream.finishes for stream in moving), "they had ended before the worker was gone"
-            assert [stream.join() for stream in moving] == expected
-        assert moved(before, Scrape.of(serving), "slipstream:migrations_total", result="moved") > 0
+def test_moves_and_kills_do_not_change_guided_answers(fleet: ServingCluster) -> None:
+    wait_for_fleet(fleet, 1, 2)
+    leaving, staying = decode_workers(fleet)
+    alone = streams_of(fleet, "alone")
+    with streaming(alone):
+        expected = [stream.join() for stream in alone]
+    assert all(re.fullmatch(WORDS, text) for text in expected)
+    wait_until_at_rest(fleet)
 
-        killed = streams_of(client)
-        with streaming(killed):
-            for stream in killed:
-                stream.wait_for_pieces(5)
-            os.kill(serving.member("decode-1").pids[0], signal.SIGKILL)
-            assert [stream.join() for stream in killed] == expected
-        assert [stream.error for stream in killed] == [None] * len(killed)
-        assert status_of(serving)["totals"]["retries"] != {}
-    wait_until_clear(serving, lambda: [what for what in unrest(serving) if "decode-0" not in what], 60.0)
+    before = Scrape.of(fleet)
+    moving = streams_of(fleet, "moving")
+    with streaming(moving):
+        for stream in moving:
+            stream.wait_for_pieces(5)
+        num_there = num_requests_on(fleet, leaving)
+        assert num_there > 0
+        drain(fleet, leaving)
+        wait_until_gone(fleet, leaving)
+        assert [stream.join() for stream in moving] == expected
+    assert moved(before, Scrape.of(fleet), "slipstream:migrations_total", result="moved") == num_there
+
+    before = Scrape.of(fleet)
+    killed = streams_of(fleet, "killed")
+    with streaming(killed):
+        for stream in killed:
+            stream.wait_for_pieces(5)
+        old = fleet.member(staying)
+        os.kill(old.pids[0], signal.SIGKILL)
+        assert [stream.join() for stream in killed] == expected
+    assert [stream.error for stream in killed] == [None] * len(killed)
+    assert moved(before, Scrape.of(fleet), "slipstream:retries_total") >= len(killed)
+    fleet.wait_until_restarted(staying, old.pids)
+    scale(fleet, "decode", 2)
+    wait_for_fleet(fleet, 1, 2)
+    wait_until_at_rest(fleet)

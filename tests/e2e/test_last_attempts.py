@@ -6,13 +6,13 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import openai
 import pytest
 
 from tests.e2e.conftest import SMALL
+from tests.e2e.freezing import frozen
 from tests.e2e.observation import Scrape, moved, wait_for_phase, wait_until_at_rest, wait_until_clear, workers_of
 from tests.e2e.serving_cluster import ServingCluster
 from tests.e2e.streams import BackgroundStream, client_of, complete, prompt_of, streaming
@@ -27,28 +27,19 @@ SETTINGS = {
         "dispatch": {
             "policy": "least_loaded",  # two requests on two workers
             "local_prefill_max_tokens": 32,
-            "worker_lease_s": 2.0,
+            "worker_lease_s": 3.0,
             "max_attempts": 2,
         }
     },
 }
 GOOD = prompt_of(60, variant=79)
+NUM_TOKENS = 800  # of a stream that is to be caught: seconds, with these kernels
 
 
 @pytest.fixture(scope="module")
 def short_leases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingCluster]:
     with ServingCluster(tmp_path_factory.mktemp("leases"), SETTINGS) as serving:
         yield serving
-
-
-@contextmanager
-def frozen(pid: int) -> Iterator[None]:
-    """A process that is there and does nothing: as in a swap storm, or behind a broken cable."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 @dataclass(frozen=True)
@@ -85,8 +76,8 @@ def test_a_request_moves_on_from_a_frozen_decode_worker_which_comes_back_when_it
     wait_until_at_rest(short_leases)
     pids = [short_leases.member(name).pids for name in ("decode-0", "decode-1")]
     with client_of(short_leases) as client:
-        expected = complete(client, prompt_of(120, variant=50), 3500)
-        stream = BackgroundStream(client, prompt_of(120, variant=50), 3500, salt="frozen decode")
+        expected = complete(client, prompt_of(120, variant=50), NUM_TOKENS)
+        stream = BackgroundStream(short_leases, prompt_of(120, variant=50), NUM_TOKENS, salt="frozen decode")
         with streaming([stream]):
             stream.wait_for_pieces(5)
             with frozen(busy_decode_worker(short_leases).pid):
@@ -105,11 +96,9 @@ def test_a_request_moves_on_from_a_frozen_prefill_worker_which_comes_back_when_i
     prompt = prompt_of(2500, variant=51)
     with client_of(short_leases) as client:
         expected = complete(client, prompt, 20)
-        stream = BackgroundStream(client, prompt, 20, salt="frozen prefill")
-        with streaming([stream]):
-            wait_for_phase(short_leases, "prefill")
-            with frozen(short_leases.member("prefill-0").pids[0]):
-                text = stream.join()
+        stream = BackgroundStream(short_leases, prompt, 20, salt="frozen prefill")
+        with frozen(*short_leases.member("prefill-0").pids), streaming([stream]):
+            text = stream.join()
     assert (text, stream.error, stream.finishes) == (expected, None, ["length"])
     wait_until_at_rest(short_leases)
     assert moved(before, Scrape.of(short_leases), "slipstream:retries_total", cause="worker_lost") == 1
@@ -123,7 +112,7 @@ def test_past_the_last_attempt_a_stream_ends_with_an_error_event_and_a_whole_ans
     wait_until_at_rest(short_leases)
     before = Scrape.of(short_leases)
     with client_of(short_leases) as client, ThreadPoolExecutor(1) as pool:
-        stream = BackgroundStream(client, prompt_of(20, variant=52), 3500)
+        stream = BackgroundStream(short_leases, prompt_of(20, variant=52), 3500)
         with streaming([stream]):
             stream.wait_for_pieces(2)
             first = busy_decode_worker(short_leases)
@@ -140,8 +129,7 @@ def test_past_the_last_attempt_a_stream_ends_with_an_error_event_and_a_whole_ans
         assert failure.value.status_code == 500
         assert failure.value.code == "worker_failed"
         assert "attempt 2 of 2" in str(failure.value).lower()
-        assert isinstance(stream.error, openai.APIError)
-        assert not isinstance(stream.error, openai.APIConnectionError)
+        assert stream.error is not None
         assert stream.error.code == "worker_failed"
         assert stream.finishes == []
         wait_until_at_rest(short_leases)

@@ -7,7 +7,7 @@ import socket
 import openai
 import pytest
 
-from tests.e2e.observation import Scrape, moved, status_of, wait_for_phase, wait_until_at_rest, wait_until_clear
+from tests.e2e.observation import Scrape, moved, wait_for_phase, wait_until_at_rest, wait_until_clear
 from tests.e2e.raw_client import connected, post, read_until
 from tests.e2e.serving_cluster import ServingCluster
 from tests.e2e.streams import GREEDY, MODEL, client_of, complete, prompt_of
@@ -91,7 +91,6 @@ def test_leaving_the_queue_takes_nothing_of_the_workers(cluster: ServingCluster)
             prompt = prompt_of(VERY_LONG, variant=20 + connection.fileno())
             connection.sendall(post(prompt=prompt, max_tokens=500, cache_salt="queue"))
         wait_for_phase(cluster, "queued")
-        assert status_of(cluster)["num_waiting"] >= 1
     check_all_given_back(cluster, before, 3)
 
 

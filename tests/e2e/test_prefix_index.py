@@ -44,11 +44,11 @@ def strays(serving: ServingCluster) -> list[str]:
     return found
 
 
-def load(client: openai.OpenAI, first: int) -> list[BackgroundStream]:
+def load(serving: ServingCluster, first: int) -> list[BackgroundStream]:
     """Half of the prompts begin like others."""
     return [
         BackgroundStream(
-            client, [*prompt_of(16 * (number % 4 + 1), variant=number % 3), *prompt_of(90, first + number)], 40
+            serving, [*prompt_of(16 * (number % 4 + 1), variant=number % 3), *prompt_of(90, first + number)], 40
         )
         for number in range(16)
     ]
@@ -76,7 +76,7 @@ def test_conversations_find_their_kv_and_the_index_is_what_the_caches_hold(make_
         assert tokens["found"] >= sum(cached)
         assert tokens["confirmed"] >= 0.9 * tokens["found"], tokens
 
-        streams = load(client, 100)
+        streams = load(serving, 100)
         with streaming(streams):
             for stream in streams:
                 stream.join()
@@ -85,7 +85,7 @@ def test_conversations_find_their_kv_and_the_index_is_what_the_caches_hold(make_
         wait_until_clear(serving, lambda: strays(serving), 20.0)
         assert Scrape.of(serving).value("slipstream:prefix_index_changes_total", kind="removed") > 0
 
-        streams = load(client, 200)
+        streams = load(serving, 200)
         with streaming(streams):
             os.kill(serving.member("decode-1").pids[0], signal.SIGKILL)
             for stream in streams:

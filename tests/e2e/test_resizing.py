@@ -7,63 +7,31 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import Any
 
-import openai
 import pytest
 
 from slipstream.cluster.explain import CannotTell
-from slipstream.cluster.operator.client import OperatorClient, client_of
-from tests.e2e.conftest import SMALL, MakeCluster
-from tests.e2e.observation import status_of, wait_until_at_rest, workers_of
-from tests.e2e.serving_cluster import ServingCluster
+from tests.e2e.conftest import MakeCluster
+from tests.e2e.fleet import (
+    change_role,
+    decode_workers,
+    drain,
+    members,
+    operator,
+    scale,
+    wait_for_fleet,
+)
+from tests.e2e.observation import Scrape, moved, status_of, wait_until_at_rest
+from tests.e2e.serving_cluster import END_TIMEOUT_S, ServingCluster
 from tests.e2e.streams import BackgroundStream, complete, prompt_of, streaming
 from tests.e2e.streams import client_of as openai_of
 
 SIZES = ((20, 700), (25, 700), (120, 600), (150, 600), (300, 500), (900, 100))
 
 
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingCluster]:
-    """One prefill and two decode workers, whose roles and numbers the tests change and bring back."""
-    settings = {**SMALL, "name": "e2e-fleet", "decode": {"replicas": 2}}
-    with ServingCluster(tmp_path_factory.mktemp("fleet"), settings) as serving:
-        yield serving
-
-
-def operator(serving: ServingCluster) -> OperatorClient:
-    state = serving.state
-    assert state is not None
-    return client_of(state)
-
-
-def members(serving: ServingCluster) -> dict[str, dict[str, Any]]:
-    return {member["name"]: member for member in operator(serving).get("/v1/fleet")["members"]}
-
-
-def scale(serving: ServingCluster, role: str, replicas: int) -> list[str]:
-    added: list[str] = operator(serving).post("/v1/fleet/scale", {"role": role, "replicas": replicas})["added"]
-    return added
-
-
-def wait_for_fleet(serving: ServingCluster, prefill: int, decode: int) -> None:
-    """Returns when exactly so many of each role are there, all of them ready and known to the router."""
-
-    def is_there() -> bool:
-        found = members(serving).values()
-        if any(member["state"] != "ready" or member["is_leaving"] for member in found):
-            return False
-        connected = [len(workers_of(serving, role)) for role in ("prefill", "decode")]
-        roles = [member["role"] for member in found]
-        return [roles.count("prefill"), roles.count("decode")] == [prefill, decode] == connected
-
-    serving.wait_for(is_there, 100.0)
-
-
-def streams_of(client: openai.OpenAI, salt: str) -> list[BackgroundStream]:
+def streams_of(fleet: ServingCluster, salt: str) -> list[BackgroundStream]:
     return [
-        BackgroundStream(client, prompt_of(num_prompt, variant=60 + number), num_output, salt)
+        BackgroundStream(fleet, prompt_of(num_prompt, variant=60 + number), num_output, salt)
         for number, (num_prompt, num_output) in enumerate(SIZES)
     ]
 
@@ -71,10 +39,10 @@ def streams_of(client: openai.OpenAI, salt: str) -> list[BackgroundStream]:
 @pytest.fixture(scope="module")
 def expected(fleet: ServingCluster) -> list[str]:
     """The texts of a cluster that is left alone."""
-    with openai_of(fleet) as client:
-        streams = streams_of(client, "alone")
-        with streaming(streams):
-            return [stream.join() for stream in streams]
+    wait_for_fleet(fleet, 1, 2)
+    streams = streams_of(fleet, "alone")
+    with streaming(streams):
+        return [stream.join() for stream in streams]
 
 
 def check(streams: list[BackgroundStream], expected: list[str]) -> None:
@@ -85,63 +53,63 @@ def check(streams: list[BackgroundStream], expected: list[str]) -> None:
 
 
 def test_decode_workers_come_and_go_under_load(fleet: ServingCluster, expected: list[str]) -> None:
-    with openai_of(fleet) as client:
-        streams = streams_of(client, "grow")
-        with streaming(streams):
-            streams[0].wait_for_pieces(5)
-            assert scale(fleet, "decode", 3) == ["decode-2"]
-            wait_for_fleet(fleet, 1, 3)
-        check(streams, expected)
-        streams = streams_of(client, "shrink")
-        with streaming(streams):
-            for stream in streams[:4]:
-                stream.wait_for_pieces(5)
-            gone = members(fleet)["decode-0"]
-            pids = fleet.member("decode-0").pids
-            assert gone["state"] == "ready"
-            operator(fleet).post("/v1/workers/decode-0/drain")
-            wait_for_fleet(fleet, 1, 2)
-        check(streams, expected)
-    assert not [process for process in fleet.processes() if process.pid in pids]
-    assert set(members(fleet)) == {"prefill-0", "decode-1", "decode-2"}
+    wait_for_fleet(fleet, 1, 2)
+    before = set(members(fleet))
+    streams = streams_of(fleet, "grow")
+    with streaming(streams):
+        streams[0].wait_for_pieces(5)
+        (added,) = scale(fleet, "decode", 3)
+        wait_for_fleet(fleet, 1, 3)
+    check(streams, expected)
+    assert set(members(fleet)) == before | {added}
+    leaving = decode_workers(fleet)[0]
+    pids = fleet.member(leaving).pids
+    streams = streams_of(fleet, "shrink")
+    with streaming(streams):
+        for stream in streams[:4]:
+            stream.wait_for_pieces(5)
+        drain(fleet, leaving)
+        wait_for_fleet(fleet, 1, 2)
+    check(streams, expected)
+    fleet.wait_for(lambda: not [process for process in fleet.processes() if process.pid in pids], 30.0)
+    assert set(members(fleet)) == (before | {added}) - {leaving}
     wait_until_at_rest(fleet)
 
 
 def test_a_worker_changes_its_role_and_back_under_load(fleet: ServingCluster, expected: list[str]) -> None:
     wait_for_fleet(fleet, 1, 2)
-    pids = fleet.member("decode-1").pids
-    with openai_of(fleet) as client:
-        for role, prefill, decode in (("prefill", 2, 1), ("decode", 1, 2)):
-            streams = streams_of(client, f"to {role}")
-            with streaming(streams):
-                for stream in streams[:4]:
-                    stream.wait_for_pieces(5)
-                operator(fleet).post("/v1/workers/decode-1/role", {"role": role})
-                wait_for_fleet(fleet, prefill, decode)
-                stages = dict(members(fleet)["decode-1"]["startup_s"])
-                assert set(stages) == {"draining", "connecting"}
-            check(streams, expected)
-    assert fleet.member("decode-1").pids == pids
-    assert fleet.member("decode-1").restarts == 0
+    name = decode_workers(fleet)[0]
+    old = fleet.member(name)
+    for role, prefill, decode in (("prefill", 2, 1), ("decode", 1, 2)):
+        streams = streams_of(fleet, f"to {role}")
+        with streaming(streams):
+            for stream in streams[:4]:
+                stream.wait_for_pieces(5)
+            change_role(fleet, name, role)
+            wait_for_fleet(fleet, prefill, decode)
+            assert set(dict(members(fleet)[name]["startup_s"])) == {"draining", "connecting"}
+        check(streams, expected)
+    assert fleet.member(name).pids == old.pids
+    assert fleet.member(name).restarts == old.restarts
     wait_until_at_rest(fleet)
 
 
 def test_a_worker_that_changes_its_role_serves_in_the_new_one(fleet: ServingCluster, expected: list[str]) -> None:
     """With the only prefill worker gone, remote prefill goes over the one that was a decode worker."""
     wait_for_fleet(fleet, 1, 2)
-    operator(fleet).post("/v1/workers/decode-1/role", {"role": "prefill"})
+    name = decode_workers(fleet)[0]
+    change_role(fleet, name, "prefill")
     wait_for_fleet(fleet, 2, 1)
-    operator(fleet).post("/v1/workers/prefill-0/role", {"role": "decode"})
+    change_role(fleet, "prefill-0", "decode")
     wait_for_fleet(fleet, 1, 2)
-    with openai_of(fleet) as client:
-        streams = streams_of(client, "exchanged")
-        with streaming(streams):
-            pass
-        check(streams, expected)
-    placements = status_of(fleet)["totals"]["placements"]
-    assert sum(placements.values()) > 0
-    for name, role in (("prefill-0", "prefill"), ("decode-1", "decode")):
-        operator(fleet).post(f"/v1/workers/{name}/role", {"role": role})
+    before = Scrape.of(fleet)
+    streams = streams_of(fleet, "exchanged")
+    with streaming(streams):
+        pass
+    check(streams, expected)
+    assert moved(before, Scrape.of(fleet), "slipstream:transfers_total") > 0
+    for changed, role in (("prefill-0", "prefill"), (name, "decode")):
+        change_role(fleet, changed, role)
         wait_until_at_rest(fleet)
     wait_for_fleet(fleet, 1, 2)
 
@@ -152,14 +120,13 @@ def test_nothing_is_lost_between_zero_workers_and_the_next(fleet: ServingCluster
     scale(fleet, "decode", 0)
     fleet.wait_for(lambda: not members(fleet), 60.0)
     assert fleet.get("/health/ready")[0] == 200
-    with openai_of(fleet) as client:
-        streams = streams_of(client, "asleep")
-        with streaming(streams):
-            fleet.wait_for(lambda: status_of(fleet)["num_waiting"] == len(streams), 60.0)
-            assert fleet.get("/health/ready")[0] == 200
-            scale(fleet, "decode", 2)
-            scale(fleet, "prefill", 1)
-        check(streams, expected)
+    streams = streams_of(fleet, "asleep")
+    with streaming(streams):
+        fleet.wait_for(lambda: status_of(fleet)["num_waiting"] == len(streams), 60.0)
+        assert fleet.get("/health/ready")[0] == 200
+        scale(fleet, "decode", 2)
+        scale(fleet, "prefill", 1)
+    check(streams, expected)
     wait_for_fleet(fleet, 1, 2)
     wait_until_at_rest(fleet)
 
@@ -168,16 +135,16 @@ def test_a_worker_that_dies_on_its_way_out_is_gone_and_its_requests_go_on(
     fleet: ServingCluster, expected: list[str]
 ) -> None:
     wait_for_fleet(fleet, 1, 2)
-    name = next(name for name, member in members(fleet).items() if member["role"] == "decode")
-    with openai_of(fleet) as client:
-        streams = streams_of(client, "dies leaving")
-        with streaming(streams):
-            for stream in streams[:4]:
-                stream.wait_for_pieces(5)
-            operator(fleet).post(f"/v1/workers/{name}/drain", {"migrate": False})
-            os.kill(fleet.member(name).pids[0], signal.SIGKILL)
-            fleet.wait_for(lambda: name not in members(fleet), 60.0)
-        check(streams, expected)
+    name = decode_workers(fleet)[0]
+    streams = streams_of(fleet, "dies leaving")
+    with streaming(streams):
+        for stream in streams[:4]:
+            stream.wait_for_pieces(5)
+        (pid,) = fleet.member(name).pids
+        drain(fleet, name, migrate=False)
+        os.kill(pid, signal.SIGKILL)
+        fleet.wait_for(lambda: name not in members(fleet), 60.0)
+    check(streams, expected)
     (added,) = scale(fleet, "decode", 2)
     assert added == name  # free again
     wait_for_fleet(fleet, 1, 2)
@@ -188,20 +155,19 @@ def test_a_worker_that_dies_on_its_way_to_another_role_comes_back_in_that(
     fleet: ServingCluster, expected: list[str]
 ) -> None:
     wait_for_fleet(fleet, 1, 2)
-    name = next(name for name, member in members(fleet).items() if member["role"] == "decode")
-    with openai_of(fleet) as client:
-        streams = streams_of(client, "dies switching")
-        with streaming(streams):
-            for stream in streams[:4]:
-                stream.wait_for_pieces(5)
-            old = fleet.member(name)
-            operator(fleet).post(f"/v1/workers/{name}/role", {"role": "prefill"})
-            os.kill(old.pids[0], signal.SIGKILL)
-            fleet.wait_until_restarted(name, old.pids)
-            wait_for_fleet(fleet, 2, 1)
-        check(streams, expected)
+    name = decode_workers(fleet)[0]
+    streams = streams_of(fleet, "dies switching")
+    with streaming(streams):
+        for stream in streams[:4]:
+            stream.wait_for_pieces(5)
+        old = fleet.member(name)
+        change_role(fleet, name, "prefill")
+        os.kill(old.pids[0], signal.SIGKILL)
+        fleet.wait_until_restarted(name, old.pids)
+        wait_for_fleet(fleet, 2, 1)
+    check(streams, expected)
     assert fleet.member(name).role == "prefill"
-    operator(fleet).post(f"/v1/workers/{name}/role", {"role": "decode"})
+    change_role(fleet, name, "decode")
     wait_for_fleet(fleet, 1, 2)
     wait_until_at_rest(fleet)
 
@@ -286,7 +252,7 @@ def test_a_cluster_that_begins_empty_serves_and_leaves_nothing_if_its_driver_is_
     serving.start()
     assert serving.get("/health/ready")[0] == 200
     with openai_of(serving) as client:
-        waiting = BackgroundStream(client, prompt_of(40), 8)
+        waiting = BackgroundStream(serving, prompt_of(40), 8)
         with streaming([waiting]):
             serving.wait_for(lambda: status_of(serving)["num_waiting"] == 1, 60.0)
             scale(serving, "decode", 1)
@@ -296,15 +262,15 @@ def test_a_cluster_that_begins_empty_serves_and_leaves_nothing_if_its_driver_is_
         assert scale(serving, "decode", 2) == ["decode-1"]
         scale(serving, "prefill", 1)
         serving.wait_for(lambda: bool(serving.member("decode-1").pids), 60.0)
-        running = BackgroundStream(client, prompt_of(20), 3000)
+        running = BackgroundStream(serving, prompt_of(20), 3000)
         with streaming([running]):
             running.wait_for_pieces(5)
-            operator(serving).post("/v1/workers/decode-0/drain")
+            drain(serving, "decode-0")
             serving.processes()
             os.kill(serving.pid, signal.SIGKILL)
             serving.wait()
         assert running.error is not None
-    assert serving.left_behind(15.0) == []
+    assert serving.left_behind(END_TIMEOUT_S) == []
 
 
 def test_groups_of_several_ranks_exchange_their_roles(make_cluster: MakeCluster) -> None:
@@ -313,9 +279,9 @@ def test_groups_of_several_ranks_exchange_their_roles(make_cluster: MakeCluster)
     pids = {name: serving.member(name).pids for name in ("prefill-0", "decode-0")}
     with openai_of(serving) as client:
         before = complete(client, prompt_of(300), 40, "before")
-        operator(serving).post("/v1/workers/decode-0/role", {"role": "prefill"})
+        change_role(serving, "decode-0", "prefill")
         serving.wait_for(lambda: members(serving)["decode-0"]["state"] == "ready", 60.0)
-        operator(serving).post("/v1/workers/prefill-0/role", {"role": "decode"})
+        change_role(serving, "prefill-0", "decode")
         wait_for_fleet(serving, 1, 1)
         assert complete(client, prompt_of(300), 40, "after") == before
     wait_until_at_rest(serving)
@@ -324,4 +290,4 @@ def test_groups_of_several_ranks_exchange_their_roles(make_cluster: MakeCluster)
 
 def test_pools_of_different_width_do_not_exchange_workers(tp2_cluster: ServingCluster) -> None:
     with pytest.raises(CannotTell, match="tp is 2 for prefill and 1 for decode"):
-        operator(tp2_cluster).post("/v1/workers/prefill-0/role", {"role": "decode"})
+        change_role(tp2_cluster, "prefill-0", "decode")

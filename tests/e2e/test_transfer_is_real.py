@@ -63,7 +63,7 @@ def test_a_byte_flipped_in_flight_is_caught_and_the_request_tried_again(
     prompts = [prompt_of(300, variant=500 + number) for number in range(6)]
     with client_of(serving) as client:
         texts = [complete(client, prompt, 12) for prompt in prompts]
-        streams = [BackgroundStream(client, prompt, 12, salt="streamed") for prompt in prompts]
+        streams = [BackgroundStream(serving, prompt, 12, salt="streamed") for prompt in prompts]
         with streaming(streams):
             streamed = [stream.join() for stream in streams]
     wait_until_at_rest(serving)
