@@ -12,6 +12,10 @@ import pytest
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Tests run in as many processes as there are cores. Torch's threads wait for each other by spinning, so with several in
+# each process a test takes up to three times as long. Workers and kernels that have threads are told how many.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
