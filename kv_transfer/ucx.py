@@ -19,8 +19,9 @@ What was learnt about UCX and holds this file's shape:
   the requests, of which there are few.
 - A message probed with `remove` is ours and waits for as long as we like; for rendezvous messages its bytes are
   still at the sender.
-- UCX aborts the process when it is given an address that it did not make. A worker is made, and the address looked
-  at, for a caller that has begun with our greeting, and for nobody else: port scanners call everywhere.
+- UCX aborts the process when it is given an address of a form that it does not know, which its first byte says. So that
+  is compared with our own, and UCX looks at an address only if a caller has begun with our greeting, which takes the
+  token: port scanners call everywhere.
 - A worker that is made with less than 16 MiB left in /dev/shm crashes (UCX takes ordinary memory instead, and then
   misses its handle). So it is looked at before, and a link that is too late for shared memory goes without.
 - A worker that runs out of file descriptors at one certain point while it is made ends the process, too ("failed to set
@@ -60,6 +61,7 @@ COPYING_TRANSPORTS = SHM_TRANSPORTS | {"self", "tcp"}  # the processor moves the
 MIN_FREE_FILES = 32  # a worker takes about ten, its endpoint a few more, and other threads open files meanwhile
 SPIN_S = 50e-6
 LOOK_S = 200e-6  # sockets, and requests that complete in a call that said it did nothing, can wait so long
+MIN_ADDRESS_BYTES, MAX_ADDRESS_BYTES = 9, 8192  # a form and an id; a few dozen bytes for each device of the host
 MIN_STALL_S, MAX_STALL_S = 50e-6, 5e-3
 MAX_SLEEP_S = 1.0  # UCX's event fd is not promised to fire for everything; ucxx's own threads wake as often
 END_PROGRESS_CALLS = 1000  # what it takes at most for a closed endpoint's requests to come back
@@ -347,6 +349,10 @@ class UcxTransport:
                 self._lose(link, "it is no transfer agent of this version and cluster")
 
     def _reach(self, link: UcxLink, worker_address: bytes) -> None:
+        form = bytes(link.worker.address)[:1]
+        if not (MIN_ADDRESS_BYTES <= len(worker_address) <= MAX_ADDRESS_BYTES and worker_address.startswith(form)):
+            self._lose(link, f"its UCX address of {len(worker_address)} bytes has another form than ours")
+            return
         try:
             address = libucxx.UCXAddress.create_from_buffer(worker_address)
             link.endpoint = libucxx.UCXEndpoint.create_from_worker_address(link.worker, address, True)
