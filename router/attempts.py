@@ -90,6 +90,7 @@ class AttemptFlow:
             # The reservation has been charged; converting it takes nothing more.
             seq = worker.ledger.spend(Charge(tokens=state.num_tokens - message.num_cached_tokens))
             self._book.send(worker, Generate(seq, state.engine_request()))
+            state.is_converted = True
             state.enter("prefill", now, decision=decision)
         else:
             seq = group.ledger.spend(charge)
@@ -159,9 +160,11 @@ class AttemptFlow:
         state = self._current(worker, message)
         if state is None:
             return
+        # If the reservation has failed and the Generate that was to convert it is on its way, that begins anew there.
+        silent = None if state.is_converted and state.phase == "prefill" else worker
         if not message.retryable:
             error = GenerationError("invalid_request", message.reason)
-            self._book.finish(state, now, "error", error=error, silent=worker)
+            self._book.finish(state, now, "error", error=error, silent=silent)
             return
         if state.phase == "placed":
             self._book.take_back(state, now, worker, message.reason)
@@ -177,7 +180,7 @@ class AttemptFlow:
         # A transfer has two ends, and either may be the broken one.
         blamed = [worker, state.prefill] if state.prefill is not None and state.prefill_sent else [worker]
         detail = f"{worker.name}: {message.reason}"
-        self._book.fail_attempt(state, now, "worker_failed", detail, blamed=blamed, silent=worker)
+        self._book.fail_attempt(state, now, "worker_failed", detail, blamed=blamed, silent=silent)
 
     def on_lost(self, state: RequestState, worker: WorkerState, now: float, reason: str) -> None:
         """A worker with a part in the request is gone."""

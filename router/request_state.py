@@ -43,6 +43,7 @@ class RequestState:
     prefill: WorkerState | None = None
     prefill_sent: bool = False
     handed_off: bool = False
+    is_converted: bool = False  # its reservation was to become a sequence of the same worker
     move: Move | None = None  # on its way to another decode worker
     paused_since_s: float | None = None  # it has moved, and its next token has not come yet
     num_failures: int = 0  # attempts that failed; those that a worker refused to begin are not among them
@@ -134,7 +135,7 @@ class RequestState:
         self.record.num_retries += 1
         self.paused_since_s = None
         self.decode = self.prefill = None
-        self.prefill_sent = self.handed_off = False
+        self.prefill_sent = self.handed_off = self.is_converted = False
         self.num_passed = 0
         self.wait_until_s = None
         self.num_predicted_cached = None

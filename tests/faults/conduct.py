@@ -42,6 +42,7 @@ class Conduct:
         self._reserved_at: dict[AttemptKey, PeerId] = {}
         self._placed: set[AttemptKey] = set()
         self._started: set[AttemptKey] = set()
+        self._converted: set[AttemptKey] = set()  # by a Generate of which nothing has been heard yet
         self._cancelled: set[tuple[PeerId, AttemptKey]] = set()
         self._latest: dict[str, int] = {}
         self._prefills: dict[AttemptKey, PeerId] = {}
@@ -72,7 +73,9 @@ class Conduct:
             case Reserved(request_id, attempt, _, ticket):
                 self._tickets[request_id, attempt] = (peer, ticket)
             case Failed(request_id, attempt):
-                self._leave((request_id, attempt), peer)
+                # That may be the reservation, and its Generate still on the way.
+                if (request_id, attempt) not in self._converted:
+                    self._leave((request_id, attempt), peer)
             case HandedOff(request_id, attempt):
                 self._handed_off.add((request_id, attempt))
                 self._close_prefill((request_id, attempt))
@@ -81,6 +84,7 @@ class Conduct:
                     key = (chunk.request_id, chunk.attempt)
                     is_decode = self._prefills.get(key) != peer
                     if is_decode and chunk.token_ids:
+                        self._converted.discard(key)
                         self._leave(key, self._prefills.get(key))
                     if chunk.finish_reason == "error" or (is_decode and chunk.finish_reason is not None):
                         self._leave(key, peer)
@@ -176,6 +180,8 @@ class Conduct:
 
     def _check_place(self, peer: PeerId, message: Generate | Reserve | Prefill, key: AttemptKey) -> None:
         converts = isinstance(message, Generate) and self._reserved_at.get(key) == peer
+        if converts:
+            self._converted.add(key)
         assert converts or peer not in self._drained, f"{type(message).__name__} for {peer} after Drain"
         if isinstance(message, Prefill):
             assert key in self._tickets, f"Prefill of {key} without a landing place"

@@ -190,6 +190,26 @@ def test_a_mostly_cached_prompt_is_generated_where_it_was_reserved_and_the_prefi
     assert [type(action) for action in pair.take()] == [Emit, Finish]
 
 
+def test_a_reservation_that_fails_before_it_is_converted_leaves_no_sequence_behind(pair):
+    pair.submit("r", num_prompt=20)
+    pair.say(D, Reserved("r", 0, 16, ticket()))
+    assert (D, Generate) in pair.kinds()
+    pair.say(D, Failed("r", 0, "the pages did not arrive", True, is_unreachable=True))  # said before it heard Generate
+    sent = pair.sent()
+    assert (D, Cancel) in [(worker, kind) for worker, kind, _ in sent], "it works on what nobody waits for"
+    assert sent[0][2] == Cancel("r", 0), "what comes next takes the slot"
+    assert pair.dispatcher.record("r").num_attempts == 2
+
+
+def test_a_converted_request_that_fails_while_it_decodes_is_not_cancelled_there(pair):
+    pair.submit("r", num_prompt=20)
+    pair.say(D, Reserved("r", 0, 16, ticket()))
+    pair.chunk(D, "r", 0, 100)
+    pair.take()
+    pair.say(D, Failed("r", 0, "it drains", True))
+    assert (D, Cancel) not in pair.kinds()
+
+
 def test_a_first_token_that_ends_the_request_cancels_what_was_reserved_and_what_is_sent(pair):
     to_prefill(pair)
     pair.chunk(P, "r", 0, 100, finish="stop")
