@@ -68,8 +68,9 @@ def _check_repeats(guide: Guide) -> None:
     if guide.kind == "choice":
         return
     for count in re.findall(r"\{\s*(\d{0,9}\s*,\s*\d{7,}|\d{7,})", guide.spec):
-        if int(count.rpartition(",")[2]) > MAX_REPEATS:
-            raise GrammarError(f"'{{{count}}}' is too often: {MAX_REPEATS} times is the most")
+        digits = count.rpartition(",")[2].strip().lstrip("0") or "0"
+        if len(digits) > len(str(MAX_REPEATS)) or int(digits) > MAX_REPEATS:
+            raise GrammarError(f"'{{{count[:40]}}}' is too often: {MAX_REPEATS} times is the most")
 
 
 def _check_divisors(schema: str) -> None:
@@ -91,7 +92,7 @@ def _check_divisors(schema: str) -> None:
                 divisors.add(_fraction(divisor))
     denominator = math.lcm(*(divisor.denominator for divisor in divisors))
     if math.lcm(*(int(divisor * denominator) for divisor in divisors)) > MAX_DIVISOR:
-        told = ", ".join(str(float(divisor)) for divisor in sorted(divisors)[:8])
+        told = ", ".join(_told(divisor) for divisor in sorted(divisors)[:8])
         raise GrammarError(f"'multipleOf' {told}: the digits of a common multiple go beyond {MAX_DIVISOR}")
 
 
@@ -101,6 +102,13 @@ def _fraction(number: float) -> Fraction:
         return abs(Fraction(repr(number)))
     except ValueError as error:  # infinite
         raise GrammarError(f"'multipleOf' {number} is no number") from error
+
+
+def _told(number: Fraction) -> str:
+    try:
+        return str(float(number))
+    except OverflowError:
+        return "inf"
 
 
 def _as_lark(text: str) -> str:

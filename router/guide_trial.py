@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable
 from typing import IO
 
 from slipstream.router.grammar import complaint
@@ -39,6 +40,7 @@ class Trials:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._finish: Callable[[], object]  # ends that process
 
     def verdict(self, guide: Guide) -> str | None:
         """What is wrong with a guide, None if nothing is. Raises TrialError."""
@@ -56,7 +58,7 @@ class Trials:
             return fault
         self._process = None
         process.kill()  # where it has not ended by itself
-        _end(process)
+        self._finish()
         if process.returncode > 0:
             raise TrialError(f"guides cannot be tried: the process that does it has ended with {process.returncode}")
         return TOO_COMPLEX
@@ -69,15 +71,15 @@ class Trials:
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         except OSError as error:
             raise TrialError(f"guides cannot be tried: {error}") from error
-        weakref.finalize(self, _end, process)
-        self._process = process
+        self._process, self._finish = process, weakref.finalize(self, _end, process)
         return process
 
 
 def _line(stream: IO[bytes]) -> bytes:
     """The next line; nothing if the other end is gone, or says nothing for too long."""
-    readable, _, _ = select.select([stream], [], [], MAX_WALL_S)
-    return stream.readline() if readable else b""
+    poll = select.poll()  # select() knows no file beyond the 1024th, and a front has a connection for each client
+    poll.register(stream, select.POLLIN)
+    return stream.readline() if poll.poll(1e3 * MAX_WALL_S) else b""
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

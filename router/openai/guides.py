@@ -31,9 +31,9 @@ class Guides:
 
     def __init__(self) -> None:
         self._verdicts: OrderedDict[Guide, str | None] = OrderedDict()
-        self._num_waiting = 0
         self._trials = Trials()
         self._turn = asyncio.Lock()
+        self._waiting: set[asyncio.Task[None]] = set()  # for their turn, or for a verdict
 
     async def of(self, body: GenerationFields) -> Guide | None:
         """Raises HttpError 400 for two guides at once or one that no output can follow, 503 if too many wait."""
@@ -54,7 +54,7 @@ class Guides:
 
     async def _verdict(self, guide: Guide) -> str | None:
         if guide not in self._verdicts:
-            if self._num_waiting >= MAX_WAITING:
+            if len(self._waiting) >= MAX_WAITING:
                 raise HttpError(
                     503,
                     "Too many requests bring a schema or a grammar of their own.",
@@ -62,17 +62,21 @@ class Guides:
                     code="overloaded",
                     headers=(("retry-after", "1"),),
                 )
-            self._num_waiting += 1
-            try:
-                async with self._turn:
-                    if guide not in self._verdicts:
-                        self._verdicts[guide] = await asyncio.to_thread(self._trials.verdict, guide)
-            finally:
-                self._num_waiting -= 1
-            if len(self._verdicts) > MAX_VERDICTS:
-                self._verdicts.popitem(last=False)
+            trial = asyncio.create_task(self._try(guide))
+            self._waiting.add(trial)
+            trial.add_done_callback(self._waiting.discard)
+            await asyncio.shield(trial)
         self._verdicts.move_to_end(guide)
         return self._verdicts[guide]
+
+    async def _try(self, guide: Guide) -> None:
+        """In a task of its own: a thread goes on when its client has left, and the next guide has to wait for it, or it
+        would get the other one's verdict."""
+        async with self._turn:
+            if guide not in self._verdicts:
+                self._verdicts[guide] = await asyncio.to_thread(self._trials.verdict, guide)
+        if len(self._verdicts) > MAX_VERDICTS:
+            self._verdicts.popitem(last=False)
 
 
 def asked_for(body: GenerationFields) -> list[Asked]:

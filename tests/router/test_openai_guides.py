@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
 import json
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,9 @@ import pytest
 
 from slipstream.router.guide_trial import TOO_COMPLEX, TrialError, Trials
 from slipstream.router.messages import EngineRequest, Generate, Guide
-from slipstream.router.openai.guides import MAX_GUIDE_BYTES
+from slipstream.router.open_files import allow_all_files
+from slipstream.router.openai.guides import MAX_GUIDE_BYTES, Guides
+from slipstream.router.openai.schema import CompletionRequest
 from slipstream.router.wire import decode_payload, encode_frame
 from tests.router.fake_cluster import MODEL, front, run
 
@@ -65,6 +71,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"guided_json": {"properties": {name: {"multipleOf": 9973 - n} for n, name in enumerate("ab")}}}, "guided_json"),
     ({"guided_regex": "x?a{1000000000}"}, "guided_regex"),
     ({"guided_json": {"type": "string", "pattern": "^a{2,10000000}$"}}, "guided_json"),
+    ({"guided_regex": "a{" + "1" * 5000 + "}"}, "guided_regex"),
+    ({"guided_json": '{"multipleOf": 1' + "0" * 400 + "}"}, "guided_json"),
     ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
     ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
     ({"structured_outputs": {"regex": "a", "grammar": 'start: "a"'}}, "structured_outputs.grammar"),
@@ -165,6 +173,49 @@ def test_where_no_guide_can_be_tried_the_request_fails_and_does_not_hang(monkeyp
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(TrialError, match="has ended with 1"):
         Trials().verdict(Guide("regex", "a+"))
+
+
+def test_a_trial_is_heard_where_many_files_are_open() -> None:
+    if allow_all_files() < 1200:
+        pytest.skip("so many files may not be open here")
+    with contextlib.ExitStack() as stack:
+        while stack.enter_context(open(os.devnull)).fileno() < 1100:
+            pass
+        assert Trials().verdict(Guide("regex", "a+")) is None
+
+
+class SlowTrials(Trials):
+    """Says nothing until it is let go, and tells when two ask at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.guides: list[Guide] = []
+        self.is_asked, self.is_asked_twice, self.goes_on = threading.Event(), threading.Event(), threading.Event()
+
+    def verdict(self, guide: Guide) -> str | None:
+        (self.is_asked_twice if self.guides else self.is_asked).set()
+        self.guides.append(guide)
+        assert self.goes_on.wait(10)
+        return None
+
+
+def test_a_guide_waits_for_the_trial_of_one_whose_client_has_left() -> None:
+    async def main() -> None:
+        guides = Guides()
+        trials = guides._trials = SlowTrials()
+        first, second = (
+            asyncio.create_task(guides.of(CompletionRequest(model=MODEL, prompt="p", guided_regex=regex)))
+            for regex in ("a", "b")
+        )
+        assert await asyncio.to_thread(trials.is_asked.wait, 10)
+        first.cancel()
+        await asyncio.wait([first])
+        assert not await asyncio.to_thread(trials.is_asked_twice.wait, 0.2)
+        trials.goes_on.set()
+        assert await second == Guide("regex", "b")
+        assert trials.guides == [Guide("regex", "a"), Guide("regex", "b")]
+
+    run(main)
 
 
 def test_nobody_imports_the_library_before_the_first_guide() -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.router.grammar import GrammarError, grammar_of, parser_limits
+from slipstream.router.grammar import grammar_of, parser_limits
 from slipstream.router.messages import Guide
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class GuideBook:
                 json.loads(text)  # what is not JSON would be taken for the name of a file
                 self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos_ids or None)
             matcher = LLMatcher(self._tokenizer, grammar_of(guide), log_level=0, limits=parser_limits())
-        except (OSError, ValueError, GrammarError) as error:
+        except (OSError, ValueError) as error:  # a GrammarError is one
             log.warning("a guide cannot be followed: %s", error)
             return None
         if matcher.is_error():
