@@ -190,7 +190,7 @@ class Versions:
                 len(self._roster.workers_of("prefill", name)),
                 len(self._roster.workers_of("decode", name)),
                 num_waiting.get(name, 0),
-                deepcopy(self.counts_of(name)),
+                deepcopy(self.counts.get(name, VersionCounts())),  # to be asked about makes no version known
             )
             for name in names
         )

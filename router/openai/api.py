@@ -228,8 +228,10 @@ class OpenAiApi:
 
     def _version_of(self, name: str) -> str:
         """The version that a model's name asks for, "" if none. Raises HttpError 404 for what there is not."""
-        model, _, version = name.partition("@") if name != self._model else (name, "", "")
-        if model == self._model and (version in self._service.versions if version else name == model):
+        if name == self._model:
+            return ""
+        version = name.removeprefix(f"{self._model}@")
+        if version and version != name and version in self._service.versions:
             return version
         raise HttpError(
             404,

@@ -415,6 +415,14 @@ def test_a_version_that_nobody_has_ever_served_is_refused(both):
         both.submit(version="3")
 
 
+def test_to_ask_how_a_version_stands_that_nobody_serves_yet_makes_it_none_that_is_waited_for(both):
+    both.split({"1": 1.0, "3": 1.0})
+    assert {one.name for one in both.dispatcher.version_status} == {"1", "2", "3"}
+    both.join(OLD_P, "1", "prefill")
+    with pytest.raises(InvalidRequestError, match="version '3' of the model is not served"):
+        both.submit(version="3")
+
+
 def test_a_version_whose_worker_has_just_died_is_waited_for(both):
     both.leave(NEW)
     request_id = both.submit(version="2")
