@@ -89,6 +89,7 @@ class ClusterFleet:
             num_decode=expected.num_decode,
             max_members=self._max_members(),
             is_changing=self.is_held or any(kept.wish is not None or kept.status.state in CHANGING for kept in groups),
+            is_held=self.is_held,
         )
 
     async def add(self, role: Role, count: int = 1, version: str | None = None) -> list[str]:

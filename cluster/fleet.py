@@ -58,13 +58,15 @@ class FleetState:
     """`num_prefill` and `num_decode` are what is wanted: groups that serve or are on their way to it, without those
     that are leaving. `max_members`: what the machines could hold, None where that is not known (a Ray cluster that
     grows). `is_changing`: some group is starting or being drained, so counts and load are about to change; those that
-    wait for room or have died may do so for long, and do not count."""
+    wait for room or have died may do so for long, and do not count. `is_held`: an update is under way, however long it
+    takes, and nobody else may resize."""
 
     members: tuple[FleetMember, ...]
     num_prefill: int
     num_decode: int
     max_members: int | None = None
     is_changing: bool = False
+    is_held: bool = False
 
     def num(self, role: Role) -> int:
         return self.num_prefill if role == "prefill" else self.num_decode

@@ -80,7 +80,8 @@ class SloPlanner:
         self._observe(signals, now)
         self._history.see(fleet, now)
         limits, pools = Limits.of(self._config, fleet, self._first_total), Pools(fleet.num_prefill, fleet.num_decode)
-        if fleet.is_changing and self._history.is_stuck(now):  # what does not come up takes a place and does nothing
+        # What does not come up takes a place and does nothing; an update may take as long as it likes.
+        if fleet.is_changing and not fleet.is_held and self._history.is_stuck(now):
             ready = [one.role for one in fleet.members if one.state == "ready"]
             pools = Pools(ready.count("prefill"), ready.count("decode"))
             limits = replace(limits, max_workers=limits.max_workers - (len(fleet.members) - pools.total))
@@ -126,6 +127,8 @@ class SloPlanner:
 
     def _wait(self, look: Look) -> PlannerDecision | None:
         """A change that is under way, or has just been made."""
+        if look.fleet.is_held:
+            return self._hold(look, "changing", "an update is under way")
         if look.fleet.is_changing and not self._history.is_stuck(look.now):
             return self._hold(look, "changing", "workers are on their way from one state to another")
         left_s = self._history.settles_s - look.now

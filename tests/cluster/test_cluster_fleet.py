@@ -62,6 +62,15 @@ def test_what_is_not_there_is_named() -> None:
     in_fleet(check)
 
 
+def test_a_fleet_that_is_held_says_so() -> None:
+    def check(fleet: ClusterFleet) -> None:
+        assert not fleet.state().is_held
+        fleet.is_held = True
+        assert (fleet.state().is_held, fleet.state().is_changing) == (True, True)
+
+    in_fleet(check)
+
+
 def test_the_last_version_is_not_forgotten() -> None:
     def check(fleet: ClusterFleet) -> None:
         with pytest.raises(FleetError, match="the only version"):

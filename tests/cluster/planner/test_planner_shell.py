@@ -114,6 +114,14 @@ def test_a_planner_that_breaks_and_a_fleet_that_refuses_do_not_end_it() -> None:
     assert "nobody" in log.latest(10, changes_only=True)[0].failed[0]
 
 
+def test_the_planner_holds_for_as_long_as_an_update_takes() -> None:
+    planner, dispatcher = SloPlanner(PlannerConfig()), Dispatcher(DispatchConfig())
+    fleet = FleetState((), 1, 1, is_changing=True, is_held=True)
+    for now in (0.0, 5.0, 3600.0):
+        made = planner.decide(dispatcher.signals(now), fleet, now)
+        assert (made.reason, made.actions) == ("changing", ())
+
+
 def test_the_log_is_bounded_and_holds_do_not_push_changes_out() -> None:
     log = DecisionLog(3)
     log.add(decision(AddWorkers("decode", 1)), 0.0)
