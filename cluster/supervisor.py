@@ -60,8 +60,8 @@ class Supervisor:
         self._all_launched = asyncio.Event()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def _fresh(self, member: Member) -> tuple[RestartPolicy, MemberStatus, float]:
-        status = MemberStatus(member.name, member.role, since=time.time())
+    def _fresh(self, member: Member, version: str = "") -> tuple[RestartPolicy, MemberStatus, float]:
+        status = MemberStatus(member.name, member.role, since=time.time(), version=version)
         return RestartPolicy(self._config.restart), status, time.monotonic()
 
     def _all(self) -> tuple[Kept[Router] | KeptGroup, ...]:
@@ -94,7 +94,7 @@ class Supervisor:
     async def start(self, groups: Iterable[Group]) -> None:
         """Returns when every member serves. Raises StartFailed if one dies before."""
         for group in groups:
-            self._groups[group.name] = KeptGroup(group, *self._fresh(group))
+            self._groups[group.name] = KeptGroup(group, *self._fresh(group, group.version))
         self._keep(self._router, self._live_as_router)
         for kept in self._groups.values():
             self._keep(kept, partial(self._live_as_group, kept))
@@ -170,7 +170,7 @@ class Supervisor:
         assert self._is_settled
         for group in groups:
             assert group.name not in self._groups
-            kept = KeptGroup(group, *self._fresh(group))
+            kept = KeptGroup(group, *self._fresh(group, group.version))
             kept.policy.added_later()
             self._groups[group.name] = kept
             self._note(kept, "new", "")

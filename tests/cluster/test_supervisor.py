@@ -224,7 +224,8 @@ def scenario(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 @scenario
 async def test_a_new_group_is_wanted_at_once_and_ready_later() -> None:
     async with serving("prefill", "decode") as it:
-        await it.supervisor.add([it.group("decode-1")])
+        await it.supervisor.add([it.group("decode-1", version="v2")])
+        assert it.kept("decode-1").status.version == "v2"
         assert it.supervisor.expected == ExpectedWorkers(1, 2)
         assert it.router.expected[-1] == ExpectedWorkers(1, 2)
         await it.until(lambda: it.state_of("decode-1") == "ready")
