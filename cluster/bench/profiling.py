@@ -151,16 +151,7 @@ def with_best(base: WorkerProfile, roles: dict[str, Any], times: dict[str, Servi
         return known if known is not None and roles[role]["num_samples"][kind] >= NEEDED_SAMPLES else busiest(kind)
 
     def role_of(profile: RoleProfile, role: str) -> RoleProfile:
-        decode, prefill = enough(role, "decode").decode, enough(role, "prefill").prefill
-        return replace(
-            profile,
-            decode_step_s=decode[0],
-            decode_seq_s=decode[1],
-            decode_context_token_s=decode[2],
-            prefill_chunk_s=prefill[0],
-            prefill_token_s=prefill[1],
-            prefill_pair_s=prefill[2],
-        )
+        return profile.timed(enough(role, "decode").decode, enough(role, "prefill").prefill)
 
     return replace(base, prefill=role_of(base.prefill, "prefill"), decode=role_of(base.decode, "decode"))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,20 @@ class RoleProfile:
 
     def __post_init__(self) -> None:
         _check(self)
+
+    def timed(self, decode: Sequence[float], prefill: Sequence[float]) -> RoleProfile:
+        """With other times, as `ServiceTimes` has them: of a step, a sequence, a token; of a chunk, a token, a pair."""
+        step_s, seq_s, context_token_s = decode
+        chunk_s, token_s, pair_s = prefill
+        return replace(
+            self,
+            decode_step_s=step_s,
+            decode_seq_s=seq_s,
+            decode_context_token_s=context_token_s,
+            prefill_chunk_s=chunk_s,
+            prefill_token_s=token_s,
+            prefill_pair_s=pair_s,
+        )
 
     def decode_s(self, num_seqs: int, context_tokens: float) -> float:
         """A step that decodes only."""
@@ -182,21 +196,11 @@ class WorkerProfile:
         prefill, decode = prefill or decode, decode or prefill
         if prefill is None or decode is None:
             return self
-        return replace(self, prefill=_timed(self.prefill, prefill), decode=_timed(self.decode, decode))
-
-
-def _timed(role: RoleProfile, times: ServiceTimes) -> RoleProfile:
-    decode_step_s, decode_seq_s, decode_context_token_s = times.decode
-    prefill_chunk_s, prefill_token_s, prefill_pair_s = times.prefill
-    return replace(
-        role,
-        decode_step_s=decode_step_s,
-        decode_seq_s=decode_seq_s,
-        decode_context_token_s=decode_context_token_s,
-        prefill_chunk_s=prefill_chunk_s,
-        prefill_token_s=prefill_token_s,
-        prefill_pair_s=prefill_pair_s,
-    )
+        return replace(
+            self,
+            prefill=self.prefill.timed(prefill.decode, prefill.prefill),
+            decode=self.decode.timed(decode.decode, decode.prefill),
+        )
 
 
 _ZERO_ALLOWED = ("gpus",)

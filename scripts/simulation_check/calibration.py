@@ -12,7 +12,7 @@ import asyncio
 import json
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -127,15 +127,7 @@ def profile_from(
             own = list(lone)
         features = [prefill_features(one.num_tokens, 0, size.max_step_tokens) for one in own]
         prefill = _fitted(features, [max(one.prefill_s - 2 * message_s, 1e-4) for one in own])
-        return replace(
-            size,
-            decode_step_s=decode[0],
-            decode_seq_s=decode[1],
-            decode_context_token_s=decode[2],
-            prefill_chunk_s=prefill[0],
-            prefill_token_s=prefill[1],
-            prefill_pair_s=prefill[2],
-        )
+        return size.timed(decode, prefill)
 
     num_layers, kv_bytes = model_shape(model_dir)
     return WorkerProfile(
