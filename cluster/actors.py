@@ -14,8 +14,9 @@ import asyncio
 import concurrent.futures
 import importlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import ray
 import ray.util
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from slipstream.router.router import Router
     from slipstream.workers.group import GroupAddress
     from slipstream.workers.worker import Worker
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,52 +207,36 @@ class HostedRouter:
         asyncio.run_coroutine_threadsafe(router.drain(deadline_s), loop).result()
 
     def drain_worker(self, name: str, next_role: Role | None, migrate: bool) -> bool:
-        router, loop = self._serving.result()
-
-        async def drain() -> bool:
-            return router.drain_worker(name, next_role, migrate)
-
-        return asyncio.run_coroutine_threadsafe(drain(), loop).result()
+        return self._ask(lambda router: router.drain_worker(name, next_role, migrate))
 
     def status_body(self) -> bytes:
-        router, loop = self._serving.result()
-
-        async def ask() -> bytes:
-            return router.status_body()
-
-        return asyncio.run_coroutine_threadsafe(ask(), loop).result()
+        return self._ask(lambda router: router.status_body())
 
     def expect_workers(self, expected: ExpectedWorkers) -> None:
         router, loop = self._serving.result()
         loop.call_soon_threadsafe(router.expect_workers, expected)
 
     def set_split(self, split: dict[str, float] | None) -> None:
-        router, loop = self._serving.result()
-
-        async def set_split() -> None:
-            router.set_split(split)
-
-        asyncio.run_coroutine_threadsafe(set_split(), loop).result()
+        self._ask(lambda router: router.set_split(split))
 
     def signals(self) -> Signals:
-        router, loop = self._serving.result()
-
-        async def signals() -> Signals:
-            return router.signals()
-
-        return asyncio.run_coroutine_threadsafe(signals(), loop).result()
+        return self._ask(lambda router: router.signals())
 
     def follow(self, config: DispatchConfig) -> None:
         router, loop = self._serving.result()
         loop.call_soon_threadsafe(router.follow, config)
 
     def versions(self) -> tuple[VersionStatus, ...]:
+        return self._ask(lambda router: router.versions())
+
+    def _ask(self, call: Callable[[Router], T]) -> T:
+        """Has the call made where the router lives, and waits for it. Raises what it raises."""
         router, loop = self._serving.result()
 
-        async def versions() -> tuple[VersionStatus, ...]:
-            return router.versions()
+        async def ask() -> T:
+            return call(router)
 
-        return asyncio.run_coroutine_threadsafe(versions(), loop).result()
+        return asyncio.run_coroutine_threadsafe(ask(), loop).result()
 
     def stop(self) -> None:
         _, loop = self._serving.result()

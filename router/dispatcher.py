@@ -332,9 +332,14 @@ class Dispatcher:
                 self._flow.on_handed_off(worker, message, now)
             case Failed(request_id, attempt, reason):
                 state = self._book.get(request_id)
-                is_current = state is not None and state.attempt == attempt and worker is state.decode
                 # What has left already goes on where it went to, or that worker will fail, too.
-                if not (is_current and state is not None and self._migrations.on_lost(state, worker, now, reason)):
+                goes_on = (
+                    state is not None
+                    and state.attempt == attempt
+                    and worker is state.decode
+                    and self._migrations.on_lost(state, worker, now, reason)
+                )
+                if not goes_on:
                     self._flow.on_failed(worker, message, now)
 
     # ---- what events lead to

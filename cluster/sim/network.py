@@ -178,8 +178,8 @@ class Network:
     def _leave(self, transfer: Transfer) -> None:
         src, dst = transfer.src, transfer.dst
         transfer.turn += 1
-        if src.outgoing.pop(transfer, self) is None:
-            del dst.incoming[transfer]
+        if transfer in src.outgoing:
+            del src.outgoing[transfer], dst.incoming[transfer]
             self._share(src, dst)
 
     def _through(self, transfer: Transfer) -> None:

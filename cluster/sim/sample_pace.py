@@ -14,7 +14,7 @@ class SamplePace:
 
     def __init__(self) -> None:
         self._num_taken = {False: 0, True: 0}  # by whether prompts were in the step
-        self._due_s = {False: -1.0, True: -1.0}
+        self._due_s = {False: 0.0, True: 0.0}
 
     def is_due(self, has_prompts: bool, now_s: float) -> bool:
         return now_s >= self._due_s[has_prompts]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slipstream.cluster.update.plan import Phase, UpdateEvent
-from slipstream.cluster.update.rolling import ROLES
+from slipstream.cluster.update.rolling import ROLES, told
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,6 @@ class UpdateStatus:
     def line(self) -> str:
         """For people."""
         counts = ", ".join(f"{self.ready[self.new][role]} of {self.wanted[role]} {role}" for role in ROLES)
-        shares = f", split {' '.join(f'{v}={w:g}' for v, w in self.split.items())}" if self.split else ""
+        shares = f", split {told(self.split)}" if self.split else ""
         why = f": {self.reason}" if self.reason else ""
         return f"{self.old} -> {self.new}: {self.phase.replace('_', ' ')}{why} ({counts} serve the new version{shares})"

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipstream.cluster.workload.arrival import BLOCK_TOKENS
+
 SPREAD = 0.3
-BLOCK_TOKENS = 512  # of Mooncake's traces
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
 from slipstream.router.messages import (
-    PROTOCOL_VERSION,
     Drain,
-    Hello,
     Ping,
     Pong,
     Rejected,
@@ -131,7 +129,7 @@ class _Serving:
 
     async def connect(self) -> None:
         """Raises OSError where there is no router, WorkerFailed where it says no."""
-        config, profile = self._config, self._config.profile
+        config = self._config
         try:
             transport, _ = await self._loop.create_connection(
                 lambda: self._protocol, config.router_host, config.router_port
@@ -140,26 +138,8 @@ class _Serving:
             self._closed.set()
             raise
         keep_alive(transport.get_extra_info("socket"))
-        self._protocol.send(
-            Hello(
-                version=PROTOCOL_VERSION,
-                token=config.token,
-                worker=self._worker,
-                role=config.role,
-                model=config.model,
-                tp=1,
-                pid=os.getpid(),
-                addresses=(NOWHERE,),
-                page_tokens=profile.page_tokens,
-                num_pages=profile.num_pages,
-                max_slots=profile.max_slots,
-                max_queued_tokens=profile.max_queued_tokens,
-                max_model_len=profile.max_model_len,
-                max_step_tokens=profile.max_step_tokens,
-                prefix_caching=profile.prefix_caching,
-                model_version=config.model_version,
-            )
-        )
+        hello = config.profile.hello(self._worker, config.role, config.model, NOWHERE)
+        self._protocol.send(replace(hello, token=config.token, pid=os.getpid(), model_version=config.model_version))
         await self._welcome
 
     def drain(self, next_role: Role | None = None) -> None:
