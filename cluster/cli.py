@@ -1,4 +1,4 @@
-"""The command `slipstream`: serve, status, explain, bench, down, check, keys, mock-worker."""
+"""The command `slipstream`: `check` and `down`, and where all others are."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class Search:
             return None
         best = max(candidates, key=self._score)
         for _ in range(NUM_ROUNDS):
-            better = max(variations(best, self._policies), key=self._score)
+            better = max(variations(best, self._policies), key=self._score, default=best)
             if self._score(best) >= CLOSE * self._score(better):
                 return best
             best = better
