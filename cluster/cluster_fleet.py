@@ -8,7 +8,7 @@ import itertools
 import ray
 
 from slipstream.cluster.config import ClusterConfig
-from slipstream.cluster.fleet import FleetError, FleetMember, FleetState, MemberState
+from slipstream.cluster.fleet import CHANGING, FleetError, FleetMember, FleetState, MemberState
 from slipstream.cluster.kept import KeptGroup
 from slipstream.cluster.members import Deployment, Group
 from slipstream.cluster.placement import PoolResources, pool_resources, sum_of
@@ -18,7 +18,6 @@ from slipstream.cluster.supervisor import Supervisor
 from slipstream.cluster.worker_group import GroupMember
 from slipstream.router.messages import Role
 
-CHANGING = frozenset({"new", "starting", "gathering", "loading", "warming_up", "connecting", "draining"})
 # Those that serve nobody yet, in the order in which they had better be given up.
 LOSABLE: tuple[MemberState, ...] = (
     "failed",

@@ -138,7 +138,7 @@ class Driver:
             if self._operator_port is not None:
                 await stack.enter_async_context(operating(self._operator_port, parts))
             if decisions is not None:
-                see, say = supervisor.router.signals, self._console.event
+                see, say = supervisor.signals, self._console.event
                 shell = PlannerShell(planner, load_planner(planner), fleet, see, decisions, say)
                 await stack.enter_async_context(planning(shell))
             yield

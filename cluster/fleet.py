@@ -31,6 +31,8 @@ MemberState = Literal[
     "stopped",
     "failed",
 ]
+# Those of which more is to be expected shortly; who waits for room or has died may do so for long.
+CHANGING = frozenset({"new", "starting", "gathering", "loading", "warming_up", "connecting", "draining"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +59,8 @@ class FleetMember:
 class FleetState:
     """`num_prefill` and `num_decode` are what is wanted: groups that serve or are on their way to it, without those
     that are leaving. `max_members`: what the machines could hold, None where that is not known (a Ray cluster that
-    grows). `is_changing`: some group is starting or being drained, so counts and load are about to change; those that
-    wait for room or have died may do so for long, and do not count. `is_held`: an update is under way, however long it
-    takes, and nobody else may resize."""
+    grows). `is_changing`: some group is in a state of CHANGING, so counts and load are about to change. `is_held`: an
+    update is under way, however long it takes, and nobody else may resize."""
 
     members: tuple[FleetMember, ...]
     num_prefill: int

@@ -21,6 +21,7 @@ from slipstream.cluster.restart_policy import GiveUp, RestartPolicy
 from slipstream.cluster.run_state import MemberStatus
 from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.messages import Role
+from slipstream.router.signals import Signals
 from slipstream.workers.report import WorkerReport
 
 T = TypeVar("T")
@@ -155,12 +156,16 @@ class Supervisor:
         except (RayError, TimeoutError):
             return None
 
+    async def signals(self) -> Signals:
+        """How requests fared lately. Raises OSError while there is no router, or one that does not answer."""
+        async with asyncio.timeout(ROUTER_PATIENCE_S):
+            return await self._router.member.signals()
+
     async def router_signals(self) -> dict[str, Any] | None:
-        """How requests fared lately; None while there is no router."""
+        """The same for people; None while there is no router."""
         try:
-            async with asyncio.timeout(ROUTER_PATIENCE_S):
-                return asdict(await self._router.member.signals())
-        except (ConnectionError, TimeoutError):
+            return asdict(await self.signals())
+        except OSError:
             return None
 
     # ---- changes

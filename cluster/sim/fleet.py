@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slipstream.cluster.fleet import FleetError, FleetMember, FleetState, MemberState
+from slipstream.cluster.fleet import CHANGING, FleetError, FleetMember, FleetState, MemberState
 from slipstream.cluster.sim.worker import SimWorker
 from slipstream.cluster.sim.world import World
 from slipstream.router.messages import Role
@@ -74,7 +74,7 @@ class SimFleet:
             sum(m.role == "prefill" for m in staying),
             sum(m.role == "decode" for m in staying),
             self._max_workers,
-            any(m.state != "ready" for m in members),
+            any(m.state in CHANGING for m in members),
         )
 
     async def add(self, role: Role, count: int = 1, version: str | None = None) -> list[str]:
