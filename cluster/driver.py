@@ -22,6 +22,7 @@ from slipstream.cluster.model_version import version_of
 from slipstream.cluster.operator.parts import DriverParts
 from slipstream.cluster.operator.server import OperatorPort, operating
 from slipstream.cluster.operator.token import read_token
+from slipstream.cluster.overrides import Overrides
 from slipstream.cluster.own_ray import OwnRay, RayFailed
 from slipstream.cluster.placement import CannotPlace, check_fits, pool_resources
 from slipstream.cluster.planner.decision_log import DecisionLog
@@ -42,6 +43,7 @@ class Driver:
         self,
         config: ClusterConfig,
         config_path: Path,
+        overrides: Overrides,
         state_path: Path,
         log_dir: Path | None,
         console: Console,
@@ -49,6 +51,7 @@ class Driver:
         timings: bool,
     ) -> None:
         self._config = config
+        self._overrides = overrides
         self._console = console
         self._timings = timings
         self._log_dir = log_dir
@@ -150,7 +153,7 @@ class Driver:
             self._write_state()
 
         first = Release(fleet.newest, self._config, self._state.config, fleet.newest)
-        return Updater(first, fleet, supervisor.router, show)
+        return Updater(first, fleet, supervisor.router, self._overrides.load, show)
 
     def _supervised(self, session: RaySession, watch: Watch) -> tuple[Supervisor, ClusterFleet]:
         """Raises CannotPlace."""

@@ -9,7 +9,6 @@ Exit codes: 0 stopped in order; 1 did not come up, or broke; 2 the configuration
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 import signal
@@ -25,9 +24,10 @@ import click
 
 from slipstream.cluster import console, own_ray, run_state
 from slipstream.cluster.config import ClusterConfig, RayConfig
-from slipstream.cluster.config_file import ConfigError, load_config
+from slipstream.cluster.config_file import ConfigError
 from slipstream.cluster.console import Console
 from slipstream.cluster.doubts import doubts_about, machine_memory_bytes
+from slipstream.cluster.overrides import Overrides
 from slipstream.cluster.own_ray import OwnRay
 from slipstream.cluster.process_log import redirect_output
 
@@ -44,8 +44,9 @@ class Interrupted(BaseException):
 
 def serve(config_path: Path, *, name: str | None, port: int | None, timings: bool) -> int:
     """Returns the exit code; everything else has been said at the terminal."""
+    overrides = Overrides(name, port)
     try:
-        config = override(load_config(config_path), name, port)
+        config = overrides.load(config_path)
     except ConfigError as error:
         for problem in error.problems:
             console.error(problem)
@@ -57,7 +58,7 @@ def serve(config_path: Path, *, name: str | None, port: int | None, timings: boo
         if address is None:
             check_ports(config)
         with run_state.claim(config.name, run_state.run_folder()) as state_path:
-            return _serve_claimed(config, config_path, address, state_path, timings)
+            return _serve_claimed(config, config_path, overrides, address, state_path, timings)
     except (PortTaken, run_state.AlreadyRunning) as error:
         console.error(str(error))
         return 2
@@ -67,7 +68,12 @@ def serve(config_path: Path, *, name: str | None, port: int | None, timings: boo
 
 
 def _serve_claimed(
-    config: ClusterConfig, config_path: Path, address: str | None, state_path: Path, timings: bool
+    config: ClusterConfig,
+    config_path: Path,
+    overrides: Overrides,
+    address: str | None,
+    state_path: Path,
+    timings: bool,
 ) -> int:
     terminal, log_dir = Console(sys.stdout), None
     try:
@@ -86,7 +92,7 @@ def _serve_claimed(
             # Not before: Ray reads its environment on import, and its processes start while the driver imports.
             from slipstream.cluster.driver import Driver
 
-            driver = Driver(config, config_path, state_path, log_dir, terminal, timings=timings)
+            driver = Driver(config, config_path, overrides, state_path, log_dir, terminal, timings=timings)
             return driver.run(where)
     except (Interrupted, SystemExit):  # SystemExit: while Ray starts, SIGTERM is its own
         terminal.say("interrupted before it was up; everything has been stopped")
@@ -113,17 +119,6 @@ def ray_address(config: RayConfig) -> str | None:
 def describe(config: ClusterConfig) -> str:
     pools = ", ".join(f"{pool.replicas} x {role} (tp {pool.tp})" for role, pool in config.pools())
     return f"Slipstream serves {config.model.name}: {pools}"
-
-
-def override(config: ClusterConfig, name: str | None, port: int | None) -> ClusterConfig:
-    """The configuration with what the command line says otherwise. Raises ConfigError."""
-    try:
-        if port is not None:
-            http = dataclasses.replace(config.router.http, port=port)
-            config = dataclasses.replace(config, router=dataclasses.replace(config.router, http=http))
-        return config if name is None else dataclasses.replace(config, name=name)
-    except ValueError as error:
-        raise ConfigError([str(error)]) from None
 
 
 def check_ports(config: ClusterConfig) -> None:

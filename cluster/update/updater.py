@@ -12,7 +12,8 @@ from pathlib import Path
 
 from ray.exceptions import RayError
 
-from slipstream.cluster.config_file import ConfigError, load_config
+from slipstream.cluster.config import ClusterConfig
+from slipstream.cluster.config_file import ConfigError
 from slipstream.cluster.fleet import FleetError
 from slipstream.cluster.model_version import version_of
 from slipstream.cluster.placement import CannotPlace
@@ -52,19 +53,22 @@ class _Running:
 
 
 class Updater:
-    """One update at a time. `show` is told of every event and of every state; times are `time.monotonic()`."""
+    """One update at a time. `load` reads a configuration as the one that serves was read, and raises ConfigError;
+    `show` is told of every event and of every state; times are `time.monotonic()`."""
 
     def __init__(
         self,
         release: Release,
         fleet: VersionedFleet,
         router: VersionRouter,
+        load: Callable[[Path], ClusterConfig],
         show: Callable[[str, Release], None],
     ) -> None:
         self._release = release  # what serves, or is to serve again
         self._previous: Release | None = None
         self._fleet = fleet
         self._router = router
+        self._load = load
         self._show = show
         self._latest: _Running | None = None
         self._names = {release.version}
@@ -109,7 +113,7 @@ class Updater:
         of the router do, all is done then. Raises FleetError, and then nothing has changed."""
         self._check_idle()
         try:
-            config = await asyncio.to_thread(load_config, path)
+            config = await asyncio.to_thread(self._load, path)
         except ConfigError as error:
             raise FleetError("invalid", "config", str(error)) from None
         old = self._release

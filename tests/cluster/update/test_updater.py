@@ -13,11 +13,11 @@ from fastapi.testclient import TestClient
 from ray.exceptions import RayActorError
 
 from slipstream.cluster.config import ClusterConfig
-from slipstream.cluster.config_file import load_config
 from slipstream.cluster.fleet import FleetError, FleetMember, FleetState
 from slipstream.cluster.model_version import version_of
 from slipstream.cluster.operator.app import build_app
 from slipstream.cluster.operator.parts import DriverParts
+from slipstream.cluster.overrides import Overrides
 from slipstream.cluster.run_state import ClusterState
 from slipstream.cluster.update import updater as module
 from slipstream.cluster.update.plan import UpdateOptions
@@ -103,16 +103,17 @@ class QuickRouter:
 
 
 class Lab:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, overrides: Overrides) -> None:
         self.folder = folder
         shutil.copytree(DEMO, folder / "repo" / "1")
         shutil.copytree(DEMO, folder / "repo" / "2")
         self.first = self.config("first", "1")
-        config = load_config(self.first)
+        config = overrides.load(self.first)
         self.fleet, self.router = QuickFleet("1", config), QuickRouter()
         self.said: list[str] = []
         first = Release("1", config, str(self.first), version_of(config))
-        self.updater = Updater(first, self.fleet, self.router, lambda text, release: self.said.append(text))
+        show = self.said.append
+        self.updater = Updater(first, self.fleet, self.router, overrides.load, lambda text, release: show(text))
 
     def config(self, name: str, version: str, more: str = "") -> Path:
         path = self.folder / f"{name}.yaml"
@@ -132,7 +133,7 @@ class Lab:
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     monkeypatch.setattr(module, "LOOK_EVERY_S", 0.01)
-    return Lab(tmp_path)
+    return Lab(tmp_path, Overrides())
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
@@ -225,6 +226,18 @@ def test_what_cannot_be_done_is_refused_and_changes_nothing(lab: Lab, more: str,
             await lab.updater.begin(lab.config("next", "1", more), UpdateOptions())
         assert lab.updater.status is None
         assert list(lab.fleet.versions) == ["1"]
+
+    run(main)
+
+
+def test_what_the_command_line_said_at_the_start_holds_for_later_files_too(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, Overrides(name="other", port=0))
+
+    async def main() -> None:
+        more = "router: {dispatch: {policy: kv}, http: {port: 8123}}"
+        assert await lab.updater.begin(lab.config("next", "1", more), UpdateOptions()) == ("router.dispatch.policy",)
+        assert lab.router.followed[-1].name == "other"
+        assert lab.router.followed[-1].router.http.port == 0
 
     run(main)
 

@@ -1,0 +1,28 @@
+"""What the command line of `slipstream serve` says otherwise than the file, also of every file that comes later."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from slipstream.cluster.config import ClusterConfig
+from slipstream.cluster.config_file import ConfigError, load_config
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """None: as the file says."""
+
+    name: str | None = None
+    port: int | None = None
+
+    def load(self, path: Path) -> ClusterConfig:
+        """The configuration of a file, with these instead of its own. Raises ConfigError."""
+        config = load_config(path)
+        try:
+            if self.port is not None:
+                http = replace(config.router.http, port=self.port)
+                config = replace(config, router=replace(config.router, http=http))
+            return config if self.name is None else replace(config, name=self.name)
+        except ValueError as error:
+            raise ConfigError([str(error)]) from None
