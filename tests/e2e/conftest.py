@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.e2e.fleet import scale, wait_for_fleet
 from tests.e2e.reference import Reference
 from tests.e2e.serving_cluster import DEMO_MODEL, ServingCluster
 from tests.e2e.streams import client_of
@@ -49,14 +50,23 @@ def tp2_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingClu
 
 
 @pytest.fixture(scope="session")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingCluster]:
-    """One prefill and two decode workers, which take streams in turn. Tests change their numbers and roles, and bring
-    them back."""
+def fleet_of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingCluster]:
+    """The cluster behind `fleet`."""
     dispatch = {**SMALL["router"]["dispatch"], "policy": "round_robin", "migration": {"precopy_pages": 8}}
     router = {**SMALL["router"], "dispatch": dispatch}
     settings = {**SMALL, "name": "e2e-fleet", "decode": {"replicas": 2}, "router": router}
     with ServingCluster(tmp_path_factory.mktemp("fleet"), settings) as serving:
         yield serving
+
+
+@pytest.fixture
+def fleet(fleet_of_all: ServingCluster) -> ServingCluster:
+    """One prefill and two decode workers, which take streams in turn. Tests change their numbers and roles, and bring
+    them back; what one that has failed left behind is put right here."""
+    scale(fleet_of_all, "prefill", 1)
+    scale(fleet_of_all, "decode", 2)
+    wait_for_fleet(fleet_of_all, 1, 2)
+    return fleet_of_all
 
 
 @pytest.fixture(params=["cluster", "tp2_cluster"], ids=["tp1", "tp2"])
