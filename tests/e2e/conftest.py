@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.e2e.fleet import scale, wait_for_fleet
+from tests.e2e.fleet import bring_to
 from tests.e2e.reference import Reference
 from tests.e2e.serving_cluster import DEMO_MODEL, ServingCluster
 from tests.e2e.streams import client_of
@@ -63,9 +63,7 @@ def fleet_of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingCl
 def fleet(fleet_of_all: ServingCluster) -> ServingCluster:
     """One prefill and two decode workers, which take streams in turn. Tests change their numbers and roles, and bring
     them back; what one that has failed left behind is put right here."""
-    scale(fleet_of_all, "prefill", 1)
-    scale(fleet_of_all, "decode", 2)
-    wait_for_fleet(fleet_of_all, 1, 2)
+    bring_to(fleet_of_all, 1, 2)
     return fleet_of_all
 
 

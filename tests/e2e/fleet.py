@@ -54,6 +54,13 @@ def wait_for_fleet(serving: ServingCluster, prefill: int, decode: int) -> None:
     serving.wait_for(is_there, FLEET_TIMEOUT_S)
 
 
+def bring_to(serving: ServingCluster, prefill: int, decode: int) -> None:
+    """So many of each role, whatever there was before."""
+    scale(serving, "prefill", prefill)
+    scale(serving, "decode", decode)
+    wait_for_fleet(serving, prefill, decode)
+
+
 def wait_until_gone(serving: ServingCluster, name: str) -> None:
     """Returns when the router knows the worker no more."""
 

@@ -13,6 +13,7 @@ import pytest
 from slipstream.cluster.explain import CannotTell
 from tests.e2e.conftest import MakeCluster
 from tests.e2e.fleet import (
+    bring_to,
     change_role,
     decode_workers,
     drain,
@@ -37,10 +38,10 @@ def streams_of(fleet: ServingCluster, salt: str) -> list[BackgroundStream]:
 
 
 @pytest.fixture(scope="module")
-def expected(fleet: ServingCluster) -> list[str]:
+def expected(fleet_of_all: ServingCluster) -> list[str]:
     """The texts of a cluster that is left alone."""
-    wait_for_fleet(fleet, 1, 2)
-    streams = streams_of(fleet, "alone")
+    bring_to(fleet_of_all, 1, 2)
+    streams = streams_of(fleet_of_all, "alone")
     with streaming(streams):
         return [stream.join() for stream in streams]
 
