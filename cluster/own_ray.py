@@ -7,8 +7,10 @@ the driver. This module imports no Ray, so that Ray can start while the driver i
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import random
 import secrets
 import signal
 import socket
@@ -28,6 +30,9 @@ from slipstream.cluster.reaper import Reaper
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 START_TIMEOUT_S = 120.0
 END_PATIENCE_S = 0.5
+LOCAL_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+FIRST_QUIET_PORT = 15_000  # below are ports that many programs have by custom
+NUM_PORT_TRIES = 100
 
 
 class RayFailed(Exception):  # noqa: N818 - reads as the sentence it carries
@@ -132,10 +137,15 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _free_port() -> int:
+def quiet_port() -> int:
+    """A free port that no outgoing connection gets in the seconds until Ray listens there: the kernel picks their ports
+    out of `ip_local_port_range`, and Ray dies if it comes too late."""
+    first = int(LOCAL_PORT_RANGE.read_text().split()[0])
+    for port in random.sample(range(FIRST_QUIET_PORT, first), k=max(0, min(NUM_PORT_TRIES, first - FIRST_QUIET_PORT))):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
     with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+        return int(probe.getsockname()[1])
 
 
 def _command(config: ClusterConfig, folder: Path) -> list[str]:
@@ -145,7 +155,7 @@ def _command(config: ClusterConfig, folder: Path) -> list[str]:
         *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
         *("--port=0", "--dashboard-port=0", "--dashboard-agent-listen-port=0", "--node-ip-address=127.0.0.1"),
         # It cannot be left out, and has a fixed port if it is not given another one.
-        f"--ray-client-server-port={_free_port()}",
+        f"--ray-client-server-port={quiet_port()}",
         *("--include-dashboard=false", "--include-log-monitor=false", "--no-monitor", "--disable-usage-stats"),
         *(f"--num-cpus={num_cpus}", f"--object-store-memory={config.ray.object_store_mib << 20}"),
         f"--temp-dir={folder}",
