@@ -6,11 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.router.messages import Role
+from slipstream.router.messages import ROLES, Role
 from slipstream.router.placement.service_times import KINDS, ServiceTimes
 from slipstream.router.roster import Roster
-
-ROLES: tuple[Role, ...] = ("prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,8 @@ def violations(layer: str, source: str) -> list[str]:
 
 
 def module_name(path: Path) -> str:
-    return "slipstream." + ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(("slipstream", *(part for part in parts if part != "__init__")))
 
 
 def all_modules() -> dict[str, Path]:

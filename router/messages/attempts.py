@@ -1,0 +1,136 @@
+"""What is said about an attempt at a request, from its first word to its end.
+
+    router                    decode worker       prefill group
+      |------ Generate ------------>|                   |      locally: the decode worker computes the prompt, too
+      |<----- StepOutput ... -------|                   |
+      |                             |                   |
+      |------ Reserve ------------->|                   |      remotely
+      |<----- Reserved -------------|                   |
+      |------ Prefill --------------------------------->|
+      |                             |<===== pages ======|
+      |<----- StepOutput (first token) -----------------|
+      |------ Start --------------->|                   |
+      |<----- HandedOff, StepOutput ...                 |
+
+`Cancel` drops it at any time, `Failed` says that it is over at a worker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
+from slipstream.router.messages.request import EngineRequest
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+# ---- router -> worker
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """Decode worker: prefill here in chunks and decode. Converts a reservation of the same attempt, if there is one."""
+
+    seq: int
+    request: EngineRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Decode worker: lease pages for the prompt and post receives for what `source` will send."""
+
+    seq: int
+    request: EngineRequest
+    source: PeerId
+    source_tp: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Prefill group: compute the prompt, sample one token, send the pages that the ticket asks for."""
+
+    seq: int
+    request: EngineRequest
+    ticket: HandoffTicket
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Decode worker: decoding may begin after `token_ids` as soon as the pages are here."""
+
+    request_id: str
+    attempt: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Drop the attempt; free its pages when no transfer can touch them. Unknown ids are ignored."""
+
+    request_id: str
+    attempt: int
+
+
+# ---- worker -> router
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Decode worker: pages are leased and receives are posted. `num_cached_tokens` of the prompt were already here."""
+
+    request_id: str
+    attempt: int
+    num_cached_tokens: int
+    ticket: HandoffTicket
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """`top` are (token id, logprob) pairs, best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChunk:
+    """Tokens `index .. index+len` of a request's output. `index` counts from the first token ever generated for it."""
+
+    request_id: str
+    attempt: int
+    index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """All tokens of one engine step."""
+
+    chunks: tuple[TokenChunk, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOff:
+    """Decode worker: all pages came whole and are its own now."""
+
+    request_id: str
+    attempt: int
+    num_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The attempt is over here and holds nothing any more. Not retryable: the request itself is at fault.
+    `is_unreachable`: the other end of its transfer cannot be reached."""
+
+    request_id: str
+    attempt: int
+    reason: str
+    retryable: bool
+    is_unreachable: bool = False

@@ -1,0 +1,70 @@
+"""A request as the router hands it to a worker: tokens in, and how to pick the tokens that come out."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+GuideKind = Literal["json", "regex", "choice", "grammar"]
+
+
+def pack_ids(token_ids: Iterable[int]) -> bytes:
+    """Token ids as little-endian int32, the form they travel in."""
+    return array("i", token_ids).tobytes()
+
+
+def unpack_ids(packed: bytes) -> list[int]:
+    """The inverse of `pack_ids`. Raises ValueError if the length is not a multiple of four bytes."""
+    ids = array("i")
+    ids.frombytes(packed)
+    return ids.tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """What the output has to look like. `spec` is a JSON schema, a regular expression, a JSON array of strings, or a
+    grammar in Lark's or GBNF's form (see `router.grammar`)."""
+
+    kind: GuideKind
+    spec: str
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to pick the next token. All values are final: the front has filled in defaults and a seed.
+
+    The random draw at output position i is a function of (seed, i) alone, so that a request which moves to another
+    worker continues identically. `temperature == 0` is greedy. `top_k == 0` and `top_p == 1` switch the filter off.
+    `logprobs` is the number of alternatives to report beside the chosen token (0: only the chosen one), None: off.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0
+    logprobs: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    guide: Guide | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One attempt at a request, as a worker sees it. `output_ids` holds what earlier attempts already produced."""
+
+    request_id: str
+    attempt: int
+    prompt_ids: bytes
+    output_ids: bytes
+    sampling: SamplingParams
+    cache_salt: str = ""
+    priority: int = 0
