@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import urllib.error
 import urllib.request
 from typing import Any
@@ -11,16 +10,12 @@ from urllib.parse import quote, urlsplit
 
 import click
 
-from slipstream.cluster import console, run_state
-from slipstream.cluster.run_state import ClusterState
+from slipstream.cluster.cannot_tell import CannotTell, exit_told
+from slipstream.cluster.run_state import cluster_here
 from slipstream.cluster.status import KEY_VARIABLE, direct_opener, shown_key
 from slipstream.router.explain_table import listing, table
 
 TIMEOUT_S = 10.0
-
-
-class CannotTell(Exception):  # noqa: N818 - reads as the sentence it carries
-    """Why there is nothing to show."""
 
 
 @click.command("explain")
@@ -39,7 +34,7 @@ def explain_command(
         raise click.UsageError("give an ID or --last, not both")
     if name is not None and url is not None:
         raise click.UsageError("give --name or --url, not both")
-    try:
+    with exit_told():
         base = url.rstrip("/").removesuffix("/v1") if url is not None else url_of_cluster(name)
         if request_id is None:
             told = ask(f"{base}/v1/requests?limit={last or 20}", key)
@@ -47,10 +42,7 @@ def explain_command(
         else:
             told = ask(f"{base}/v1/requests/{quote(request_id, safe='')}/explain", key)
             text = json.dumps(told, indent=1) + "\n" if as_json else table(told)
-    except CannotTell as error:
-        console.error(str(error))
-        sys.exit(1)
-    click.echo(text, nl=False)
+        click.echo(text, nl=False)
 
 
 def url_of_cluster(name: str | None) -> str:
@@ -59,19 +51,6 @@ def url_of_cluster(name: str | None) -> str:
     if not state.url:
         raise CannotTell(f"{state.name} does not listen yet")
     return state.ask_url
-
-
-def cluster_here(name: str | None, elsewhere: str) -> ClusterState:
-    """The cluster called `name`, or the only one that runs on this machine. Raises CannotTell, which says that options
-    like `elsewhere` find others."""
-    states = [state for state in run_state.read_all(run_state.run_folder()) if name in (None, state.name)]
-    if not states:
-        which = f"no cluster named {name} runs here" if name is not None else "no cluster runs here"
-        raise CannotTell(f"{which}; for one elsewhere give {elsewhere}")
-    if len(states) > 1:
-        names = ", ".join(state.name for state in states)
-        raise CannotTell(f"several clusters run here, say which one with --name: {names}")
-    return states[0]
 
 
 def ask(url: str, key: str | None) -> Any:

@@ -6,14 +6,16 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
 import click
 
-from slipstream.cluster import console, run_state
-from slipstream.cluster.explain import CannotTell
-from slipstream.cluster.operator.client import TOKEN_VARIABLE, OperatorClient, client_of, operator_of
+from slipstream.cluster import run_state
+from slipstream.cluster.cannot_tell import CannotTell, exit_told
+from slipstream.cluster.operator.choice import TOKEN, URL, ClusterChoice
+from slipstream.cluster.operator.client import OperatorClient, client_of
 from slipstream.cluster.run_state import ClusterState, MemberStatus
 from slipstream.cluster.status import describe, router_status
 
@@ -36,15 +38,15 @@ class Look:
 @click.argument("name", required=False)
 @click.option("--watch", is_flag=True, help="Show it again and again, till Ctrl-C.")
 @click.option("--every", metavar="SECONDS", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True)
-@click.option("--url", help="The admin API of a cluster elsewhere.")
-@click.option("--token", metavar="TOKEN", help=f"The operator's, for --url [env: {TOKEN_VARIABLE}].")
+@URL
+@TOKEN
 @click.option("--json", "as_json", is_flag=True, help="For programs; with --watch one line each time.")
 def status_command(
     name: str | None, watch: bool, every: float, url: str | None, token: str | None, as_json: bool
 ) -> None:
     """Show the clusters whose drivers run on this machine, the one called NAME, or one elsewhere."""
-    try:
-        elsewhere = operator_of(None, url, token) if url is not None else None
+    with exit_told(), suppress(KeyboardInterrupt):
+        elsewhere = ClusterChoice(None, url, token).operator() if url is not None else None
         while True:
             looks = [_elsewhere(elsewhere)] if elsewhere is not None else [*_here(name)]
             if as_json:
@@ -56,11 +58,6 @@ def status_command(
             if not watch:
                 sys.exit(1 if name is not None and not looks else 0)
             time.sleep(every)
-    except CannotTell as error:
-        console.error(str(error))
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(0)
 
 
 def _here(name: str | None) -> Iterator[Look]:

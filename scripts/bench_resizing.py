@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from slipstream.cluster.explain import cluster_here
 from slipstream.cluster.operator.client import OperatorClient, client_of
+from slipstream.cluster.run_state import cluster_here
 
 POLL_S = 0.02
 NUM_TOKENS = 300

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.cluster.explain import CannotTell, cluster_here
+from slipstream.cluster.cannot_tell import CannotTell
 from slipstream.cluster.run_state import ClusterState
 from slipstream.cluster.status import direct_opener, shown_key
 
@@ -45,17 +44,6 @@ class OperatorClient:
             raise CannotTell(f"the operator at {self.url} cannot be reached: {reason}") from error
         except ValueError as error:  # no URL, or an answer that is not JSON
             raise CannotTell(f"{self.url} is not the admin API of a Slipstream cluster: {error}") from error
-
-
-def operator_of(name: str | None, url: str | None, token: str | None) -> OperatorClient:
-    """By URL and token if a URL is given, else of the cluster called `name`, or of the only one that runs here. Raises
-    CannotTell."""
-    token = token or os.environ.get(TOKEN_VARIABLE)
-    if url is not None:
-        if not token:
-            raise CannotTell(f"with --url the operator's token is needed: --token, or {TOKEN_VARIABLE}")
-        return OperatorClient(url.rstrip("/"), token)
-    return client_of(cluster_here(name, "--url and --token"), token)
 
 
 def client_of(state: ClusterState, token: str | None = None) -> OperatorClient:

@@ -6,97 +6,64 @@ import json
 import sys
 import time
 import urllib.parse
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from slipstream.cluster import console
-from slipstream.cluster.explain import CannotTell
-from slipstream.cluster.operator.client import TOKEN_VARIABLE, OperatorClient, operator_of
+from slipstream.cluster.cannot_tell import exit_told
+from slipstream.cluster.operator.choice import DETACH, ClusterChoice, of_a_cluster
+from slipstream.cluster.operator.client import OperatorClient
+from slipstream.router.messages import ROLES
 
 ASK_EVERY_S = 0.3
 RESTS = frozenset({"ready", "pending", "failed"})  # what a member stays in by itself
-ROLES = ("prefill", "decode")
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def of_a_cluster(command: F) -> F:
-    """The options that all of these commands have."""
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="For programs: the fleet as it is at the end."),
-        click.option("--detach", is_flag=True, help="Return when the change has been begun."),
-        click.option("--token", metavar="TOKEN", help=f"The operator's, for --url [env: {TOKEN_VARIABLE}]."),
-        click.option("--url", help="The admin API of a cluster elsewhere."),
-        click.option("--name", metavar="CLUSTER", help="Which of the clusters that run on this machine."),
-    ):
-        command = option(command)
-    return command
+FLEET_JSON = click.option("--json", "as_json", is_flag=True, help="For programs: the fleet as it is at the end.")
 
 
 @click.command("scale")
 @click.argument("wanted", metavar="ROLE=N...", nargs=-1, required=True)
 @of_a_cluster
-def scale_command(
-    wanted: tuple[str, ...], name: str | None, url: str | None, token: str | None, detach: bool, as_json: bool
-) -> None:
+@DETACH
+@FLEET_JSON
+def scale_command(cluster: ClusterChoice, wanted: tuple[str, ...], detach: bool, as_json: bool) -> None:
     """Grow or shrink pools, as in `slipstream scale prefill=2 decode=3`.
 
     New workers get requests once they have generated tokens; those that go give theirs to others first. Returns when
     all is done, or when what is left waits for room.
     """
     replicas = dict(map(_replicas, wanted))
-    with_errors(lambda: _scale(operator_of(name, url, token), replicas, detach, as_json))
+    with exit_told():
+        _scale(cluster.operator(), replicas, detach, as_json)
 
 
 @click.command("drain")
 @click.argument("worker")
 @click.option("--no-migrate", is_flag=True, help="What runs there runs on there to its end.")
 @of_a_cluster
-def drain_command(
-    worker: str,
-    no_migrate: bool,
-    name: str | None,
-    url: str | None,
-    token: str | None,
-    detach: bool,
-    as_json: bool,
-) -> None:
+@DETACH
+@FLEET_JSON
+def drain_command(cluster: ClusterChoice, worker: str, no_migrate: bool, detach: bool, as_json: bool) -> None:
     """Empty WORKER without losing a request, then end it for good."""
-
-    def drain() -> None:
-        operator = operator_of(name, url, token)
+    with exit_told():
+        operator = cluster.operator()
         begun = operator.post(_worker_path(worker, "drain"), {"migrate": not no_migrate})
         _follow(operator, begun, [worker], detach, as_json)
-
-    with_errors(drain)
 
 
 @click.command("role")
 @click.argument("worker")
 @click.argument("role", type=click.Choice(ROLES))
 @of_a_cluster
-def role_command(
-    worker: str, role: str, name: str | None, url: str | None, token: str | None, detach: bool, as_json: bool
-) -> None:
+@DETACH
+@FLEET_JSON
+def role_command(cluster: ClusterChoice, worker: str, role: str, detach: bool, as_json: bool) -> None:
     """Let WORKER serve as a prefill or a decode worker, with the weights that it has in memory."""
-
-    def switch() -> None:
-        operator = operator_of(name, url, token)
+    with exit_told():
+        operator = cluster.operator()
         begun = operator.post(_worker_path(worker, "role"), {"role": role})
         _follow(operator, begun, [worker], detach, as_json)
-
-    with_errors(switch)
-
-
-def with_errors(work: Callable[[], None]) -> None:
-    """Whatever cannot be done is one sentence, and exit code 1."""
-    try:
-        work()
-    except CannotTell as error:
-        console.error(str(error))
-        sys.exit(1)
 
 
 def _worker_path(worker: str, change: str) -> str:

@@ -3,42 +3,26 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import click
 
-from slipstream.cluster import console
-from slipstream.cluster.explain import CannotTell
-from slipstream.cluster.operator.client import TOKEN_VARIABLE, operator_of
+from slipstream.cluster.cannot_tell import exit_told
+from slipstream.cluster.operator.choice import JSON, ClusterChoice, of_a_cluster
 
 
 @click.command("planner")
 @click.option("--last", metavar="N", type=click.IntRange(1, 1000), default=20, show_default=True, help="So many.")
 @click.option("--changes", is_flag=True, help="Only decisions that changed something.")
 @click.option("--alternatives", is_flag=True, help="With what was rejected, and why.")
-@click.option("--name", metavar="CLUSTER", help="Which of the clusters that run on this machine.")
-@click.option("--url", help="The admin API of a cluster elsewhere.")
-@click.option("--token", help=f"The operator's token, with --url [env: {TOKEN_VARIABLE}].")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
-def planner_command(
-    last: int,
-    changes: bool,
-    alternatives: bool,
-    name: str | None,
-    url: str | None,
-    token: str | None,
-    as_json: bool,
-) -> None:
+@of_a_cluster
+@JSON
+def planner_command(cluster: ClusterChoice, last: int, changes: bool, alternatives: bool, as_json: bool) -> None:
     """List the planner's latest decisions, the last one first."""
-    try:
-        operator = operator_of(name, url, token)
-        told = operator.get(f"/v1/planner/decisions?last={last}&changes={str(changes).lower()}")
-    except CannotTell as error:
-        console.error(str(error))
-        sys.exit(1)
+    with exit_told():
+        told = cluster.operator().get(f"/v1/planner/decisions?last={last}&changes={str(changes).lower()}")
     if as_json:
         click.echo(json.dumps(told, indent=1))
     elif not told["enabled"]:

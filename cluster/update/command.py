@@ -10,20 +10,15 @@ from typing import Any
 
 import click
 
-from slipstream.cluster.operator.client import TOKEN_VARIABLE, OperatorClient, operator_of
-from slipstream.cluster.operator.command import with_errors
+from slipstream.cluster.cannot_tell import exit_told
+from slipstream.cluster.operator.choice import DETACH, JSON, ClusterChoice, of_a_cluster
+from slipstream.cluster.operator.client import OperatorClient
 from slipstream.cluster.update.plan import ENDED, UpdateOptions
 
 DEFAULTS = UpdateOptions()
 ASK_EVERY_S = 0.5
 
 PATH = "/v1/update"
-
-NAME = click.option("--name", metavar="CLUSTER", help="Which of the clusters that run on this machine.")
-URL = click.option("--url", help="The admin API of a cluster elsewhere, which then reads CONFIG there.")
-TOKEN = click.option("--token", help=f"The operator's token, with --url [env: {TOKEN_VARIABLE}].")
-JSON = click.option("--json", "as_json", is_flag=True, help="For programs: the last answer, whole.")
-DETACH = click.option("--detach", is_flag=True, help="Return when it has been begun.")
 
 
 @click.command("update")
@@ -39,12 +34,11 @@ DETACH = click.option("--detach", is_flag=True, help="Return when it has been be
     "--min-requests", type=int, default=DEFAULTS.min_requests, show_default=True, help="With --auto: at least."
 )
 @click.option("--start-timeout-s", type=float, default=DEFAULTS.start_timeout_s, show_default=True)
-@NAME
-@URL
-@TOKEN
+@of_a_cluster
 @DETACH
 @JSON
 def update_command(
+    cluster: ClusterChoice,
     config: Path | None,
     surge: int,
     max_unavailable: int,
@@ -53,22 +47,21 @@ def update_command(
     canary_s: float,
     min_requests: int,
     start_timeout_s: float,
-    name: str | None,
-    url: str | None,
-    token: str | None,
     detach: bool,
     as_json: bool,
 ) -> None:
     """Exchange the workers of a running cluster for those of CONFIG, one by one and without a failed request.
 
-    Without CONFIG: show the update that is under way, or the last one. With --split the new version gets that share
-    and the update waits for `slipstream split` or `slipstream rollback`. Ends with 1 if it was rolled back.
+    With --url CONFIG is a file there. Without CONFIG: show the update that is under way, or the last one. With --split
+    the new version gets that share and the update waits for `slipstream split` or `slipstream rollback`. Ends with 1 if
+    it was rolled back.
     """
     if config is None:
-        with_errors(lambda: show(operator_of(name, url, token).get(PATH), as_json))
+        with exit_told():
+            show(cluster.operator().get(PATH), as_json)
         return
     question = {
-        "config": str(config if url is not None else config.resolve()),
+        "config": str(config if cluster.url is not None else config.resolve()),
         "surge": surge,
         "max_unavailable": max_unavailable,
         "split": split,
@@ -78,21 +71,16 @@ def update_command(
         "start_timeout_s": start_timeout_s,
     }
     until = {"canary"} if split is not None and not auto else set[str]()
-
-    def run() -> None:
-        operator = operator_of(name, url, token)
+    with exit_told():
+        operator = cluster.operator()
         follow(operator, operator.post(PATH, question), as_json, until=until, detach=detach)
-
-    with_errors(run)
 
 
 @click.command("split")
 @click.argument("shares", metavar="VERSION=SHARE...", nargs=-1, required=True)
-@NAME
-@URL
-@TOKEN
+@of_a_cluster
 @JSON
-def split_command(shares: tuple[str, ...], name: str | None, url: str | None, token: str | None, as_json: bool) -> None:
+def split_command(cluster: ClusterChoice, shares: tuple[str, ...], as_json: bool) -> None:
     """Divide new requests between the two versions of an update that waits, as in `slipstream split v1=50 v2=50`.
 
     All for the new version lets the update go on.
@@ -106,27 +94,23 @@ def split_command(shares: tuple[str, ...], name: str | None, url: str | None, to
             version = ""
         if not version:
             raise click.UsageError(f"expected VERSION=SHARE, got {share!r}")
-    with_errors(lambda: show(operator_of(name, url, token).post(f"{PATH}/split", {"weights": weights}), as_json))
+    with exit_told():
+        show(cluster.operator().post(f"{PATH}/split", {"weights": weights}), as_json)
 
 
 @click.command("rollback")
-@NAME
-@URL
-@TOKEN
+@of_a_cluster
 @DETACH
 @JSON
-def rollback_command(name: str | None, url: str | None, token: str | None, detach: bool, as_json: bool) -> None:
+def rollback_command(cluster: ClusterChoice, detach: bool, as_json: bool) -> None:
     """Turn an update round: new requests go to the old version at once, then the new workers go.
 
     After an update: back to the version before.
     """
-
-    def run() -> None:
-        operator = operator_of(name, url, token)
+    with exit_told():
+        operator = cluster.operator()
         begun = operator.post(f"{PATH}/rollback")
         follow(operator, begun, as_json, until=set(), detach=detach, expects_rollback=True)
-
-    with_errors(run)
 
 
 def follow(

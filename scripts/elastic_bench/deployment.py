@@ -19,7 +19,8 @@ import yaml
 
 from scripts.elastic_bench.slices import Slices
 from slipstream.cluster import run_state
-from slipstream.cluster.explain import CannotTell, ask
+from slipstream.cluster.cannot_tell import CannotTell
+from slipstream.cluster.explain import ask
 from slipstream.cluster.run_state import ClusterState
 
 START_TIMEOUT_S, END_TIMEOUT_S = 120.0, 40.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 from multiprocessing.synchronize import Event
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.cluster import processes, run_state
-from slipstream.cluster.run_state import AlreadyRunning, ClusterState, MemberStatus
+from slipstream.cluster.run_state import AlreadyRunning, ClusterState, MemberStatus, StateFile
 
 
 def own_state(name: str = "a") -> ClusterState:
@@ -35,6 +36,40 @@ def test_a_state_that_cannot_be_written_leaves_the_old_one_and_a_line_in_the_log
     run_state.write(path, own_state())
     assert f"{path} cannot be written: Is a directory" in caplog.text
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_changes_in_a_row_is_written_once_and_what_must_be_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+    real = run_state.write
+
+    def noted(path: Path, state: ClusterState) -> None:
+        written.append(state.phase)
+        real(path, state)
+
+    monkeypatch.setattr(run_state, "write", noted)
+    monkeypatch.setattr(run_state, "SOON_S", 0.001)
+
+    async def run() -> None:
+        file = StateFile(tmp_path / "a.json", own_state())
+        for number in range(100):
+            file.state.members.append(MemberStatus(f"decode-{number}", "decode"))
+            file.write_soon()
+        async with asyncio.timeout(20):
+            while not written:
+                await asyncio.sleep(0.001)
+        told = run_state.read(file.path)
+        assert told is not None
+        assert len(told.members) == 100
+        file.write_soon()
+        file.state.phase = "ready"
+        file.write()
+        assert written == ["starting", "ready"]
+        await asyncio.sleep(0.01)  # the one for which nothing is left
+        assert written == ["starting", "ready"]
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("contents", [b"", b"{", b"[]", b'{"name": "a"}', b'{"name": 1, "pid": "x"}', b"\xff"])

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from slipstream.cluster.explain import CannotTell
+from slipstream.cluster.cannot_tell import CannotTell
 from tests.e2e.conftest import MakeCluster
 from tests.e2e.fleet import (
     bring_to,

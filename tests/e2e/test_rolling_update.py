@@ -19,7 +19,7 @@ import openai
 import pytest
 import yaml
 
-from slipstream.cluster.explain import CannotTell
+from slipstream.cluster.cannot_tell import CannotTell
 from slipstream.cluster.operator.client import OperatorClient
 from slipstream.cluster.operator.client import client_of as operator_client_of
 from tests.e2e.conftest import SMALL
