@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
-from slipstream.cluster import processes, run_state
+from slipstream.cluster import processes
 from slipstream.cluster.actors import Endpoint, Listening
 from slipstream.cluster.cluster_fleet import ClusterFleet
 from slipstream.cluster.config import ClusterConfig
@@ -30,7 +30,7 @@ from slipstream.cluster.planner.load import load_planner
 from slipstream.cluster.planner.shell import PlannerShell, planning
 from slipstream.cluster.probe import wait_until_ready, why_not_ready
 from slipstream.cluster.ray_session import RaySession, connected
-from slipstream.cluster.run_state import ClusterPhase, ClusterState, MemberStatus
+from slipstream.cluster.run_state import ClusterPhase, ClusterState, MemberStatus, StateFile
 from slipstream.cluster.supervisor import StartFailed, Supervisor
 from slipstream.cluster.update.release import Release
 from slipstream.cluster.update.updater import Updater
@@ -55,7 +55,6 @@ class Driver:
         self._console = console
         self._timings = timings
         self._log_dir = log_dir
-        self._state_path = state_path
         self._operator_port: OperatorPort | None = None
         started = processes.start_time(os.getpid())
         assert started is not None
@@ -67,6 +66,7 @@ class Driver:
             model=config.model.name,
             log_dir=str(log_dir or ""),
         )
+        self._state_file = StateFile(state_path, self._state)
 
     def run(self, where: OwnRay | str) -> int:
         """Serves until a signal, on a Ray of our own or at an address. Returns the exit code."""
@@ -75,7 +75,7 @@ class Driver:
         except (OSError, ValueError) as error:
             self._console.say(f"slipstream: operator: {error}")
             return 1
-        self._write_state()
+        self._state_file.write()
         self._console.pending("starting Ray")
         own = where if isinstance(where, OwnRay) else None
         try:
@@ -96,7 +96,7 @@ class Driver:
 
     async def _serve(self, session: RaySession, own: OwnRay | None) -> int:
         stop, at_once = asyncio.Event(), asyncio.Event()
-        watch = Watch(self._console, self._state, self._state_path, own, self._config.router.http.tls.is_on)
+        watch = Watch(self._console, self._state_file, own, self._config.router.http.tls.is_on)
         supervisor, fleet = self._supervised(session, watch)
         with _signals(stop, at_once):
             try:
@@ -110,7 +110,7 @@ class Driver:
                     f"draining: running requests may finish, within {self._config.drain_timeout_s:g} s "
                     "(Ctrl-C again stops at once)"
                 )
-                if not await _unless(at_once, supervisor.drain(self._config.drain_timeout_s)):
+                if not await _unless(at_once, supervisor.router.drain(self._config.drain_timeout_s)):
                     self._console.say("stopping at once")
                 return 0
             finally:
@@ -133,15 +133,16 @@ class Driver:
         decisions = DecisionLog(planner.log_decisions) if planner.enabled else None
         updater = self._updater(supervisor, fleet)
         token = self._state.operator_token
+        router = supervisor.router
         parts = DriverParts(
-            fleet, self._state, supervisor.router_status, token, decisions, updater, supervisor.router_signals
+            fleet, self._state, router.cluster_status, token, decisions, updater, router.signals_to_show
         )
         async with AsyncExitStack() as stack:
             stack.push_async_callback(updater.close)
             if self._operator_port is not None:
                 await stack.enter_async_context(operating(self._operator_port, parts))
             if decisions is not None:
-                see, say = supervisor.signals, self._console.event
+                see, say = router.signals, self._console.event
                 shell = PlannerShell(planner, load_planner(planner), fleet, see, decisions, say)
                 await stack.enter_async_context(planning(shell))
             yield
@@ -150,10 +151,10 @@ class Driver:
         def show(text: str, release: Release) -> None:
             self._console.event(f"update: {text}")
             self._state.config, self._state.update = release.path, text
-            self._write_state()
+            self._state_file.write()
 
         first = Release(fleet.newest, self._config, self._state.config, fleet.newest)
-        return Updater(first, fleet, supervisor.router, self._overrides.load, show)
+        return Updater(first, fleet, supervisor.router.member, self._overrides.load, show)
 
     def _supervised(self, session: RaySession, watch: Watch) -> tuple[Supervisor, ClusterFleet]:
         """Raises CannotPlace."""
@@ -227,21 +228,16 @@ class Driver:
 
     def _phase(self, phase: ClusterPhase) -> None:
         self._state.phase = phase
-        self._write_state()
-
-    def _write_state(self) -> None:
-        run_state.write(self._state_path, self._state)
+        self._state_file.write()
 
 
 class Watch:
     """Shows at the terminal and in the state file what the supervisor tells."""
 
-    def __init__(
-        self, console: Console, state: ClusterState, state_path: Path, own_ray: OwnRay | None, uses_tls: bool
-    ) -> None:
+    def __init__(self, console: Console, state_file: StateFile, own_ray: OwnRay | None, uses_tls: bool) -> None:
         self._console = console
-        self._state = state
-        self._state_path = state_path
+        self._state = state_file.state
+        self._state_file = state_file
         self._own_ray = own_ray
         self._uses_tls = uses_tls
         self.http: tuple[str, int, bool] | None = None  # where a client on this machine reaches the router, by TLS?
@@ -249,7 +245,7 @@ class Watch:
 
     def changed(self, member: MemberStatus, members: list[MemberStatus]) -> None:
         self._state.members = members
-        run_state.write(self._state_path, self._state)
+        self._state_file.write_soon()
         text = f"{member.name} {member.state}" + (f": {member.detail}" if member.detail else "")
         if self.settled:
             if member.state in ("dead", "ready", "pending", "draining", "failed", "stopped"):

@@ -11,7 +11,7 @@ import asyncio
 import dataclasses
 import errno
 import json
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -97,7 +97,7 @@ class Group(Member, Protocol):
 
 
 class Router(Member, Protocol):
-    """The one router of a cluster."""
+    """The one router of a cluster. What it is asked raises OSError while there is none."""
 
     async def serve(self, expected: ExpectedWorkers) -> tuple[Listening, Endpoint]: ...
     async def drain(self, deadline_s: float) -> None: ...
@@ -186,17 +186,26 @@ class RouterMember:
     async def death(self) -> str:
         return await first_death([self._run])
 
+    async def _ask(self, call: Callable[[Any], Any]) -> Any:
+        """The answer to a call into its process. Raises ConnectionError where there is no router."""
+        if self._run is None:
+            raise ConnectionError("there is no router")
+        try:
+            return await call(self._actor)
+        except RayError as error:
+            raise ConnectionError(reason_of(error)) from error
+
     async def drain(self, deadline_s: float) -> None:
-        await self._actor.drain.remote(deadline_s)
+        await self._ask(lambda actor: actor.drain.remote(deadline_s))
 
     async def drain_worker(self, name: str, next_role: Role | None, migrate: bool) -> bool:
         """Empties a worker, which then ends or comes back in its next role. False if it is not connected."""
-        known: bool = await self._actor.drain_worker.remote(name, next_role, migrate)
+        known: bool = await self._ask(lambda actor: actor.drain_worker.remote(name, next_role, migrate))
         return known
 
     async def expect_workers(self, expected: ExpectedWorkers) -> None:
         """How many there are to be, whether they are there yet or not."""
-        await self._actor.expect_workers.remote(expected)
+        await self._ask(lambda actor: actor.expect_workers.remote(expected))
 
     async def set_split(self, split: dict[str, float] | None) -> None:
         """The shares of versions of the model in new requests, of this and of later incarnations."""
@@ -204,23 +213,16 @@ class RouterMember:
         dispatch = dataclasses.replace(self._config.dispatch, versions=versions)
         self._config = dataclasses.replace(self._config, dispatch=dispatch)
         if self._run is not None:
-            await self._actor.set_split.remote(split)
+            await self._ask(lambda actor: actor.set_split.remote(split))
 
     async def signals(self) -> Signals:
-        """What a planner decides from. Raises OSError where there is no router."""
-        if self._run is None:
-            raise ConnectionError("there is no router")
-        try:
-            found: Signals = await self._actor.signals.remote()
-        except RayError as error:
-            raise ConnectionError(reason_of(error)) from error
+        """What a planner decides from."""
+        found: Signals = await self._ask(lambda actor: actor.signals.remote())
         return found
 
     async def versions(self) -> tuple[VersionStatus, ...]:
-        """How each version of the model stands. Raises RayError where there is no router."""
-        if self._run is None:
-            raise RayActorError
-        found: tuple[VersionStatus, ...] = await self._actor.versions.remote()
+        """How each version of the model stands."""
+        found: tuple[VersionStatus, ...] = await self._ask(lambda actor: actor.versions.remote())
         return found
 
     async def follow(self, config: ClusterConfig) -> None:
@@ -231,11 +233,11 @@ class RouterMember:
         if dispatch != self._config.dispatch:
             self._config = dataclasses.replace(self._config, dispatch=dispatch)
             if self._run is not None:
-                await self._actor.follow.remote(dispatch)
+                await self._ask(lambda actor: actor.follow.remote(dispatch))
 
     async def status(self) -> dict[str, Any]:
         """How things stand: what `/cluster/status` says."""
-        status: dict[str, Any] = json.loads(await self._actor.status_body.remote())
+        status: dict[str, Any] = json.loads(await self._ask(lambda actor: actor.status_body.remote()))
         return status
 
     async def stop(self) -> None:

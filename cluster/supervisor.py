@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
 
@@ -15,22 +13,19 @@ from ray.exceptions import RayError
 from slipstream.cluster.actors import Endpoint
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.fleet import MemberState
+from slipstream.cluster.follower import Follower
 from slipstream.cluster.kept import Kept, KeptGroup, Observer, Wish
+from slipstream.cluster.kept_router import KeptRouter
 from slipstream.cluster.members import Group, Member, Router, reason_of
 from slipstream.cluster.restart_policy import GiveUp, RestartPolicy
 from slipstream.cluster.run_state import MemberStatus
 from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.messages import Role
-from slipstream.router.signals import Signals
-from slipstream.workers.report import WorkerReport
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Member)
 
 NOT_SERVING: tuple[MemberState, ...] = ("new", "pending", "starting", "dead", "failed")
-ROUTER_PATIENCE_S = 5.0
-FOLLOW_CHANGING_S = 0.1
-FOLLOW_SERVING_S = 1.0
 PENDING_AFTER_S = 1.0
 OVERDUE_S = 15.0  # on top of `drain_timeout_s`, at which a worker ends its drain by itself
 
@@ -54,7 +49,8 @@ class Supervisor:
     def __init__(self, config: ClusterConfig, router: Router, observer: Observer) -> None:
         self._config = config
         self._observer = observer
-        self._router = Kept(router, *self._fresh(router))
+        self.router = KeptRouter(router, *self._fresh(router))
+        self._follower = Follower(self.router, self._serves, self._note)
         self._groups: dict[str, KeptGroup] = {}
         self._is_settled = False
         self._worker_port: asyncio.Future[Endpoint] = asyncio.get_running_loop().create_future()
@@ -65,16 +61,12 @@ class Supervisor:
         status = MemberStatus(member.name, member.role, since=time.time(), version=version)
         return RestartPolicy(self._config.restart), status, time.monotonic()
 
-    def _all(self) -> tuple[Kept[Router] | KeptGroup, ...]:
-        return (self._router, *self._groups.values())
+    def _all(self) -> tuple[KeptRouter | KeptGroup, ...]:
+        return (self.router, *self._groups.values())
 
     @property
     def members(self) -> list[MemberStatus]:
         return [kept.status for kept in self._all()]
-
-    @property
-    def router(self) -> Router:
-        return self._router.member
 
     @property
     def groups(self) -> list[KeptGroup]:
@@ -96,7 +88,7 @@ class Supervisor:
         """Returns when every member serves. Raises StartFailed if one dies before."""
         for group in groups:
             self._groups[group.name] = KeptGroup(group, *self._fresh(group, group.version))
-        self._keep(self._router, self._live_as_router)
+        self._keep(self.router, self._live_as_router)
         for kept in self._groups.values():
             self._keep(kept, partial(self._live_as_group, kept))
         await self.unless_failed(asyncio.gather(*(kept.ready.wait() for kept in self._all())))
@@ -121,16 +113,6 @@ class Supervisor:
         for kept in self._all():
             kept.policy.cluster_ready()
 
-    async def drain(self, deadline_s: float) -> None:
-        """Lets running requests finish, for at most `deadline_s` seconds; the router takes no new ones meanwhile."""
-        if not self._router.ready.is_set():
-            return
-        try:
-            async with asyncio.timeout(deadline_s + 1.0):
-                await self._router.member.drain(deadline_s)
-        except (TimeoutError, RayError):
-            return
-
     async def stop(self) -> None:
         """Ends all members: first by asking, then by force."""
         keepers = [kept.keeper for kept in self._all() if kept.keeper is not None]
@@ -139,34 +121,12 @@ class Supervisor:
         await asyncio.gather(*keepers, return_exceptions=True)
         # The router last: a worker that loses it would go looking for it instead of ending.
         await asyncio.gather(*(kept.member.stop() for kept in self._groups.values() if kept.ready.is_set()))
-        if self._router.ready.is_set():
-            await self._router.member.stop()
+        if self.router.ready.is_set():
+            await self.router.member.stop()
         for kept in self._all():
             kept.member.kill()
         for group in self._groups.values():
             group.member.release()
-
-    async def router_status(self) -> dict[str, Any] | None:
-        """How the router sees things; None while there is none."""
-        if not self._router.ready.is_set():
-            return None
-        try:
-            async with asyncio.timeout(ROUTER_PATIENCE_S):
-                return await self._router.member.status()
-        except (RayError, TimeoutError):
-            return None
-
-    async def signals(self) -> Signals:
-        """How requests fared lately. Raises OSError while there is no router, or one that does not answer."""
-        async with asyncio.timeout(ROUTER_PATIENCE_S):
-            return await self._router.member.signals()
-
-    async def router_signals(self) -> dict[str, Any] | None:
-        """The same for people; None while there is no router."""
-        try:
-            return asdict(await self.signals())
-        except OSError:
-            return None
 
     # ---- changes
 
@@ -180,12 +140,12 @@ class Supervisor:
             self._groups[group.name] = kept
             self._note(kept, "new", "")
             self._keep(kept, partial(self._live_as_group, kept))
-        await self._tell_expected()
+        await self.router.expect(self.expected)
 
     async def let_go(self, kept: KeptGroup, *, migrate: bool) -> None:
         """The group is drained and ends; where nothing can run on it yet, it ends at once."""
         kept.wish = Wish(None, migrate, self._overdue_s())
-        await self._tell_expected()
+        await self.router.expect(self.expected)
         if kept.ready.is_set():
             kept.asked_epoch = 0
             kept.nudge.set()
@@ -206,18 +166,12 @@ class Supervisor:
         kept.asked_epoch = 0
         kept.nudge.set()
         self._note(kept, "draining" if was_serving else kept.status.state, f"is to be a {role} worker")
-        await self._tell_expected()
+        await self.router.expect(self.expected)
         if not was_serving and kept.status.state not in NOT_SERVING:
             kept.member.cut_off()  # it is loading in the old role
 
     def _overdue_s(self) -> float:
         return time.monotonic() + self._config.drain_timeout_s + OVERDUE_S
-
-    async def _tell_expected(self) -> None:
-        if self._router.ready.is_set():
-            with suppress(RayError, TimeoutError):  # the next router is told when it begins to serve
-                async with asyncio.timeout(ROUTER_PATIENCE_S):
-                    await self._router.member.expect_workers(self.expected)
 
     def _forget(self, kept: KeptGroup) -> None:
         kept.member.release()
@@ -256,20 +210,20 @@ class Supervisor:
                 self._note(kept, "failed", verdict.reason)
                 if not self._is_settled:
                     raise StartFailed(f"{kept.status.name}: {verdict.reason}")
-                await self._tell_expected()
+                await self.router.expect(self.expected)
                 return
             kept.status.restarts = kept.policy.restarts
             self._note(kept, "dead", f"{reason}; starting it again in {verdict.at_s - now_s:.1f} s")
             await asyncio.sleep(verdict.at_s - now_s)
 
     async def _live_as_router(self) -> str:
-        kept = self._router
+        kept = self.router
         await self._launch(kept)
         addresses, port = await kept.member.serve(self.expected)
         self._tell_groups(port)
         self._observer.listening(addresses)
         self._serves(kept, "listening")
-        await self._tell_expected()  # it may have changed while it began to serve
+        await self.router.expect(self.expected)  # it may have changed while it began to serve
         return await kept.member.death()
 
     async def _live_as_group(self, kept: KeptGroup) -> str:
@@ -287,7 +241,7 @@ class Supervisor:
         await self._all_launched.wait()
         await group.serve(await asyncio.shield(self._worker_port), self._num_ranks_beside(group))
         death = asyncio.ensure_future(group.death())
-        follow = asyncio.ensure_future(self._follow(kept))
+        follow = asyncio.ensure_future(self._follower.follow(kept))
         try:
             await asyncio.wait([death, follow], return_when=asyncio.FIRST_COMPLETED)
             return await death
@@ -314,40 +268,6 @@ class Supervisor:
             self._note(kept, "starting", "starting its processes")
         finally:
             room.cancel()
-
-    async def _follow(self, kept: KeptGroup) -> None:
-        """Asks a group how it is; that it died is told by its pending `run` calls."""
-        while True:
-            try:
-                report = await kept.member.report()
-            except RayError:
-                return
-            kept.status.startup_s = list(report.startup_s)
-            await self._pursue_wish(kept, report)
-            if report.state == "ready":
-                if kept.wish is None:  # else it has not heard of it yet
-                    self._serves(kept, report.progress)
-            elif report.state != kept.status.state or report.progress != kept.status.detail:
-                self._note(kept, report.state, report.progress)
-            is_settled = kept.ready.is_set() and kept.wish is None
-            with suppress(TimeoutError):
-                await asyncio.wait_for(kept.nudge.wait(), FOLLOW_SERVING_S if is_settled else FOLLOW_CHANGING_S)
-            kept.nudge.clear()
-
-    async def _pursue_wish(self, kept: KeptGroup, report: WorkerReport) -> None:
-        wish = kept.wish
-        if wish is None:
-            return
-        if report.role == wish.next_role and report.state == "ready":
-            kept.wish = None
-        elif time.monotonic() > wish.overdue_s:
-            kept.member.cut_off()  # what runs there goes on elsewhere, from the tokens that the router has
-        elif report.epoch != kept.asked_epoch and self._router.ready.is_set():
-            # A router that is gone: the worker will connect to the next one, and is asked then.
-            with suppress(RayError, TimeoutError):
-                async with asyncio.timeout(ROUTER_PATIENCE_S):
-                    if await self.router.drain_worker(kept.status.name, wish.next_role, wish.migrate):
-                        kept.asked_epoch = report.epoch
 
     def _serves(self, kept: Kept[M], detail: str) -> None:
         kept.policy.up(time.monotonic())

@@ -100,6 +100,24 @@ def test_a_router_whose_port_somebody_else_has_taken_tries_it_for_a_while_and_th
     asyncio.run(check())
 
 
+def test_a_router_that_is_not_there_or_dies_meanwhile_is_no_connection() -> None:
+    deployment = Deployment(ClusterConfig(model=ModelConfig(path="/m")), "token", None, spans_nodes=False)
+    router: Any = RouterMember(deployment, "node")
+
+    async def dies() -> None:
+        raise RayActorError(error_msg="its worker process has died")
+
+    async def check() -> None:
+        with pytest.raises(ConnectionError, match="there is no router"):
+            await router.versions()
+        router._actor = SimpleNamespace(signals=SimpleNamespace(remote=dies))
+        router._run = object()
+        with pytest.raises(ConnectionError, match=r"process is gone \(killed"):
+            await router.signals()
+
+    asyncio.run(check())
+
+
 def test_of_ranks_that_die_together_the_one_with_a_reason_speaks() -> None:
     async def gone() -> None:
         raise RayActorError(error_msg="its worker process has died")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
+from slipstream.cluster import follower as follower_module
+from slipstream.cluster import supervisor as supervisor_module
 from slipstream.cluster.actors import Endpoint, Listening, Place
 from slipstream.cluster.config import ClusterConfig, ModelConfig, RestartConfig
 from slipstream.cluster.kept import KeptGroup
@@ -96,6 +98,7 @@ class FakeGroup(FakeMember):
     version: str = ""
     has_room: bool = True
     obeys: bool = True  # when it is told to drain
+    hangs: bool = False  # and says nothing any more
     state: WorkerState = "loading"
     served_role: Role = "decode"
     epoch: int = 0
@@ -138,6 +141,8 @@ class FakeGroup(FakeMember):
         self.redirected.append(router)
 
     async def report(self) -> WorkerReport:
+        if self.hangs:
+            await asyncio.Event().wait()
         return WorkerReport(self.name, 0, 1, self.state, self.epoch, "", (("loading", 1.0),), self.served_role)
 
     def cut_off(self) -> None:
@@ -197,11 +202,11 @@ class Scene:
 
 
 @asynccontextmanager
-async def serving(*roles: Role) -> AsyncIterator[Scene]:
+async def serving(*roles: Role, config: ClusterConfig = CONFIG) -> AsyncIterator[Scene]:
     """A deployment with one group a role, up and settled."""
     router, watcher, groups = FakeRouter(), Watcher(), {}
     router.groups = groups
-    scene = Scene(Supervisor(CONFIG, router, watcher), router, watcher, groups)
+    scene = Scene(Supervisor(config, router, watcher), router, watcher, groups)
     for role in roles:
         scene.group(f"{role}-0", role)
     async with asyncio.timeout(PATIENCE_S):
@@ -254,6 +259,32 @@ async def test_a_group_that_dies_while_it_leaves_is_not_started_again() -> None:
         it.groups["decode-0"].die("killed")
         await it.until(lambda: it.supervisor.group("decode-0") is None)
         assert it.groups["decode-0"].num_launches == 1
+
+
+@pytest.mark.parametrize("next_role", [None, "prefill"])
+def test_a_group_that_says_nothing_any_more_is_ended_in_time(
+    monkeypatch: pytest.MonkeyPatch, next_role: Role | None
+) -> None:
+    """It has frozen, or its machine has: what it is drained for has an end all the same."""
+    monkeypatch.setattr(supervisor_module, "OVERDUE_S", 0.0)
+    monkeypatch.setattr(follower_module, "SERVING_S", 0.001)
+
+    async def run() -> None:
+        async with serving("decode", config=replace(CONFIG, drain_timeout_s=0.0)) as it:
+            group = it.groups["decode-0"]
+            group.hangs = True
+            if next_role is None:
+                await it.supervisor.let_go(it.kept("decode-0"), migrate=True)
+                await it.until(lambda: it.supervisor.group("decode-0") is None)
+            else:
+                await it.supervisor.switch(it.kept("decode-0"), next_role)
+                await it.until(lambda: it.state_of("decode-0") == "dead")
+                group.hangs = False
+                await it.until(lambda: it.state_of("decode-0") == "ready")
+                assert group.served_role == next_role
+            assert group.num_kills == 1
+
+    asyncio.run(run())
 
 
 @scenario

@@ -1,0 +1,85 @@
+"""Follows a worker group while it lives: asks it how it is, and sees to it that what is wished of it comes true."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from ray.exceptions import RayError
+
+from slipstream.cluster.fleet import MemberState
+from slipstream.cluster.kept import KeptGroup
+from slipstream.cluster.kept_router import KeptRouter
+from slipstream.workers.report import WorkerReport
+
+CHANGING_S = 0.1
+SERVING_S = 1.0
+
+
+class Follower:
+    """`serves` is told of groups that serve, `note` of those in another state or with something else to say."""
+
+    def __init__(
+        self,
+        router: KeptRouter,
+        serves: Callable[[KeptGroup, str], None],
+        note: Callable[[KeptGroup, MemberState, str], None],
+    ) -> None:
+        self._router = router
+        self._serves = serves
+        self._note = note
+
+    async def follow(self, kept: KeptGroup) -> None:
+        """Returns when the group is dead. What it died of is told by its pending `run` calls."""
+        while True:
+            try:
+                report = await self._report_of(kept)
+            except RayError:
+                return
+            kept.status.startup_s = list(report.startup_s)
+            await self._pursue_wish(kept, report)
+            if report.state == "ready":
+                if kept.wish is None:  # else it has not heard of it yet
+                    self._serves(kept, report.progress)
+            elif report.state != kept.status.state or report.progress != kept.status.detail:
+                self._note(kept, report.state, report.progress)
+            is_settled = kept.ready.is_set() and kept.wish is None
+            with suppress(TimeoutError):
+                await asyncio.wait_for(kept.nudge.wait(), SERVING_S if is_settled else CHANGING_S)
+            kept.nudge.clear()
+
+    async def _report_of(self, kept: KeptGroup) -> WorkerReport:
+        """Waits as long as it takes: one that has frozen may thaw. But what is wished of it has an end. Raises
+        RayError."""
+        asked = asyncio.ensure_future(kept.member.report())
+        try:
+            while not asked.done():
+                await asyncio.wait([asked], timeout=SERVING_S)
+                if not asked.done():
+                    self._cut_off_if_overdue(kept)
+            return asked.result()
+        finally:
+            asked.cancel()
+
+    async def _pursue_wish(self, kept: KeptGroup, report: WorkerReport) -> None:
+        wish = kept.wish
+        if wish is None:
+            return
+        if report.role == wish.next_role and report.state == "ready":
+            kept.wish = None
+        elif (
+            not self._cut_off_if_overdue(kept)
+            and report.epoch != kept.asked_epoch
+            and await self._router.drain_worker(kept.status.name, wish)
+        ):
+            kept.asked_epoch = report.epoch
+
+    @staticmethod
+    def _cut_off_if_overdue(kept: KeptGroup) -> bool:
+        """What runs there then goes on elsewhere, from the tokens that the router has."""
+        if kept.wish is None or time.monotonic() <= kept.wish.overdue_s:
+            return False
+        kept.member.cut_off()
+        return True

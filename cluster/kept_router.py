@@ -1,0 +1,63 @@
+"""The router as its supervisor keeps it: what it is asked and told, while it is there and answers."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from slipstream.cluster.kept import Kept, Wish
+from slipstream.cluster.members import Router
+from slipstream.router.expected_workers import ExpectedWorkers
+from slipstream.router.signals import Signals
+
+PATIENCE_S = 5.0
+
+
+@dataclass(slots=True)
+class KeptRouter(Kept[Router]):
+    """Nobody waits longer than `PATIENCE_S` for an answer, but for a drain."""
+
+    async def drain(self, deadline_s: float) -> None:
+        """Lets running requests finish, for at most `deadline_s` seconds; it takes no new ones meanwhile."""
+        if self.ready.is_set():
+            with suppress(OSError):
+                async with asyncio.timeout(deadline_s + 1.0):
+                    await self.member.drain(deadline_s)
+
+    async def drain_worker(self, name: str, wish: Wish) -> bool:
+        """Empties a worker. False: there is no router, it does not answer, or it does not know the worker; which will
+        connect to the next one, and can be drained then."""
+        if self.ready.is_set():
+            with suppress(OSError):
+                async with asyncio.timeout(PATIENCE_S):
+                    return await self.member.drain_worker(name, wish.next_role, wish.migrate)
+        return False
+
+    async def expect(self, expected: ExpectedWorkers) -> None:
+        """Tells how many workers there are to be. The next router is told when it begins to serve."""
+        if self.ready.is_set():
+            with suppress(OSError):
+                async with asyncio.timeout(PATIENCE_S):
+                    await self.member.expect_workers(expected)
+
+    async def cluster_status(self) -> dict[str, Any] | None:
+        """How it sees the cluster; None while there is no router, or one that does not answer."""
+        if self.ready.is_set():
+            with suppress(OSError):
+                async with asyncio.timeout(PATIENCE_S):
+                    return await self.member.status()
+        return None
+
+    async def signals(self) -> Signals:
+        """How requests fared lately. Raises OSError while there is no router, or one that does not answer."""
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.member.signals()
+
+    async def signals_to_show(self) -> dict[str, Any] | None:
+        """The same for people; None while there is no router."""
+        try:
+            return asdict(await self.signals())
+        except OSError:
+            return None
