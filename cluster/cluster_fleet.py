@@ -103,13 +103,19 @@ class ClusterFleet:
         """Again for a group that leaves already: nothing happens."""
         kept = self._kept(name)
         if not kept.is_leaving:
+            self._check_not_held("name")
             await self._supervisor.let_go(kept, migrate=migrate)
+
+    async def retire(self, name: str) -> None:
+        """The same for the update that holds the fleet."""
+        kept = self._kept(name)
+        if not kept.is_leaving:
+            await self._supervisor.let_go(kept, migrate=True)
 
     async def switch_role(self, name: str, role: Role) -> None:
         """To the role that it has: nothing happens."""
         kept = self._kept(name)
-        if self.is_held:
-            raise FleetError("conflict", "name", "an update is under way; `slipstream update` shows how far it is")
+        self._check_not_held("name")
         if kept.is_leaving:
             raise FleetError("conflict", "name", f"{name} is leaving the cluster")
         if kept.status.state == "failed":
@@ -127,8 +133,7 @@ class ClusterFleet:
         """Those that do not serve yet go first, then those that have served for the shortest time."""
         if replicas < 0:
             raise FleetError("invalid", "replicas", f"replicas must not be negative, got {replicas}")
-        if self.is_held:
-            raise FleetError("conflict", "replicas", "an update is under way; `slipstream update` shows how far it is")
+        self._check_not_held("replicas")
         wanted = [kept for kept in self._supervisor.groups if kept.is_wanted and kept.member.role == role]
         if replicas > len(wanted):
             await self.add(role, replicas - len(wanted))
@@ -149,6 +154,10 @@ class ClusterFleet:
             GroupMember(made_from.deployment, name, role, made_from.pools, self._choose_node)
             for name in itertools.islice(free, count)
         ]
+
+    def _check_not_held(self, field: str) -> None:
+        if self.is_held:
+            raise FleetError("conflict", field, "an update is under way; `slipstream update` shows how far it is")
 
     def _kept(self, name: str) -> KeptGroup:
         kept = self._supervisor.group(name)

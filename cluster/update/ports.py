@@ -10,16 +10,20 @@ from slipstream.router.version_status import VersionStatus
 
 
 class VersionedFleet(FleetPort, Protocol):
-    """A fleet that makes groups of several versions. `is_held`: nobody else may resize it."""
+    """A fleet that makes groups of several versions. While it `is_held` it refuses what others ask of `FleetPort`, but
+    for `add`; the update lets groups go with `retire`."""
 
     is_held: bool
+
+    async def retire(self, name: str) -> None:
+        """Drains a group, whose work moves to others, and ends it for good."""
 
     def add_version(self, version: str, config: ClusterConfig) -> None: ...
     def forget_version(self, version: str) -> None: ...
 
 
 class VersionRouter(Protocol):
-    """What an update asks of the router. The calls raise RayError while there is none."""
+    """What an update asks of the router. The calls raise OSError while there is none."""
 
     async def set_split(self, split: dict[str, float] | None) -> None: ...
     async def versions(self) -> tuple[VersionStatus, ...]: ...

@@ -28,9 +28,9 @@ from slipstream.cluster.update.plan import (
     VersionLoad,
 )
 from slipstream.cluster.update.verdict import failing, since, slower
-from slipstream.router.messages import Role
+from slipstream.router.messages import ROLES, Role
 
-ROLES: tuple[Role, Role] = ("decode", "prefill")
+DECODE_FIRST: tuple[Role, Role] = ("decode", "prefill")  # where there is little room, it is theirs
 MAX_EVENTS = 200
 MAX_DEATHS = 3  # of new groups, which have served before: one may be an accident
 
@@ -204,7 +204,7 @@ class RollingUpdate:
 
     def _changes(self, fleet: FleetState, now: float) -> Iterator[UpdateAction]:
         plan = self.plan
-        for role in ROLES:
+        for role in DECODE_FIRST:
             if self.phase == "starting":
                 if plan.wanted[role] and not self._wanted(fleet, plan.new, role):
                     yield from self._replace(fleet, role, plan.new, plan.old, plan.wanted[role], now)

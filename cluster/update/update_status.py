@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slipstream.cluster.update.plan import Phase, UpdateEvent
-from slipstream.cluster.update.rolling import ROLES, told
+from slipstream.cluster.update.rolling import told
+from slipstream.router.messages import ROLES
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from pathlib import Path
 from ray.exceptions import RayError
 
 from slipstream.cluster.config import ClusterConfig
-from slipstream.cluster.config_file import ConfigError
 from slipstream.cluster.fleet import FleetError
 from slipstream.cluster.model_version import version_of
 from slipstream.cluster.placement import CannotPlace
+from slipstream.cluster.settings_file import ConfigError
 from slipstream.cluster.update.changes import changes_between
 from slipstream.cluster.update.plan import (
     AddGroup,
@@ -30,10 +30,10 @@ from slipstream.cluster.update.plan import (
 )
 from slipstream.cluster.update.ports import VersionedFleet, VersionRouter
 from slipstream.cluster.update.release import Release, check_same_text
-from slipstream.cluster.update.rolling import ROLES, RollingUpdate
+from slipstream.cluster.update.rolling import RollingUpdate
 from slipstream.cluster.update.update_status import UpdateStatus
 from slipstream.router.config import check_split
-from slipstream.router.messages import Role
+from slipstream.router.messages import ROLES, Role
 from slipstream.router.version_status import VersionStatus
 
 LOOK_EVERY_S = 0.5
@@ -71,6 +71,7 @@ class Updater:
         self._load = load
         self._show = show
         self._latest: _Running | None = None
+        self._is_reading = False  # a configuration, from which something will begin
         self._names = {release.version}
 
     @property
@@ -112,6 +113,13 @@ class Updater:
         """From what serves to the configuration at `path`. Returns the keys that differ; where only sizes or settings
         of the router do, all is done then. Raises FleetError, and then nothing has changed."""
         self._check_idle()
+        self._is_reading = True
+        try:
+            return await self._begin(path, options)
+        finally:
+            self._is_reading = False
+
+    async def _begin(self, path: Path, options: UpdateOptions) -> tuple[str, ...]:
         try:
             config = await asyncio.to_thread(self._load, path)
         except ConfigError as error:
@@ -132,7 +140,6 @@ class Updater:
                 role: pool.replicas if f"{role}.replicas" in changes.sizes else num_now(role)
                 for role, pool in config.pools()
             }
-            self._check_idle()
             self._start(Release(self._free_name(content), config, str(path), content), options, wanted, changed)
         elif changed:
             await self._take_up(Release(old.version, config, str(path), content))
@@ -182,7 +189,7 @@ class Updater:
     # ---- inside
 
     def _check_idle(self) -> None:
-        if self.is_active:
+        if self.is_active or self._is_reading:
             raise FleetError("conflict", "update", "an update is under way")
 
     def _free_name(self, version: str) -> str:
@@ -252,7 +259,7 @@ class Updater:
     async def _take_up(self, release: Release) -> None:
         self._release = release
         self._fleet.add_version(release.version, release.config)
-        with contextlib.suppress(RayError):  # the next router begins with it
+        with contextlib.suppress(OSError):  # the next router begins with it
             await self._router.follow(release.config)
 
     async def _look_at_router(self) -> tuple[dict[str, VersionLoad] | None, dict[str, float] | None]:
@@ -260,7 +267,7 @@ class Updater:
         try:
             async with asyncio.timeout(ROUTER_PATIENCE_S):
                 told = await self._router.versions()
-        except (RayError, TimeoutError):
+        except OSError:
             return None, None
         split = {version.name: version.weight for version in told if version.weight is not None}
         return {version.name: load_of(version) for version in told}, split or None
@@ -274,8 +281,8 @@ class Updater:
                 case AddGroup(role, version):
                     await self._fleet.add(role, 1, version)
                 case RemoveGroup(name):
-                    await self._fleet.remove(name)
-        except (RayError, TimeoutError) as error:
+                    await self._fleet.retire(name)
+        except (RayError, OSError) as error:
             log.warning("update: %s: %s; it is tried again", action.reason, error)
         except FleetError as error:
             log.warning("update: %s: %s", action.reason, error.reason)

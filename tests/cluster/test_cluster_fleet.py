@@ -16,7 +16,7 @@ from slipstream.cluster.members import Deployment
 from slipstream.cluster.ray_session import RaySession
 from slipstream.cluster.supervisor import Supervisor
 from slipstream.workers.config import EngineConfig
-from tests.cluster.test_supervisor import FakeRouter, Watcher
+from tests.cluster.test_supervisor import FakeRouter, Watcher, serving
 
 CONFIG = ClusterConfig(ModelConfig("/m"))
 
@@ -69,6 +69,27 @@ def test_a_fleet_that_is_held_says_so() -> None:
         assert (fleet.state().is_held, fleet.state().is_changing) == (True, True)
 
     in_fleet(check)
+
+
+def test_while_an_update_is_under_way_only_that_takes_a_group_away() -> None:
+    async def run() -> None:
+        async with serving("prefill", "decode") as it:
+            session = RaySession(is_own=True, node_id="n", resources={"CPU": 4.0})
+            fleet = ClusterFleet(it.supervisor, Deployment(CONFIG, "secret", None, False, "v1"), session)
+            fleet.is_held = True
+            for question in (
+                fleet.remove("decode-0"),
+                fleet.switch_role("decode-0", "prefill"),
+                fleet.scale("decode", 0),
+            ):
+                with pytest.raises(FleetError, match="an update is under way") as caught:
+                    await question
+                assert caught.value.kind == "conflict"
+            assert not it.kept("decode-0").is_leaving
+            await fleet.retire("decode-0")
+            await it.until(lambda: it.supervisor.group("decode-0") is None)
+
+    asyncio.run(run())
 
 
 def test_the_last_version_is_not_forgotten() -> None:

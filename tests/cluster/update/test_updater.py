@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
-from ray.exceptions import RayActorError
 
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.fleet import FleetError, FleetMember, FleetState
@@ -60,6 +59,9 @@ class QuickFleet:
         return [name]
 
     async def remove(self, name: str, *, migrate: bool = True) -> None:
+        raise NotImplementedError
+
+    async def retire(self, name: str) -> None:
         self.members[name] = replace(self.members[name], state="draining", is_leaving=True)
 
     async def switch_role(self, name: str, role: Role) -> None:
@@ -87,7 +89,7 @@ class QuickRouter:
 
     def check(self) -> None:
         if not self.is_up:
-            raise RayActorError
+            raise ConnectionError("there is no router")
 
     async def set_split(self, split: dict[str, float] | None) -> None:
         self.check()
@@ -160,6 +162,37 @@ def test_an_update_and_the_way_back(lab: Lab) -> None:
         await lab.until_over()
         assert {member.version for member in lab.fleet.members.values()} == {"1"}
         assert list(lab.fleet.versions) == ["1"]
+
+    run(main)
+
+
+@pytest.mark.parametrize("first", ["sizes", "second"])
+def test_two_updates_at_a_time_are_one_too_many(lab: Lab, first: str) -> None:
+    """One of them is over at once, the other exchanges workers; whichever comes first is carried out."""
+    files = {"sizes": lab.config("sizes", "1", "decode: {replicas: 2}"), "second": lab.config("second", "2")}
+
+    async def main() -> None:
+        asked = [files.pop(first), *files.values()]
+        done, refused = await asyncio.gather(
+            *(lab.updater.begin(path, UpdateOptions()) for path in asked), return_exceptions=True
+        )
+        assert isinstance(done, tuple)
+        assert isinstance(refused, FleetError)
+        assert (refused.kind, refused.reason) == ("conflict", "an update is under way")
+        await lab.until_over()
+        assert [*lab.fleet.versions] == ["1" if first == "sizes" else "2"]
+        assert lab.fleet.state().num_decode == (2 if first == "sizes" else 1)
+
+    run(main)
+
+
+def test_a_configuration_that_cannot_be_read_is_in_nobodys_way(lab: Lab) -> None:
+    async def main() -> None:
+        with pytest.raises(FleetError, match="no such file"):
+            await lab.updater.begin(lab.folder / "none.yaml", UpdateOptions())
+        await lab.updater.begin(lab.config("second", "2"), UpdateOptions())
+        await lab.until_over()
+        assert lab.phase() == "done"
 
     run(main)
 
