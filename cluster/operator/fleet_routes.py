@@ -14,6 +14,7 @@ from slipstream.router.messages import Role
 
 MAX_REPLICAS = 1_000  # one driver starts and watches them all
 
+# Whatever was asked for is a name, with slashes in it as well, and the answer says that nobody has it.
 WorkerName = Annotated[str, Path(description="A name from `GET /v1/fleet`, as decode-0.")]
 
 
@@ -104,14 +105,14 @@ def fleet_routes(parts: DriverParts) -> APIRouter:
         added = [member.name for member in state.members if member.name not in before]
         return FleetAnswer.of(state, added, _emptied(state, question.role))
 
-    @routes.post("/workers/{name}/drain", status_code=202, summary="Empty a group and end it for good")
+    @routes.post("/workers/{name:path}/drain", status_code=202, summary="Empty a group and end it for good")
     async def drain(name: WorkerName, question: DrainQuestion | None = None) -> FleetAnswer:
         member = fleet.state().member(name)
         await fleet.remove(name, migrate=question.migrate if question is not None else True)
         state = fleet.state()
         return FleetAnswer.of(state, warning=_emptied(state, member.role) if member is not None else None)
 
-    @routes.post("/workers/{name}/role", status_code=202, summary="Let a group serve the other role")
+    @routes.post("/workers/{name:path}/role", status_code=202, summary="Let a group serve the other role")
     async def switch(name: WorkerName, question: RoleQuestion) -> FleetAnswer:
         await fleet.switch_role(name, question.role)
         state = fleet.state()
