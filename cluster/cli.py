@@ -13,7 +13,7 @@ import psutil
 
 from slipstream.cluster import console, processes, run_state
 from slipstream.cluster.bench.command import bench_command
-from slipstream.cluster.config_file import ConfigError, load_config
+from slipstream.cluster.config_file import load_config
 from slipstream.cluster.doubts import doubts_about, machine_memory_bytes
 from slipstream.cluster.explain import explain_command
 from slipstream.cluster.operator.command import drain_command, role_command, scale_command
@@ -21,6 +21,7 @@ from slipstream.cluster.plan.command import plan_command
 from slipstream.cluster.planner.command import planner_command
 from slipstream.cluster.run_state import ClusterState, NoHome
 from slipstream.cluster.serve import serve_command
+from slipstream.cluster.settings_file import ConfigError
 from slipstream.cluster.sim.command import sim_command
 from slipstream.cluster.status_command import status_command
 from slipstream.cluster.update.command import rollback_command, split_command, update_command

@@ -33,6 +33,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if not self.path:
             raise ValueError("path must not be empty")
+        if not self.name.isprintable():  # it stands in logs, headers and metrics
+            raise ValueError(f"name must be printable, got {self.name!r}")
         if self.version is not None and not VERSION.fullmatch(str(self.version)):
             raise ValueError(f"version must be up to 64 letters, digits, '.', '_' or '-', got {self.version!r}")
 

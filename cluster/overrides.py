@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slipstream.cluster.config import ClusterConfig
-from slipstream.cluster.config_file import ConfigError, load_config
+from slipstream.cluster.config_file import load_config
+from slipstream.cluster.settings_file import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,12 @@ import click
 
 from slipstream.cluster import console, own_ray, run_state
 from slipstream.cluster.config import ClusterConfig, RayConfig
-from slipstream.cluster.config_file import ConfigError
 from slipstream.cluster.console import Console
 from slipstream.cluster.doubts import doubts_about, machine_memory_bytes
 from slipstream.cluster.overrides import Overrides
 from slipstream.cluster.own_ray import OwnRay
 from slipstream.cluster.process_log import redirect_output
+from slipstream.cluster.settings_file import ConfigError
 
 INTERRUPTED = 130
 

@@ -20,9 +20,10 @@ from slipstream.cluster.bench.question import QuestionForm
 from slipstream.cluster.bench.server import Server, ask, said
 from slipstream.cluster.bench.session import Stage, run_stages
 from slipstream.cluster.bench.target import BenchError, Target
-from slipstream.cluster.config_file import ConfigError, load_config
+from slipstream.cluster.config_file import load_config
 from slipstream.cluster.report.table import Table
 from slipstream.cluster.run_state import ClusterState
+from slipstream.cluster.settings_file import ConfigError
 from slipstream.cluster.sim.profile import WorkerProfile
 
 NVIDIA = Path("/dev/nvidiactl")

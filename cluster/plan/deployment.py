@@ -7,8 +7,9 @@ from typing import Any
 
 import yaml
 
-from slipstream.cluster.config_file import ConfigError, load_config
+from slipstream.cluster.config_file import load_config
 from slipstream.cluster.plan.candidate import Candidate
+from slipstream.cluster.settings_file import ConfigError
 from slipstream.router.config import SloConfig
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.cluster.config_file import ConfigError, load_config
+from slipstream.cluster.config_file import load_config
 from slipstream.cluster.run_state import ClusterState
+from slipstream.cluster.settings_file import ConfigError
 
 MODEL_DIR = Path(__file__).parents[2] / "models" / "slipstream-demo"
 KEY = f"keys: [{{name: a, sha256: '{'ab' * 32}'}}]"

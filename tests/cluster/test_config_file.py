@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from slipstream.cluster.config import ClusterConfig
-from slipstream.cluster.config_file import ConfigError, load_config
+from slipstream.cluster.config_file import load_config
+from slipstream.cluster.settings_file import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MODEL_CONFIG = {
@@ -202,6 +203,10 @@ MODEL = "model: {path: tiny}\n"
         ("model: {path: nowhere}\n", "c.yaml:1: model.path: no such directory: "),
         ("model:\n  path: c.yaml\n", "c.yaml:2: model.path: not a directory: "),
         ("model: {path: ''}\n", "c.yaml:1: model.path: must not be empty"),
+        (
+            'model:\n  path: tiny\n  name: "a\\tb\\e[31m"\n',
+            r"c.yaml:3: model.name: must be printable, got 'a\tb\x1b[31m'",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence(folder: Path, text: str, expected: str) -> None:
@@ -209,6 +214,13 @@ def test_a_mistake_is_one_sentence(folder: Path, text: str, expected: str) -> No
     assert only.startswith(expected)
     assert "\n" not in only
     assert "Traceback" not in only
+
+
+def test_a_directory_whose_name_cannot_be_shown_needs_a_name_for_its_model(folder: Path) -> None:
+    write_model(folder / "ti\x07ny")
+    (only,) = problems(folder, 'model:\n  path: "ti\\any"\n')
+    assert only == r"c.yaml:2: model.path: the directory's name 'ti\x07ny' cannot be the model's; give model.name"
+    assert load(folder, 'model:\n  path: "ti\\any"\n  name: tiny\n').model.name == "tiny"
 
 
 def test_all_mistakes_are_named_at_once(folder: Path) -> None:

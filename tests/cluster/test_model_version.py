@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from slipstream.cluster.config import ClusterConfig
-from slipstream.cluster.config_file import ConfigError, load_config
+from slipstream.cluster.config_file import load_config
 from slipstream.cluster.model_version import version_of
+from slipstream.cluster.settings_file import ConfigError
 
 DEMO = Path(__file__).parents[2] / "models" / "slipstream-demo"
 

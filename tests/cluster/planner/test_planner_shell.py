@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from pydantic import TypeAdapter
 
 from slipstream.cluster.cli import main
-from slipstream.cluster.config_file import ConfigError, load_config
+from slipstream.cluster.config_file import load_config
 from slipstream.cluster.fleet import FleetState
 from slipstream.cluster.operator.app import build_app
 from slipstream.cluster.operator.parts import DriverParts
@@ -33,6 +33,7 @@ from slipstream.cluster.planner.routes import planner_routes
 from slipstream.cluster.planner.shell import PlannerShell, planning
 from slipstream.cluster.planner.slo_planner import SloPlanner
 from slipstream.cluster.run_state import ClusterState
+from slipstream.cluster.settings_file import ConfigError
 from slipstream.router.config import DispatchConfig
 from slipstream.router.dispatcher import Dispatcher
 from slipstream.router.signals import Signals

@@ -1,0 +1,135 @@
+"""A file of settings in YAML: what it says, and in which line each key stands."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Key = tuple[str, ...]
+
+MAX_FILE_BYTES = 1 << 20
+MAX_DEPTH = 8  # of keys whose lines are noted
+
+
+class ConfigError(Exception):
+    """`problems`: one sentence each."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsFile:
+    path: Path
+    settings: dict[str, Any]
+    lines: dict[Key, int]
+
+    @classmethod
+    def read(cls, path: Path, known: Collection[str]) -> SettingsFile:
+        """Raises ConfigError, also for a file none of whose keys is like one of the `known` ones."""
+        loader = yaml.SafeLoader(_text(path))
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                raise ConfigError([f"{path}: empty; at least model.path is needed"])
+            if not isinstance(node, yaml.MappingNode):
+                raise ConfigError([f"{path}: must be a mapping of settings, got {_yaml_kind(node)}"])
+            lines: dict[Key, int] = {}
+            cycle = _cycle(node, (), [])
+            if cycle is not None:
+                key, line = cycle
+                raise ConfigError([f"{path}:{line}: {'.'.join(key)}: an alias of what it stands in, without end"])
+            duplicates = [
+                f"{path}:{line}: {'.'.join(key)}: given twice (first in line {lines[key]})"
+                for key, line in _keys(node, (), lines)
+            ]
+            if duplicates:
+                raise ConfigError(duplicates)
+            if _is_foreign(lines, known):
+                raise ConfigError([f"{path}: none of its keys is a setting; at least model.path is needed"])
+            settings = loader.construct_document(node)
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            where = f"{path}:{mark.line + 1}" if mark else f"{path}"
+            raise ConfigError([f"{where}: not valid YAML: {error.problem or error.context}"]) from None
+        except yaml.YAMLError as error:
+            raise ConfigError([f"{path}: not valid YAML: {' '.join(str(error).split())}"]) from None
+        except RecursionError:
+            raise ConfigError([f"{path}: nested too deep"]) from None
+        except ValueError as error:  # e.g. the date 2026-99-99
+            raise ConfigError([f"{path}: {error}"]) from None
+        finally:
+            loader.dispose()
+        return cls(path, settings, lines)
+
+    def place(self, key: Key) -> str:
+        """`FILE:LINE: dotted.key`, with the line of the nearest enclosing key that is really in the file."""
+        line = next((self.lines[key[:n]] for n in range(len(key), 0, -1) if key[:n] in self.lines), None)
+        if line is None and key[:-1] and key[0] in ("prefill", "decode") and key[1] == "engine":
+            line = self.lines.get(key[1:])
+        where = f"{self.path}:{line}" if line else f"{self.path}"
+        return f"{where}: {'.'.join(key)}" if key else where
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)  # not by the size that the file says: devices have none
+        if len(content) > MAX_FILE_BYTES:
+            raise ConfigError([f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB, which no configuration is"])
+        return content.decode()
+    except FileNotFoundError:
+        raise ConfigError([f"{path}: no such file"]) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"{path}: not UTF-8 text (byte {error.start})"]) from None
+    except OSError as error:
+        raise ConfigError([f"{path}: {error.strerror or error}"]) from None
+    except ValueError as error:  # a zero byte in the name
+        raise ConfigError([f"{str(path)!r}: {error}"]) from None
+
+
+def _is_foreign(lines: dict[Key, int], known: Collection[str]) -> bool:
+    """Whether this is a file of something else, whose keys are nobody's business here."""
+    names = [key[0] for key in lines if len(key) == 1]
+    return bool(names) and not any(difflib.get_close_matches(name, known, n=1) for name in names)
+
+
+def _keys(node: yaml.MappingNode, at: Key, lines: dict[Key, int]) -> Iterator[tuple[Key, int]]:
+    """Notes the line of every key below `node`; yields the keys that stand there a second time."""
+    for key_node, value in node.value:
+        key = (*at, str(key_node.value))
+        line = key_node.start_mark.line + 1
+        if key in lines:
+            yield key, line
+            continue
+        lines[key] = line
+        if isinstance(value, yaml.MappingNode) and len(at) < MAX_DEPTH:
+            yield from _keys(value, key, lines)
+
+
+def _cycle(node: yaml.Node, at: Key, above: list[yaml.Node]) -> tuple[Key, int] | None:
+    """The first key whose value contains itself, and its line."""
+    above = [*above, node]
+    parts: list[tuple[str, yaml.Node, yaml.Node]] = []
+    if isinstance(node, yaml.MappingNode):
+        parts = [(str(key.value), key, value) for key, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        parts = [(str(number), value, value) for number, value in enumerate(node.value)]
+    for name, where, value in parts:
+        if any(value is one for one in above):
+            return (*at, name), where.start_mark.line + 1
+        found = _cycle(value, (*at, name), above)
+        if found is not None:
+            return found
+    return None
+
+
+def _yaml_kind(node: yaml.Node) -> str:
+    """Not the value: an operator may name any file that the driver can read, a key or a token among them."""
+    return "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
