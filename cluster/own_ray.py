@@ -29,7 +29,7 @@ from slipstream.cluster.reaper import Reaper
 
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 START_TIMEOUT_S = 120.0
-END_PATIENCE_S = 0.5
+START_HOOK = "slipstream.cluster.ray_start_hook.leave_out"
 LOCAL_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 FIRST_QUIET_PORT = 15_000  # below are ports that many programs have by custom
 NUM_PORT_TRIES = 100
@@ -79,7 +79,7 @@ class OwnRay:
         with log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 _command(config, self._folder),
-                env={key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"},
+                env=_start_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -96,10 +96,11 @@ class OwnRay:
         self._is_expected_to_end.set()
         left = [process for process in processes.descendants() if process.pid != self.reaper.pid]
         # By force: it has nothing worth saving, and its way to end in order takes seconds. Its core processes die with
-        # it (it has asked the kernel for that), the others are ours to end.
+        # it (it has asked the kernel for that), the others are ours to end: its agents would stay for a minute, and the
+        # members of the cluster have ended or will not.
         self._process.kill()
         self._process.wait()
-        processes.wait_or_kill(left, END_PATIENCE_S)
+        processes.wait_or_kill(left, 0.0)
         self.reaper.close()  # removes the folder
 
     def address(self) -> str:
@@ -131,6 +132,12 @@ class OwnRay:
         return next((" ".join(line.split()) for line in reversed(lines) if line.strip()), "it said nothing")[:300]
 
 
+def _start_environment() -> dict[str, str]:
+    """Of `ray start`. Who has set a hook of his own keeps that, and gets all that Ray starts."""
+    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    return {"RAY_START_HOOK": START_HOOK} | environment
+
+
 def _die_with_parent() -> None:
     """Runs in the child before `ray start`: asks the kernel to end it with this process, should the reaper, whose work
     that is, have died as well."""
@@ -154,7 +161,7 @@ def _command(config: ClusterConfig, folder: Path) -> list[str]:
     command = [
         *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
         *("--port=0", "--dashboard-port=0", "--dashboard-agent-listen-port=0", "--node-ip-address=127.0.0.1"),
-        # It cannot be left out, and has a fixed port if it is not given another one.
+        # The hook leaves it out. Without the hook it has a fixed port if it is not given another one.
         f"--ray-client-server-port={quiet_port()}",
         *("--include-dashboard=false", "--include-log-monitor=false", "--no-monitor", "--disable-usage-stats"),
         *(f"--num-cpus={num_cpus}", f"--object-store-memory={config.ray.object_store_mib << 20}"),

@@ -68,13 +68,30 @@ def marked(cluster_id: str) -> list[psutil.Process]:
 
 def wait_or_kill(processes: Iterable[psutil.Process], patience_s: float) -> list[psutil.Process]:
     """Waits until all have ended; kills those that have not after `patience_s` seconds and returns them."""
-    _, alive = psutil.wait_procs(list(processes), timeout=patience_s)
     killed = []
-    for process in alive:
+    for process in _still_there_after(patience_s, processes):
         try:
             process.kill()  # psutil compares start times first, so a pid that is used again is safe
             killed.append(process)
         except psutil.NoSuchProcess:
             continue
-    psutil.wait_procs(killed, timeout=5.0)
+    _still_there_after(5.0, killed)
     return killed
+
+
+def _still_there_after(patience_s: float, processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Waits until all have ended, for so many seconds at most. A zombie has ended: who its parent is by then, and when
+    that looks after it, is not ours to say. (psutil's own wait takes that for life.)"""
+    deadline_s = time.monotonic() + patience_s
+    alive = [process for process in processes if _lives(process)]
+    while alive and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+        alive = [process for process in alive if _lives(process)]
+    return alive
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -92,6 +92,16 @@ def test_a_process_that_ends_by_itself_is_not_killed() -> None:
     assert child.wait() == 0
 
 
+def test_a_process_that_has_ended_is_not_waited_for_until_its_parent_looks_after_it() -> None:
+    careless = "import subprocess, time; print(subprocess.Popen(['true']).pid, flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", careless], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        assert processes.wait_or_kill([child], 20.0) == []
+        assert child.status() == psutil.STATUS_ZOMBIE
+        parent.kill()
+
+
 @pytest.mark.parametrize("patience_s", [0.0, 0.2])
 def test_a_process_that_does_not_end_is_killed_and_named(patience_s: float) -> None:
     with subprocess.Popen(SLEEP, stdout=subprocess.PIPE) as child:

@@ -35,6 +35,12 @@ def test_a_ready_cluster_says_so(cluster: ServingCluster) -> None:
     assert [model["id"] for model in json.loads(body)["data"]] == ["slipstream-demo"]
 
 
+def test_ray_runs_without_its_dashboard_and_its_server_for_clients(cluster: ServingCluster) -> None:
+    commands = [" ".join(process.cmdline()) for process in cluster.processes()]
+    assert any("raylet" in command for command in commands)
+    assert not [command for command in commands if "dashboard.py" in command or "ray.util.client" in command]
+
+
 def test_a_chat_completion_streams_text(cluster: ServingCluster) -> None:
     messages = [{"role": "user", "content": "Write a function that reads a file."}]
     events = stream(

@@ -1,0 +1,30 @@
+"""What a cluster's own Ray leaves out. `ray start` calls this before it starts anything (RAY_START_HOOK).
+
+Ray's options cannot say it: with `--include-dashboard=false` the dashboard's process starts all the same, without
+pages, imports everything that Ray has, and `ray start` waits for it; the agent of the node does so, too; and there is
+always a server for Ray's thin clients. Each is a Python process that takes seconds of a core while the cluster starts,
+and memory as long as it runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray._private import ray_constants, services, utils
+
+AGENT_MODULE = "slipstream.cluster.ray_agent"
+NO_DASHBOARD = "", None  # its URL and its process: what Ray says of one that could not be started
+
+
+def leave_out(params: Any, is_head: bool) -> None:
+    """`params` are Ray's RayParams."""
+    params.ray_client_server_port = None
+    services.start_api_server = lambda *_, **__: NO_DASHBOARD
+    utils.get_dashboard_dependency_error = lambda: ImportError("left out")  # asks for the small form of the agent
+    python_command = services._build_python_executable_command_memory_profileable
+
+    def agent_command(component: str, *arguments: Any, **options: Any) -> list[str]:
+        command: list[str] = python_command(component, *arguments, **options)
+        return [*command, "-m", AGENT_MODULE] if component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT else command
+
+    services._build_python_executable_command_memory_profileable = agent_command
