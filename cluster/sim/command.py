@@ -83,7 +83,7 @@ def sim_command(
     except (SimConfigError, ProfileError, TraceError, ValueError) as error:
         console.error(str(error))
         sys.exit(2)
-    results = _run_all(config, SimRun(config, profile, workload, _span_s(workload)), workload, quiet)
+    results = _run_all(config, SimRun(config, profile, workload, workload.last_s), workload, quiet)
     report = report_of(config, profile, workload, results)
     click.echo(report.text(_width()))
     click.echo(cost_table(results).text(_width()))
@@ -99,14 +99,6 @@ def sim_command(
 
 def _faults(faults: FaultConfig, **counts: int | None) -> FaultConfig:
     return replace(faults, **{key: count for key, count in counts.items() if count is not None})
-
-
-def _span_s(workload: Workload) -> float:
-    """Between the first arrival and the last. A pass over the workload, which is little beside simulating it."""
-    last_s = 0.0
-    for arrival in workload:
-        last_s = arrival.at_s
-    return last_s
 
 
 def _run_all(config: SimConfig, run: SimRun, workload: Workload, quiet: bool) -> list[RunResult]:

@@ -79,7 +79,7 @@ class SimEngine:
         self._report_due_s = math.inf
         self._rng = rng
         self._owner = owner
-        self._slowness = 1.0
+        self._slowness = self._fault_slowness = self._sharing_slowness = 1.0
         self._busy_s = 0.0
         self._run: StepRun | None = None  # the steps that are under way
         self._turn = 0  # of the end that is planned for them: a later one replaces it
@@ -122,23 +122,23 @@ class SimEngine:
         self.tells_each_step = True
         self._interrupt()
 
-    def hasten(self, slowness: float) -> None:
-        """What is left of the step under way and all later ones take `slowness` times as long as the profile says."""
-        if slowness == self._slowness:
-            return
-        run, before = self._run, self._slowness
-        self._slowness = slowness
-        if run is not None:
-            now_s = self._clock.now_s
-            run.num_steps = run.step_under_way(now_s)
-            run.late_s += max(run.end_s - now_s, 0.0) * (slowness / before - 1.0)
-            self._plan(run)
+    def slow_down(self, factor: float) -> None:
+        """What is left of the step under way and all later ones take `factor` times as long, 1 again as long as before:
+        its machine is not what it was. Beside `share_cores`: both may be at once."""
+        self._fault_slowness = factor
+        self._set_slowness(factor * self._sharing_slowness)
+
+    def share_cores(self, factor: float) -> None:
+        """The same, because others compute on its cores."""
+        self._sharing_slowness = factor
+        self._set_slowness(factor * self._fault_slowness)
 
     def end(self) -> None:
         """The worker is no more."""
         self._turn += 1
         self._busy_s, self._run = self.computed_s, None
-        self._set_busy(False)
+        if self.is_busy:
+            self._set_busy(False)
 
     # ---- what can be asked
 
@@ -164,6 +164,17 @@ class SimEngine:
         return chunks
 
     # ---- inside
+
+    def _set_slowness(self, slowness: float) -> None:
+        if slowness == self._slowness:
+            return
+        run, before = self._run, self._slowness
+        self._slowness = slowness
+        if run is not None:
+            now_s = self._clock.now_s
+            run.num_steps = run.step_under_way(now_s)
+            run.late_s += max(run.end_s - now_s, 0.0) * (slowness / before - 1.0)
+            self._plan(run)
 
     def _interrupt(self) -> None:
         """Something is new: a run of decode steps ends with the step that is under way, an idle worker begins."""
@@ -196,10 +207,12 @@ class SimEngine:
         chunk_tokens = prompts.chunk_tokens if prompts.chunks else 0
         if not chunk_tokens and not num_seqs:
             self._run = None
-            self._set_busy(False)
+            if self.is_busy:
+                self._set_busy(False)
             return
         first_s = role.step_s(num_seqs, batch.context, chunk_tokens, pairs)
-        self._set_busy(True)
+        if not self.is_busy:
+            self._set_busy(True)
         num_steps = 1 if chunk_tokens else self._steps_to_event(num_seqs, first_s * self._slowness)
         if self._sample_pace.is_due(chunk_tokens > 0, now_s):
             self._sample_pace.taken(chunk_tokens > 0, now_s)
@@ -305,6 +318,5 @@ class SimEngine:
                 self._owner.stopped(job, chunks)
 
     def _set_busy(self, is_busy: bool) -> None:
-        if is_busy != self.is_busy:
-            self.is_busy = is_busy
-            self._owner.busy_changed()
+        self.is_busy = is_busy
+        self._owner.busy_changed()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,6 +33,7 @@ class Faults:
         self._world = world
         self._fleet = fleet
         self._rng = random.Random(f"faults {seed}")
+        self._num_slow: Counter[SimWorker] = Counter()
         self.happened: list[Fault] = []
         counts: tuple[tuple[FaultKind, int], ...] = (
             ("kill", config.kills),
@@ -65,14 +67,19 @@ class Faults:
             case "kill":
                 self._fleet.kill(name)
             case "slow":
-                worker.engine.hasten(config.slow_factor)
+                self._num_slow[worker] += 1
+                worker.engine.slow_down(config.slow_factor)
                 clock.at(clock.now_s + config.slow_s, self._recover, worker)
             case "cut":
                 network.cut(worker.card, True)
                 clock.at(clock.now_s + config.cut_s, self._heal, worker)
 
     def _recover(self, worker: SimWorker) -> None:
-        worker.engine.hasten(1.0)
+        """What was slowed down twice is slow until the second time is over, too."""
+        self._num_slow[worker] -= 1
+        if not self._num_slow[worker]:
+            del self._num_slow[worker]
+            worker.engine.slow_down(1.0)
 
     def _heal(self, worker: SimWorker) -> None:
         self._world.network.cut(worker.card, False)

@@ -15,7 +15,6 @@ from typing import Any
 
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
 from slipstream.router.messages import PROTOCOL_VERSION, Hello, Role
-from slipstream.router.placement.service_times import ServiceTimes
 
 
 class ProfileError(Exception):
@@ -190,17 +189,6 @@ class WorkerProfile:
 
     def write(self, path: Path) -> None:
         path.write_text(self.to_json(), encoding="utf-8")
-
-    def with_times(self, prefill: ServiceTimes | None, decode: ServiceTimes | None) -> WorkerProfile:
-        """With what was measured instead of its own times; a role without measurements is taken for like the other."""
-        prefill, decode = prefill or decode, decode or prefill
-        if prefill is None or decode is None:
-            return self
-        return replace(
-            self,
-            prefill=self.prefill.timed(prefill.decode, prefill.prefill),
-            decode=self.decode.timed(decode.decode, decode.prefill),
-        )
 
 
 _ZERO_ALLOWED = ("gpus",)

@@ -81,6 +81,7 @@ class SimWorker:
         self._late: set[Key] = set()  # reservations that wait for the end of a step
         self._moves = Moves(self)
         self._last_seq = 0
+        self._most_growth = 1 + hello.num_pages // 64  # pages that answers take before the next word of them
         self._outbox = Outbox(self.room.changes)
 
     # ---- what comes in
@@ -105,7 +106,8 @@ class SimWorker:
                 self._last_seq = max(self._last_seq, seq)
                 self._prefill(request, ticket)
             case Start(request_id, attempt, token_ids):
-                self._start((request_id, attempt), len(token_ids))
+                if not self._start((request_id, attempt), len(token_ids)):
+                    return  # its pages are still on their way: nothing is news
             case Generate(seq, request):
                 self._last_seq = max(self._last_seq, seq)
                 self._generate(request)
@@ -217,18 +219,21 @@ class SimWorker:
         if job is not None:
             self.engine.compute(job)
 
-    def _start(self, key: Key, num_tokens: int) -> None:
+    def _start(self, key: Key, num_tokens: int) -> bool:
+        """Returns whether it decodes from now on."""
         job = self.jobs.get(key)
-        if job is not None and job.state is State.RESERVED and not job.has_started:
-            job.has_started = True
-            job.told += num_tokens
-            if job.has_landed:
-                self.engine.decode(job)
+        if job is None or job.state is not State.RESERVED or job.has_started:
+            return False
+        job.has_started = True
+        job.told += num_tokens
+        if job.has_landed:
+            self.engine.decode(job)
+        return job.has_landed
 
     def landed(self, key: Key, ticket: HandoffTicket, seconds: float) -> None:
         """The pages of a ticket came."""
         job = self.jobs.get(key)
-        if job is None or job.ticket != ticket or job.has_landed:
+        if job is None or job.has_landed or (job.ticket is not ticket and job.ticket != ticket):
             return
         if not job.is_whole:
             self._moves.copied(job, ticket, seconds)
@@ -354,14 +359,12 @@ class SimWorker:
     def _capacity(self) -> Capacity:
         if self.is_draining:
             return self._last_seq, 0, 0, 0
-        role, num_decoding = self._role, len(self.engine.batch)
-        room = min(num_decoding, 1 + self.hello.num_pages // 64)  # answers grow before the next word of it
-        return (
-            self._last_seq,
-            max(role.max_slots - len(self.jobs), 0),
-            max(self.room.num_free - room, 0),
-            max(role.max_queued_tokens - self.engine.prompts.num_tokens - num_decoding, 0),
-        )
+        role, engine = self._role, self.engine
+        num_decoding = len(engine.batch)
+        slots = role.max_slots - len(self.jobs)
+        pages = self.room.num_free - min(num_decoding, self._most_growth)
+        tokens = role.max_queued_tokens - engine.prompts.num_tokens - num_decoding
+        return self._last_seq, slots if slots > 0 else 0, pages if pages > 0 else 0, tokens if tokens > 0 else 0
 
 
 def _key_of(message: Reserve | Adopt | Extend) -> Key:

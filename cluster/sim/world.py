@@ -91,20 +91,20 @@ class World:
         self._next_arrival()
         due_s: float | None = None
         clock, dispatcher, clients = self.clock, self.dispatcher, self._clients
+        events, step = clock.events, clock.step
         while self._is_arriving or clients:
             if self._is_asked:  # only what the dispatcher is told can move its deadline
                 self._is_asked = False
                 due_s = dispatcher.next_deadline()
-            next_s = clock.next_s
-            if due_s is not None and (next_s is None or due_s < next_s):
+            if events and (due_s is None or events[0][0] <= due_s):
+                step()
+                if until is not None and until():
+                    return
+            elif due_s is not None:
                 clock.now_s = max(clock.now_s, due_s)
                 self.perform(dispatcher.tick(clock.now_s))
-                continue
-            if next_s is None:
+            else:
                 raise RuntimeError(f"nothing is left to happen, and {len(clients)} requests have not ended")
-            clock.step()
-            if until is not None and until():
-                return
 
     @property
     def num_running(self) -> int:
@@ -279,7 +279,7 @@ class World:
                 }
                 whole = sum(weights.values())
                 for one in neighbours:
-                    one.engine.hasten(whole / weights[one] if one in weights and len(busy) > 1 else 1.0)
+                    one.engine.share_cores(whole / weights[one] if one in weights and len(busy) > 1 else 1.0)
 
     def drained(self, worker: SimWorker) -> None:
         if self.on_drained is not None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 
 from slipstream.cluster.workload.arrival import Arrival
@@ -48,28 +49,39 @@ class Workload:
         return self.num_requests
 
     def __iter__(self) -> Iterator[Arrival]:
-        arrivals = self.mix.arrivals(self.seed) if self.mix is not None else self._replays()
-        for a in islice(arrivals, self.num_requests):
+        if self.mix is None:
+            yield from islice(self._replays(), self.num_requests)
+            return
+        for a in islice(self.mix.arrivals(self.seed), self.num_requests):
             yield Arrival(a.at_s / self.speed, a.input_length, a.output_length, a.blocks, a.tenant, a.session)
 
+    @property
+    def last_s(self) -> float:
+        """When the last request comes."""
+        if self.mix is None:
+            replay, at = divmod(self.num_requests - 1, len(self.trace))
+            return (replay * self._period_s + self.trace[at].at_s) / self.speed
+        return deque(self, maxlen=1)[0].at_s
+
+    @property
+    def _period_s(self) -> float:
+        """Of a replay: the next one begins after a gap of the usual length."""
+        span_s = self.trace[-1].at_s
+        return span_s + span_s / max(len(self.trace) - 1, 1)
+
     def _replays(self) -> Iterator[Arrival]:
-        trace = self.trace
-        span_s = trace[-1].at_s
-        period_s = span_s + span_s / max(len(trace) - 1, 1)  # the next replay begins after a gap of the usual length
+        trace, speed, period_s = self.trace, self.speed, self._period_s
         num_blocks = 1 + max((max(a.blocks) for a in trace if a.blocks), default=0)
-        yield from trace
-        replay = 0
-        while True:
-            replay += 1
+        for replay in count():
             start_s, first = replay * period_s, replay * num_blocks
             for a in trace:
                 yield Arrival(
-                    start_s + a.at_s,
+                    (start_s + a.at_s) / speed,
                     a.input_length,
                     a.output_length,
-                    tuple([first + block for block in a.blocks]),
+                    tuple([first + block for block in a.blocks]) if a.blocks else (),
                     a.tenant,
-                    f"{a.session}/{replay}" if a.session else "",
+                    f"{a.session}/{replay}" if a.session and replay else a.session,
                 )
 
 

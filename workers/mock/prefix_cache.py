@@ -53,7 +53,7 @@ class MockPages:
     @property
     def num_free(self) -> int:
         """Those that hold nothing, and those that could be evicted."""
-        return self.num_pages - self.num_used
+        return self.num_pages - self._num_private - len(self._num_leases)
 
     def digests(self) -> Collection[bytes]:
         return [*self._num_leases, *self._idle]
@@ -62,7 +62,8 @@ class MockPages:
         """A lease of so many pages, at most `max_shared` of which are found by the chain's digests; None if there are
         not enough."""
         shared = self._match(chain, 0, max_shared)
-        if num_pages - sum(digest in self._num_leases for digest in shared) > self.num_free:
+        num_leased = sum(digest in self._num_leases for digest in shared) if shared else 0
+        if num_pages - num_leased > self.num_free:
             return None
         for digest in shared:
             self._share(digest)

@@ -76,7 +76,7 @@ def test_the_end_of_a_step_begins_one_step() -> None:
 def test_what_slows_a_step_down_in_its_middle_makes_the_rest_of_it_longer() -> None:
     worker = Worker()
     worker.engine.compute(worker.job("r", 100, stop_at=2))
-    worker.clock.at(0.1, lambda _: worker.engine.hasten(3.0))
+    worker.clock.at(0.1, lambda _: worker.engine.slow_down(3.0))
     worker.run()
     assert worker.ended_s == pytest.approx([0.1 + 3 * 0.1, 0.4 + 3 * STEP_S])
 
@@ -84,9 +84,22 @@ def test_what_slows_a_step_down_in_its_middle_makes_the_rest_of_it_longer() -> N
 def test_a_run_of_steps_is_slowed_down_from_where_it_is() -> None:
     worker = Worker()
     worker.engine.compute(worker.job("r", 100, stop_at=11))
-    worker.clock.at(STEP_S + 4.5 * STEP_S, lambda _: worker.engine.hasten(2.0))
+    worker.clock.at(STEP_S + 4.5 * STEP_S, lambda _: worker.engine.share_cores(2.0))
     worker.run()
     assert worker.ended_s[-1] == pytest.approx(STEP_S + 4.5 * STEP_S + 2 * 5.5 * STEP_S)
+
+
+def test_a_slow_machine_whose_cores_are_shared_is_slow_for_both_reasons_and_either_may_end_first() -> None:
+    worker = Worker()
+    worker.engine.compute(worker.job("r", 100, stop_at=5))  # a prompt and four steps
+    worker.clock.at(0.0, lambda _: worker.engine.slow_down(4.0))
+    worker.clock.at(4 * STEP_S, lambda _: worker.engine.share_cores(2.0))
+    worker.clock.at(12 * STEP_S, lambda _: worker.engine.share_cores(1.0))
+    worker.clock.at(16 * STEP_S, lambda _: worker.engine.share_cores(2.0))
+    worker.clock.at(24 * STEP_S, lambda _: worker.engine.slow_down(1.0))
+    worker.run()
+    assert worker.ended_s[0] == pytest.approx(4 * STEP_S)
+    assert worker.ended_s[-1] == pytest.approx((4 + 8 + 4 + 8 + 2) * STEP_S)
 
 
 def test_who_is_to_stand_still_does_so_at_the_end_of_the_step_and_all_of_it_is_told() -> None:

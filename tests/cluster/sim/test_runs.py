@@ -51,6 +51,22 @@ def test_nothing_is_lost_when_workers_die_slow_down_and_are_cut_off() -> None:
     assert result.retries["worker_lost"] > 0
 
 
+def test_a_worker_that_shares_its_cores_stays_slow_for_as_long_as_its_last_fault_lasts() -> None:
+    """It begins and stops to compute many times meanwhile, and its second fault begins before the first is over."""
+    config = SimConfig(faults=FaultConfig(slow=2, slow_factor=4.0, slow_s=40.0), seed=1)
+    profile = replace(find_profile(config.profile), shared_cores=True)
+    result = SimRun(config, profile, open_workload("isl=200,osl=20,rate=1,spread=0", 120), 50.0).run("slo", Split(0, 1))
+    first, second = sorted(fault.at_s for fault in result.faults)
+    assert second < first + 40.0 < second + 40.0 - 5.0, "the seed has them overlap, and one outlast the other"
+    by_arrival = sorted(zip(result.outcomes.arrived_s, result.outcomes.itl_s, strict=True))
+    usual = min(itl_s for _, itl_s in by_arrival)
+    slow = [itl_s for at_s, itl_s in by_arrival if first < at_s < second + 39.0]
+    after = [itl_s for at_s, itl_s in by_arrival if at_s > second + 40.0]
+    assert min(slow) > 3.0 * usual
+    assert after
+    assert max(after) < 2.0 * usual
+
+
 def test_shared_prefixes_are_found_in_the_caches(tmp_path: Path) -> None:
     path = tmp_path / "shared.jsonl"
     path.write_text(SHARED)

@@ -99,6 +99,14 @@ def test_a_short_trace_is_replayed_with_blocks_of_its_own(tmp_path: Path) -> Non
     assert list(workload) == arrivals
 
 
+@pytest.mark.parametrize("number", [1, 2, 3, 7])
+def test_when_the_last_request_comes_is_known_without_asking_for_all(tmp_path: Path, number: int) -> None:
+    path = written(tmp_path, MOONCAKE)
+    for source in (str(path), "mixed,rate=5"):
+        workload = open_workload(source, number, 3.0)
+        assert workload.last_s == list(workload)[-1].at_s
+
+
 def test_a_mix_has_its_rate_and_lengths_and_the_same_seed_gives_the_same() -> None:
     workload = open_workload("isl=2000,osl=50,rate=20,spread=0.5", 4000, seed=3)
     arrivals = list(workload)
