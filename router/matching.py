@@ -74,6 +74,8 @@ def match_credits(
             wake_s = state.wait_until_s if wake_s is None else min(wake_s, state.wait_until_s)
         else:
             passed.append((state, found))
+        if not lane:
+            break
         exhausted = {wait.lacks for other, wait in passed if other.num_passed >= MAX_PASSED}
         if "decode" in exhausted:
             break

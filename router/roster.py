@@ -129,8 +129,11 @@ class Roster:
     def has_decode_room(self, version: str) -> bool:
         """A decode worker that takes new work has a slot and a page. Asked with every event, so of many workers only
         the least loaded are looked at; of few, all, which is cheaper than to keep them in order."""
-        workers = self.least_loaded("decode", FEW, version)
-        return any(w.ledger.free_slots > 0 and w.ledger.free_pages > 0 for w in workers)
+        for worker in self.least_loaded("decode", FEW, version):  # a plain loop, which nearly always ends at once
+            ledger = worker.ledger
+            if ledger.free_slots > 0 and ledger.free_pages > 0:
+                return True
+        return False
 
     def _close(self, worker: WorkerState) -> None:
         worker.ledger.on_change = None

@@ -20,7 +20,8 @@ def prefill_charge(worker: WorkerState, num_tokens: int) -> Charge:
 
 def can_ever_hold(worker: WorkerState, num_tokens: int) -> bool:
     """Whether the worker, idle, has room for the tokens and one more."""
-    return num_tokens < worker.hello.max_model_len and worker.pages_for(num_tokens + 1) <= worker.hello.num_pages
+    hello = worker.hello
+    return num_tokens < hello.max_model_len and -(-(num_tokens + 1) // hello.page_tokens) <= hello.num_pages
 
 
 def refusal(num_tokens: int, decode_workers: Sequence[WorkerState]) -> str | None:
@@ -39,7 +40,7 @@ def fits_decode(worker: WorkerState, num_tokens: int) -> bool:
 def fits_prefill(worker: WorkerState, num_tokens: int) -> bool:
     """Whether a prefill group's credits cover the prompt now."""
     # An idle group takes any prompt that fits its pages, even one longer than its queue is meant to be.
-    ledger = worker.ledger
-    return ledger.free_pages >= worker.pages_for(num_tokens) and ledger.free_tokens >= min(
-        num_tokens, worker.hello.max_queued_tokens
+    ledger, hello = worker.ledger, worker.hello
+    return ledger.free_pages >= -(-num_tokens // hello.page_tokens) and ledger.free_tokens >= min(
+        num_tokens, hello.max_queued_tokens
     )

@@ -7,6 +7,8 @@ chunk of a prompt takes as long as the chunk and the decoding together, and ever
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from slipstream.router.placement.capacity import fits_prefill
@@ -32,6 +34,7 @@ class DecodeEstimate(NamedTuple):
     decode_s: float  # all of its own steps
     reserve_s: float
     overflow_s: float  # to compute again what will have to give way when all grow as predicted
+    lately: tuple[float, float]  # prompts a second given to the worker, and the share of its time that they take
 
 
 class PrefillEstimate(NamedTuple):
@@ -50,10 +53,20 @@ class PrefillEstimate(NamedTuple):
     noise: float
 
 
+# As by calling the class with as many arguments, which takes twice as long.
+_decode_estimate: Callable[
+    [tuple[WorkerState, bool, float, int, int, float, float, float, float, float, float, tuple[float, float]]],
+    DecodeEstimate,
+] = partial(tuple.__new__, DecodeEstimate)
+_prefill_estimate: Callable[
+    [tuple[WorkerState, bool, int, float, float, float, float, float, float, float]], PrefillEstimate
+] = partial(tuple.__new__, PrefillEstimate)
+
+
 def estimate_decode(worker: WorkerState, job: Job, now: float) -> DecodeEstimate:
-    load, hello, ledger = worker.load, worker.hello, worker.ledger
+    # Every placement asks this of several workers: so no call that an expression can replace.
+    load, hello, ledger, times = worker.load, worker.hello, worker.ledger, worker.times
     num_tokens, job_remaining = job.num_tokens, job.remaining_tokens
-    times = worker.times
     base_s, by_seq_s, by_token_s = times.coefficients("decode")
     num_here, context = load.num_seqs, load.context_tokens
     remaining = max(load.remaining_tokens, 0.0)
@@ -61,7 +74,8 @@ def estimate_decode(worker: WorkerState, job: Job, now: float) -> DecodeEstimate
         num_here -= 1
         context -= num_tokens
         remaining = max(remaining - job_remaining, 0.0)
-    share = 1.0 - min(load.lately(now)[1], MAX_SHARE)
+    lately = load.lately(now)
+    share = 1.0 - (lately[1] if lately[1] < MAX_SHARE else MAX_SHARE)
     step_before_s = (base_s + by_seq_s * num_here + by_token_s * context) / share if num_here else 0.0
     with_it = context + num_tokens + 0.5 * job_remaining
     step_s = (base_s + by_seq_s * (num_here + 1) + by_token_s * with_it) / share
@@ -83,18 +97,22 @@ def estimate_decode(worker: WorkerState, job: Job, now: float) -> DecodeEstimate
     # Some end while others grow: about half of what is to come is there at once.
     to_come = 0.5 * (remaining + job_remaining) / page_tokens + own_pages - free_pages
     overflow_s = to_come * page_tokens * times.coefficients("prefill")[1] if to_come > 0.0 else 0.0
-    return DecodeEstimate(
-        worker,
-        fits,
-        room_s,
-        num_here,
-        max(num_here - load.num_pending, 0),
-        step_before_s,
-        step_s,
-        theirs,
-        job_remaining * step_s,
-        times.coefficients("reserve")[0],
-        overflow_s,
+    num_streams = num_here - load.num_pending
+    return _decode_estimate(
+        (
+            worker,
+            fits,
+            room_s,
+            num_here,
+            num_streams if num_streams > 0 else 0,
+            step_before_s,
+            step_s,
+            theirs,
+            job_remaining * step_s,
+            times.coefficients("reserve")[0],
+            overflow_s,
+            lately,
+        )
     )
 
 
@@ -103,45 +121,54 @@ def estimate_prefill(
 ) -> PrefillEstimate:
     """On a prefill group, or on the decode worker that `decoding` is about."""
     load, times, ledger, hello = worker.load, worker.times, worker.ledger, worker.hello
-    chunk_s, token_s, pair_s = times.coefficients("prefill")
+    (chunk_s, token_s, pair_s), noise = times.line("prefill")
     beside_s = base_s = 0.0
-    chunk_tokens = max(hello.max_step_tokens, 1)
-    if decoding is not None and decoding.num_streams:
-        num_streams = decoding.num_streams
+    chunk_tokens, num_tokens = hello.max_step_tokens, job.num_tokens
+    num_streams = decoding.num_streams if decoding is not None else 0
+    if decoding is not None and num_streams:
         base_s, by_seq_s, by_token_s = times.coefficients("decode")
         beside_s = by_seq_s * num_streams + by_token_s * load.context_tokens * num_streams / max(decoding.num_here, 1)
-        chunk_tokens = max(chunk_tokens - num_streams, 1)
-    queued, queued_pairs = queue_of(worker)
-    queue_chunks = queued / chunk_tokens
-    queue_s = queue_chunks * (chunk_s + beside_s) + queued * token_s + queued_pairs * pair_s
-    new = max(job.num_tokens - num_cached, 1)
+        chunk_tokens -= num_streams
+    if chunk_tokens < 1:
+        chunk_tokens = 1
+    queue_s = 0.0
+    queued, queued_pairs = queue_of(worker) if load.pending_tokens > 0 else (0, 0.0)
+    if queued:
+        queue_s = queued / chunk_tokens * (chunk_s + beside_s) + queued * token_s + queued_pairs * pair_s
+    new = num_tokens - num_cached
+    if new < 1:
+        new = 1
     chunks = -(-new // chunk_tokens)
-    alone_s = chunks * chunk_s + new * token_s + new * (job.num_tokens - 0.5 * new) * pair_s
+    alone_s = chunks * chunk_s + new * token_s + new * (num_tokens - 0.5 * new) * pair_s
     own_s = alone_s + chunks * beside_s
     fits = True
     if decoding is not None:
-        if decoding.num_streams and not queued:
+        if num_streams and not queued:
             queue_s += 0.5 * (base_s + beside_s)  # a step is under way
+        prompts_per_s, share = decoding.lately
     else:
-        fits = fits_prefill(worker, job.num_tokens)
+        fits = fits_prefill(worker, num_tokens)
         if not fits:
             queue_s += job.num_waiting_before * own_s
-            lacking = worker.pages_for(job.num_tokens) - ledger.free_pages
+            lacking = worker.pages_for(num_tokens) - ledger.free_pages
             if lacking > 0:  # pages are free when they are sent: about when what is queued has been computed
                 queue_s = max(queue_s, own_s) * (1.0 + lacking / hello.num_pages)
-    reality = times.reality
-    prompts_per_s, share = load.lately(now)
-    return PrefillEstimate(
-        worker,
-        fits,
-        num_cached,
-        queue_s * reality,
-        own_s * reality,
-        queue_s + own_s,
-        (own_s / chunks) * reality,
-        max(alone_s - chunks * base_s, 0.0) * reality,
-        prompts_per_s * (queue_s + own_s) * reality / (1.0 - min(share, MAX_SHARE)),
-        max(times.noise("prefill"), 0.1),
+        prompts_per_s, share = load.lately(now)
+    reality, raw_s = times.reality, queue_s + own_s
+    added_s = alone_s - chunks * base_s
+    return _prefill_estimate(
+        (
+            worker,
+            fits,
+            num_cached,
+            queue_s * reality,
+            own_s * reality,
+            raw_s,
+            (own_s / chunks) * reality,
+            added_s * reality if added_s > 0.0 else 0.0,
+            prompts_per_s * raw_s * reality / (1.0 - (share if share < MAX_SHARE else MAX_SHARE)),
+            noise if noise > 0.1 else 0.1,
+        )
     )
 
 
@@ -152,11 +179,11 @@ def queue_of(worker: WorkerState) -> tuple[int, float]:
     there and has no first token yet is an upper bound that does not know the chunks that are through.
     """
     load, hello = worker.load, worker.hello
+    if load.pending_tokens <= 0:
+        return 0, 0.0
     counted = hello.max_queued_tokens - worker.ledger.free_tokens
     if hello.role == "decode":
         counted -= load.num_running  # each has one token to compute
-    if load.pending_tokens <= 0:
-        return 0, 0.0
     if counted >= hello.max_queued_tokens:  # or more
         queued = max(load.pending_tokens, counted)
     else:

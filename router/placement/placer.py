@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from slipstream.router.config import DispatchConfig, PlacementConfig, PolicyName, SloConfig
 from slipstream.router.links import Links
-from slipstream.router.placement.decision import Decision, Placement, Wait, where_to
+from slipstream.router.placement.decision import Decision, Placement, PromptTimes, Wait, where_to
 from slipstream.router.placement.estimate import estimate_decode, estimate_prefill
 from slipstream.router.placement.isl_threshold import IslThreshold
 from slipstream.router.placement.kv import Kv
@@ -86,15 +86,17 @@ class Placer:
     def begin(self, state: RequestState, placement: Placement, now: float) -> None:
         """The placement was taken."""
         self.waits.forget(state.request_id)
-        decode, group = placement.decode, placement.prefill
-        job = self._job(state, now)
-        cached = state.shortlist_cached
+        decode, group, _, prompt = placement
+        cached, num_output = state.shortlist_cached, len(state.output)
         state.decode_cached_tokens = cached.get(decode, 0)
         worker = group if group is not None else decode
-        pending = self._pending(job, worker, cached.get(worker, 0), now)
+        num_cached = cached.get(worker, 0)
+        if prompt is None:
+            prompt = self._predicted(state, worker, num_cached, now)
+        pending = _pending(state.num_tokens, worker, num_cached, prompt, now)
         if group is not None:
             self.links.used(group.hello, decode.hello, now)
-        placed(state, decode, len(state.output) + job.remaining_tokens, now)
+        placed(state, decode, num_output + state.forecast.remaining(num_output), now)
         prefill_placed(state, worker, pending)
         state.shortlist_cached = {}
 
@@ -123,7 +125,8 @@ class Placer:
     def stay(self, state: RequestState, decode: WorkerState, num_cached_tokens: int, now: float) -> None:
         """The prompt is computed on the decode worker after all."""
         prefill_withdrawn(state)
-        prefill_placed(state, decode, self._pending(self._job(state, now), decode, num_cached_tokens, now))
+        prompt = self._predicted(state, decode, num_cached_tokens, now)
+        prefill_placed(state, decode, _pending(state.num_tokens, decode, num_cached_tokens, prompt, now))
 
     def _cached_prefix(
         self, decision: Decision, state: RequestState, decode: WorkerState, num_cached_tokens: int
@@ -154,11 +157,13 @@ class Placer:
             self._local_max_tokens(state),
         )
 
-    def _pending(self, job: Job, worker: WorkerState, num_cached: int, now: float) -> PendingPrefill:
-        there = None
-        if worker.hello.role == "decode":
-            there = estimate_decode(worker, job, now)
+    def _predicted(self, state: RequestState, worker: WorkerState, num_cached: int, now: float) -> PromptTimes:
+        job = self._job(state, now)
+        there = estimate_decode(worker, job, now) if worker.hello.role == "decode" else None
         estimate = estimate_prefill(worker, job, num_cached, now, there)
-        new = max(job.num_tokens - num_cached, 1)
-        reality = worker.times.reality
-        return PendingPrefill(new, new * (job.num_tokens - 0.5 * new), estimate.own_s / reality, estimate.raw_s, now)
+        return PromptTimes(estimate.own_s, estimate.raw_s)
+
+
+def _pending(num_tokens: int, worker: WorkerState, num_cached: int, prompt: PromptTimes, now: float) -> PendingPrefill:
+    new = max(num_tokens - num_cached, 1)
+    return PendingPrefill(new, new * (num_tokens - 0.5 * new), prompt.own_s / worker.times.reality, prompt.raw_s, now)

@@ -136,6 +136,15 @@ class ServiceTimes:
                 return _PRIORS[kind]
         return fit.coefficients
 
+    def line(self, kind: str) -> tuple[Sequence[float], float]:
+        """The coefficients and the noise at once: every placement asks both of several workers."""
+        fit = self._fits.get(kind)
+        if fit is None:
+            fit = self._known(kind)
+            if fit is None:
+                return _PRIORS[kind], 1.0
+        return fit.coefficients, fit.noise
+
     @property
     def decode(self) -> Sequence[float]:
         """Seconds a step, a sequence and a token of context."""

@@ -7,9 +7,8 @@ policies; they only rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Protocol
 
 from slipstream.kv_transfer.ticket import PeerId
@@ -111,8 +110,11 @@ def shortlist(
         first = dict.fromkeys([worker for worker, _ in hits])
         if known is not None:
             first[known] = None
-        room = min(max_candidates - len(first), FRESH)
-        first.update(dict.fromkeys(_first_new(roster, role, version, first.keys(), room)))
+        most = min(max_candidates, len(first) + FRESH)
+        for worker in roster.in_order(role, version):
+            if len(first) >= most:
+                break
+            first[worker] = None
         found.append(list(first))
     decodes = [w for w in found[0] if can_ever_hold(w, num_tokens)]
     if not decodes and len(all_decodes) > max_candidates:  # a prompt for the largest workers only
@@ -126,10 +128,6 @@ def shortlist(
     return Shortlist(
         decodes, prefills, no_prefill, cached, frozenset(familiar), excluded, len(all_decodes), len(all_prefills)
     )
-
-
-def _first_new(roster: Roster, role: Role, version: str, known: Set[WorkerState], limit: int) -> Iterator[WorkerState]:
-    return islice((w for w in roster.in_order(role, version) if w not in known), limit)
 
 
 def _prefills(

@@ -40,8 +40,10 @@ from slipstream.router.placement.decision import (
     Option,
     Placement,
     PlacementReason,
+    PromptTimes,
     Wait,
     margin_of,
+    option_of,
     where_to,
 )
 from slipstream.router.placement.estimate import (
@@ -53,6 +55,7 @@ from slipstream.router.placement.estimate import (
 )
 from slipstream.router.placement.policy import Job
 from slipstream.router.placement.shortlist import Shortlist
+from slipstream.router.roster import WorkerState
 
 TERMS = (
     *("room", "reserve", "queue", "prefill", "decode", "handoff", "ttft_risk", "itl_risk"),
@@ -82,15 +85,6 @@ def _allowed_s(job: Job) -> float:
     return job.ttft_slo_s + job.remaining_tokens * job.itl_slo_s
 
 
-def _ttft_risk(job: Job, ttft_s: float, noise: float) -> float:
-    left_s = job.ttft_slo_s - job.waited_s
-    return _allowed_s(job) if left_s <= 0.0 else miss(ttft_s, left_s, noise) * _allowed_s(job)
-
-
-def _itl_risk(job: Job, step_s: float) -> float:
-    return miss(step_s, job.itl_slo_s, STEP_NOISE) * _allowed_s(job)
-
-
 class SloPolicy:
     """`levels` are those of the streams already there, which say none of their own here."""
 
@@ -104,19 +98,21 @@ class SloPolicy:
         cached = shortlist.cached
         options: list[Option] = []
         landing: list[_Landing] = []
+        prompts: dict[WorkerState, PrefillEstimate] = {}
         line = job.line(shortlist)
         for worker in shortlist.decodes:
             there = estimate_decode(worker, job, now)
-            harm = self._harm(job, there, 0.0)
+            harm = self._harm(job, there)
             cost = there.decode_s + there.room_s + harm[0] + harm[1] + harm[2]
             landing.append((cost, there, harm, cached.get(worker, 0)))
         if line != "long_prompt":
-            for _, there, _, num_cached in _worth_a_look(landing):
-                beside = estimate_prefill(there.worker, job, num_cached, now, there)
-                terms = self._local(job, there, beside, shortlist)
-                options.append(Option(sum(terms), there.worker, None, there.fits, terms, num_cached))
+            for _, there, harm, num_cached in _worth_a_look(landing):
+                worker = there.worker
+                beside = prompts[worker] = estimate_prefill(worker, job, num_cached, now, there)
+                terms = self._local(job, there, beside, harm[0], shortlist)
+                options.append(option_of((sum(terms), worker, None, there.fits, terms, num_cached)))
         if line is None or line == "long_prompt":
-            options += self._remote(job, landing, shortlist, now)
+            options += self._remote(job, landing, shortlist, prompts, now)
         else:
             landing = []
         if not options:
@@ -132,32 +128,32 @@ class SloPolicy:
                 return Wait("decode", saving_s, best.decode)
             return Wait("prefill", saving_s, best.prefill)
         reason = line or ("cheaper_local" if chosen.prefill is None else "cheaper_remote")
-        return self._placement(job, shortlist, options, chosen, reason)
+        prompt = prompts[chosen.decode if chosen.prefill is None else chosen.prefill]
+        return self._placement(job, shortlist, options, chosen, reason, prompt)
 
     def _local(
-        self, job: Job, there: DecodeEstimate, beside: PrefillEstimate, shortlist: Shortlist
+        self, job: Job, there: DecodeEstimate, beside: PrefillEstimate, slowdown: float, shortlist: Shortlist
     ) -> tuple[float, ...]:
-        ttft_s = there.room_s + beside.queue_s + beside.own_s
-        slowdown, others_risk, overflow = self._harm(job, there, beside.added_s)
-        num_streams = there.num_streams
+        room_s, queue_s, own_s, added_s = there.room_s, beside.queue_s, beside.own_s, beside.added_s
+        num_streams, step_s, allowed_s = there.num_streams, there.step_s, _allowed_s(job)
+        left_s = job.ttft_slo_s - job.waited_s
         over_s = beside.chunk_s - max(self._itl_s, there.step_before_s)
-        hiccup = num_streams * over_s * math.ceil(beside.own_s / beside.chunk_s) if over_s > 0.0 else 0.0
         return (
-            there.room_s,
+            room_s,
             0.0,
-            beside.queue_s,
-            beside.own_s,
+            queue_s,
+            own_s,
             there.decode_s,
             0.0,
-            _ttft_risk(job, ttft_s, beside.noise),
-            _itl_risk(job, there.step_s),
-            num_streams * beside.added_s,
-            hiccup,
+            allowed_s if left_s <= 0.0 else miss(room_s + queue_s + own_s, left_s, beside.noise) * allowed_s,
+            miss(step_s, job.itl_slo_s, STEP_NOISE) * allowed_s,
+            num_streams * added_s,
+            num_streams * over_s * math.ceil(own_s / beside.chunk_s) if over_s > 0.0 else 0.0,
             slowdown,
-            others_risk,
+            self._others_risk(there, added_s),
             self._delay_of_next(job, beside),
-            overflow,
-            -0.5 * there.step_s if there.worker in shortlist.familiar else 0.0,
+            there.overflow_s,
+            -0.5 * step_s if there.worker in shortlist.familiar else 0.0,
         )
 
     def _remote(
@@ -165,12 +161,14 @@ class SloPolicy:
         job: Job,
         landing: list[_Landing],
         shortlist: Shortlist,
+        prompts: dict[WorkerState, PrefillEstimate],
         now: float,
     ) -> list[Option]:
+        """`prompts` gets what is predicted of the prompt on each group."""
         cached, familiar = shortlist.cached, shortlist.familiar
         groups: list[_Group] = []
         for worker in shortlist.prefills:
-            there = estimate_prefill(worker, job, cached.get(worker, 0), now)
+            there = prompts[worker] = estimate_prefill(worker, job, cached.get(worker, 0), now)
             ttft_s = there.queue_s + there.own_s
             later = self._delay_of_next(job, there)
             groups.append((ttft_s + later, there, later))
@@ -179,23 +177,32 @@ class SloPolicy:
         if len(landing) > PAIRS:
             landing = _best_of(landing)
         options = []
-        cut = shortlist.cut
+        cut, allowed_s, left_s = shortlist.cut, _allowed_s(job), job.ttft_slo_s - job.waited_s
+        is_late = left_s <= 0.0
+        ends = [(g.worker, g.fits, g.queue_s, g.own_s, g.noise, g.num_cached, later) for _, g, later in groups]
         for _, decode, (slowdown, others_risk, overflow), num_cached in landing:
-            worker, room_s, reserve_s = decode.worker, decode.room_s, decode.reserve_s
+            worker, fits, room_s, reserve_s, decode_s = (
+                decode.worker,
+                decode.fits,
+                decode.room_s,
+                decode.reserve_s,
+                decode.decode_s,
+            )
             handoff = gap_s(worker, job, num_cached)
-            itl_risk = _itl_risk(job, decode.step_s + handoff / max(job.remaining_tokens, 1.0))
+            step_s = decode.step_s + handoff / max(job.remaining_tokens, 1.0)
+            itl_risk = miss(step_s, job.itl_slo_s, STEP_NOISE) * allowed_s
             affinity = -0.5 * decode.step_s if worker in familiar else 0.0
-            for _, group, later in groups:
-                if cut and (worker, group.worker) in cut:
+            for group, group_fits, queue_s, own_s, noise, num_group_cached, later in ends:
+                if cut and (worker, group) in cut:
                     continue
                 terms = (
                     room_s,
                     reserve_s,
-                    group.queue_s,
-                    group.own_s,
-                    decode.decode_s,
+                    queue_s,
+                    own_s,
+                    decode_s,
                     handoff,
-                    _ttft_risk(job, room_s + reserve_s + group.queue_s + group.own_s, group.noise),
+                    allowed_s if is_late else miss(room_s + reserve_s + queue_s + own_s, left_s, noise) * allowed_s,
                     itl_risk,
                     0.0,
                     0.0,
@@ -203,25 +210,28 @@ class SloPolicy:
                     others_risk,
                     later,
                     overflow,
-                    affinity - 0.5 * decode.step_s if group.worker in familiar else affinity,
+                    affinity - 0.5 * decode.step_s if group in familiar else affinity,
                 )
-                fits = decode.fits and group.fits
-                options.append(Option(sum(terms), worker, group.worker, fits, terms, group.num_cached))
+                options.append(option_of((sum(terms), worker, group, fits and group_fits, terms, num_group_cached)))
         return options
 
-    def _harm(self, job: Job, there: DecodeEstimate, added_s: float) -> tuple[float, float, float]:
-        """To those already there by one more sequence and `added_s` seconds of prefill: slowdown, risk, overflow."""
+    def _harm(self, job: Job, there: DecodeEstimate) -> tuple[float, float, float]:
+        """To those already there by one more sequence: slowdown, risk, overflow."""
         num_here = there.num_here
         if not num_here:
             return 0.0, 0.0, there.overflow_s
-        theirs = there.their_remaining_tokens
         slower_s = max(there.step_s - there.step_before_s, 0.0)
-        slowdown = num_here * min(theirs, job.remaining_tokens) * slower_s
-        more = miss(there.step_s + added_s / theirs, self._itl_s, STEP_NOISE) - miss(
-            there.step_before_s, self._itl_s, STEP_NOISE
-        )
-        allowed_s = self._ttft_s + theirs * self._itl_s
-        return slowdown, num_here * max(more, 0.0) * allowed_s, there.overflow_s
+        slowdown = num_here * min(there.their_remaining_tokens, job.remaining_tokens) * slower_s
+        return slowdown, self._others_risk(there, 0.0), there.overflow_s
+
+    def _others_risk(self, there: DecodeEstimate, added_s: float) -> float:
+        """That streams there become too slow by one more sequence and `added_s` seconds of prefill."""
+        num_here = there.num_here
+        if not num_here:
+            return 0.0
+        theirs, itl_s = there.their_remaining_tokens, self._itl_s
+        more = miss(there.step_s + added_s / theirs, itl_s, STEP_NOISE) - miss(there.step_before_s, itl_s, STEP_NOISE)
+        return num_here * more * (self._ttft_s + theirs * itl_s) if more > 0.0 else 0.0
 
     def _delay_of_next(self, job: Job, there: PrefillEstimate) -> float:
         """Each prompt that comes meanwhile starts later by this one's prefill. How close to its level it will be is not
@@ -230,7 +240,13 @@ class SloPolicy:
         return there.num_delayed * there.own_s * (1.0 + allowed_s / self._ttft_s)
 
     def _placement(
-        self, job: Job, shortlist: Shortlist, options: list[Option], chosen: Option, reason: PlacementReason
+        self,
+        job: Job,
+        shortlist: Shortlist,
+        options: list[Option],
+        chosen: Option,
+        reason: PlacementReason,
+        prompt: PrefillEstimate,
     ) -> Placement:
         decode, prefill = chosen.decode, chosen.prefill
         margin = margin_of(options, chosen)
@@ -256,7 +272,7 @@ class SloPolicy:
             (decoding + handoff) / max(job.remaining_tokens, 1.0),
             round(job.remaining_tokens),
         )
-        return Placement(decode, prefill, decision)
+        return Placement(decode, prefill, decision, PromptTimes(prompt.own_s, prompt.raw_s))
 
 
 def _cost(option: Option) -> float:
