@@ -8,8 +8,6 @@ import pytest
 
 from slipstream.cluster.sim.profile import ProfileError, WorkerProfile
 from slipstream.cluster.sim.roofline import H200, LLAMA_8B, PROFILES, SHIPPED, roofline
-from slipstream.router.messages import StepTime
-from slipstream.router.placement.service_times import ServiceTimes
 
 
 def test_shipped_profiles_can_be_read_and_come_back_as_they_were(tmp_path: Path) -> None:
@@ -54,14 +52,3 @@ def test_a_missing_or_nested_key_is_named() -> None:
     del values["prefill"]["max_slots"]
     with pytest.raises(ProfileError, match=r"prefill\.max_slots: is missing"):
         WorkerProfile.from_dict(values)
-
-
-def test_measured_times_take_the_place_of_its_own() -> None:
-    times = ServiceTimes()
-    for at in range(1, 200):
-        times.observe_step(StepTime(0, 0, at % 16 + 1, 100 * at, 0.02 + 1e-3 * (at % 16 + 1) + 1e-7 * 100 * at))
-        times.observe_step(StepTime(100 + at, at, 0, 0, 0.01 + 2e-4 * (100 + at)))
-    profile = roofline(H200, LLAMA_8B).with_times(None, times)
-    assert profile.decode.decode_s(8, 5000) == pytest.approx(times.decode_step_s(8, 5000).seconds)
-    assert profile.prefill.prefill_s(300) == pytest.approx(times.prefill_s(300, 0, 8192).seconds)
-    assert profile.decode.prefill_token_s == profile.prefill.prefill_token_s
