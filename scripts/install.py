@@ -1,7 +1,8 @@
 """Makes the virtual environment `.venv` and installs Slipstream and its pinned dependencies into it.
 
 Called by `scripts/setup`, with any Python >= 3.11 and nothing but the standard library. Every step can be repeated,
-so a run that was interrupted goes on where it stopped.
+so a run that was interrupted goes on where it stopped. Unpacking is work for one core; compiling, Slipstream's kernels
+by g++ and everybody's modules to byte code, is done beside it on another.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,6 +24,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 BUILD = ROOT / "build"
 LOG = BUILD / "setup.log"
+OWN_LOG = BUILD / "setup-slipstream.log"  # of what is done beside the rest
 NATIVE = (ROOT / "kernels" / "cpu", ROOT / "kv_transfer" / "native")
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 NETWORK_TROUBLE = re.compile(
@@ -40,18 +43,20 @@ def say(text: str) -> None:
     print(f"setup: {text}", flush=True)
 
 
-def run(command: Sequence[str | Path]) -> str:
+def environment() -> dict[str, str]:
+    """Without PYTHONPATH and friends, so that only the virtual environment counts."""
+    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+
+
+def run(command: Sequence[str | Path], log: Path = LOG) -> str:
     """Runs a command with its output in the log. Returns what it printed; raises CalledProcessError."""
-    with LOG.open("a", encoding="utf-8") as log:
-        log.write(f"\n$ {' '.join(map(str, command))}\n")
-        log.flush()
-        begin = log.tell()
-        # Without PYTHONPATH and friends, so that only the virtual environment counts.
-        environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
-        done = subprocess.run(
-            list(map(str, command)), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, check=False
-        )
-    with LOG.open("rb") as log_bytes:
+    words = list(map(str, command))
+    with log.open("a", encoding="utf-8") as out:
+        out.write(f"\n$ {' '.join(words)}\n")
+        out.flush()
+        begin = out.tell()
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment(), check=False)
+    with log.open("rb") as log_bytes:
         log_bytes.seek(begin)
         output = log_bytes.read().decode("utf-8", "replace")
     if done.returncode != 0:
@@ -59,12 +64,12 @@ def run(command: Sequence[str | Path]) -> str:
     return output
 
 
-def pip_install(*arguments: str | Path) -> None:
+def pip_install(*arguments: str | Path, log: Path = LOG) -> None:
     """`pip install`, again after a pause when the network is at fault. Raises CalledProcessError."""
-    command = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *arguments]
+    command = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--no-compile", *arguments]
     for pause_s in (*RETRY_AFTER_S, None):
         try:
-            run(command)
+            run(command, log)
             return
         except subprocess.CalledProcessError as error:
             if pause_s is None or not NETWORK_TROUBLE.search(error.output):
@@ -145,11 +150,16 @@ def install_torch(gpu: bool) -> None:
     raise SetupFailed(f"PyTorch {version} could not be installed; from {'; from '.join(failures)}")
 
 
+def build_requirements() -> list[str]:
+    requirements: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    return requirements
+
+
 def dependencies(dev: bool, gpu: bool) -> list[str]:
     """The requirements of pyproject.toml with the extras that fit this machine."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras: dict[str, list[str]] = project["project"]["optional-dependencies"]
-    wanted: list[str] = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
+    wanted: list[str] = list(project["project"]["dependencies"])
     cuda = installed("import torch; print((torch.version.cuda or '').split('.')[0])") if gpu else ""
     wanted += extras[f"cu{cuda}" if f"cu{cuda}" in extras else "cpu"]
     if dev:
@@ -165,26 +175,55 @@ def has_native() -> bool:
     return all(any(folder.glob("*.so")) for folder in NATIVE)
 
 
+def install_slipstream() -> None:
+    try:
+        # What an earlier version has built must not pass for this one's, should the compiler be gone.
+        for library in native_libraries():
+            library.unlink()
+        # setuptools is there already: no second download into an isolated build environment.
+        pip_install("--no-deps", "--no-build-isolation", "-e", ROOT, log=OWN_LOG)
+    except subprocess.CalledProcessError as error:
+        raise SetupFailed(f"Slipstream itself could not be installed: {reason(error)}; see {OWN_LOG}") from error
+
+
+def compile_modules(package: str = "") -> None:
+    """Compiles what pip has unpacked to byte code, on all cores. What does not compile is its package's affair."""
+    folders = installed(
+        "import sysconfig; print(*{sysconfig.get_path(kind) for kind in ('purelib', 'platlib')}, sep=',')"
+    )
+    command = [PYTHON, "-m", "compileall", "-q", "-q", "-j", "0", *(Path(f) / package for f in folders.split(","))]
+    subprocess.run(command, stdin=subprocess.DEVNULL, env=environment(), check=False)
+
+
 def install(dev: bool) -> None:
     gpu = has_nvidia_gpu()
     make_venv()
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        try:
+            install_packages(dev, gpu, beside)
+        except BaseException:
+            beside.shutdown(wait=False, cancel_futures=True)
+            raise
+    compile_modules()
+    if not has_native():
+        say(f"no native CPU kernels (they take g++ on 64-bit x86 Linux; see {OWN_LOG}): slower forms will serve")
+
+
+def install_packages(dev: bool, gpu: bool, beside: Executor) -> None:
+    try:
+        pip_install("-c", ROOT / "constraints.txt", *build_requirements())
+    except subprocess.CalledProcessError as error:
+        raise SetupFailed(f"the dependencies could not be installed: {reason(error)}") from error
+    own = beside.submit(install_slipstream)
     install_torch(gpu)
+    beside.submit(compile_modules, "torch")
     wanted = dependencies(dev, gpu)
     say(f"installing {len(wanted)} packages and what they need" + (", tests included" if dev else ""))
     try:
         pip_install("-c", ROOT / "constraints.txt", *wanted)
     except subprocess.CalledProcessError as error:
         raise SetupFailed(f"the dependencies could not be installed: {reason(error)}") from error
-    try:
-        # What an earlier version has built must not pass for this one's, should the compiler be gone.
-        for library in native_libraries():
-            library.unlink()
-        # setuptools is there already: no second download into an isolated build environment.
-        pip_install("--no-deps", "--no-build-isolation", "-e", ROOT)
-    except subprocess.CalledProcessError as error:
-        raise SetupFailed(f"Slipstream itself could not be installed: {reason(error)}") from error
-    if not has_native():
-        say(f"no native CPU kernels (they take g++ on 64-bit x86 Linux; see {LOG}): slower forms will serve")
+    own.result()
 
 
 def main() -> int:
@@ -204,6 +243,7 @@ def main() -> int:
         stamp.unlink(missing_ok=True)
         begin = time.monotonic()
         LOG.write_text("")
+        OWN_LOG.write_text("")
         try:
             install(dev=want == "dev")
         except SetupFailed as error:
