@@ -131,7 +131,7 @@ class MockProcess(Process):
 
     def tell_the_truth(self) -> None:
         if self._told_lie:
-            self._engine._told = None
+            self._engine.forget_told()
         if self._has_lost_blocks:
             self._blocks.resync()
         if self._is_welcome:
@@ -143,7 +143,7 @@ class MockProcess(Process):
         return (
             profile.max_slots - engine.num_attempts,
             engine.pages.num_free,
-            profile.max_queued_tokens - engine._queued_tokens,
+            profile.max_queued_tokens - engine.num_queued_tokens,
         )
 
     @property
@@ -151,7 +151,7 @@ class MockProcess(Process):
         return frozenset(unpack_block_ids(pack_block_ids(self._engine.pages.digests())))
 
     def works_on(self, request_id: str) -> bool:
-        return any(key[0] == request_id for key in self._engine._attempts)
+        return self._engine.has(request_id)
 
     @property
     def num_in_flight(self) -> int:

@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
-from slipstream.router.messages import PROTOCOL_VERSION, BlocksChanged, EngineRequest, Generate, Hello, SamplingParams
+from slipstream.router.messages import (
+    PROTOCOL_VERSION,
+    BlocksChanged,
+    Cancel,
+    EngineRequest,
+    Generate,
+    Hello,
+    SamplingParams,
+)
 from slipstream.router.messages import pack_ids as pack
 from slipstream.router.prefix.block_hash import pack_block_ids, unpack_block_ids
 from slipstream.router.prefix.index import PrefixIndex
@@ -198,7 +206,7 @@ class Mock:
         self._engine.advance(0.0)
 
     def abort(self, request_id: str) -> None:
-        self._engine._drop((request_id, 0))
+        self._engine.handle(Cancel(request_id, 0), 0.0)
 
 
 REQUESTS = st.tuples(

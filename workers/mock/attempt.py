@@ -27,6 +27,9 @@ def token_at(seed: int, position: int, num_choices: int) -> int:
     return FIRST_TOKEN_ID + (((seed + position * _SPREAD) & 0xFFFF_FFFF_FFFF_FFFF) >> 24) % num_choices
 
 
+AttemptKey = tuple[str, int]
+
+
 class State(Enum):
     RESERVED = "reserved"  # pages are taken, the first token is not known yet
     QUEUED = "queued"  # its prompt is to be computed here
@@ -42,6 +45,7 @@ class Attempt:
     """Counts are tokens. `num_output` is the whole answer so far, with what attempts before have said."""
 
     request: EngineRequest
+    key: AttemptKey
     state: State
     seed: int
     num_prompt: int
@@ -60,3 +64,16 @@ class Attempt:
     @property
     def num_tokens(self) -> int:
         return self.num_prompt + self.num_output
+
+    @property
+    def num_sent_bytes(self) -> int:
+        """Of the pages that its ticket asks for."""
+        ticket = self.ticket
+        assert ticket is not None
+        return ticket.num_pages * ticket.num_layers * ticket.num_kv_heads * ticket.head_bytes
+
+    def know(self, token_ids: tuple[int, ...]) -> None:
+        """Tokens of its output that others have computed."""
+        self.num_output += len(token_ids)
+        if self.tokens is not None:
+            self.tokens.extend(token_ids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from slipstream.kv_transfer.ticket import PeerId, TransferAddress
+from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
 from slipstream.router.messages import PROTOCOL_VERSION, Hello, Role
 
 
@@ -48,6 +48,10 @@ class MockProfile:
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_tokens)
+
+    def arrival_s(self, ticket: HandoffTicket) -> float:
+        """How long the ticket's pages take to arrive."""
+        return self.transfer_s + self.transfer_page_s * ticket.num_pages
 
     def hello(self, worker: PeerId, role: Role, model: str, address: TransferAddress) -> Hello:
         """What such a worker of one rank says of itself, without a secret."""

@@ -35,9 +35,12 @@ PROMPT = pack_ids(range(20, 60))
 PREFILL_PEER = PeerId("p", 1)
 
 
+def make_tickets() -> TicketOffice:
+    return TicketOffice(PeerId("mock", 1), (TransferAddress("127.0.0.1", 1),), 8, 2, 2, 64)
+
+
 def make_engine(role: Role = "decode", **profile: float) -> MockEngine:
-    tickets = TicketOffice(PeerId("mock", 1), (TransferAddress("127.0.0.1", 1),), 8, 2, 2, 64)
-    return MockEngine(MockProfile(**profile), role, tickets)  # type: ignore[arg-type]
+    return MockEngine(MockProfile(**profile), role, make_tickets())  # type: ignore[arg-type]
 
 
 def request(request_id: str = "r", prompt: bytes = PROMPT, max_tokens: int = 3, output: bytes = b"") -> EngineRequest:
@@ -148,7 +151,7 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_what_should_follow_a_guide_is_refused_for_good(role: Role) -> None:
     engine = make_engine(role)
     guided = EngineRequest("r", 0, PROMPT, b"", SamplingParams(max_tokens=3, guide=Guide("regex", "a+")))
-    ticket = make_engine().tickets.issue(0, 3)
+    ticket = make_tickets().issue(0, 3)
     message = Generate(1, guided) if role == "decode" else Prefill(1, guided, ticket)
     assert engine.handle(message, 0.0) == [Failed("r", 0, "guide is not served by a mock worker", False)]
     assert engine.num_attempts == 0
