@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import gc
 import logging
 import os
@@ -46,7 +45,8 @@ from slipstream.workers.models.json_keys import ModelError
 from slipstream.workers.models.tensor_parallel import TensorParallel
 from slipstream.workers.prefill import PrefillRole
 from slipstream.workers.rank_parts import RankParts, rank_parts
-from slipstream.workers.report import WorkerFailed, WorkerReport, WorkerState
+from slipstream.workers.report import WorkerFailed, WorkerReport
+from slipstream.workers.reporter import Reporter
 from slipstream.workers.role import Role
 from slipstream.workers.router_link import RouterLink
 from slipstream.workers.stats_book import StatsBook
@@ -56,7 +56,6 @@ from slipstream.workers.watchdog import Watchdog
 # What is wrong with the settings, the model or the machine, each in a sentence.
 SETUP_ERRORS = (ModelError, EngineConfigError, StagingError, TransportError)
 INBOX_LIMIT = 65_536
-AFTER_START: tuple[WorkerState, ...] = ("ready", "draining", "stopped", "failed")
 BROKEN_TIMEOUT_S = 0.5
 END_TIMEOUT_S = 5.0  # for an engine thread that may be stuck in a collective with a dead rank
 
@@ -89,10 +88,8 @@ class Worker:
         self._config = config
         self._inbox: Inbox[EngineEvent] = Inbox(INBOX_LIMIT)
         self._meeting: MeetingPoint | None = None
+        self._reporter = Reporter(config.name, config.role)
         self._lock = threading.Lock()  # over what follows; as long as it is held, `_loop` is open or None
-        self._report = WorkerReport(config.name, 0, os.getpid(), "new", 0, "", role=config.role)
-        self._state_since_s = time.monotonic()
-        self._is_starting = True
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: asyncio.Future[None] | None = None
         self._link: RouterLink | None = None
@@ -117,16 +114,16 @@ class Worker:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(self._serve())
         except WorkerFailed as error:
-            self._show("failed", str(error))
+            self._reporter.show("failed", str(error))
             raise
-        self._show("stopped", "")
+        self._reporter.show("stopped", "")
 
     def stop(self, *, drain: bool = True) -> None:
         """Asks `run` to return: after what is running has finished (at most `config.drain_s`), or at once. A worker
         that is still loading ends at once."""
         self._inbox.put_always(Stop(drain, self._config.drain_s))
         with self._lock:
-            if self._loop is not None and self._is_loading:
+            if self._loop is not None and self._reporter.is_loading:
                 self._loop.call_soon_threadsafe(self._finish, None)
 
     def redirect(self, host: str, port: int) -> None:
@@ -138,11 +135,7 @@ class Worker:
 
     def report(self) -> WorkerReport:
         """Never blocks; cheap enough to poll."""
-        return self._report
-
-    @property
-    def _is_loading(self) -> bool:
-        return self._report.state in ("new", "gathering", "loading", "warming_up")
+        return self._reporter.report
 
     # ---- on the loop
 
@@ -161,7 +154,7 @@ class Worker:
         finally:
             watchdog.close()
             self._inbox.put_always(Stop(drain=False, within_s=0.0))
-            await asyncio.wait([engine_done], timeout=0 if self._is_loading else END_TIMEOUT_S)
+            await asyncio.wait([engine_done], timeout=0 if self._reporter.is_loading else END_TIMEOUT_S)
             await link.close()
             with self._lock:
                 self._loop = self._link = None
@@ -213,12 +206,12 @@ class Worker:
             tp = TensorParallel()
             if self._meeting is not None:
                 tp = join_process_group(self._meeting.store, 0, config.tp, config.engine)
-            self._show("loading", f"loading {config.model_dir}")
+            self._reporter.show("loading", f"loading {config.model_dir}")
             parts = stack.enter_context(rank_parts(config, tp, lambda outcome: self._transfer_ended(0, outcome)))
             addresses = self._await_ranks(ranks, parts)
             transfers = GroupTransfers([parts.agent, *ranks])
             tickets = parts.ticket_office(self._last_epoch(), addresses, config.transfer.slab_pages)
-            self._show("warming_up", "generating the first tokens")
+            self._reporter.show("warming_up", "generating the first tokens")
             build = partial(self._warm_engine, parts, GroupExecutor(parts.runner, ranks, transfers))
             engine = self._compute(build, config.role, parts)
             stats = StatsBook(engine, transfers)
@@ -260,8 +253,7 @@ class Worker:
         link: RouterLink,
     ) -> RoleName | None:
         """Returns the role that comes next, None at the end."""
-        with self._lock:
-            self._report = dataclasses.replace(self._report, role=name)
+        self._reporter.serves_as(name)
         role: Role = (
             PrefillRole(engine, transfers)
             if name == "prefill"
@@ -276,14 +268,14 @@ class Worker:
             router=link,
             tickets=tickets,
             hello=lambda worker: self._hello(worker, name, engine.limits, tickets),
-            show=self._show,
+            show=self._reporter.show,
             drain_s=self._config.drain_s,
         ).run()
 
     def _gather(self, stack: contextlib.ExitStack) -> list[RemoteRank]:
         if self._meeting is None:
             return []
-        self._show("gathering", f"waiting for {self._config.tp - 1} ranks")
+        self._reporter.show("gathering", f"waiting for {self._config.tp - 1} ranks")
         ranks = self._meeting.gather()
         for rank in ranks:
             stack.callback(rank.close)
@@ -305,8 +297,7 @@ class Worker:
         return PeerId(self._config.name, time.time_ns() // 1_000_000)
 
     def _hello(self, worker: PeerId, role: RoleName, limits: EngineLimits, tickets: TicketOffice) -> Hello:
-        with self._lock:
-            self._report = dataclasses.replace(self._report, epoch=worker.epoch)
+        self._reporter.connects_in(worker.epoch)
         return Hello(
             version=PROTOCOL_VERSION,
             token=self._config.token,
@@ -341,21 +332,6 @@ class Worker:
         with self._lock:
             if (loop := self._loop) is not None:
                 loop.call_soon_threadsafe(loop.call_later, END_TIMEOUT_S, self._finish, WorkerFailed(reason))
-
-    def _show(self, state: WorkerState, progress: str) -> None:
-        now_s = time.monotonic()
-        with self._lock:
-            last = self._report
-            startup_s = last.startup_s
-            if state != last.state:
-                if self._is_starting and last.state != "new":
-                    startup_s = (*startup_s, (last.state, round(now_s - self._state_since_s, 4)))
-                if state == "draining":  # perhaps on its way to another role, which is a start as well
-                    startup_s = ()
-                self._is_starting = state == "draining" or (self._is_starting and state not in AFTER_START)
-                self._state_since_s = now_s
-            self._report = dataclasses.replace(last, state=state, progress=progress, startup_s=startup_s)
-        log.info("%s: %s %s", self._config.name, state, progress)
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

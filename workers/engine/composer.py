@@ -14,8 +14,8 @@ import numpy as np
 
 from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.engine.plan import PageSend, SamplingRow, SendProgress, StepPlan
-from slipstream.workers.engine.scheduler import ScheduledChunk, ScheduledStep
 from slipstream.workers.engine.sequence import Sequence
+from slipstream.workers.engine.step import ScheduledChunk, ScheduledStep
 from slipstream.workers.engine.step_arrays import StepArrays
 
 

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass
-from itertools import count
-
-import numpy as np
 
 from slipstream.kv_transfer.ticket import HandoffTicket
-from slipstream.router.messages import EngineRequest, FinishReason, SamplingParams, StepTime, TokenChunk, TokenLogprob
-from slipstream.router.prefix.block_hash import HashChain, root_digest
+from slipstream.router.messages import EngineRequest, FinishReason, StepTime, TokenChunk, TokenLogprob
 from slipstream.workers.engine.composer import Composer
 from slipstream.workers.engine.errors import RequestError
 from slipstream.workers.engine.executor import Executor
 from slipstream.workers.engine.guides import GuideBook
+from slipstream.workers.engine.intake import Intake
 from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.engine.moves import Moves
-from slipstream.workers.engine.plan import SampledTokens, is_plainly_greedy
+from slipstream.workers.engine.plan import SampledTokens
 from slipstream.workers.engine.prefix_cache import PrefixCache
 from slipstream.workers.engine.reservation import Reservation
-from slipstream.workers.engine.scheduler import ScheduledStep, Scheduler
-from slipstream.workers.engine.sequence import AttemptKey, SequenceState
-from slipstream.workers.engine.sequence import Sequence as EngineSequence
-from slipstream.workers.engine.token_counts import TokenCounts
+from slipstream.workers.engine.scheduler import Scheduler
+from slipstream.workers.engine.sequence import AttemptKey, Sequence, SequenceState
+from slipstream.workers.engine.step import ScheduledStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +56,10 @@ class Engine:
     def __init__(self, limits: EngineLimits, executor: Executor, guides: GuideBook | None = None) -> None:
         self.limits = limits
         self._executor = executor
-        self._guides = guides
+        self._intake = Intake(limits, guides)
         self._scheduler = Scheduler(limits)
         self.moves = Moves(limits, self._scheduler)
         self._composer = Composer(limits)
-        self._arrivals = count()
-        # A model directory may name tokens that the model has not: nothing to end at, and nothing to mask.
-        self._eos_ids = frozenset(t for t in limits.eos_token_ids if t < limits.vocab_size)
         self._last_step = ScheduledStep([])
         self._num_steps = 0
         self._num_computed_tokens = 0
@@ -78,7 +70,7 @@ class Engine:
         without sequences can."""
         self._scheduler.change_limits(limits)
         self._composer = Composer(limits)
-        self.limits = limits
+        self.limits = self._intake.limits = limits
 
     # ---- requests
 
@@ -89,7 +81,7 @@ class Engine:
         """
         reserved = self._scheduler.get(_key(request))
         if reserved is None:
-            self._scheduler.add(self._sequence(request))
+            self._scheduler.add(self._intake.sequence(request))
             return
         if reserved.state not in (SequenceState.RESERVED, SequenceState.LANDED):
             raise RequestError("request_id", f"{reserved.key} is {reserved.state.value} here already")
@@ -103,7 +95,7 @@ class Engine:
 
         Raises RequestError if it can never run here, its key is in use, or the ticket does not fit the prompt.
         """
-        sequence = self._sequence(request, ticket)
+        sequence = self._intake.sequence(request, ticket)
         if self._scheduler.get(sequence.key) is not None:
             raise RequestError("request_id", f"{sequence.key} is here already")
         num_pages = self.limits.pages_for(sequence.num_tokens)
@@ -119,7 +111,7 @@ class Engine:
 
         Raises RequestError if it can never run here or its key is in use.
         """
-        sequence = self._sequence(request)
+        sequence = self._intake.sequence(request)
         if self._scheduler.get(sequence.key) is not None:
             raise RequestError("request_id", f"{sequence.key} is here already")
         if not self._scheduler.reserve(sequence):
@@ -133,7 +125,7 @@ class Engine:
 
         Raises RequestError if it can never run here or its key is in use.
         """
-        sequence = self._sequence(request)
+        sequence = self._intake.sequence(request)
         if self._scheduler.get(sequence.key) is not None:
             raise RequestError("request_id", f"{sequence.key} is here already")
         return self.moves.adopt(sequence, num_room_tokens)
@@ -250,12 +242,12 @@ class Engine:
 
     def ledger(self) -> dict[str, int]:
         """Number of pages by state: active, reserved, held, draining, cached, free. They sum to `num_pages`."""
-        return self._scheduler.page_counts()
+        return self._scheduler.pages.counts()
 
     @property
     def prefix_cache(self) -> PrefixCache:
         """To be looked at."""
-        return self._scheduler.prefix_cache
+        return self._scheduler.pages.prefix_cache
 
     def stats(self) -> EngineStats:
         scheduler = self._scheduler
@@ -265,9 +257,9 @@ class Engine:
             total_steps=self._num_steps,
             total_computed_tokens=self._num_computed_tokens,
             total_sampled_tokens=self._num_sampled_tokens,
-            total_preemptions=scheduler.counters.num_preemptions,
-            total_prefix_queried_tokens=scheduler.counters.num_queried_tokens,
-            total_prefix_hit_tokens=scheduler.counters.num_hit_tokens,
+            total_preemptions=scheduler.num_preemptions,
+            total_prefix_queried_tokens=scheduler.pages.num_queried_tokens,
+            total_prefix_hit_tokens=scheduler.pages.num_hit_tokens,
         )
 
     def check_integrity(self) -> None:
@@ -292,7 +284,7 @@ class Engine:
                 outputs.append(self._accept(sequence, token_id, None if logprobs is None else logprobs[at]))
         return outputs
 
-    def _accept(self, sequence: EngineSequence, token_id: int, logprob: TokenLogprob | None) -> TokenChunk:
+    def _accept(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> TokenChunk:
         """Append a sampled token, and end or hold its sequence where it is the last."""
         num_before = len(sequence.tokens)
         sequence.append(token_id)
@@ -317,88 +309,21 @@ class Engine:
             sequence.num_cached,
         )
 
-    def _fail(self, sequence: EngineSequence) -> TokenChunk:
+    def _fail(self, sequence: Sequence) -> TokenChunk:
         """No token could be picked. Whatever is wrong may be in the KV, which others must not take over."""
-        self._scheduler.forget(sequence)
+        self._scheduler.pages.forget(sequence)
         self._end(sequence)
         assert sequence.num_cached is not None
         return TokenChunk(
             *sequence.key, sequence.num_output, (), finish_reason="error", num_cached_tokens=sequence.num_cached
         )
 
-    def _end(self, sequence: EngineSequence) -> None:
+    def _end(self, sequence: Sequence) -> None:
         if sequence.ticket is not None:
             self._scheduler.hold(sequence)
         else:
             self._scheduler.finish(sequence)
 
-    def _sequence(self, request: EngineRequest, ticket: HandoffTicket | None = None) -> EngineSequence:
-        """A new sequence from a request. Raises RequestError for what could never run."""
-        params = request.sampling
-        prompt = _token_ids("prompt_ids", request.prompt_ids, self.limits.vocab_size)
-        resumed = _token_ids("output_ids", request.output_ids, self.limits.vocab_size)
-        num_tokens = len(prompt) + len(resumed)
-        if len(prompt) == 0:
-            raise RequestError("prompt_ids", "is empty")
-        if num_tokens >= self.limits.max_model_len:
-            raise RequestError(
-                "prompt_ids",
-                f"{num_tokens} tokens leave no room for output: max_model_len is {self.limits.max_model_len}",
-            )
-        if len(resumed) >= params.max_tokens:
-            raise RequestError("max_tokens", f"{params.max_tokens} with {len(resumed)} tokens generated already")
-        for token_id, _ in params.logit_bias:
-            if not 0 <= token_id < self.limits.vocab_size:
-                raise RequestError("logit_bias", f"token id {token_id} is not in the vocabulary")
-        if params.guide is not None and self._guides is None:
-            raise RequestError("guide", "is not served by this engine")
-        tokens = array("i", request.prompt_ids)
-        tokens.frombytes(request.output_ids)
-        ignores_eos = params.ignore_eos and params.guide is None  # a guide says itself where the output ends
-        in_vocabulary = [t for t in params.stop_token_ids if 0 <= t < self.limits.vocab_size]
-        return EngineSequence(
-            key=_key(request),
-            arrival=next(self._arrivals),
-            priority=request.priority,
-            params=params,
-            tokens=tokens,
-            num_prompt=len(prompt),
-            stop_ids=frozenset(in_vocabulary) | (frozenset() if ignores_eos else self._eos_ids),
-            chain=self._chain(request.cache_salt),
-            counts=_token_counts(params, prompt, resumed),
-            max_model_len=self.limits.max_model_len,
-            is_plainly_greedy=is_plainly_greedy(params),
-            guide=self._guides.follow(params.guide, tokens, len(prompt)) if self._guides and params.guide else None,
-            ticket=ticket,
-        )
-
-    def _chain(self, cache_salt: str) -> HashChain | None:
-        if not self.limits.prefix_caching:
-            return None
-        return HashChain(root_digest(self.limits.model_id, cache_salt), self.limits.page_tokens)
-
 
 def _key(request: EngineRequest) -> AttemptKey:
     return request.request_id, request.attempt
-
-
-def _token_ids(field: str, packed: bytes, vocab_size: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    if len(packed) % 4:
-        raise RequestError(field, f"{len(packed)} bytes are not whole int32 values")
-    ids = np.frombuffer(packed, np.int32)
-    if len(ids) and not (ids.min() >= 0 and ids.max() < vocab_size):
-        raise RequestError(field, f"token ids must be in 0 .. {vocab_size - 1}, got {ids.min()} .. {ids.max()}")
-    return ids
-
-
-def _token_counts(
-    params: SamplingParams,
-    prompt: np.ndarray[tuple[int], np.dtype[np.int32]],
-    resumed: np.ndarray[tuple[int], np.dtype[np.int32]],
-) -> TokenCounts | None:
-    """Only where a penalty needs them, and the prompt's tokens only for the penalty that includes them."""
-    if params.repetition_penalty != 1.0:
-        return TokenCounts(prompt, resumed)
-    if params.presence_penalty or params.frequency_penalty:
-        return TokenCounts(prompt[:0], resumed)
-    return None

@@ -80,16 +80,7 @@ class GpuRunner(ModelRunner):
     @torch.inference_mode()
     def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> SampledTokens:
         """A token for each sequence that samples, in order; none on ranks other than 0."""
-        sink = self.sink
-        layer_done: Callable[[int], None] | None = None
-        if sink is not None and plan.sends:
-            sink.begin_sends(plan.sends)
-        if sink is not None and plan.progress:
-
-            def layer_done(layer: int) -> None:
-                sink.layer_done(layer, plan.progress)
-
-        hidden = self._compute(plan.arrays, layer_done)
+        hidden = self._compute(plan.arrays, self._begin_sends(plan))
         logits = None if hidden is None else self._model.logits(hidden)
         return SampledTokens() if logits is None else self._gpu_sampler.sample(logits, sampling)
 

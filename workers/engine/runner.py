@@ -83,15 +83,7 @@ class ModelRunner:
 
     def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> SampledTokens:
         """A token for each sequence that samples, in order; none on ranks other than 0."""
-        sink = self.sink
-        layer_done: Callable[[int], None] | None = None
-        if sink is not None and plan.sends:
-            sink.begin_sends(plan.sends)
-        if sink is not None and plan.progress:
-
-            def layer_done(layer: int) -> None:
-                sink.layer_done(layer, plan.progress)
-
+        layer_done = self._begin_sends(plan)
         batch = StepBatch(plan.arrays, self._page_tokens, self._device)
         if self._scoring_model is not None and plan.greedy and len(plan.arrays.sample_rows):
             best = self._scoring_model.greedy(batch, self.kv, layer_done)
@@ -101,6 +93,15 @@ class ModelRunner:
             if logits is None:
                 return SampledTokens()
             return self._sampler.best(logits) if plan.greedy else self._sampler.sample(logits, sampling)
+
+    def _begin_sends(self, plan: StepPlan) -> Callable[[int], None] | None:
+        """Makes the plan's sends known. Returns what to call after each layer, None where no pages wait for it."""
+        sink = self.sink
+        if sink is None:
+            return None
+        if plan.sends:
+            sink.begin_sends(plan.sends)
+        return (lambda layer: sink.layer_done(layer, plan.progress)) if plan.progress else None
 
     def _scores(self, batch: StepBatch, layer_done: Callable[[int], None] | None) -> Tensor | None:
         if self._scoring_model is not None:

@@ -10,8 +10,9 @@ import numpy as np
 from slipstream.router.messages import SamplingParams
 from slipstream.workers.engine.composer import Composer
 from slipstream.workers.engine.plan import is_plainly_greedy
-from slipstream.workers.engine.scheduler import ScheduledStep, Scheduler
+from slipstream.workers.engine.scheduler import Scheduler
 from slipstream.workers.engine.sequence import Sequence
+from slipstream.workers.engine.step import ScheduledStep
 from slipstream.workers.engine.step_arrays import SequenceSlice, StepArrays
 from tests.workers.engine.driver import make_limits
 
@@ -80,7 +81,7 @@ def test_steps_of_a_changing_batch_are_laid_out_as_from_nothing() -> None:
                 sequence.append(rng.randrange(1000))
                 if sequence.num_tokens == LIMITS.max_model_len or rng.random() < 0.05:
                     scheduler.finish(sequence)
-    assert scheduler.counters.num_preemptions > 0
+    assert scheduler.num_preemptions > 0
     assert num_decode_steps > 50
 
 
