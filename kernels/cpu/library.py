@@ -14,7 +14,7 @@ from pathlib import Path
 
 from slipstream.kernels.cpu.interface import declare
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).resolve().parent
 # Best first: the processor flags that each build needs, as Linux names them.
@@ -36,7 +36,7 @@ def native_library() -> ctypes.CDLL | None:
         except OSError as error:
             reasons.append(str(error))
     why = "; ".join(reasons) or "the processor has neither AVX-512 with bf16 nor AVX2"
-    logger.warning(
+    log.warning(
         "no native CPU kernels (%s): the much slower torch forms are used; scripts/setup builds them with g++", why
     )
     return None

@@ -30,7 +30,7 @@ from slipstream.workers.models.pool import kv_dtype, kv_shape
 from slipstream.workers.models.tensor_parallel import TensorParallel
 from slipstream.workers.models.weight_cache import default_directory
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 WARM_UP_TOKENS = 32
 SMALL_MACHINE_CORES = 8
@@ -180,7 +180,7 @@ def _load(model_dir: Path, config: EngineConfig, dtype: torch.dtype, device: tor
             )
     if device.type == "cpu" and (model.quantization is not None or config.quantization != "none"):
         name = str(dtype).removeprefix("torch.")
-        logger.warning("without native kernels quantised weights are widened to %s: they save no memory, no time", name)
+        log.warning("without native kernels quantised weights are widened to %s: they save no memory, no time", name)
     return load_model(model_dir, dtype=dtype, device=device, tp=tp, quantization=config.quantization)
 
 
@@ -191,9 +191,7 @@ def _weight_cache_dir(config: EngineConfig) -> Path | None:
     try:
         return default_directory() if config.weight_cache_dir == "auto" else Path(config.weight_cache_dir).expanduser()
     except RuntimeError as error:
-        logger.warning(
-            "weight_cache_dir %s: %s Packed weights take memory in each worker", config.weight_cache_dir, error
-        )
+        log.warning("weight_cache_dir %s: %s Packed weights take memory in each worker", config.weight_cache_dir, error)
         return None
 
 

@@ -12,7 +12,7 @@ from slipstream.workers.engine.gpu_runner import GpuRunner
 from slipstream.workers.engine.runner import ModelRunner
 from slipstream.workers.models.llama import Llama
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 def build_gpu_runner(model: Llama, kv: Tensor, *, max_num_seqs: int, max_model_len: int) -> ModelRunner:
@@ -20,12 +20,12 @@ def build_gpu_runner(model: Llama, kv: Tensor, *, max_num_seqs: int, max_model_l
     the model or are not there."""
     ops = gpu_module("ops")
     if ops is None:
-        logger.warning("triton is not installed: the GPU is used with plain torch, at a fraction of its speed")
+        log.warning("triton is not installed: the GPU is used with plain torch, at a fraction of its speed")
         return ModelRunner(model, kv)
     try:
         ops.check_pool(kv, model.attention)
     except ValueError as error:
-        logger.warning("the GPU is used with plain torch, at a fraction of its speed: %s", error)
+        log.warning("the GPU is used with plain torch, at a fraction of its speed: %s", error)
         return ModelRunner(model, kv)
     triton_ops = ops.TritonOps()
     on_triton = Llama(model.config, model.weights, model.tp, triton_ops)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from slipstream.workers.engine.gpu_buckets import bucket_for
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 Compute = Callable[[], Tensor]
 
@@ -71,7 +71,7 @@ class DecodeGraphs:
             try:
                 self._replays[bucket] = self._recorder.record(lambda n=bucket: self._compute(n))  # type: ignore[misc]
             except RuntimeError as error:
-                logger.warning("decoding %d sequences cannot be recorded as a CUDA graph: %s", bucket, error)
+                log.warning("decoding %d sequences cannot be recorded as a CUDA graph: %s", bucket, error)
                 break
         self._buckets = tuple(sorted(self._replays))
 

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 Bytes = NDArray[np.uint8]
 Fill = Callable[[Bytes], None]
@@ -58,9 +58,7 @@ def cached(directory: Path | None, key: bytes, num_bytes: int, fill: Fill) -> By
     try:
         return _shared(directory, key, num_bytes, fill)
     except OSError as error:
-        logger.warning(
-            "%s: packed weights cannot be kept there (%s): they take memory in each worker", directory, error
-        )
+        log.warning("%s: packed weights cannot be kept there (%s): they take memory in each worker", directory, error)
         return _private(num_bytes, fill)
 
 
