@@ -1,4 +1,5 @@
-"""Ray's own autoscaler brings nodes when worker groups find no room, and takes them away when they stand empty.
+"""Ray's own autoscaler brings nodes when worker groups find no room, and takes them away when they stand empty:
+whether somebody has scaled by hand, or the planner wants more workers than there are nodes for.
 
 Its nodes are those of Ray's fake provider: processes on the head's host. Nothing of this project knows of that.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -60,20 +62,51 @@ AUTOSCALER: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def growing(network: Network) -> Iterator[tuple[RayHosts, HostsCluster]]:
+GROWING: dict[str, Any] = {
+    **SETTINGS,
+    "name": "growing",
+    "kv_transfer": {},
+    "prefill": {"resources": {"prefill_host": 1}},
+    "decode": {"resources": {"decode_host": 1}},
+}
+# One sequence at a time on a decode worker: with more clients than that, requests wait longer than the level allows.
+PLANNED: dict[str, Any] = {
+    **GROWING,
+    "name": "planned",
+    "router": {"dispatch": {**SETTINGS["router"]["dispatch"], "slo": {"ttft_ms": 300, "itl_ms": 500}}},
+    "decode": {**GROWING["decode"], "engine": {"max_num_seqs": 1}},
+    "planner": {
+        "enabled": True,
+        "max_workers": 3,
+        "min_prefill": 1,
+        "max_prefill": 1,
+        "interval_s": 1,
+        "settle_s": 2,
+        "start_s": 20,
+        "horizon_s": 15,
+    },
+}
+
+
+@contextmanager
+def from_one_host(network: Network, settings: dict[str, Any]) -> Iterator[tuple[RayHosts, HostsCluster]]:
     """A cluster on a Ray that has only a head when it is asked to serve."""
-    settings = {
-        **SETTINGS,
-        "name": "growing",
-        "kv_transfer": {},
-        "prefill": {"resources": {"prefill_host": 1}},
-        "decode": {"resources": {"decode_host": 1}},
-    }
-    with RayHosts(network, head="growing-head", autoscaler=AUTOSCALER) as hosts:
+    with RayHosts(network, head=f"{settings['name']}-head", autoscaler=AUTOSCALER) as hosts:
         hosts.wait_for_hosts(1)
         with HostsCluster(hosts, settings) as serving:
             yield hosts, serving
+
+
+@pytest.fixture
+def growing(network: Network) -> Iterator[tuple[RayHosts, HostsCluster]]:
+    with from_one_host(network, GROWING) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def planned(network: Network) -> Iterator[tuple[RayHosts, HostsCluster]]:
+    with from_one_host(network, PLANNED) as cluster:
+        yield cluster
 
 
 def scale(serving: HostsCluster, role: str, replicas: int) -> None:
@@ -104,6 +137,40 @@ def test_nodes_come_for_groups_without_room_and_go_when_they_are_empty(growing: 
         load.wait_for_answers(8)
     load.check(expected)
     wait_until_at_rest(serving)
+
+
+def test_a_node_comes_for_the_worker_that_the_planner_adds_under_load_and_goes_with_it(
+    planned: tuple[RayHosts, HostsCluster],
+) -> None:
+    hosts, serving = planned
+    hosts.wait_for_hosts(3)
+    with client_of(serving) as client:
+        expected = [ask(client, variant, f"undisturbed {variant}") for variant in range(8)]
+    assert changes(serving) == []
+    with Load(serving, num_clients=12) as load:
+        serving.wait_for(lambda: is_ready(serving, "decode-1"), 150)
+        hosts.wait_for_hosts(4)
+        load.wait_for_answers(24)
+    load.check(expected)
+    (added,) = changes(serving)
+    assert added["reason"] in ("slo", "goodput"), added
+    hosts.wait_for_hosts(3)  # nobody asks any more
+    taken_back, _ = changes(serving)
+    assert taken_back["reason"] == "cheaper", taken_back
+    wait_until_at_rest(serving)
+
+
+def changes(serving: HostsCluster) -> list[dict[str, Any]]:
+    """What the planner has changed, the latest first."""
+    state = serving.state
+    assert state is not None
+    request = urllib.request.Request(
+        f"{state.operator_url}/v1/planner/decisions?changes=true",
+        headers={"Authorization": f"Bearer {state.operator_token}"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        found: list[dict[str, Any]] = json.load(answer)["decisions"]
+    return found
 
 
 def is_ready(serving: HostsCluster, name: str) -> bool:
