@@ -18,7 +18,7 @@ from tests.e2e.streams import client_of
 SMALL: dict[str, Any] = {
     "engine": {"dtype": "float32", "device": "cpu", "kv_cache_mib": 32, "num_threads": 1},
     "router": {
-        "http": {"header_timeout_s": 4.0, "write_timeout_s": 6.0},
+        "http": {"header_timeout_s": 2.0, "write_timeout_s": 6.0},
         "dispatch": {"local_prefill_max_tokens": 32},
     },
     "restart": {"backoff_s": 0.1},

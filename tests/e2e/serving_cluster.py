@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 DEMO_MODEL = ROOT / "models" / "slipstream-demo"
 START_TIMEOUT_S = 100.0
 END_TIMEOUT_S = 40.0
+LOOK_EVERY_S = 0.5
 
 
 class ServingCluster:
@@ -192,6 +193,12 @@ class ServingCluster:
         assert state is not None, self.output
         return next(member for member in state.members if member.name == name)
 
+    def pids(self, name: str) -> list[int]:
+        """Of a member; none as long as it has none, or is so new that the state file does not have it yet."""
+        state = self.state
+        members = state.members if state is not None else []
+        return next((member.pids for member in members if member.name == name), [])
+
     def processes(self) -> list[psutil.Process]:
         """All that run below the driver now; remembered, to be looked for at the end."""
         try:
@@ -214,14 +221,17 @@ class ServingCluster:
         """Raises AssertionError with all output if it does not come true in time or the driver ends before."""
         assert self._process is not None
         deadline_s = time.monotonic() + timeout_s
+        look_s = 0.0
         while not condition():
-            self.processes()
+            if time.monotonic() >= look_s:  # through all processes of the machine: not at every turn
+                self.processes()
+                look_s = time.monotonic() + LOOK_EVERY_S
             ended = self._process.poll()
             late = time.monotonic() > deadline_s
             assert ended is None and not late, (  # noqa: PT018
                 f"{'not in time' if ended is None else f'ended with {ended}'}\n{self.output}\n{self.logs[-6000:]}"
             )
-            time.sleep(0.1)
+            time.sleep(0.05)
 
     def wait_until_restarted(self, name: str, old_pids: list[int], timeout_s: float = 60.0) -> None:
         """Returns when a member is ready with none of its old processes."""

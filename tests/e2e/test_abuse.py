@@ -171,7 +171,7 @@ def test_what_is_no_http_gets_an_answer_and_is_cut_off(cluster: ServingCluster, 
 def test_clients_that_stop_in_the_middle_of_a_request_are_cut_off_while_others_are_served(
     cluster: ServingCluster, client: openai.OpenAI
 ) -> None:
-    """`header_timeout_s` is 4."""
+    """`header_timeout_s` is 2."""
     halves = (b"", b"POST /v1/compl", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Le")
     with connected(cluster) as silent, connected(cluster) as in_line, connected(cluster) as in_header:
         for connection, half in zip((silent, in_line, in_header), halves, strict=True):

@@ -1,4 +1,4 @@
-"""A minute of the fault campaign: two prefill and two decode workers under load that die, freeze and are cut off.
+"""A short fault campaign: two prefill and two decode workers under load that die, freeze and are cut off.
 
 `scripts/fault_campaign.py` runs it for as long as one likes, with other faults; docs/results/faults.md has what came of
 that.
@@ -12,7 +12,9 @@ import pytest
 
 from tests.faults.cluster_campaign import Plan, run_cluster
 
-PLAN = Plan(seed=4, seconds=35.0, faults=("kill", "freeze", "freeze", "reset", "cut-pages"), num_jobs=25, num_clients=8)
+FAULTS = ("kill", "freeze", "freeze", "reset", "cut-pages")
+# With this seed nine of them strike, each kind at least once; fewer where connections cannot be reset.
+PLAN = Plan(seed=6, seconds=14.0, faults=FAULTS, pause_s=(0.3, 1.5), num_jobs=20, num_clients=8)
 
 
 @pytest.mark.timeout(300)
@@ -21,6 +23,6 @@ def test_under_faults_every_request_ends_once_with_the_tokens_of_an_undisturbed_
     story = "\n".join([*(f"{at:.1f} s {what}" for at, what in outcome.struck), *outcome.lines()])
     print(story)
     assert not outcome.wrong, story
-    assert outcome.account.ends["finished"] > 100, story
+    assert outcome.account.ends["finished"] > 50, story
     assert any(outcome.account.finished[kind] for kind in ("json, seeded", "regex, seeded", "choice, seeded")), story
     assert outcome.retries.get("worker_lost", 0) > 0, story  # the faults have hit somebody

@@ -24,7 +24,7 @@ SCHEMA = {
 MESSAGES: Any = [{"role": "user", "content": "Tell me about a ship."}]
 WORDS = "[a-z .]{1000,9000}"
 # Long enough for a drain or a kill to come while they run: each takes hundredths of a second, or as many tokens.
-NUM_TOKENS = 1800
+NUM_TOKENS = 900
 ASKED: list[dict[str, Any]] = [
     {"prompt": prompt_of(20 + 60 * i, i), "temperature": float(i % 2), "seed": i, "regex": WORDS} for i in range(4)
 ]

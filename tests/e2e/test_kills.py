@@ -14,7 +14,7 @@ from tests.e2e.serving_cluster import ServingCluster
 from tests.e2e.streams import BackgroundStream, client_of, complete, prompt_of, streaming
 
 # Prompt tokens and output tokens of requests that decode when the kill comes, and of those that are in prefill then.
-DECODING = ((20, 1200), (25, 1200), (120, 1100), (150, 1100))
+DECODING = ((20, 800), (25, 800), (120, 700), (150, 700))
 IN_PREFILL = ((2500, 20), (2400, 20))
 GOOD = prompt_of(60, variant=78)
 

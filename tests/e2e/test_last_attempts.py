@@ -33,7 +33,7 @@ SETTINGS = {
     },
 }
 GOOD = prompt_of(60, variant=79)
-NUM_TOKENS = 800  # of a stream that is to be caught: seconds, with these kernels
+NUM_TOKENS = 300  # of a stream that is to be caught: seconds, with these kernels
 
 
 @pytest.fixture(scope="module")

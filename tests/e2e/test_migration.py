@@ -11,7 +11,7 @@ from tests.e2e.serving_cluster import ServingCluster
 from tests.e2e.streams import BackgroundStream, prompt_of, streaming
 
 # Long enough for the drain to come while they run: it takes a few hundredths of a second, or as many tokens.
-NUM_TOKENS = 2000
+NUM_TOKENS = 1000
 PROMPTS = [prompt_of(length, variant) for variant, length in enumerate((20, 120, 250, 400))]
 
 

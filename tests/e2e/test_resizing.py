@@ -27,7 +27,7 @@ from tests.e2e.serving_cluster import END_TIMEOUT_S, ServingCluster
 from tests.e2e.streams import BackgroundStream, complete, prompt_of, streaming
 from tests.e2e.streams import client_of as openai_of
 
-SIZES = ((20, 700), (25, 700), (120, 600), (150, 600), (300, 500), (900, 100))
+SIZES = ((20, 500), (25, 500), (120, 450), (150, 450), (300, 400), (900, 80))
 
 
 def streams_of(fleet: ServingCluster, salt: str) -> list[BackgroundStream]:
@@ -176,7 +176,7 @@ def test_a_worker_that_dies_on_its_way_to_another_role_comes_back_in_that(
 def test_a_new_worker_that_dies_while_it_starts_is_started_again(fleet: ServingCluster) -> None:
     wait_for_fleet(fleet, 1, 2)
     (name,) = scale(fleet, "prefill", 2)
-    fleet.wait_for(lambda: bool(fleet.member(name).pids), 60.0)
+    fleet.wait_for(lambda: bool(fleet.pids(name)), 60.0)
     old = fleet.member(name)
     os.kill(old.pids[0], signal.SIGKILL)
     fleet.wait_until_restarted(name, old.pids)
@@ -262,7 +262,7 @@ def test_a_cluster_that_begins_empty_serves_and_leaves_nothing_if_its_driver_is_
         wait_until_at_rest(serving)
         assert scale(serving, "decode", 2) == ["decode-1"]
         scale(serving, "prefill", 1)
-        serving.wait_for(lambda: bool(serving.member("decode-1").pids), 60.0)
+        serving.wait_for(lambda: bool(serving.pids("decode-1")), 60.0)
         running = BackgroundStream(serving, prompt_of(20), 3000)
         with streaming([running]):
             running.wait_for_pieces(5)

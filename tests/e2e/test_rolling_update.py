@@ -153,8 +153,8 @@ def test_a_canary_a_promotion_and_the_way_back_under_load(serving: ServingCluste
         expected |= texts_of(serving, new)
         assert all(expected[old, number] != expected[new, number] for number in range(len(PROMPTS)))
         load.wait_for_more(NUM_CLIENTS)  # what was asked before is answered
-        seen = Counter(version for version, _, _ in load.wait_for_more(150))
-        assert abs(seen[new] - 15) <= NUM_CLIENTS + 1  # those under way at the beginning and at the end
+        seen = Counter(version for version, _, _ in load.wait_for_more(100))
+        assert abs(seen[new] - 10) <= NUM_CLIENTS + 1  # those under way at the beginning and at the end
         command(serving, "split", f"{old}=0", f"{new}=100")
         serving.wait_for(lambda: operator(serving).get("/v1/update")["phase"] == "done", 100)
         load.wait_for_more(NUM_CLIENTS)
