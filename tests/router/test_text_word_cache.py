@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,15 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from slipstream.router.messages import pack_ids
-from slipstream.router.word_cache import GPT2_WORDS, MAX_NEW_WORDS, MAX_WORD_CHARS, MAX_WORDS, WordCache, in_ascii
+from slipstream.router.word_cache import (
+    GPT2_WORDS,
+    MAX_NEW_WORDS,
+    MAX_WORD_CHARS,
+    MAX_WORDS,
+    WordCache,
+    cuts_at_spaces,
+    in_ascii,
+)
 
 SOURCES = [path.read_text() for path in sorted(Path(__file__).parent.glob("test_text_*.py"))]
 # As the families publish them.
@@ -108,6 +117,35 @@ def test_it_does_not_grow_without_end() -> None:
     assert words.encode("something new") is None
     assert len(words._known) == 0
     assert words.encode("something new") == ids(made, "something new")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(pieces=st.lists(st.text(st.sampled_from("'aBsT1.(\n\t"), max_size=4), max_size=12))
+@settings(max_examples=300, deadline=None)
+def test_pieces_between_spaces_have_the_ids_of_the_whole_text(family: str, pieces: list[str]) -> None:
+    made = tokenizer(FAMILIES[family])
+    words = cache_of(made)
+    assert words is not None
+    assert words._cuts_at_spaces
+    text = " ".join(pieces)
+    for _ in range(3):  # its words are learnt, then its pieces, then all is looked up
+        assert words.encode(text) == ids(made, text)
+
+
+def test_a_text_of_known_pieces_is_not_cut_into_words() -> None:
+    words = cache_of(tokenizer(LLAMA3))
+    assert words is not None
+    text = "\n\nOne two, (three) 4567's"
+    for _ in range(2):
+        words.encode(text)
+    assert set(words._pieces) >= {"two,", "(three)", "4567's"}
+    words._known = {word: words._known[word] for word in words._words.findall("\n\nOne")}
+    assert words.encode(text) == ids(tokenizer(LLAMA3), text)
+
+
+@pytest.mark.parametrize("expression", [r"\w+ \w+|\s+|\S", r"\w+(?=\s)|\s+|\S", r"\w+ ?|\W"])
+def test_words_that_reach_across_a_space_are_not_looked_up_piece_by_piece(expression: str) -> None:
+    assert not cuts_at_spaces(re.compile(expression, re.ASCII))
 
 
 def without_words() -> list[tuple[str, Tokenizer]]:
