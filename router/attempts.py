@@ -6,8 +6,6 @@ dropped here.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from slipstream.router.actions import Emit
 from slipstream.router.credits import Charge
 from slipstream.router.generation import GenerationError
@@ -56,7 +54,7 @@ class AttemptFlow:
         self._placer.begin(state, placement, now)
         charge = decode_charge(decode, state.num_tokens)
         if group is None:
-            charge = replace(charge, tokens=state.num_tokens - state.decode_cached_tokens)
+            charge = charge._replace(tokens=state.num_tokens - state.decode_cached_tokens)
         seq = decode.ledger.spend(charge)
         if group is None:
             self._book.send(decode, Generate(seq, state.engine_request()))

@@ -4,8 +4,9 @@ A dataclass travels as an array of its fields in order, nested ones as arrays in
 source and compiled once a class, the way `dataclasses` itself does it: walking the field list on every call would
 cost about ten times as much, and a decode step carries one `TokenChunk` a stream.
 
-Understood annotations: int, float, str, bytes, bool, Literal of strings, `X | None`, `tuple[X, ...]`, `tuple[A, B]`
-and dataclasses made of these.
+Understood annotations: int, float, str, bytes, bool, Literal of strings, `X | None`, `tuple[X, ...]`, `tuple[A, B]`,
+dataclasses made of these, and named tuples made of these without dataclasses. What there is several times a request, or
+for each token, is a named tuple: it is made in a third of the time that a frozen dataclass takes, and travels as it is.
 """
 
 from __future__ import annotations
@@ -54,10 +55,26 @@ def _is_variadic(args: tuple[Any, ...]) -> bool:
     return len(args) == 2 and args[1] is Ellipsis
 
 
+def _is_named_tuple(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, tuple)
+
+
+def _is_record(annotation: Any) -> bool:
+    return dataclasses.is_dataclass(annotation) or _is_named_tuple(annotation)
+
+
+def _field_names(cls: type) -> tuple[str, ...]:
+    if _is_named_tuple(cls):
+        names: tuple[str, ...] = cls._fields  # type: ignore[attr-defined]
+        return names
+    return tuple(field.name for field in dataclasses.fields(cls))
+
+
 def _holds_dataclass(annotation: Any) -> bool:
     if dataclasses.is_dataclass(annotation):
         return True
-    return any(_holds_dataclass(part) for part in get_args(annotation))
+    parts = get_type_hints(annotation).values() if _is_named_tuple(annotation) else get_args(annotation)
+    return any(map(_holds_dataclass, parts))
 
 
 @cache
@@ -81,7 +98,7 @@ def encoder(cls: type) -> Encoder:
             return f"({value} and [{flat(args[0], 'item')} for item in {value}])"
         raise TypeError(f"a message field cannot be {annotation}")
 
-    fields = [flat(hints[field.name], f"message.{field.name}") for field in dataclasses.fields(cls)]
+    fields = [flat(hints[name], f"message.{name}") for name in _field_names(cls)]
     body = f"return ({''.join(f'{f}, ' for f in fields)})"
     encode: Encoder = _compile(f"encode_{cls.__name__}", "message", [body], names)
     return encode
@@ -89,7 +106,8 @@ def encoder(cls: type) -> Encoder:
 
 @cache
 def decoder(cls: type) -> Decoder:
-    """The function that checks an unpacked array and builds the dataclass `cls` of it. Raises WireError only."""
+    """The function that checks an unpacked array and builds the dataclass or named tuple `cls` of it. Raises WireError
+    only."""
     return _DecoderSource(cls).compile()
 
 
@@ -104,16 +122,16 @@ class _DecoderSource:
 
     def compile(self) -> Decoder:
         hints = get_type_hints(self._cls)
-        fields = dataclasses.fields(self._cls)
-        count = len(fields)
+        names = _field_names(self._cls)
+        count = len(names)
         place = self._cls.__name__
         self._add(0, f"if type(value) is not tuple or len(value) != {count}:")
         self._add(1, f"refuse({place!r}, 'an array of {count} fields', value)")
-        variables = [self._variable() for _ in fields]
+        variables = [self._variable() for _ in names]
         if variables:
             self._add(0, f"({''.join(f'{v}, ' for v in variables)}) = value")
-        for field, variable in zip(fields, variables, strict=True):
-            self._check(0, hints[field.name], variable, f"{place}.{field.name}")
+        for name, variable in zip(names, variables, strict=True):
+            self._check(0, hints[name], variable, f"{place}.{name}")
         self._add(0, f"return cls({', '.join(variables)})")
         decode: Decoder = _compile(f"decode_{place}", "value", self._lines, self._names)
         return decode
@@ -144,7 +162,7 @@ class _DecoderSource:
             expected = "one of " + ", ".join(map(repr, get_args(annotation)))
             self._add(depth, f"if type({variable}) is not str or {variable} not in {choices}:")
             self._add(depth + 1, f"refuse({place!r}, {expected!r}, {variable})")
-        elif dataclasses.is_dataclass(annotation):
+        elif _is_record(annotation):
             self._add(depth, f"{variable} = {self._nested(annotation)}({variable})")
         elif origin is tuple and _is_variadic(get_args(annotation)):
             self._check_sequence(depth, get_args(annotation)[0], variable, place)
@@ -163,7 +181,7 @@ class _DecoderSource:
         self._add(depth + 1, f"refuse({place!r}, 'an array', {variable})")
         element = self._variable()
         self._add(depth, f"if {variable}:")
-        if dataclasses.is_dataclass(item):
+        if _is_record(item):
             nested = self._nested(item)
             self._add(depth + 1, f"{variable} = tuple([{nested}({element}) for {element} in {variable}])")
         elif item in (int, str, bytes, bool):

@@ -20,7 +20,7 @@ Of a sequence with little to send there is only the last round. Whoever waits fo
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 
 from slipstream.kv_transfer.ticket import PeerId
@@ -162,7 +162,7 @@ class Migrations:
             worker.num_moves += 1
         self._book.move_deadlines.set(state.request_id, now + self._config.timeout_s)
         seq = destination.ledger.spend(Charge(slots=1, pages=num_pages))
-        request = replace(state.engine_request(), attempt=state.last_attempt)
+        request = state.engine_request()._replace(attempt=state.last_attempt)
         source = wish.source
         self._roster.links.used(source.hello, destination.hello, now)
         self._book.send(destination, Adopt(seq, request, source.peer, source.hello.tp, room))

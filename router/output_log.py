@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import replace
 
 from slipstream.router.messages import TokenChunk
 
 # Chunks that may wait for a missing one before them. Tokens of one request come over at most two connections, each in
 # order, so more than a few waiting means that the missing one will never come.
 MAX_EARLY_CHUNKS = 64
+MAX_TOKEN_ID = 2**31 - 1
 
 
 class OutputError(Exception):
@@ -49,10 +49,10 @@ class OutputLog:
         """
         if chunk.num_cached_tokens < 0:
             raise OutputError(f"{chunk.num_cached_tokens} tokens of the prompt are said to be cached")
-        ids = self._ids
+        ids, token_ids = self._ids, chunk.token_ids
         is_next = chunk.index == len(ids) < self._max_tokens and not self._early
-        if is_next and len(chunk.token_ids) == 1 and not chunk.logprobs:  # as nearly always
-            ids.extend(_packed(chunk))
+        if is_next and len(token_ids) == 1 and 0 <= token_ids[0] <= MAX_TOKEN_ID and not chunk.logprobs:
+            ids.append(token_ids[0])  # as nearly always
             return [chunk]
         if chunk.logprobs and len(chunk.logprobs) != len(chunk.token_ids):
             raise OutputError(f"{len(chunk.logprobs)} logprobs came with {len(chunk.token_ids)} tokens")
@@ -79,8 +79,7 @@ class OutputLog:
         if num_new < 0 or (num_new == 0 and chunk.finish_reason is None):
             return None
         if known or num_new > room:
-            chunk = replace(
-                chunk,
+            chunk = chunk._replace(
                 index=chunk.index + known,
                 token_ids=chunk.token_ids[known : known + room],
                 logprobs=chunk.logprobs[known : known + room],

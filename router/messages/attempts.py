@@ -18,7 +18,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
 from slipstream.router.messages.request import EngineRequest
@@ -85,21 +85,19 @@ class Reserved:
     ticket: HandoffTicket
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(NamedTuple):
     """`top` are (token id, logprob) pairs, best first."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TokenChunk:
+class TokenChunk(NamedTuple):
     """Tokens `index .. index+len` of a request's output. `index` counts from the first token ever generated for it."""
 
     request_id: str
     attempt: int
-    index: int
+    index: int  # type: ignore[assignment]  # hides a tuple's `index`, which nobody asks of a chunk
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None

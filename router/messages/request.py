@@ -1,11 +1,13 @@
-"""A request as the router hands it to a worker: tokens in, and how to pick the tokens that come out."""
+"""A request as the router hands it to a worker: tokens in, and how to pick the tokens that come out.
+
+Every request is made, checked and sent several times, so these are named tuples: see `router.codec`.
+"""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 GuideKind = Literal["json", "regex", "choice", "grammar"]
 
@@ -22,8 +24,7 @@ def unpack_ids(packed: bytes) -> list[int]:
     return ids.tolist()
 
 
-@dataclass(frozen=True, slots=True)
-class Guide:
+class Guide(NamedTuple):
     """What the output has to look like. `spec` is a JSON schema, a regular expression, a JSON array of strings, or a
     grammar in Lark's or GBNF's form (see `router.grammar`)."""
 
@@ -31,8 +32,7 @@ class Guide:
     spec: str
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplingParams(NamedTuple):
     """How to pick the next token. All values are final: the front has filled in defaults and a seed.
 
     The random draw at output position i is a function of (seed, i) alone, so that a request which moves to another
@@ -57,8 +57,7 @@ class SamplingParams:
     guide: Guide | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EngineRequest:
+class EngineRequest(NamedTuple):
     """One attempt at a request, as a worker sees it. `output_ids` holds what earlier attempts already produced."""
 
     request_id: str

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -137,32 +136,32 @@ class OpenAiApi:
     async def _answer(self, exchange: Exchange, job: Job) -> None:
         """Have the job done and send what comes of it. Raises HttpError if nothing was sent yet."""
         choices: list[Choice] = []
-        if job.body.explain and job.num_choices > MAX_EXPLAINED_CHOICES:
-            message = f"'explain' is served for up to {MAX_EXPLAINED_CHOICES} choices, got {job.num_choices}."
+        num_choices = job.num_choices
+        if job.body.explain and num_choices > MAX_EXPLAINED_CHOICES:
+            message = f"'explain' is served for up to {MAX_EXPLAINED_CHOICES} choices, got {num_choices}."
             raise HttpError(400, message, param="explain", code="invalid_value")
         permit, exchange.header_lines = await self._access.enter(
-            job.asked.caller, self._model, job.num_reserved_tokens, job.num_choices
+            job.asked.caller, self._model, job.num_reserved_tokens, num_choices
         )
         self._metrics.choices.observe(job.choices_per_prompt)
         try:
-            with ExitStack() as streams:  # leaving early, for whatever reason, cancels what still runs
-                for index in range(job.num_choices):
-                    choice = self._submit(job, index)
-                    choices.append(choice)
-                    streams.enter_context(choice.stream)
-                answer = Answer(
-                    choices,
-                    job.form,
-                    num_prompt_tokens=sum(prompt.num_tokens for prompt in job.prompts),
-                    choices_per_prompt=job.choices_per_prompt,
-                    prompt_param=job.prompt_param,
-                    explains=bool(job.body.explain),
-                )
-                if job.body.stream:
-                    await answer.send_stream(exchange, wants_usage(job.body))
-                else:
-                    await answer.send_whole(exchange)
+            for index in range(num_choices):
+                choices.append(self._submit(job, index))
+            answer = Answer(
+                choices,
+                job.form,
+                num_prompt_tokens=sum([prompt.num_tokens for prompt in job.prompts]),
+                choices_per_prompt=job.choices_per_prompt,
+                prompt_param=job.prompt_param,
+                explains=bool(job.body.explain),
+            )
+            if job.body.stream:
+                await answer.send_stream(exchange, wants_usage(job.body))
+            else:
+                await answer.send_whole(exchange)
         finally:
+            for choice in choices:
+                choice.stream.cancel()  # whoever leaves early, for whatever reason, ends what still runs
             for choice in choices:
                 choice.record_end()
             self._access.settle(permit, used_by(choices, job))
@@ -175,7 +174,7 @@ class OpenAiApi:
         prompt = job.prompts[index // job.choices_per_prompt]
         sampling = prompt.sampling
         if job.num_choices > 1:
-            sampling = replace(sampling, seed=(sampling.seed + index % job.choices_per_prompt) & SEED_MASK)
+            sampling = sampling._replace(seed=(sampling.seed + index % job.choices_per_prompt) & SEED_MASK)
         request_id, names = job.ids_of(index)
         request = GenerateRequest(
             request_id=request_id,

@@ -70,9 +70,9 @@ class Job:
     def num_reserved_tokens(self) -> int:
         """What it may use, as far as one can tell: an output without a stated length is taken for a usual one."""
         output = self.body.expected_output_tokens or self.body.stated_max_tokens or USUAL_OUTPUT_TOKENS
+        num_choices = self.choices_per_prompt
         return sum(
-            prompt.num_tokens + self.choices_per_prompt * min(prompt.sampling.max_tokens, output)
-            for prompt in self.prompts
+            [prompt.num_tokens + num_choices * min(prompt.sampling.max_tokens, output) for prompt in self.prompts]
         )
 
     def ids_of(self, index: int) -> tuple[str, tuple[str, ...]]:

@@ -146,8 +146,8 @@ class World:
     def _hear(self, worker: _Worker, message: RouterMessage) -> None:
         if isinstance(message, Generate | Reserve | Prefill):
             asked = message.request
-            sampling = replace(asked.sampling, max_tokens=self._lengths[asked.request_id])
-            message = replace(message, request=replace(asked, sampling=sampling))
+            sampling = asked.sampling._replace(max_tokens=self._lengths[asked.request_id])
+            message = replace(message, request=asked._replace(sampling=sampling))
         self._tell(worker, worker.engine.handle(message, self.now_s))
 
     def _wake(self, worker: _Worker, due_s: float) -> None:
@@ -174,7 +174,7 @@ class World:
         for message in messages:
             if isinstance(message, StepOutput) and any(chunk.finish_reason for chunk in message.chunks):
                 message = StepOutput(
-                    tuple(replace(c, finish_reason="stop") if c.finish_reason else c for c in message.chunks)
+                    tuple(c._replace(finish_reason="stop") if c.finish_reason else c for c in message.chunks)
                 )
             self._perform(self.dispatcher.worker_message(worker.hello.worker, message, self.now_s))
 

@@ -44,6 +44,8 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     if dataclasses.is_dataclass(hint):
         hints = get_type_hints(hint)
         return st.builds(hint, **{field.name: values_of(hints[field.name]) for field in dataclasses.fields(hint)})
+    if isinstance(hint, type) and issubclass(hint, tuple):
+        return st.builds(hint, **{name: values_of(part) for name, part in get_type_hints(hint).items()})
     args, origin = get_args(hint), get_origin(hint)
     if origin is Literal:
         return st.sampled_from(args)
