@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from slipstream.router.fair_line import FairLine
+from slipstream.router.fair_line import FairLine, expected_tokens
 from slipstream.router.request_state import RequestState
 
 MAX_PRIORITY = 8  # and -8: what is beyond counts as this, which bounds how long anybody can be kept waiting
@@ -33,12 +33,16 @@ class WorkQueue:
     """Requests waiting for a place. The bound on their number is the book's: retries always fit.
 
     `default_ttft_s` is the deadline of requests that do not say one. Every operation is O(log n).
+
+    As long as there is room, a request comes, is looked at and goes before the next one comes. So who comes while
+    nobody waits is kept `_alone`, and stands in a line only once somebody wants to know more than who is next.
     """
 
     def __init__(self, ageing_s: float, default_ttft_s: float) -> None:
         self._ageing_s = ageing_s
         self._default_ttft_s = default_ttft_s
-        self._lines: dict[int, FairLine] = {}  # none is empty
+        self._formed: dict[int, FairLine] = {}  # of all but who is alone; none is empty
+        self._alone: tuple[RequestState, float] | None = None  # with when it is due
         self._waiting: dict[str, RequestState] = {}
         self._aged_had_turn = True  # the first turn is for the most urgent
         self._now = 0.0
@@ -91,15 +95,29 @@ class WorkQueue:
         """Adds a new request. It counts as one that came `late_s` later than it did."""
         ttft_s = state.request.slo.ttft_s
         ttft_s = self._default_ttft_s if ttft_s is None else min(ttft_s, MAX_TTFT_S)
-        self._enter(state).push(state, state.record.timeline.queued + ttft_s + late_s)
+        due_s = state.record.timeline.queued + ttft_s + late_s
+        is_first = not self._waiting
+        self._enter(state)
+        if is_first:
+            self._alone = state, due_s
+        else:
+            self._line_for(state).push(state, due_s)
 
     def push_front(self, state: RequestState) -> None:
         """Adds a request that comes back, before everybody of its class."""
-        self._enter(state).push_front(state)
+        self._enter(state)
+        self._line_for(state).push_front(state)
 
     def take(self, request_id: str, now: float) -> None:
         """The request has its turn. Its tenant is charged for it."""
         state = self._waiting.pop(request_id)
+        if self._alone is not None:  # what a line of its own would have done
+            self._alone = None
+            state.charged_tokens = expected_tokens(state)
+            self._aged_had_turn = True
+            self._now = now
+            self._version += 1
+            return
         own_class = priority_class(state.request.priority)
         aged = self._aged_class(now)
         self._aged_had_turn = aged is None or own_class == aged
@@ -126,7 +144,7 @@ class WorkQueue:
         """Waiting requests in the order of their turns, each once. They may be taken and removed meanwhile: what
         follows is the order as it is then."""
         seen: set[str] = set()
-        while True:
+        while self._waiting:
             version = self._version
             for state in self._walk(now):
                 if state.request_id not in seen:
@@ -139,6 +157,9 @@ class WorkQueue:
 
     def _walk(self, now: float) -> Iterator[RequestState]:
         self._now = now
+        if self._alone is not None:
+            yield self._alone[0]
+            return
         aged = self._aged_class(now)
         if len(self._lines) == 1:
             yield from next(iter(self._lines.values()))
@@ -166,15 +187,25 @@ class WorkQueue:
         aged = min(oldest, key=lambda priority: oldest[priority] + priority * self._ageing_s)
         return aged if now - oldest[aged] >= (aged - top) * self._ageing_s else None
 
-    def _enter(self, state: RequestState) -> FairLine:
+    @property
+    def _lines(self) -> dict[int, FairLine]:
+        """With everybody in them."""
+        if self._alone is not None:
+            (state, due_s), self._alone = self._alone, None
+            self._line_for(state).push(state, due_s)
+        return self._formed
+
+    def _enter(self, state: RequestState) -> None:
         assert state.request_id not in self._waiting
         self._version += 1
         self._waiting[state.request_id] = state
         self._now = max(self._now, state.record.timeline.queued)
-        own_class = priority_class(state.request.priority)
-        line = self._lines.get(own_class)
+
+    def _line_for(self, state: RequestState) -> FairLine:
+        own_class, lines = priority_class(state.request.priority), self._lines
+        line = lines.get(own_class)
         if line is None:
-            line = self._lines[own_class] = FairLine()
+            line = lines[own_class] = FairLine()
         return line
 
     def _left(self, own_class: int) -> None:

@@ -140,9 +140,12 @@ class RequestBook:
         self.signals.arrived(state, now)
         self._request_deadlines.set(state.request_id, now + self._timeout_s(request))
         self._queue_deadlines.set(state.request_id, now)
-        # Of the choices of one question each later one stands behind what comes meanwhile, as if the client had asked
-        # for them one after the other.
-        self.queue.push(state, request.choice * (self.pace.interval_s(now) or UNKNOWN_INTERVAL_S))
+        late_s = 0.0
+        if request.choice:
+            # Of the choices of one question each later one stands behind what comes meanwhile, as if the client had
+            # asked for them one after the other.
+            late_s = request.choice * (self.pace.interval_s(now) or UNKNOWN_INTERVAL_S)
+        self.queue.push(state, late_s)
         state.enter("queued", now)
 
     def _checked_prompt(self, request: GenerateRequest, decode_workers: Sequence[WorkerState], now: float) -> bytes:
@@ -293,11 +296,12 @@ class RequestBook:
         self._leave_workers(state, silent)
         if request_id in self.queue:
             self.queue.remove(request_id)
-        self.queue.settle(state, state.num_tokens - state.usage.num_cached_tokens)
+        usage = state.usage
+        self.queue.settle(state, usage.num_prompt_tokens + usage.num_output_tokens - usage.num_cached_tokens)
         self._queue_deadlines.drop(request_id)
         self._request_deadlines.drop(request_id)
         del self._requests[request_id]
-        finish = GenerationFinish(reason, state.usage, stop_token_id, error)
+        finish = GenerationFinish(reason, usage, stop_token_id, error)
         state.record.end(finish)
         state.enter("finished", now, f"{error.kind}: {error.message}" if error is not None else reason)
         self.totals.count_finish(finish)

@@ -116,6 +116,8 @@ class Versions:
             chosen = request.version
         elif first_choice is not None:
             chosen = first_choice
+        elif len(self._roster.decode_slots) == 1:  # that holds the request, or it would not have been admitted
+            chosen = next(iter(self._roster.decode_slots))
         else:
             chosen = self._of_session(state) or self._next(self._candidates(state))
         if chosen:
@@ -207,21 +209,21 @@ class Versions:
         """Live versions that have a share, with it."""
         slots = self._roster.decode_slots
         if self._split is None:
-            return {version: float(count) for version, count in slots.items()}
+            return dict(slots)
         return {version: weight for version, weight in self._split.items() if weight > 0 and version in slots}
 
     def _candidates(self, state: RequestState) -> dict[str, float]:
         """Weights of those that could hold the request. If nobody wanted can, anybody live may."""
         num_tokens = state.num_tokens
-        for weights in (self._wanted_live(), {name: float(n) for name, n in self._roster.decode_slots.items()}):
-            able = {
-                version: weight
-                for version, weight in weights.items()
-                if refusal(num_tokens, self._roster.workers_of("decode", version)) is None
-            }
-            if able:
-                return able
-        return {}
+        return self._able(num_tokens, self._wanted_live()) or self._able(num_tokens, self._roster.decode_slots)
+
+    def _able(self, num_tokens: int, weights: Mapping[str, float]) -> dict[str, float]:
+        """Those with a decode worker that could hold so many tokens."""
+        return {
+            version: weight
+            for version, weight in weights.items()
+            if refusal(num_tokens, self._roster.workers_of("decode", version)) is None
+        }
 
     def _next(self, weights: Mapping[str, float]) -> str:
         """Smooth weighted round robin, as nginx does it: of any run of choices each version has its share, within one

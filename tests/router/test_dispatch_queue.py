@@ -325,6 +325,33 @@ def test_the_order_follows_what_is_taken_and_removed_while_it_is_walked():
     assert sorted(order(queue)) == sorted(seen[2::3])
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(-1, 1), st.sampled_from("ab"), st.booleans()), max_size=40))
+def test_who_comes_while_nobody_waits_is_treated_as_in_a_line(steps):
+    queues = [WorkQueue(AGEING_S, 2.0) for _ in range(2)]
+    ended = [[], []]
+    for number, (kind, priority, tenant, looks) in enumerate(steps):
+        now, name = float(number), f"r{number}"
+        for queue, gone in zip(queues, ended, strict=True):
+            if queue is queues[0] or looks:
+                queue.oldest_by_priority()  # whoever is asked that makes a line
+            if kind <= 1:
+                queue.push(waiting(name, now, priority, tenant, output=number), late_s=0.1 * kind)
+            elif kind == 2:
+                queue.push_front(waiting(name, now, priority, tenant))
+            elif kind == 3 and gone:
+                queue.settle(gone.pop(), 7)
+            elif kind == 4 and len(queue):
+                queue.remove(queue[0].request_id)
+            elif len(queue):
+                gone.append(serve(queue, now))
+        first, second = ([*order(queue, now), queue.version] for queue in queues)
+        assert first == second
+        first, second = ([(state.request_id, state.charged_tokens) for state in gone] for gone in ended)
+        assert first == second
+    assert queues[0].depth_by_priority == queues[1].depth_by_priority
+
+
 # ---- those that come back, choices
 
 
