@@ -76,10 +76,6 @@ class WindowSignals:
     classes: tuple[ClassSignals, ...] = ()
 
     @property
-    def arrivals_per_s(self) -> float:
-        return self.num_arrivals / self.span_s if self.span_s > 0 else 0.0
-
-    @property
     def offered_per_s(self) -> float:
         """With those that were turned away."""
         return (self.num_arrivals + self.num_refused) / self.span_s if self.span_s > 0 else 0.0
@@ -97,6 +93,7 @@ class WindowSignals:
 
     @property
     def itl_attainment(self) -> float | None:
+        """Share of whole answers whose tokens came in time, on average; None: there was none."""
         num_finished = sum(one.num_finished for one in self.classes)
         return sum(one.num_itl_met for one in self.classes) / num_finished if num_finished else None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -22,8 +22,17 @@ MAX_GUIDE_BYTES = 64 << 10
 MAX_VERDICTS = 256
 MAX_WAITING = 64  # guides that nobody has tried yet, each a second at most
 ANY_OBJECT = Guide("json", '{"type":"object"}')
+FIELDS = frozenset(
+    {"response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
+)
 
-Asked = tuple[str, GuideKind, Any]  # field, kind, and what it says
+
+class GuideField(NamedTuple):
+    """A field of a request that names a guide, and what it says: None if nothing."""
+
+    field: str
+    kind: GuideKind
+    value: Any
 
 
 class Guides:
@@ -37,13 +46,13 @@ class Guides:
 
     async def of(self, body: GenerationFields) -> Guide | None:
         """Raises HttpError 400 for two guides at once or one that no output can follow, 503 if too many wait."""
-        asked = asked_for(body)
-        if not asked:
+        named = guide_fields(body)
+        if not named:
             return None
-        if len(asked) > 1:
-            names = " and ".join(f"'{field}'" for field, _, _ in asked)
-            raise invalid(asked[1][0], f"Only one of {names} can be followed at a time.")
-        field, kind, value = asked[0]
+        if len(named) > 1:
+            names = " and ".join(f"'{one.field}'" for one in named)
+            raise invalid(named[1].field, f"Only one of {names} can be followed at a time.")
+        field, kind, value = named[0]
         guide = guide_from(field, kind, value)
         if guide == ANY_OBJECT:
             return guide
@@ -79,30 +88,31 @@ class Guides:
             self._verdicts.popitem(last=False)
 
 
-def asked_for(body: GenerationFields) -> list[Asked]:
+def guide_fields(body: GenerationFields) -> list[GuideField]:
     """All guides that the fields of a request name."""
-    asked: list[Asked | None] = []
-    form = body.response_format
+    if body.model_fields_set.isdisjoint(FIELDS):
+        return []
+    form, outputs = body.response_format, body.structured_outputs
+    named: list[GuideField] = []
     if form is not None and form.type == "json_object":
-        asked.append(("response_format", "json", ANY_OBJECT.spec))
+        named.append(GuideField("response_format", "json", ANY_OBJECT.spec))
     elif form is not None and form.json_schema is not None:
-        asked.append(("response_format.json_schema.schema", "json", form.json_schema.schema_))
-    outputs = body.structured_outputs
+        named.append(GuideField("response_format.json_schema.schema", "json", form.json_schema.schema_))
     if outputs is not None:
-        asked += [
-            ("structured_outputs.json", "json", outputs.json_) if outputs.json_ is not None else None,
-            ("structured_outputs.json_object", "json", ANY_OBJECT.spec) if outputs.json_object else None,
-            ("structured_outputs.regex", "regex", outputs.regex) if outputs.regex is not None else None,
-            ("structured_outputs.choice", "choice", outputs.choice) if outputs.choice is not None else None,
-            ("structured_outputs.grammar", "grammar", outputs.grammar) if outputs.grammar is not None else None,
+        named += [
+            GuideField("structured_outputs.json", "json", outputs.json_),
+            GuideField("structured_outputs.json_object", "json", ANY_OBJECT.spec if outputs.json_object else None),
+            GuideField("structured_outputs.regex", "regex", outputs.regex),
+            GuideField("structured_outputs.choice", "choice", outputs.choice),
+            GuideField("structured_outputs.grammar", "grammar", outputs.grammar),
         ]
-    asked += [
-        ("guided_json", "json", body.guided_json) if body.guided_json is not None else None,
-        ("guided_regex", "regex", body.guided_regex) if body.guided_regex is not None else None,
-        ("guided_choice", "choice", body.guided_choice) if body.guided_choice is not None else None,
-        ("guided_grammar", "grammar", body.guided_grammar) if body.guided_grammar is not None else None,
+    named += [
+        GuideField("guided_json", "json", body.guided_json),
+        GuideField("guided_regex", "regex", body.guided_regex),
+        GuideField("guided_choice", "choice", body.guided_choice),
+        GuideField("guided_grammar", "grammar", body.guided_grammar),
     ]
-    return [one for one in asked if one is not None]
+    return [one for one in named if one.value is not None]
 
 
 def guide_from(field: str, kind: GuideKind, value: Any) -> Guide:

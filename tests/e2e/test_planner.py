@@ -29,7 +29,7 @@ class Once:
         actions = ()
         if fleet.num_prefill == 2 and not fleet.is_changing:
             actions = (SwitchRole("prefill-1", "decode"),)
-        seen = (("requests_per_s", signals.short.arrivals_per_s), ("workers", float(len(signals.workers))))
+        seen = (("requests_per_s", signals.short.offered_per_s), ("workers", float(len(signals.workers))))
         return PlannerDecision(now, "slo", "one is enough", 1, 2, actions, (), seen)
 '''
 

@@ -42,7 +42,7 @@ def test_a_rate_is_over_the_time_that_was_seen() -> None:
         book.arrived(0, 100, 0.5, 0.05, 100.0 + number * 0.1)
     short = book.short(104.0)
     assert short.span_s == pytest.approx(4.0)
-    assert short.arrivals_per_s == pytest.approx(10.0)
+    assert short.offered_per_s == pytest.approx(10.0)
 
 
 def test_the_latest_seconds_are_told_apart_from_those_before() -> None:
