@@ -181,7 +181,9 @@ class _Serving:
                 self._blocks.resync()
                 self._set_blocks_timer()
             case _ if isinstance(message, RouterMessage):
-                self._tell(self._engine.handle(message, time.monotonic()))
+                answers = self._engine.handle(message, time.monotonic())
+                self._set_timer()  # first: what a step that is due at once brings leaves with the answers, in one write
+                self._tell(answers)
             case _:
                 self._protocol.abort(WireError(f"{type(message).__name__} is not for workers"))
 
