@@ -80,7 +80,7 @@ class Supervisor:
         """What is wanted of each role."""
         wanted = [kept.member.role for kept in self._groups.values() if kept.is_wanted]
         longest = self._config.decode.engine.max_model_len
-        return ExpectedWorkers(wanted.count("prefill"), wanted.count("decode"), longest)
+        return ExpectedWorkers(wanted.count("prefill"), wanted.count("decode"), longest, self._is_settled)
 
     # ---- life of the whole
 

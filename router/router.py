@@ -11,8 +11,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import orjson
-
 from slipstream.router.access.access import Access
 from slipstream.router.canary import Canary
 from slipstream.router.config import DispatchConfig, RouterConfig, TlsConfig, TracingConfig
@@ -29,7 +27,7 @@ from slipstream.router.messages import Role
 from slipstream.router.open_files import allow_all_files
 from slipstream.router.service import GenerationService
 from slipstream.router.signals import Signals
-from slipstream.router.tokenizer import Tokenizer
+from slipstream.router.tokenizer import Tokenizer, read_json
 from slipstream.router.tracing.tracer import Tracer
 from slipstream.router.version_status import VersionStatus
 
@@ -78,6 +76,7 @@ class Router:
         self._worker_token = worker_token
         self._expected = ExpectedWorkers(num_prefill=int(has_prefill_pool))
         self._asleep_since: int | None = None  # how often decode workers had joined then
+        self._model_positions: int | None = None  # the longest sequence that the model allows, if it says so
         self._has_been_ready = False
         self._cleanup = AsyncExitStack()
         self._is_draining = False
@@ -97,8 +96,9 @@ class Router:
             pool = cleanup.enter_context(encode_pool())
             loop = asyncio.get_running_loop()
             tokenizer = await loop.run_in_executor(pool, Tokenizer.from_directory, self._model_dir, pool)
+            self._model_positions = await loop.run_in_executor(pool, model_positions, self._model_dir)
             self._service = GenerationService(self._config, model=self._model_name, token=self._worker_token)
-            self._canary = Canary(self._service, lambda: self._expected.num_prefill > 0)
+            self._canary = Canary(self._service, self._needs_prefill_group)
             files = cleanup.enter_context(ThreadPoolExecutor(1, thread_name_prefix="access"))
             access = Access(self._config.access, files)
             access.open()
@@ -182,16 +182,16 @@ class Router:
         """So many workers are wanted. Until the first decode worker connects, requests are taken and wait, also at a
         router that was started anew; where none is wanted, the router is asleep and stays ready till one has come."""
         self._expected = expected
-        longest = expected.max_model_len or self._model_positions()
+        longest = expected.max_model_len or self._model_positions
         if longest is not None:
             self._service.expect_max_model_len(longest)
         if expected.num_decode == 0:
             self._asleep_since = self._service.num_decode_joins
 
-    def _model_positions(self) -> int | None:
-        """The longest sequence that the model allows, if it says so."""
-        longest = orjson.loads((self._model_dir / "config.json").read_bytes()).get("max_position_embeddings")
-        return longest if isinstance(longest, int) else None
+    def _needs_prefill_group(self) -> bool:
+        """Before anybody has had an answer of these workers: later, prefill hosts that are cut off are no reason to
+        turn clients away."""
+        return self._expected.num_prefill > 0 and not self._expected.has_served
 
     @property
     def _is_asleep(self) -> bool:
@@ -226,6 +226,12 @@ class Router:
             return "no decode worker is connected"
         self._has_been_ready = True
         return None
+
+
+def model_positions(model_dir: Path) -> int | None:
+    """The longest sequence that a model allows, if it says so. Raises ValueError if its config.json is none."""
+    longest = read_json(model_dir / "config.json").get("max_position_embeddings")
+    return longest if isinstance(longest, int) else None
 
 
 def begin_tracing(config: TracingConfig, model: str, cleanup: AsyncExitStack) -> Tracer | None:

@@ -218,6 +218,10 @@ async def serving(*roles: Role, config: ClusterConfig = CONFIG) -> AsyncIterator
         await scene.supervisor.stop()
 
 
+def wanted(num_prefill: int, num_decode: int) -> ExpectedWorkers:
+    return ExpectedWorkers(num_prefill, num_decode, has_served=True)
+
+
 def scenario(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
     def run() -> None:
         asyncio.run(test())  # type: ignore[arg-type]
@@ -231,8 +235,8 @@ async def test_a_new_group_is_wanted_at_once_and_ready_later() -> None:
     async with serving("prefill", "decode") as it:
         await it.supervisor.add([it.group("decode-1", version="v2")])
         assert it.kept("decode-1").status.version == "v2"
-        assert it.supervisor.expected == ExpectedWorkers(1, 2)
-        assert it.router.expected[-1] == ExpectedWorkers(1, 2)
+        assert it.supervisor.expected == wanted(1, 2)
+        assert it.router.expected[-1] == wanted(1, 2)
         await it.until(lambda: it.state_of("decode-1") == "ready")
         assert [member.name for member in it.watcher.members] == ["router", "prefill-0", "decode-0", "decode-1"]
 
@@ -241,7 +245,7 @@ async def test_a_new_group_is_wanted_at_once_and_ready_later() -> None:
 async def test_a_group_that_is_let_go_is_drained_and_not_started_again() -> None:
     async with serving("decode", "prefill") as it:
         await it.supervisor.let_go(it.kept("decode-0"), migrate=False)
-        assert it.router.expected[-1] == ExpectedWorkers(1, 0)
+        assert it.router.expected[-1] == wanted(1, 0)
         await it.until(lambda: it.supervisor.group("decode-0") is None)
         assert it.router.drained == [("decode-0", None, False)]
         gone = it.groups["decode-0"]
@@ -312,7 +316,7 @@ async def test_a_group_that_waited_starts_when_there_is_room() -> None:
 async def test_a_role_is_switched_in_the_same_process() -> None:
     async with serving("prefill", "decode") as it:
         await it.supervisor.switch(it.kept("decode-0"), "prefill")
-        assert it.supervisor.expected == ExpectedWorkers(2, 0)
+        assert it.supervisor.expected == wanted(2, 0)
         await it.until(lambda: it.state_of("decode-0") == "ready" and it.kept("decode-0").wish is None)
         assert it.router.drained == [("decode-0", "prefill", True)]
         assert it.groups["decode-0"].num_launches == 1
@@ -374,7 +378,7 @@ async def test_a_group_that_never_starts_is_given_up_and_the_others_serve_on() -
         broken.found_room.set()
         await it.until(lambda: it.state_of("decode-1") == "failed")
         assert it.kept("decode-1").status.detail == "no memory"
-        assert it.supervisor.expected == ExpectedWorkers(0, 1)
+        assert it.supervisor.expected == wanted(0, 1)
         assert it.state_of("decode-0") == "ready"
         await it.supervisor.let_go(it.kept("decode-1"), migrate=True)
         assert it.supervisor.group("decode-1") is None
@@ -388,13 +392,13 @@ async def test_the_next_router_hears_what_is_wanted_now() -> None:
         it.router.expected.clear()
         it.router.die("killed")
         await it.until(lambda: it.router.num_launches == 2 and bool(it.router.expected))
-        assert set(it.router.expected) == {ExpectedWorkers(0, 1)}
+        assert set(it.router.expected) == {wanted(0, 1)}
 
 
 @scenario
 async def test_a_deployment_may_begin_without_any_group() -> None:
     async with serving() as it:
-        assert it.supervisor.expected == ExpectedWorkers(0, 0)
+        assert it.supervisor.expected == wanted(0, 0)
         await it.supervisor.add([it.group("decode-0")])
         await it.until(lambda: it.state_of("decode-0") == "ready")
 

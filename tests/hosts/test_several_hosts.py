@@ -5,6 +5,9 @@ The tests follow one another on the same hosts, and each leaves them as it found
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 
 from tests.e2e.observation import Scrape, moved, status_of, wait_until_at_rest, wait_until_clear
@@ -74,6 +77,34 @@ def test_a_cut_between_prefill_and_decode_hosts_is_placed_around_and_a_healed_on
     # Those that were on their way when it was cut, and then one now and then.
     assert tries <= 2 * load.num_clients + 2 * 8, f"{tries} of {len(load.answers)} requests were tried in vain"
     wait_until_at_rest(serving)
+
+
+def test_a_router_that_begins_anew_while_no_pages_get_through_is_ready_and_computes_prompts_where_they_decode(
+    serving: HostsCluster, network: Network, expected: list[str]
+) -> None:
+    prefill = network.hosts["prefill-host"]
+    decodes = [network.hosts["decode-host-1"], network.hosts["decode-host-2"]]
+    for decode in decodes:
+        network.cut(prefill, decode)
+    before = serving.member("router").pids
+    os.kill(before[0], signal.SIGKILL)
+    serving.wait_for(lambda: serving.member("router").pids != before and is_ready(serving), 60)
+    with client_of(serving) as client:
+        assert [ask(client, v, "while no pages get through") for v in range(4)] == expected[:4]
+    assert transfers(serving) == 0
+    for decode in decodes:
+        network.heal(prefill, decode)
+    with Load(serving) as load:
+        wait_until_clear(serving, lambda: [] if transfers(serving) else ["the way is not used again"], 60)
+    load.check(expected)
+    wait_until_at_rest(serving)
+
+
+def is_ready(serving: HostsCluster) -> bool:
+    try:
+        return serving.get("/health/ready")[0] == 200
+    except OSError:  # nobody listens yet
+        return False
 
 
 def tried_in_vain(before: Scrape, serving: HostsCluster) -> bool:

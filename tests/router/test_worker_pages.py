@@ -80,6 +80,20 @@ def test_a_prefill_pool_that_is_wanted_no_more_is_not_waited_for() -> None:
     run(main)
 
 
+def test_a_later_router_of_a_cluster_that_has_served_is_ready_with_any_answer() -> None:
+    """Its prefill hosts may be gone or cut off; decode workers compute prompts themselves meanwhile."""
+
+    async def main() -> None:
+        async with routing(has_prefill_pool=True) as (router, addresses):
+            router.expect_workers(ExpectedWorkers(1, 1, has_served=True))
+            assert await readiness(addresses.http) == "Not ready: no decode worker has connected yet."
+            worker = await PlayedWorker("decode", addresses).join()
+            await until_ready(addresses.http)
+            worker.leave()
+
+    run(main)
+
+
 @contextlib.asynccontextmanager
 async def with_admin_port() -> AsyncIterator[tuple[Addresses, Endpoint]]:
     router = Router(replace(CONFIG, admin=AdminConfig(port=0)), MODEL, MODEL_DIR, TOKEN)
