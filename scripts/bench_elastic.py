@@ -25,6 +25,7 @@ from scripts.elastic_bench.calibration import load_for, measure
 from scripts.elastic_bench.deployment import Deployment, Watched
 from scripts.elastic_bench.load import Load, Phase, requests_of, write_requests
 from scripts.elastic_bench.slices import NoSlices, Slices, slices
+from slipstream.cluster.bench.measures import percentile
 from slipstream.cluster.report.plot import Mark, Plot, Series
 from slipstream.cluster.report.report import COLOURS, STYLE, Report
 from slipstream.cluster.report.svg import HEIGHT, WIDTH, draw
@@ -97,24 +98,20 @@ def judged(name: str, watched: Watched, load: Load) -> Judged:
         by_phase.append((sum(here) / phase.seconds, sum(here) / max(len(here), 1)))
         begin_s = end_s
     good = sum(is_good(one, load) for one in requests)
-    ttft = sorted(one["ttft_s"] * 1e3 for one in requests if one["ttft_s"] is not None)
-    itl = sorted(one["itl_s"] * 1e3 for one in requests if one["itl_s"] is not None)
+    ttft = [one["ttft_s"] * 1e3 for one in requests if one["ttft_s"] is not None]
+    itl = [one["itl_s"] * 1e3 for one in requests if one["itl_s"] is not None]
     return Judged(
         name,
         good / begin_s,
         good / max(len(requests), 1),
         tuple(by_phase),
-        quantile(ttft, 0.5),
-        quantile(ttft, 0.9),
-        quantile(itl, 0.5),
-        quantile(itl, 0.9),
+        percentile(ttft, 0.5),
+        percentile(ttft, 0.9),
+        percentile(itl, 0.5),
+        percentile(itl, 0.9),
         len(requests),
         sum(bool(one["error_kind"]) for one in requests),
     )
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else float("nan")
 
 
 def report(results: Sequence[Judged], seen: dict[str, Watched], load: Load) -> Report:

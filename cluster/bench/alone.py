@@ -11,14 +11,12 @@ beginning of a step).
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from slipstream.cluster.bench.answer import Answer
+from slipstream.cluster.bench.relative_fit import relative_fit
 
 MIN_STREAMS = 2  # for a median that one disturbance does not decide
 
@@ -50,28 +48,9 @@ def step_times(steps: Sequence[DecodeStep]) -> tuple[float, float, float] | None
     if nothing was measured."""
     if not steps:
         return None
-    return line([(1.0, step.num_seqs, step.context_tokens) for step in steps], [step.seconds for step in steps])
-
-
-def line(measured: Sequence[tuple[float, float, float]], seconds: Sequence[float]) -> tuple[float, float, float]:
-    """Least squares of relative errors, with no coefficient below 0."""
-    times = np.array(seconds)
-    features = np.array(measured) / times[:, None]
-    best: tuple[float, tuple[float, float, float]] | None = None
-    for kept in itertools.chain.from_iterable(itertools.combinations(range(3), count) for count in (1, 2, 3)):
-        if len(kept) > len(times):
-            continue
-        found = np.linalg.lstsq(features[:, kept], np.ones(len(times)), rcond=None)[0]
-        if (found < 0).any():
-            continue
-        error = float(np.square(features[:, kept] @ found - 1.0).sum())
-        if best is None or error < best[0] - 1e-9:
-            all_of_them = [0.0, 0.0, 0.0]
-            for at, value in zip(kept, found, strict=True):
-                all_of_them[at] = float(value)
-            best = error, (all_of_them[0], all_of_them[1], all_of_them[2])
-    assert best is not None, "one feature alone always has a coefficient over 0"
-    return best[1]
+    features = [(1.0, step.num_seqs, step.context_tokens) for step in steps]
+    step_s, seq_s, context_token_s = relative_fit(features, [step.seconds for step in steps])
+    return step_s, seq_s, context_token_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,4 +79,5 @@ def prompt_times(prompts: Sequence[LonePrompts]) -> tuple[float, float, float] |
     if len(prompts) < 3:
         return None
     features = [(1.0, one.num_tokens, 0.5 * one.num_tokens**2) for one in prompts]
-    return line(features, [one.ttft_s for one in prompts])
+    request_s, token_s, pair_s = relative_fit(features, [one.ttft_s for one in prompts])
+    return request_s, token_s, pair_s

@@ -87,6 +87,8 @@ def bench_command(**options: Any) -> None:
     except (BenchError, TraceError) as error:
         console.error(str(error))
         code = 1
+    except KeyboardInterrupt:  # while it looked at the server; what measures takes it as a wish
+        code = not_begun()
     sys.exit(code)
 
 
@@ -116,8 +118,7 @@ def run_bench(options: dict[str, Any]) -> int:
     allow_all_files()  # a server that hangs is asked at its rate all the same
     runs = uvloop.run(run_stages(stages, form, server.words, options["seed"], sys.stderr))
     if not runs:
-        console.error("interrupted before anything was measured")
-        return INTERRUPTED
+        return not_begun()
     levels = [measures(run, slos) for run in runs]
     outcome = Outcome(
         url=server.target.url,
@@ -136,6 +137,11 @@ def run_bench(options: dict[str, Any]) -> int:
     if any(run.broke_off for run in runs):
         return 1
     return 0 if any(answer.is_good for run in runs for answer in run.answers) else 1
+
+
+def not_begun() -> int:
+    console.error("interrupted before anything was measured")
+    return INTERRUPTED
 
 
 def with_options(target: Target, options: dict[str, Any]) -> Target:

@@ -12,9 +12,9 @@ from prometheus_client.registry import Collector
 
 from slipstream.cluster.fleet import FleetPort
 from slipstream.cluster.planner.decision_log import DecisionLog
+from slipstream.router.metrics_page import CONTENT_TYPE
 
 MAX_LIMIT = 1000
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def planner_routes(decisions: DecisionLog | None, fleet: FleetPort) -> APIRouter:

@@ -24,11 +24,10 @@ from slipstream.cluster.sim.world import World, WorldConfig
 from slipstream.cluster.workload.arrival import BLOCK_TOKENS
 from slipstream.cluster.workload.workload import Workload
 from slipstream.router.config import DispatchConfig, PolicyName
-from slipstream.router.messages import Role
+from slipstream.router.messages import ROLES, Role
 
 NUM_SAMPLES = 100  # of how things stood, over the arrivals
 PROGRESS_EVERY = 2000  # events
-ROLES: tuple[Role, ...] = ("prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from scripts.simulation_check.load import Seen, Target, in_turn
 from slipstream.cluster.bench.profiling import model_shape, unmeasured
+from slipstream.cluster.bench.relative_fit import relative_fit
 from slipstream.cluster.sim.profile import RoleProfile, WorkerProfile
 from slipstream.cluster.workload.arrival import Arrival
 from slipstream.router.messages import Role
@@ -118,7 +117,8 @@ def profile_from(
     reserve_s = [one.reserve_s for one in lone if one.reserve_s is not None]
     exposed_s = [one.exposed_s for one in lone if one.exposed_s is not None]
     message_s = 0.5 * statistics.median(reserve_s) if reserve_s else 1e-3
-    decode = _fitted([(1.0, wave.num_seqs, wave.context_tokens) for wave in waves], [wave.step_s for wave in waves])
+    wave_features = [(1.0, wave.num_seqs, wave.context_tokens) for wave in waves]
+    decode = relative_fit(wave_features, [wave.step_s for wave in waves])
 
     def timed(role: Role) -> RoleProfile:
         size = unmeasured(sizes[role])
@@ -126,7 +126,7 @@ def profile_from(
         if len(own) < NEEDED_PROMPTS:
             own = list(lone)
         features = [prefill_features(one.num_tokens, 0, size.max_step_tokens) for one in own]
-        prefill = _fitted(features, [max(one.prefill_s - 2 * message_s, 1e-4) for one in own])
+        prefill = relative_fit(features, [max(one.prefill_s - 2 * message_s, 1e-4) for one in own])
         return size.timed(decode, prefill)
 
     num_layers, kv_bytes = model_shape(model_dir)
@@ -148,19 +148,3 @@ def profile_from(
         gpus=0,
         shared_cores=True,
     )
-
-
-def _fitted(features: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
-    """Least squares of the relative errors; no coefficient is below zero."""
-    scale = 1.0 / np.asarray(seconds)
-    left = np.asarray(features) * scale[:, None]
-    free = list(range(left.shape[1]))
-    while True:
-        found, *_ = np.linalg.lstsq(left[:, free], np.ones(len(seconds)), rcond=None)
-        if found.min() >= 0.0:
-            break
-        del free[int(found.argmin())]
-    weights = [0.0] * left.shape[1]
-    for at, value in zip(free, found, strict=True):
-        weights[at] = float(value)
-    return weights

@@ -362,6 +362,25 @@ def test_ctrl_c_in_the_warm_up_ends_it_without_a_report() -> None:
     assert "before anything was measured" in told.output
 
 
+def test_ctrl_c_during_the_first_look_at_the_server_is_no_failure_of_it() -> None:
+    def hang(server: socket.socket, is_over: threading.Event) -> None:
+        caller, _ = server.accept()
+        with caller:
+            caller.recv(4096)  # it has connected and waits for an answer
+            os.kill(os.getpid(), signal.SIGINT)
+            is_over.wait()
+
+    is_over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=hang, args=(server, is_over))
+        thread.start()
+        told = bench(f"http://127.0.0.1:{server.getsockname()[1]}", "--tokenizer", MODEL_DIR)
+        is_over.set()
+        thread.join()
+    assert told.exit_code == 130, told.output
+    assert "before anything was measured" in told.output
+
+
 def test_a_duration_ends_a_level_and_lets_answers_end() -> None:
     with scripted() as server:
         told = bench(server.url, "--osl", 2, "--duration", 0.3, "--concurrency", 2, "--tokenizer", MODEL_DIR)
