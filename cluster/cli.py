@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import signal
 import sys
@@ -12,27 +13,44 @@ import click
 import psutil
 
 from slipstream.cluster import console, processes, run_state
-from slipstream.cluster.bench.command import bench_command
 from slipstream.cluster.config_file import load_config
 from slipstream.cluster.doubts import doubts_about, machine_memory_bytes
-from slipstream.cluster.explain import explain_command
-from slipstream.cluster.operator.command import drain_command, role_command, scale_command
-from slipstream.cluster.plan.command import plan_command
-from slipstream.cluster.planner.command import planner_command
 from slipstream.cluster.run_state import ClusterState, NoHome
-from slipstream.cluster.serve import serve_command
 from slipstream.cluster.settings_file import ConfigError
-from slipstream.cluster.sim.command import sim_command
-from slipstream.cluster.status_command import status_command
-from slipstream.cluster.update.command import rollback_command, split_command, update_command
-from slipstream.router.access.command import keys_command
-from slipstream.workers.mock.main import mock_worker_command
 
 DOWN_PATIENCE_S = 20.0
+ELSEWHERE = {
+    "bench": "slipstream.cluster.bench.command",
+    "drain": "slipstream.cluster.operator.command",
+    "explain": "slipstream.cluster.explain",
+    "keys": "slipstream.router.access.command",
+    "mock-worker": "slipstream.workers.mock.main",
+    "plan": "slipstream.cluster.plan.command",
+    "planner": "slipstream.cluster.planner.command",
+    "role": "slipstream.cluster.operator.command",
+    "rollback": "slipstream.cluster.update.command",
+    "scale": "slipstream.cluster.operator.command",
+    "serve": "slipstream.cluster.serve",
+    "sim": "slipstream.cluster.sim.command",
+    "split": "slipstream.cluster.update.command",
+    "status": "slipstream.cluster.status_command",
+    "update": "slipstream.cluster.update.command",
+}
 
 
 class Commands(click.Group):
-    """Says in a sentence what is wrong with the surroundings of any command."""
+    """Imports a command when it is asked for: all of them together take half a second, by which `serve` would start Ray
+    later. Says in a sentence what is wrong with the surroundings of any command."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *ELSEWHERE])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        module = ELSEWHERE.get(cmd_name)
+        if module is None:
+            return super().get_command(ctx, cmd_name)
+        command: click.Command = vars(importlib.import_module(module))[f"{cmd_name.replace('-', '_')}_command"]
+        return command
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -45,23 +63,6 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Slipstream: a disaggregated prefill/decode serving cluster for large language models."""
-
-
-main.add_command(serve_command)
-main.add_command(status_command)
-main.add_command(scale_command)
-main.add_command(drain_command)
-main.add_command(role_command)
-main.add_command(mock_worker_command)
-main.add_command(keys_command)
-main.add_command(explain_command)
-main.add_command(update_command)
-main.add_command(split_command)
-main.add_command(rollback_command)
-main.add_command(sim_command)
-main.add_command(planner_command)
-main.add_command(bench_command)
-main.add_command(plan_command)
 
 
 @main.command("check")

@@ -64,7 +64,7 @@ def test_an_installed_wheel_is_importable_without_the_checkout(wheel: Path, tmp_
     )
     assert done.stdout.split() == [
         str(tmp_path / "site" / "slipstream" / "cluster" / "cli.py"),
-        str(tmp_path / "site" / "slipstream" / "router" / "messages.py"),
+        str(tmp_path / "site" / "slipstream" / "router" / "messages" / "__init__.py"),
     ]
 
 
