@@ -264,7 +264,7 @@ class WorkerProcess(Process):
         self._transfers = GroupTransfers(self.ranks)
         self._runner = ToyRunner(self._pools, self.ranks, chances.sick, self._check_writes)
         self.engine = Engine(self.limits, self)
-        ledger = self.engine._scheduler._pool._ledger
+        ledger = self.engine._scheduler.pages._pool._ledger
         for pool in pools:
             pool.state = ledger.state
         self._page_state = ledger.state
