@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+TESTS = Path(__file__).resolve().parent
+
 # Triton decides when it is first imported, and transformers imports it too, whether its kernels are interpreted.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -15,6 +17,26 @@ if not Path("/dev/nvidiactl").exists():
 # Tests run in as many processes as there are cores. Torch's threads wait for each other by spinning, so with several in
 # each process a test takes up to three times as long. Workers and kernels that have threads are told how many.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A file is tested by one process; one of these that came last would keep the other process waiting.
+LONGEST_FILES = (
+    "kernels/gpu/test_sm90.py",
+    "kv_transfer/test_transfer_processes.py",
+    "kernels/gpu/test_gpu_ops.py",
+    "workers/test_worker_failures.py",
+    "cluster/planner/test_closed_loop.py",
+    "test_gpu_check.py",
+    "faults/test_campaign.py",
+    "router/test_fronts.py",
+    "kv_transfer/test_process_group_transport.py",
+    "kernels/gpu/test_prefill_attention.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, where several processes take one file after the other."""
+    places = {TESTS / name: place for place, name in enumerate(LONGEST_FILES)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.fixture(scope="session", autouse=True)
