@@ -35,6 +35,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Last come the tests that end the clusters of all others."""
+    items.sort(key=lambda item: item.path.name == "test_ends.py")
+
+
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingCluster]:
     """One prefill and one decode worker with the demo model; prompts over 32 tokens are prefilled remotely."""

@@ -17,7 +17,7 @@ from slipstream.cluster.planner.decision import PlannerDecision, SwitchRole
 
 
 class Once:
-    """Wants one prefill worker."""
+    """Wants no prefill worker."""
 
     def __init__(self, config):
         self.num_looks = 0
@@ -27,10 +27,10 @@ class Once:
         if self.num_looks == 1:
             raise RuntimeError("the first look finds a bug")
         actions = ()
-        if fleet.num_prefill == 2 and not fleet.is_changing:
-            actions = (SwitchRole("prefill-1", "decode"),)
+        if fleet.num_prefill == 1 and not fleet.is_changing:
+            actions = (SwitchRole("prefill-0", "decode"),)
         seen = (("requests_per_s", signals.short.offered_per_s), ("workers", float(len(signals.workers))))
-        return PlannerDecision(now, "slo", "one is enough", 1, 2, actions, (), seen)
+        return PlannerDecision(now, "slo", "decode workers are enough", 0, 2, actions, (), seen)
 '''
 
 
@@ -49,20 +49,20 @@ def planner_says(serving: ServingCluster) -> dict[str, Any]:
 def test_a_planner_of_ones_own_switches_a_role_and_its_decisions_can_be_asked_for(tmp_path: Path) -> None:
     (tmp_path / "own_planner.py").write_text(OWN)
     planner = {"enabled": True, "interval_s": 0.5, "class_name": "own_planner.Once"}
-    serving = ServingCluster(tmp_path / "c", {**SMALL, "prefill": {"replicas": 2}, "planner": planner})
+    serving = ServingCluster(tmp_path / "c", {**SMALL, "planner": planner})
     serving.environment["PYTHONPATH"] = str(tmp_path)
     with serving:
-        wanted = [("decode-0", "decode"), ("prefill-0", "prefill"), ("prefill-1", "decode")]
+        wanted = [("decode-0", "decode"), ("prefill-0", "decode")]
         serving.wait_for(lambda: roles(serving) == wanted, 60.0)
         events = stream(serving, "/v1/completions", {"model": "slipstream-demo", "prompt": "def f(", "max_tokens": 8})
         assert text_of(events)
         (change,) = planner_says(serving)["decisions"]
-        assert change["actions"] == [{"action": "switch", "name": "prefill-1", "role": "decode"}]
+        assert change["actions"] == [{"action": "switch", "name": "prefill-0", "role": "decode"}]
         assert change["failed"] == []
-        assert change["seen"]["workers"] == 3.0
+        assert change["seen"]["workers"] == 2.0
         status, body = serving.get("/cluster/signals")
         assert status == 200
         signals = json.loads(body)
-        assert {worker["name"] for worker in signals["workers"]} == {"decode-0", "prefill-0", "prefill-1"}
+        assert {worker["name"] for worker in signals["workers"]} == {"decode-0", "prefill-0"}
         assert signals["short"]["num_arrivals"] >= 1
-        assert "planner: one is enough" in serving.output
+        assert "planner: decode workers are enough" in serving.output
