@@ -14,7 +14,7 @@ import hmac
 
 from slipstream.kv_transfer.ticket import TransferAddress
 
-VERSION = b"slipstream kv 3 "
+VERSION = b"slipstream kv 4 "
 PROOF_BYTES = 32
 
 

@@ -35,13 +35,13 @@ def pull_pages(pool: HostPagePool, pulls: Sequence[PagePull]) -> list[int | None
     """Copies, and returns the checksum of what was found at each source; None where it names pages it does not have."""
     if pool.copy is None or any(_num_bytes(pool, pull.pages) < MIN_BYTES for pull in pulls):
         return [_pull_by_numpy(pool, pull) for pull in pulls]
-    copies = []
-    for pull in pulls:
-        pages = pull.pages
-        to, source = pool.table(pages.layer, pages.heads), pull.source.table(pages.layer, pull.source_heads)
-        num_pages = len(pages.page_ids)
-        copies.append(RowCopy(to, pages.page_ids, source, pull.source_ids, num_pages, pages.seed, past_caches=True))
-    return copy_rows(pool.copy, copies)
+    return copy_rows(pool.copy, [as_row_copy(pool, pull) for pull in pulls])
+
+
+def as_row_copy(pool: HostPagePool, pull: PagePull) -> RowCopy:
+    pages = pull.pages
+    to, source = pool.table(pages.layer, pages.heads), pull.source.table(pages.layer, pull.source_heads)
+    return RowCopy(to, pages.page_ids, source, pull.source_ids, len(pages.page_ids), pages.seed, past_caches=True)
 
 
 def _sum_by_numpy(pool: HostPages, pages: Pages) -> int:

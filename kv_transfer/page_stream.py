@@ -16,7 +16,7 @@ from ctypes import c_char_p, c_int32, c_uint64, c_void_p
 from slipstream.kv_transfer.over_transport import CHECKSUM_BYTES
 from slipstream.kv_transfer.page_transport import Pages
 from slipstream.kv_transfer.pool import HostPages
-from slipstream.kv_transfer.row_copy import RowCopy, open_library, usable_variants
+from slipstream.kv_transfer.row_copy import RowCopy, open_library, pack_copies, usable_variants
 
 
 class StreamLibrary:
@@ -24,7 +24,7 @@ class StreamLibrary:
 
     def __init__(self, variant: str) -> None:
         library = open_library(variant)
-        self.open = _typed(library.slipstream_open_stream, c_void_p, c_char_p, c_uint64)
+        self.open = _typed(library.slipstream_begin_stream, c_void_p, c_char_p, c_uint64)
         self.is_whole = _typed(library.slipstream_stream_is_whole, c_int32, c_void_p)
         self.close = _typed(library.slipstream_close_stream, None, c_void_p)
         operations = _typed(library.slipstream_stream_operations, c_void_p)
@@ -49,9 +49,9 @@ class PageStream:
         self._library = library
         table = pool.table(pages.layer, pages.heads)
         job = RowCopy(None, None, table, pages.page_ids, len(pages.page_ids), pages.seed, past_caches=True)
-        self._pages, self._table = pages, table  # whose memory the native side refers to
+        self._job, self._table = pack_copies([job]), table  # whose memory the native side refers to
         self._num_bytes = len(pages.page_ids) * table.row_bytes + CHECKSUM_BYTES
-        self.handle: int | None = library.open(job.pack(), 0x10 if spoil else 0)
+        self.handle: int | None = library.open(self._job, 0x10 if spoil else 0)
         assert self.handle is not None, "a rank's own page ids are checked where they come in"
 
     def __len__(self) -> int:

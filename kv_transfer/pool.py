@@ -46,6 +46,7 @@ class HostPages:
         self._geometry = PoolGeometry(*array.shape)
         self.copy = copy if copy is not None else native_copy_rows()
         self._address = int(array.ctypes.data)
+        self._tables: dict[tuple[int, int, int], Table] = {}  # one for each layer and stream that were asked for
 
     @property
     def geometry(self) -> PoolGeometry:
@@ -68,10 +69,14 @@ class HostPages:
 
     def table(self, layer: int, heads: range) -> Table:
         """These heads of each page of the layer."""
-        geometry = self._geometry
-        first = layer * geometry.num_pages * geometry.page_bytes + heads.start * geometry.head_bytes
-        row_bytes = len(heads) * geometry.head_bytes
-        return Table(self._array, self._address + first, geometry.num_pages, row_bytes, geometry.page_bytes)
+        key = layer, heads.start, heads.stop
+        if (table := self._tables.get(key)) is None:
+            geometry = self._geometry
+            first = layer * geometry.num_pages * geometry.page_bytes + heads.start * geometry.head_bytes
+            row_bytes = len(heads) * geometry.head_bytes
+            table = Table(self._array, self._address + first, geometry.num_pages, row_bytes, geometry.page_bytes)
+            self._tables[key] = table
+        return table
 
     def _rows(self, layer: int, page_ids: PageIds, heads: range) -> tuple[npt.NDArray[np.uint8], PageIds]:
         geometry = self._geometry

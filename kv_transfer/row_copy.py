@@ -35,7 +35,9 @@ DONE = 0
 RowIds = npt.NDArray[np.int64]
 CopyRows = Callable[[bytes, int, Any, Any], None]
 
-_JOB = struct.Struct("<QqqQQqqQqqqQ")  # two tables with their ids; rows, bytes of a row, past caches, seed
+# Two tables with where their ids begin, counted from the first job's beginning (0: rows 0, 1, 2, ...); then rows, bytes
+# of a row, past caches, seed. The ids follow all jobs.
+_JOB = struct.Struct("<QqqQQqqQqqqQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,29 +72,44 @@ class RowCopy:
     seed: int
     past_caches: bool = False
 
-    def pack(self) -> bytes:
-        to, source = self.to, self.source
-        return _JOB.pack(
-            0 if to is None else to.address,
-            0 if to is None else to.row_stride,
-            0 if to is None else to.num_rows,
-            0 if self.to_ids is None else self.to_ids.ctypes.data,
-            source.address,
-            source.row_stride,
-            source.num_rows,
-            0 if self.source_ids is None else self.source_ids.ctypes.data,
-            self.num_rows,
-            source.row_bytes,
-            self.past_caches,
-            self.seed,
+
+def pack_copies(copies: Sequence[RowCopy]) -> bytes:
+    """As the native side reads them. The tables' memory is referred to, the ids are in it."""
+    jobs: list[bytes] = []
+    ids: list[bytes] = []
+    end = len(copies) * _JOB.size
+    for copy in copies:
+        to, source = copy.to, copy.source
+        places = [0, 0]
+        for which, some in enumerate((copy.to_ids, copy.source_ids)):
+            if some is not None:
+                places[which] = end
+                ids.append(some.tobytes())
+                end += len(ids[-1])
+        jobs.append(
+            _JOB.pack(
+                0 if to is None else to.address,
+                0 if to is None else to.row_stride,
+                0 if to is None else to.num_rows,
+                places[0],
+                source.address,
+                source.row_stride,
+                source.num_rows,
+                places[1],
+                copy.num_rows,
+                source.row_bytes,
+                copy.past_caches,
+                copy.seed,
+            )
         )
+    return b"".join(jobs + ids)
 
 
 def copy_rows(native: CopyRows, copies: Sequence[RowCopy]) -> list[int | None]:
     """Makes the copies in one call, without the interpreter lock. Returns the checksum of each, None for one that names
     a row which its table does not have; of that nothing was copied."""
     checksums, outcomes = (c_uint64 * len(copies))(), (c_int32 * len(copies))()
-    native(b"".join([copy.pack() for copy in copies]), len(copies), checksums, outcomes)
+    native(pack_copies(copies), len(copies), checksums, outcomes)
     return [checksum if outcome == DONE else None for checksum, outcome in zip(checksums[:], outcomes[:], strict=True)]
 
 
@@ -103,7 +120,7 @@ def native_copy_rows() -> CopyRows | None:
     for variant in usable_variants():
         try:
             return open_native(variant)
-        except OSError as error:
+        except (OSError, AttributeError) as error:
             reasons.append(str(error))
     why = "; ".join(reasons) or "the processor has neither AVX-512 nor AVX2"
     logger.warning("no native page copy (%s): numpy copies the pages, which is slower", why)
@@ -123,8 +140,8 @@ def open_library(variant: str) -> ctypes.CDLL:
 
 
 def open_native(variant: str) -> CopyRows:
-    """Raises OSError as `open_library`."""
-    function = open_library(variant).slipstream_copy_rows
+    """Raises OSError as `open_library`, AttributeError if the build is older than this."""
+    function = open_library(variant).slipstream_do_copies
     function.argtypes = (c_char_p, c_int64, c_void_p, c_void_p)
     function.restype = None
     return function

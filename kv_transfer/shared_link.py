@@ -1,8 +1,12 @@
-"""A link to a rank of the same host, and the packets that go over it after the greeting.
+"""A link to a rank of the same host, and the packets that go over it.
 
+greeting  ... layers, pages, heads, head_bytes of the pool
 record    kind | bytes
-offers    kind | layer, first head, heads, pages, number, tag, checksum, page ids | layer, ...
+offers    kind | core | layer, first head, heads, pages, number, tag, page ids | layer, ...
+sums      kind | number, checksum | number, checksum | ...
 taken     kind | number | number | ...
+
+`core` is the one that the sender of the packet runs on.
 """
 
 from __future__ import annotations
@@ -19,11 +23,15 @@ from slipstream.kv_transfer.layout import PoolGeometry
 from slipstream.kv_transfer.packet_socket import PACKET_BYTES, PacketSocket
 from slipstream.kv_transfer.page_transport import Pages
 from slipstream.kv_transfer.pool import HostPages, PageIds
+from slipstream.kv_transfer.pool_memory import view_of
 from slipstream.kv_transfer.transport import Arrival, Done
 
-_OFFER = struct.Struct("<IIIIQQQ")  # as in the picture; page ids have 8 bytes each
+_OFFER = struct.Struct("<IIIIQQ")  # as in the picture; page ids have 8 bytes each
+_SUM = struct.Struct("<QQ")
 _NUMBER = struct.Struct("<Q")
-RECORD, OFFERS, TAKEN = (kind.to_bytes(8, "little") for kind in (1, 2, 3))
+_GEOMETRY = struct.Struct("<QQQQ")
+RECORD, OFFERS, SUMS, TAKEN = (kind.to_bytes(8, "little") for kind in (1, 2, 3, 4))
+NO_CORE = (1 << 64) - 1
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +43,8 @@ class SharedLink:
     is_alive: bool = True
     is_answered: bool = False
     num_offers: int = 0
-    offers: dict[int, Done] = field(default_factory=dict)  # by number
+    offers: dict[int, Done] = field(default_factory=dict)  # to the peer, by number
+    offered: dict[int, Offer] = field(default_factory=dict)  # by the peer, and not taken
 
     def write(self, packet: bytes) -> None:
         """Sends a packet, or queues it, and rings the bell."""
@@ -45,7 +54,7 @@ class SharedLink:
                 os.eventfd_write(self.bell, 1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Offer:
     """Pages of a peer's pool that it wants to be pulled."""
 
@@ -54,7 +63,7 @@ class Offer:
     layer: int
     heads: range
     page_ids: PageIds
-    checksum: int
+    checksum: int | None = None  # follows when the peer has summed them up
 
 
 def is_offer(arrival: Arrival) -> bool:
@@ -62,26 +71,65 @@ def is_offer(arrival: Arrival) -> bool:
     return isinstance(arrival.handle, Offer)
 
 
-def encode_offer(pages: Pages, number: int, tag: int, checksum: int) -> bytes:
+def encode_geometry(geometry: PoolGeometry) -> bytes:
+    """The body of a greeting."""
+    return _GEOMETRY.pack(geometry.num_layers, geometry.num_pages, geometry.num_heads, geometry.head_bytes)
+
+
+def map_pool(file: int, body: bytes, ours: PoolGeometry) -> HostPages:
+    """The pool of a peer whose greeting has this body. Raises ValueError if it does not fit, OSError."""
+    if len(body) != _GEOMETRY.size:
+        raise ValueError(f"its greeting has a body of {len(body)} bytes, not {_GEOMETRY.size}")
+    shape = _GEOMETRY.unpack(body)
+    if (shape[0], shape[3]) != (ours.num_layers, ours.head_bytes):
+        raise ValueError(f"its pool [layers, pages, heads, head_bytes] is {list(shape)}, which does not fit {ours}")
+    view = view_of(file, shape[0] * shape[1] * shape[2] * shape[3])
+    return HostPages(np.frombuffer(view, np.uint8).reshape(shape))
+
+
+def encode_offer(pages: Pages, number: int, tag: int) -> bytes:
     heads, page_ids = pages.heads, pages.page_ids
-    head = _OFFER.pack(pages.layer, heads.start, len(heads), len(page_ids), number, tag, checksum)
+    head = _OFFER.pack(pages.layer, heads.start, len(heads), len(page_ids), number, tag)
     return head + page_ids.tobytes()
+
+
+def encode_offers(offers: Sequence[bytes], core: int | None) -> Iterator[bytes]:
+    """Packets with these."""
+    head = OFFERS + _NUMBER.pack(NO_CORE if core is None else core)
+    return (head + packet for packet in fill_packets(offers, PACKET_BYTES - len(head)))
 
 
 def read_offers(link: SharedLink, geometry: PoolGeometry, body: bytes) -> Iterator[Arrival]:
     """Raises ValueError for bytes that are no offers of pages of such a pool."""
-    at = 0
+    at = _NUMBER.size
     while at < len(body):
         if len(body) - at < _OFFER.size:
             raise ValueError("half an offer")
-        layer, first_head, num_heads, num_pages, number, tag, checksum = _OFFER.unpack_from(body, at)
+        layer, first_head, num_heads, num_pages, number, tag = _OFFER.unpack_from(body, at)
         at += _OFFER.size
         if first_head + num_heads > geometry.num_heads or 8 * num_pages > len(body) - at:
             raise ValueError(f"an offer of heads {first_head} + {num_heads} of {geometry.num_heads}, {num_pages} pages")
+        if number in link.offered:
+            raise ValueError(f"offer {number} was made twice")
         page_ids = np.frombuffer(body, np.int64, num_pages, at)
         at += 8 * num_pages
-        offer = Offer(link, number, layer, range(first_head, first_head + num_heads), page_ids, checksum)
+        offer = link.offered[number] = Offer(link, number, layer, range(first_head, first_head + num_heads), page_ids)
         yield Arrival(tag, num_pages * num_heads * geometry.head_bytes, offer)
+
+
+def read_core(body: bytes) -> int | None:
+    """Of the body of offers."""
+    core = int.from_bytes(body[: _NUMBER.size], "little")
+    return None if core == NO_CORE else core
+
+
+def encode_sums(sums: Sequence[tuple[int, int]]) -> bytes:
+    return SUMS + b"".join(_SUM.pack(number, checksum) for number, checksum in sums)
+
+
+def read_sums(body: bytes) -> list[tuple[int, int]]:
+    """Ignores half a sum at the end."""
+    return list(_SUM.iter_unpack(body[: len(body) // _SUM.size * _SUM.size]))
 
 
 def encode_taken(numbers: Sequence[int]) -> bytes:
@@ -93,7 +141,7 @@ def read_taken(body: bytes) -> list[int]:
     return [number for (number,) in _NUMBER.iter_unpack(body[: len(body) // _NUMBER.size * _NUMBER.size])]
 
 
-def fill_packets(parts: Sequence[bytes], max_bytes: int = PACKET_BYTES - len(OFFERS)) -> Iterator[bytes]:
+def fill_packets(parts: Sequence[bytes], max_bytes: int) -> Iterator[bytes]:
     """Joins the parts, in order, into as few packets as hold them; no part may be longer than a packet."""
     packet = b""
     for part in parts:

@@ -3,8 +3,9 @@
     sender                                      receiver
       | greeting + descriptor of its pool ----------> |     maps the pool, read-only
       | <------------------------------------ answer  |
-      | offer: layer, heads, page ids, checksum ----> |     on_arrival
-      |                                               |     receive: copies, sums up what it finds, compares
+      | offer: layer, heads, page ids --------------> |     on_arrival
+      |                                               |     receive: copies, sums up what it finds
+      | checksum -----------------------------------> |     compares
       | <------------------------------------ taken   |
 
 The receiver pulls, the sender does not push, because of who may write into a page. A page that is reserved for a
@@ -14,9 +15,7 @@ on an hour later. The other way round a stopped receiver that goes on may *read*
 to another sequence. Such a message has the wrong checksum, and the link that it came on is gone. Both ends keep their
 pages until the message is taken or the link is down.
 
-Links are Unix sockets, sequenced packets, under a name that takes the cluster's token to guess; both ends look at the
-other's user id and at its proof (`greeting.py`), and the kernel tells of a peer's death at once. The view that is
-handed over can neither be written nor shrunk (`pool_memory.py`).
+How links begin is in `shared_door.py`. The kernel tells of a peer's death at once.
 
 A packet is announced by ringing the peer's bell, an eventfd, and not by the socket: the kernel takes the writer of a
 socket for one that is about to sleep and wakes the reader on the writer's core, where the two then take turns.
@@ -27,59 +26,34 @@ from __future__ import annotations
 import logging
 import os
 import select
-import struct
 import time
-from collections import deque
-from dataclasses import dataclass
 
-import numpy as np
-
-from slipstream.kv_transfer.greeting import Greeter
-from slipstream.kv_transfer.packet_socket import PacketListener, PacketSocket
-from slipstream.kv_transfer.page_pull import PagePull, pull_pages, sum_pages
+from slipstream.kv_transfer.cores import leave_core
 from slipstream.kv_transfer.page_transport import FireDrill, Landed, Pages
-from slipstream.kv_transfer.pool import HostPagePool, HostPages
-from slipstream.kv_transfer.pool_memory import view_of
+from slipstream.kv_transfer.pool import HostPagePool
+from slipstream.kv_transfer.shared_door import SharedDoor
 from slipstream.kv_transfer.shared_link import (
     OFFERS,
     RECORD,
+    SUMS,
     TAKEN,
     Offer,
     SharedLink,
-    encode_offer,
     encode_taken,
-    fill_packets,
+    read_core,
     read_offers,
+    read_sums,
     read_taken,
 )
+from slipstream.kv_transfer.shared_offers import MAX_IN_FLIGHT, Offers
+from slipstream.kv_transfer.shared_pulls import Finished, Pull, Pulls
 from slipstream.kv_transfer.ticket import TransferAddress
 from slipstream.kv_transfer.transport import Arrival, Done, Link, TransportError, TransportEvents
 
 logger = logging.getLogger(__name__)
 
-_GEOMETRY = struct.Struct("<QQQQ")  # layers, pages, heads, head_bytes: the body of a greeting
-MAX_IN_FLIGHT = 32  # of a link; far enough ahead that neither end waits for the other, near enough for the L3 cache
-MAX_BATCH = 8  # copies in one call: what Python does for them is done at once, before they sweep it out of the caches
 SPIN_S = 50e-6
 MAX_SLEEP_S = 60.0
-MAX_CALLERS = 64  # that have connected and not said a greeting yet
-
-
-@dataclass(frozen=True, slots=True)
-class _Sum:
-    """Pages to be summed up and then offered."""
-
-    link: SharedLink
-    number: int
-    tag: int
-    pages: Pages
-
-
-@dataclass(frozen=True, slots=True)
-class _Pull:
-    offer: Offer
-    pages: Pages
-    landed: Landed
 
 
 class SharedPoolTransport:
@@ -90,22 +64,19 @@ class SharedPoolTransport:
     def __init__(self, address: TransferAddress, pool: HostPagePool, token: str, drill: FireDrill) -> None:
         self._address = address
         self._pool = pool
-        self._greeter = Greeter(token)
-        self._drill = drill
-        try:
-            self._listener = PacketListener(self._greeter.socket_name(address))
-        except OSError as error:
-            raise TransportError(f"no socket for peers on this host: {error}") from error
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller = select.epoll()
+        try:
+            self._door = SharedDoor(address, pool, token, self._poller, self._wake_fd)
+        except TransportError:
+            self._poller.close()
+            os.close(self._wake_fd)
+            raise
         self._poller.register(self._wake_fd, select.EPOLLIN)
-        self._poller.register(self._listener.fileno(), select.EPOLLIN)
         self._events: TransportEvents | None = None
-        self._callers: dict[int, PacketSocket] = {}  # these and the links by their file descriptors
-        self._links: dict[int, SharedLink] = {}
-        self._sums: deque[_Sum] = deque()
-        self._pulls: deque[_Pull] = deque()
-        self._num_offers = 0
+        self._links: dict[int, SharedLink] = {}  # by the file descriptors of their sockets
+        self._offers = Offers(pool, drill)
+        self._pulls = Pulls(pool, self._wake_fd)
         self._spin_until = 0.0
 
     @property
@@ -114,7 +85,7 @@ class SharedPoolTransport:
 
     @property
     def num_in_flight(self) -> int:
-        return self._num_offers + len(self._pulls)
+        return len(self._offers) + len(self._pulls)
 
     def fileno(self) -> int:
         """Readable when `progress` has something to do."""
@@ -127,20 +98,9 @@ class SharedPoolTransport:
 
     def connect(self, address: TransferAddress) -> SharedLink:
         """Raises TransportError if no peer of this host and user is there, or if this rank has no shared memory."""
-        memory = self._pool.memory
-        if memory is None or memory.file is None:
-            raise TransportError("the pool of this rank is not in shared memory")
-        try:
-            connection = PacketSocket.connect(self._greeter.socket_name(address))
-        except OSError as error:
-            raise TransportError(f"{address.host}:{address.port} is not on this host: {error}") from error
-        geometry = self._pool.geometry
-        body = _GEOMETRY.pack(geometry.num_layers, geometry.num_pages, geometry.num_heads, geometry.head_bytes)
-        greeting = self._greeter.greet(address, body)
-        connection.send(greeting, (memory.file, self._wake_fd))
-        link = SharedLink(connection, greeting)
-        self._links[connection.fileno()] = link
-        self._poller.register(connection.fileno(), 0)
+        link = self._door.call(address)
+        self._links[link.socket.fileno()] = link
+        self._poller.register(link.socket.fileno(), 0)
         self._watch(link)
         return link
 
@@ -155,12 +115,9 @@ class SharedPoolTransport:
         link.socket.close()
         if link.bell is not None:
             os.close(link.bell)
-        abandoned = list(link.offers.values())
-        self._num_offers -= len(abandoned)
-        link.offers.clear()
-        given_up = [pull for pull in self._pulls if pull.offer.link is link]
-        self._pulls = deque(pull for pull in self._pulls if pull.offer.link is not link)
-        self._sums = deque(one for one in self._sums if one.link is not link)
+        abandoned = self._offers.drop(link)
+        given_up = self._pulls.drop(link)
+        link.offered.clear()
         link.pool = None  # unmaps it
         for done in abandoned:
             done("the link is down")
@@ -188,9 +145,7 @@ class SharedPoolTransport:
     # ---- messages
 
     def can_send(self, link: Link, num_in_flight: int) -> bool:
-        # The first one alone, so that the receiver can begin, and then more and more at a time.
-        num_offered = num_in_flight - len(self._sums)
-        return num_in_flight < MAX_IN_FLIGHT and len(self._sums) < min(MAX_BATCH, 1 + num_offered)
+        return self._offers.has_room(num_in_flight)
 
     def can_receive(self, arrival: Arrival, num_in_flight: int) -> bool:
         return num_in_flight < MAX_IN_FLIGHT
@@ -200,10 +155,7 @@ class SharedPoolTransport:
         if not link.is_alive:
             done("the link is down")
             return
-        link.num_offers += 1
-        link.offers[link.num_offers] = done
-        self._num_offers += 1
-        self._sums.append(_Sum(link, link.num_offers, tag, pages))
+        self._offers.add(link, tag, pages, done)
 
     def receive(self, arrival: Arrival, pages: Pages, landed: Landed) -> None:
         offer = arrival.handle
@@ -215,39 +167,26 @@ class SharedPoolTransport:
         elif (len(offer.page_ids), len(offer.heads)) != (len(pages.page_ids), len(pages.heads)):
             landed(f"{len(offer.page_ids)} pages of {len(offer.heads)} heads do not fit", False)
         else:
-            self._pulls.append(_Pull(offer, pages, landed))
+            self._pulls.add(Pull(offer, pages, landed))
 
     def discard(self, arrival: Arrival) -> None:
         offer = arrival.handle
         assert isinstance(offer, Offer)
         if offer.link.is_alive:
+            del offer.link.offered[offer.number]
             self._write(offer.link, encode_taken([offer.number]))
 
-    def _make_offers(self) -> None:
-        sums = [self._sums.popleft() for _ in range(min(MAX_BATCH, len(self._sums)))]
-        packets: dict[SharedLink, list[bytes]] = {}
-        for one, checksum in zip(sums, sum_pages(self._pool, [one.pages for one in sums]), strict=True):
-            told = checksum ^ 0x10 if self._drill.strikes() else checksum
-            packets.setdefault(one.link, []).append(encode_offer(one.pages, one.number, one.tag, told))
-        for link, offers in packets.items():
-            for packet in fill_packets(offers):
-                self._write(link, OFFERS + packet)
-
-    def _run_pulls(self) -> None:
-        pulls = [self._pulls.popleft() for _ in range(min(MAX_BATCH, len(self._pulls)))]
-        checksums = pull_pages(self._pool, [self._as_page_pull(pull) for pull in pulls])
+    def _land(self, finished: list[Finished]) -> None:
         taken: dict[SharedLink, list[int]] = {}
-        for pull in pulls:
-            taken.setdefault(pull.offer.link, []).append(pull.offer.number)
+        for pull, _ in finished:
+            offer = pull.offer
+            del offer.link.offered[offer.number]
+            taken.setdefault(offer.link, []).append(offer.number)
         for link, numbers in taken.items():
             self._write(link, encode_taken(numbers))
-        for pull, checksum in zip(pulls, checksums, strict=True):
-            error = "it names pages that its sender does not have" if checksum is None else None
-            pull.landed(error, checksum == pull.offer.checksum)
-
-    def _as_page_pull(self, pull: _Pull) -> PagePull:
-        assert pull.offer.link.pool is not None
-        return PagePull(pull.pages, pull.offer.link.pool, pull.offer.page_ids, pull.offer.heads)
+        for pull, found in finished:
+            error = "it names pages that its sender does not have" if found is None else None
+            pull.landed(error, found == pull.offer.checksum)
 
     # ---- the loop
 
@@ -259,74 +198,33 @@ class SharedPoolTransport:
                 os.eventfd_read(fd)
                 for link in list(self._links.values()):
                     self._serve_link(link)
-            elif fd == self._listener.fileno():
-                self._accept()
             elif (known := self._links.get(fd)) is not None:
                 self._serve_link(known)
-            elif (caller := self._callers.get(fd)) is not None:
-                self._serve_caller(caller)
+            elif (new := self._door.serve(fd)) is not None:
+                self._begin(new)
         # One batch, so that the sockets are looked after between two.
-        if self._sums:
-            self._make_offers()
+        if self._offers.has_work:
+            self._send_offers()
             busy = True
-        if self._pulls:
-            self._run_pulls()
-            busy = True
+        if self._pulls.has_work:
+            finished = self._pulls.work()
+            self._land(finished)
+            busy |= bool(finished) or self._pulls.has_more
         if busy:
             self._spin_until = time.perf_counter() + SPIN_S
         return busy
 
-    def _accept(self) -> None:
-        while (caller := self._listener.accept()) is not None:
-            if len(self._callers) >= MAX_CALLERS:
-                self._dismiss(next(iter(self._callers.values())))
-            self._callers[caller.fileno()] = caller
-            self._poller.register(caller.fileno(), select.EPOLLIN)
+    def _send_offers(self) -> None:
+        for link, packet in self._offers.work():
+            self._write(link, packet)
+            if len(link.offers) == 1:
+                os.sched_yield()  # to the receiver, if it was woken on this core
 
-    def _serve_caller(self, caller: PacketSocket) -> None:
+    def _begin(self, link: SharedLink) -> None:
         assert self._events is not None
-        try:
-            greeting, files = caller.receive_with_files()
-        except BlockingIOError:
-            return
-        except OSError:
-            self._dismiss(caller)
-            return
-        try:
-            pool = self._pool_of(greeting, files)
-        except (OSError, ValueError) as error:
-            logger.warning("a caller on this host is turned away: %s", error)
-            self._dismiss(caller)
-            for file in files:
-                os.close(file)
-            return
-        os.close(files[0])
-        fd = caller.fileno()
-        del self._callers[fd]
-        link = self._links[fd] = SharedLink(caller, greeting, files[1], pool, is_answered=True)
-        caller.send(self._greeter.answer(greeting, b""), (self._wake_fd,))
+        self._links[link.socket.fileno()] = link
         self._watch(link)
         self._events.on_link(link)
-
-    def _pool_of(self, greeting: bytes, files: list[int]) -> HostPages:
-        """Raises ValueError for whoever is no peer, OSError if the pool cannot be mapped."""
-        body = self._greeter.check_greeting(self._address, greeting)
-        if body is None or len(body) != _GEOMETRY.size:
-            raise ValueError("it does not know the cluster's token, or is of another version")
-        if len(files) != 2:
-            raise ValueError("it has handed over no pool and bell")
-        shape = _GEOMETRY.unpack(body)
-        ours = self._pool.geometry
-        if (shape[0], shape[3]) != (ours.num_layers, ours.head_bytes):
-            raise ValueError(f"its pool [layers, pages, heads, head_bytes] is {list(shape)}, which does not fit {ours}")
-        view = view_of(files[0], shape[0] * shape[1] * shape[2] * shape[3])
-        return HostPages(np.frombuffer(view, np.uint8).reshape(shape))
-
-    def _dismiss(self, caller: PacketSocket) -> None:
-        fd = caller.fileno()
-        del self._callers[fd]
-        self._poller.unregister(fd)
-        caller.close()
 
     def _serve_link(self, link: SharedLink) -> None:
         try:
@@ -334,7 +232,10 @@ class SharedPoolTransport:
                 link.socket.flush()
                 self._watch(link)
             if not link.is_answered:
-                self._take_answer(link)
+                if self._door.take_answer(link):
+                    self._watch(link)
+                else:
+                    self._lose(link, "it does not know the cluster's token, or is of another version")
             while link.is_alive:
                 packet = link.socket.receive()
                 if not packet:
@@ -346,42 +247,38 @@ class SharedPoolTransport:
         except OSError as error:
             self._lose(link, error.strerror or str(error))
 
-    def _take_answer(self, link: SharedLink) -> None:
-        packet, files = link.socket.receive_with_files()
-        if len(files) == 1 and self._greeter.check_answer(link.greeting, packet) is not None:
-            link.is_answered = True
-            [link.bell] = files
-            os.eventfd_write(link.bell, 1)  # for what was sent before there was a bell
-            self._watch(link)
-            return
-        for file in files:
-            os.close(file)
-        self._lose(link, "it does not know the cluster's token, or is of another version")
-
     def _take(self, link: SharedLink, packet: bytes) -> None:
         assert self._events is not None
         kind, body = packet[:8], packet[8:]
         if kind == TAKEN:
             for number in read_taken(body):
-                self._let_go(link, number)
+                if (done := self._offers.take(link, number)) is not None:
+                    done(None)
         elif kind == OFFERS and link.pool is not None:
             try:
                 arrivals = list(read_offers(link, link.pool.geometry, body))
             except ValueError as error:
                 self._lose(link, str(error))
                 return
+            if (core := read_core(body)) is not None:
+                leave_core(core)
             for arrival in arrivals:
                 self._events.on_arrival(arrival)
+        elif kind == SUMS:
+            self._take_sums(link, body)
         elif kind == RECORD:
             self._events.on_record(link, body)
         else:
             self._lose(link, "it does not keep to the protocol")
 
-    def _let_go(self, link: SharedLink, number: int) -> None:
-        done = link.offers.pop(number, None)
-        if done is not None:
-            self._num_offers -= 1
-            done(None)
+    def _take_sums(self, link: SharedLink, body: bytes) -> None:
+        finished = []
+        for number, checksum in read_sums(body):
+            if (offer := link.offered.get(number)) is not None:
+                offer.checksum = checksum
+                if (one := self._pulls.sum_came(offer)) is not None:
+                    finished.append(one)
+        self._land(finished)
 
     def _lose(self, link: SharedLink, reason: str) -> None:
         assert self._events is not None
@@ -405,8 +302,7 @@ class SharedPoolTransport:
     def close(self) -> None:
         for link in list(self._links.values()):
             self.disconnect(link)
-        for caller in list(self._callers.values()):
-            self._dismiss(caller)
-        self._listener.close()
+        self._pulls.close()
+        self._door.close()
         self._poller.close()
         os.close(self._wake_fd)

@@ -18,6 +18,7 @@ from slipstream.kv_transfer.pool import HostPagePool
 from slipstream.kv_transfer.transport import Arrival, Buffer, Done, Link, Transport
 
 MAX_IN_FLIGHT = 8  # messages of a link, and from a peer
+TURN_BYTES = 2 << 20  # after which the wire is looked after; it packs what it has room for while it is given a message
 
 
 class StreamTransport(Transport, Protocol):
@@ -38,17 +39,17 @@ class StreamedTransport(OverTransport[StreamTransport]):
         self._pool = pool
         self._library = library
         self._drill = drill
-        self._has_sent = False  # since `progress`: the wire is looked after between two messages
+        self._num_sent_bytes = 0  # since `progress`
 
     def can_send(self, link: Link, num_in_flight: int) -> bool:
-        return num_in_flight < MAX_IN_FLIGHT and not self._has_sent
+        return num_in_flight < MAX_IN_FLIGHT and self._num_sent_bytes < TURN_BYTES
 
     def can_receive(self, arrival: Arrival, num_in_flight: int) -> bool:
         return num_in_flight < MAX_IN_FLIGHT
 
     def send(self, link: Link, tag: int, pages: Pages, done: Done) -> None:
         stream = PageStream(self._library, self._pool, pages, spoil=self._drill.strikes())
-        self._has_sent = True
+        self._num_sent_bytes += len(stream)
         self._transport.send(link, tag, stream, partial(_on_sent, stream, done))
 
     def receive(self, arrival: Arrival, pages: Pages, landed: Landed) -> None:
@@ -56,7 +57,7 @@ class StreamedTransport(OverTransport[StreamTransport]):
         self._transport.receive(self._raw(arrival), stream, partial(_on_received, stream, landed))
 
     def progress(self) -> bool:
-        self._has_sent = False
+        self._num_sent_bytes = 0
         return super().progress()
 
 

@@ -112,6 +112,7 @@ class Ucp:
             raise TransportError(f"UCX {major.value}.{minor.value} has another interface than version {MAJOR_VERSION}")
         self._of_bytes = _RequestParameters(op_attr_mask=_FIELD_DATATYPE, datatype=_BYTES)
         self._of_stream: _RequestParameters | None = None
+        self._found = _Information()
 
     def use_streams(self, library: StreamLibrary) -> None:
         """Messages may be streams of this library. Raises TransportError if UCX cannot have that."""
@@ -126,7 +127,7 @@ class Ucp:
 
     def probe(self, worker: Any) -> Probed | None:
         """The next message of any tag."""
-        found = _Information()
+        found = self._found
         handle = self._probe(worker.handle, 0, 0, 1, byref(found))
         return None if handle is None else Probed(handle, found.sender_tag, found.length)
 

@@ -10,8 +10,7 @@ What was learnt about UCX and holds this file's shape:
   (or stopped) between claiming a place in it and filling that place leaves a hole that the reader waits at for ever,
   and with one worker for all links that is the end of *all* of them. So the FIFO is given up along with the link.
 - Endpoint error handling stays on. Without it UCX may pick CMA, and then the death of a peer in mid-copy is a fatal
-  error in the *survivor*. Shared memory qualifies only with POSIX_ERROR_HANDLING=y; otherwise UCX falls back to TCP,
-  which is five times slower on one host.
+  error in the *survivor*.
 - The thread sleeps on the workers' event fds; an idle agent costs nothing. But two ends that sleep after every
   fragment wake each other by system call for each of them (0.5 GB/s). Yielding the processor for a few dozen
   microseconds after the last sign of life, before sleeping, brings 8 to 10 GB/s on the same two cores.
@@ -22,10 +21,6 @@ What was learnt about UCX and holds this file's shape:
 - UCX aborts the process when it is given an address of a form that it does not know, which its first byte says. So that
   is compared with our own, and UCX looks at an address only if a caller has begun with our greeting, which takes the
   token: port scanners call everywhere.
-- A worker that is made with less than 16 MiB left in /dev/shm crashes (UCX takes ordinary memory instead, and then
-  misses its handle). So it is looked at before, and a link that is too late for shared memory goes without.
-- A worker that runs out of file descriptors at one certain point while it is made ends the process, too ("failed to set
-  active message handler"). So it is tried before whether there are enough.
 - `UCXEndpoint.close()` does not force and would wait for a stalled peer, and on an endpoint that has failed it returns
   a request around a null pointer that crashes when freed. `close_blocking` forces and is safe in both cases.
 
@@ -38,27 +33,22 @@ import logging
 import os
 import select
 import time
-from typing import Any
 
 import numpy as np
 from ucxx._lib import libucxx
 
+from slipstream.kv_transfer.callers import Callers
 from slipstream.kv_transfer.frame_socket import FrameListener, FrameSocket
 from slipstream.kv_transfer.greeting import Greeter
 from slipstream.kv_transfer.page_stream import StreamLibrary
 from slipstream.kv_transfer.ticket import TransferAddress
 from slipstream.kv_transfer.transport import Arrival, Done, Link, TransportError, TransportEvents
 from slipstream.kv_transfer.ucp import Content, Ucp
-from slipstream.kv_transfer.ucx_link import SEGMENT_BYTES, UcxLink
+from slipstream.kv_transfer.ucx_context import UcxContexts
+from slipstream.kv_transfer.ucx_link import UcxLink
 
 logger = logging.getLogger(__name__)
 
-MAX_CALLERS = 64  # that have connected and not said a greeting yet
-SHM_DIR = "/dev/shm"
-MIN_SHM_BYTES = 32 << 20  # UCX's 16 MiB, and what other processes may take while a worker is made
-SHM_TRANSPORTS = {"posix", "mm", "sm", "shm"}
-COPYING_TRANSPORTS = SHM_TRANSPORTS | {"self", "tcp"}  # the processor moves the bytes, so it may as well gather them
-MIN_FREE_FILES = 32  # a worker takes about ten, its endpoint a few more, and other threads open files meanwhile
 SPIN_S = 50e-6
 LOOK_S = 200e-6  # sockets, and requests that complete in a call that said it did nothing, can wait so long
 MIN_ADDRESS_BYTES, MAX_ADDRESS_BYTES = 9, 8192  # a form and an id; a few dozen bytes for each device of the host
@@ -72,11 +62,9 @@ class UcxTransport:
     peers must know. A host that is silent for `silence_s` counts as gone. Raises TransportError."""
 
     def __init__(self, host: str, tls: str, token: str = "", silence_s: float = 5.0) -> None:
-        self._tls = tls
         self._silence_s = silence_s
         self._greeter = Greeter(token)
-        self._context = _open_context(tls)
-        self._context_without_shm: Any = None  # made when it is needed
+        self._contexts = UcxContexts(tls)
         try:
             self._listener = FrameListener(host, silence_s)
         except OSError as error:
@@ -87,8 +75,8 @@ class UcxTransport:
         self._poller.register(self._listener.fileno(), select.EPOLLIN)
         self._others: list[int] = []
         self._events: TransportEvents | None = None
-        self._callers: dict[int, FrameSocket] = {}  # have connected; these and the links by their file descriptors
-        self._links: dict[int, UcxLink] = {}
+        self._callers: Callers[FrameSocket] = Callers(self._poller)
+        self._links: dict[int, UcxLink] = {}  # by the file descriptors of their sockets
         self._fresh = False  # something was posted since `progress` last looked: no event may follow
         self._spin_until = 0.0
         self._next_look = 0.0
@@ -109,7 +97,7 @@ class UcxTransport:
     def takes_streams(self, library: StreamLibrary) -> bool:
         """Whether messages may be streams of `library`: where all transports copy, and not where a network card would
         read and write contiguous memory by itself. Raises TransportError."""
-        if not COPYING_TRANSPORTS.issuperset(self._tls.split(",")):
+        if not self._contexts.only_copy:
             return False
         self._ucp.use_streams(library)
         return True
@@ -171,41 +159,11 @@ class UcxTransport:
 
     def _open_link(self, socket: FrameSocket) -> UcxLink:
         """Raises TransportError if there is no memory or there are no file descriptors for one."""
-        self._require_files()
-        context = self._context_for_link()
-        try:
-            worker = libucxx.UCXWorker(context)
-            worker.init_blocking_progress_mode()
-        except (libucxx.UCXError, RuntimeError) as error:
-            raise TransportError(f"UCX cannot make a worker: {error}") from error
+        worker = self._contexts.make_worker()
         link = UcxLink(socket, worker, self._ucp)
         self._links[socket.fileno()] = link
         self._poller.register(worker.epoll_file_descriptor, select.EPOLLIN)
         return link
-
-    def _require_files(self) -> None:
-        opened: list[int] = []
-        try:
-            while len(opened) < MIN_FREE_FILES:
-                opened.append(os.dup(self._wake_fd))
-        except OSError as error:
-            raise TransportError(f"{error.strerror}: {MIN_FREE_FILES} are needed for a link") from error
-        finally:
-            for fd in opened:
-                os.close(fd)
-
-    def _context_for_link(self) -> Any:
-        without_shm = _without_shm(self._tls)
-        free_bytes = _free_bytes(SHM_DIR)
-        if without_shm == self._tls or free_bytes >= MIN_SHM_BYTES:
-            return self._context
-        shortage = f"{free_bytes >> 20} MiB are left in {SHM_DIR}, {MIN_SHM_BYTES >> 20} are needed"
-        if without_shm in ("", "self"):
-            raise TransportError(f"{shortage}, and TLS={self._tls!r} names no other way to a peer")
-        logger.warning("%s: a link goes without shared memory, which is slower", shortage)
-        if self._context_without_shm is None:
-            self._context_without_shm = _open_context(without_shm)
-        return self._context_without_shm
 
     def _watch(self, link: UcxLink) -> None:
         events = select.EPOLLIN | (select.EPOLLOUT if link.socket.wants_to_write else 0)
@@ -219,6 +177,8 @@ class UcxTransport:
             done("the link is down" if not link.is_alive else "the link is not up yet")
             return
         link.send(tag, content, done)
+        if link.socket.wants_to_write:
+            self._watch(link)
         self._fresh = True
 
     def receive(self, arrival: Arrival, content: Content, done: Done) -> None:
@@ -237,7 +197,8 @@ class UcxTransport:
 
     def progress(self) -> bool:
         now = time.perf_counter()
-        is_look = self._fresh or now >= self._next_look
+        # A message that is held back waits for an acknowledgement, which comes over the socket.
+        is_look = self._fresh or now >= self._next_look or any(link.held for link in self._links.values())
         busy = False
         if is_look:
             self._fresh = False
@@ -273,7 +234,7 @@ class UcxTransport:
                 os.eventfd_read(fd)
             elif fd == self._listener.fileno():
                 while (accepted := self._listener.accept()) is not None:
-                    self._await_greeting(accepted)
+                    self._callers.add(accepted)
                 busy = True
             elif (link := self._links.get(fd)) is not None:
                 self._serve_link(link)
@@ -283,12 +244,6 @@ class UcxTransport:
                 busy = True
             # else a worker's event, or of those that `wake_for` was told of: they are looked after anyway
         return busy
-
-    def _await_greeting(self, caller: FrameSocket) -> None:
-        if len(self._callers) >= MAX_CALLERS:
-            self._dismiss(next(iter(self._callers.values())))
-        self._callers[caller.fileno()] = caller
-        self._poller.register(caller.fileno(), select.EPOLLIN)
 
     def _serve_caller(self, caller: FrameSocket) -> None:
         assert self._events is not None
@@ -300,27 +255,21 @@ class UcxTransport:
             return
         worker_address = self._greeter.check_greeting(self.address, frames[0]) if frames else None
         if frames is None or worker_address is None:
-            self._dismiss(caller)
+            self._callers.dismiss(caller)
             return
         try:
             link = self._open_link(caller)
         except TransportError as error:
             logger.warning("a peer that connects is turned away: %s", error)
-            self._dismiss(caller)
+            self._callers.dismiss(caller)
             return
-        del self._callers[caller.fileno()]
+        self._callers.release(caller)
         caller.send(self._greeter.answer(frames[0], bytes(link.worker.address)))
         self._events.on_link(link)
         self._reach(link, worker_address)
         self._take_frames(link, frames[1:])
         if link.is_alive:
             self._watch(link)
-
-    def _dismiss(self, caller: FrameSocket) -> None:
-        fd = caller.fileno()
-        del self._callers[fd]
-        self._poller.unregister(fd)
-        caller.close()
 
     def _serve_link(self, link: UcxLink) -> None:
         try:
@@ -356,6 +305,7 @@ class UcxTransport:
         try:
             address = libucxx.UCXAddress.create_from_buffer(worker_address)
             link.endpoint = libucxx.UCXEndpoint.create_from_worker_address(link.worker, address, True)
+            link.is_within_host = link.socket.is_within_host
         except (libucxx.UCXError, RuntimeError) as error:
             self._lose(link, f"UCX cannot reach it: {error}")
 
@@ -384,56 +334,11 @@ class UcxTransport:
     def close(self) -> None:
         for link in list(self._links.values()):
             self.disconnect(link)
-        for caller in list(self._callers.values()):
-            self._dismiss(caller)
+        self._callers.close()
         self._listener.close()
         self._poller.close()
         os.close(self._wake_fd)
-        del self._context, self._context_without_shm
-
-
-def _open_context(tls: str) -> Any:
-    """Raises TransportError."""
-    options = {
-        "TLS": tls,
-        "POSIX_ERROR_HANDLING": "y",
-        "POSIX_FIFO_SIZE": "256",  # lets one end run on while the other is not scheduled
-        "POSIX_SEG_SIZE": str(SEGMENT_BYTES),
-        # 12 MiB of segments from the start, for the FIFO and the window of a link (`ucx_link`). When UCX wants more it
-        # crashes if /dev/shm is full, and when it may not have more (RX_MAX_BUFS) messages stay where they are.
-        "POSIX_RX_BUFS_GROW": "768",
-        "WARN_UNUSED_ENV_VARS": "n",
-    }
-    if _names_no_device(tls):
-        options["RNDV_THRESH"] = "intra:inf,inter:auto"
-    features = (libucxx.Feature.TAG, libucxx.Feature.WAKEUP)
-    try:
-        return libucxx.UCXContext(options, feature_flags=features)
-    except (libucxx.UCXError, RuntimeError) as error:
-        raise TransportError(f"UCX with TLS={tls!r} does not start: {error}") from error
-
-
-def _names_no_device(tls: str) -> bool:
-    """Device memory must not be copied through the host, as it would be in eager messages."""
-    return not tls.startswith("^") and "cuda" not in tls and "all" not in tls.split(",")
-
-
-def _without_shm(tls: str) -> str:
-    """UCX_TLS for all that `tls` names but shared memory in /dev/shm; `tls` itself if that is not in it."""
-    names = tls.removeprefix("^").split(",")
-    if tls.startswith("^"):
-        return f"{tls},posix" if SHM_TRANSPORTS.isdisjoint(names) else tls
-    if "all" in names:
-        return "^posix"
-    return ",".join(name for name in names if name not in SHM_TRANSPORTS)
-
-
-def _free_bytes(folder: str) -> int:
-    try:
-        found = os.statvfs(folder)
-    except FileNotFoundError:
-        return 0
-    return found.f_bavail * found.f_frsize
+        del self._contexts
 
 
 def _forget(error: str | None) -> None:

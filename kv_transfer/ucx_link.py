@@ -9,6 +9,9 @@ messages that it has not been told of:
                      \\\\               2   /
     receiver           takes 1, 2 .. -------'
 
+On one host a sender also tells which core it runs on, when that has changed, so that the receiver can leave it
+(`cores.py`).
+
 The window is a fraction of the L3 cache, so what a message is unpacked from is still there, and no more than the shared
 memory that the receiver has for it: several messages may be there in part, so each must find room for the rest.
 """
@@ -16,11 +19,13 @@ memory that the receiver has for it: several messages may be there in part, so e
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from slipstream.kv_transfer.cores import current_core, leave_core
 from slipstream.kv_transfer.frame_socket import FrameSocket
 from slipstream.kv_transfer.transport import Done
 from slipstream.kv_transfer.ucp import Content, Probed, Request, Ucp
@@ -29,7 +34,7 @@ SEGMENT_BYTES = 16 << 10  # what UCX cuts messages into, and
 SEGMENT_PAYLOAD_BYTES = SEGMENT_BYTES - 128  # what is in one beside UCX's headers
 WINDOW_BYTES = 8 << 20  # in whole segments
 ACKNOWLEDGE_BYTES = 2 << 20
-_RECORD, _ACK = b"\0", b"\1"  # what a frame after the greeting begins with
+_RECORD, _ACK, _CORE = b"\0", b"\1", b"\2"  # what a frame after the greeting begins with
 _COUNT = struct.Struct("<I")
 
 
@@ -47,6 +52,9 @@ class UcxLink:
     greeting: bytes = b""  # that was sent
     endpoint: Any = None  # as soon as the peer's greeting has told its worker's address
     is_alive: bool = True
+    is_within_host: bool = False
+    told_core: int | None = None  # to the peer
+    peer_core: int | None = None  # told by it
     operations: list[_Operation] = field(default_factory=list)
     untaken: set[Probed] = field(default_factory=set)  # probed messages that nobody has received yet
     held: deque[tuple[int, Content, Done]] = field(default_factory=deque)  # messages that the window keeps back
@@ -60,13 +68,31 @@ class UcxLink:
         return len(self.operations) + len(self.held)
 
     def send(self, tag: int, content: Content, done: Done) -> None:
+        was_idle = not self.num_in_flight
+        if self.is_within_host:
+            self._tell_core()
         self.held.append((tag, content, done))
         self._post()
+        if self.is_within_host and was_idle:
+            os.sched_yield()  # to the receiver, if it was woken on this core
+
+    def _tell_core(self) -> None:
+        core = current_core()
+        if core is not None and core != self.told_core:
+            self.told_core = core
+            self._send_now(_CORE + _COUNT.pack(core))
+
+    def _send_now(self, frame: bytes) -> None:
+        self.socket.send(frame)
+        with contextlib.suppress(OSError):  # shows when the socket is read
+            self.socket.flush()
 
     def probe(self) -> Probed | None:
         """The next message that nobody has taken yet."""
         if (probed := self.ucp.probe(self.worker)) is not None:
             self.untaken.add(probed)
+            if self.peer_core is not None:
+                leave_core(self.peer_core)
         return probed
 
     def take(self, probed: Probed, content: Content, done: Done) -> None:
@@ -76,10 +102,8 @@ class UcxLink:
         self.num_taken += 1
         self.num_taken_bytes += _in_segments(probed.num_bytes)
         if self.num_taken_bytes >= ACKNOWLEDGE_BYTES:
-            self.socket.send(_ACK + _COUNT.pack(self.num_taken))
+            self._send_now(_ACK + _COUNT.pack(self.num_taken))
             self.num_taken = self.num_taken_bytes = 0
-            with contextlib.suppress(OSError):  # shows when the socket is read
-                self.socket.flush()
 
     def send_record(self, record: bytes) -> None:
         self.socket.send(_RECORD + record)
@@ -91,6 +115,9 @@ class UcxLink:
             for _ in range(min(num_taken, len(self.unacknowledged))):
                 self.num_unacknowledged_bytes -= self.unacknowledged.popleft()
             self._post()
+            return None
+        if frame.startswith(_CORE) and len(frame) == len(_CORE) + _COUNT.size:
+            (self.peer_core,) = _COUNT.unpack_from(frame, len(_CORE))
             return None
         return frame.removeprefix(_RECORD)
 

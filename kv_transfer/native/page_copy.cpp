@@ -7,39 +7,9 @@
 
 #include "rows.hpp"
 
-using rows::Job;
-using rows::Table;
-using xxh3::Store;
-
-namespace {
-
-enum Outcome { kDone = 0, kOutOfRange = 1, kTooShort = 2 };
-
-}  // namespace
-
-// Does the jobs one after another. `checksums[i]` gets the XXH3-64 of all runs of job i in a row; `outcomes[i]` says
-// kOutOfRange if an id is none of its table's rows, and kTooShort if there are at most 240 bytes in all: then nothing
-// has been touched.
-extern "C" __attribute__((visibility("default"))) void slipstream_copy_rows(const Job* jobs, int64_t num_jobs,
+// Does the jobs one after another. `checksums[i]` gets the XXH3-64 of all runs of job i in a row, `outcomes[i]` a
+// rows::Outcome.
+extern "C" __attribute__((visibility("default"))) void slipstream_do_copies(const rows::Job* jobs, int64_t num_jobs,
                                                                             uint64_t* checksums, int32_t* outcomes) {
-    for (int64_t i = 0; i < num_jobs; ++i) {
-        const Job& job = jobs[i];
-        const Table &to = job.to, &from = job.from;
-        if (job.num_runs * job.run_bytes < xxh3::kMinBytes) {
-            outcomes[i] = kTooShort;
-            continue;
-        }
-        if (!from.holds(job.num_runs) || (to.base && !to.holds(job.num_runs))) {
-            outcomes[i] = kOutOfRange;
-            continue;
-        }
-        if (!to.base) {
-            checksums[i] = rows::copy<Store::kNone>(to, from, job.num_runs, job.run_bytes, job.seed);
-        } else if (job.past_caches && rows::fits_streaming_stores(to, job.run_bytes)) {
-            checksums[i] = rows::copy<Store::kStreaming>(to, from, job.num_runs, job.run_bytes, job.seed);
-        } else {
-            checksums[i] = rows::copy<Store::kCached>(to, from, job.num_runs, job.run_bytes, job.seed);
-        }
-        outcomes[i] = kDone;
-    }
+    for (int64_t i = 0; i < num_jobs; ++i) outcomes[i] = rows::run(rows::read_job(jobs, i), checksums + i);
 }

@@ -93,6 +93,7 @@ class Stream {
             const int64_t here = std::min(left, run_bytes_ - at_);
             int64_t size = kBlockBytes;
             if (num_pending_ == 0 && here >= kBlockBytes && blocks_left_ > 0) {
+                if (kStore == Store::kStreaming) ahead_.find_page();
                 const uint8_t* ahead = kPack ? ahead_.next() : wire + std::min(left - kBlockBytes, 4 * kBlockBytes);
                 digest_.take_block<kStore>(src, dst, ahead);
                 if (--blocks_left_ == 0) std::memcpy(buffer_, src + kBlockBytes - kStripeBytes, kStripeBytes);
@@ -103,6 +104,7 @@ class Stream {
                 std::memcpy(dst, pending + num_pending_, size);
                 num_pending_ += size;
                 if (num_pending_ == kBlockBytes && blocks_left_ > 0) {
+                    if (kStore == Store::kStreaming) ahead_.find_page();
                     digest_.take_block<Store::kNone>(pending, nullptr, kPack ? ahead_.next() : pending);
                     std::memcpy(buffer_, pending + kBlockBytes - kStripeBytes, kStripeBytes);
                     --blocks_left_;
@@ -188,10 +190,11 @@ const Operations kOperations = {
 SLIPSTREAM_API const void* slipstream_stream_operations() { return &kOperations; }
 
 // A stream of the rows `job.from`, to be packed or to be unpacked; null if an id is none of its table's rows, if there
-// are at most 240 bytes in all, or no memory. `spoil` makes the checksum wrong that is packed.
-SLIPSTREAM_API void* slipstream_open_stream(const Job* job, uint64_t spoil) {
-    if (job->num_runs * job->run_bytes < xxh3::kMinBytes || !job->from.holds(job->num_runs)) return nullptr;
-    return new (std::nothrow) Stream(*job, spoil);
+// are at most 240 bytes in all, or no memory. The ids must stay. `spoil` makes the checksum wrong that is packed.
+SLIPSTREAM_API void* slipstream_begin_stream(const Job* handed_in, uint64_t spoil) {
+    const Job job = rows::read_job(handed_in, 0);
+    if (job.num_runs * job.run_bytes < xxh3::kMinBytes || !job.from.holds(job.num_runs)) return nullptr;
+    return new (std::nothrow) Stream(job, spoil);
 }
 
 // All bytes have been unpacked, and the checksum that came with them is theirs.

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 
 namespace rows {
 
@@ -15,6 +16,7 @@ using xxh3::kStripeBytes;
 using xxh3::Store;
 
 constexpr int64_t kAheadBytes = 16 * kBlockBytes;
+constexpr int64_t kPageBytes = 4096;  // of the processor
 
 struct Table {
     uint8_t* base;
@@ -30,18 +32,26 @@ struct Table {
     }
 };
 
-// The place in the source that is asked for ahead of time.
+// The place in a table that is asked for ahead of time.
 class Ahead {
   public:
-    Ahead(const Table& source, int64_t num_runs, int64_t run_bytes)
-        : source_(source), num_runs_(num_runs), run_bytes_(run_bytes) {
+    Ahead(const Table& table, int64_t num_runs, int64_t run_bytes)
+        : table_(table), num_runs_(num_runs), run_bytes_(run_bytes) {
         skip(kAheadBytes);
     }
 
     const uint8_t* next() {
-        const uint8_t* place = source_.row(std::min(row_, num_runs_ - 1)) + offset_;
+        const uint8_t* place = table_.row(std::min(row_, num_runs_ - 1)) + offset_;
         skip(kBlockBytes);
         return place;
+    }
+
+    // Where bytes are stored past the caches only the page's address has to be known in time: one line of it will do.
+    void find_page() {
+        const uint8_t* place = next();
+        if (reinterpret_cast<uintptr_t>(place) % kPageBytes < kBlockBytes) {
+            _mm_prefetch(reinterpret_cast<const char*>(place), _MM_HINT_T0);
+        }
     }
 
   private:
@@ -53,7 +63,7 @@ class Ahead {
         }
     }
 
-    const Table& source_;
+    const Table& table_;
     int64_t num_runs_, run_bytes_, row_ = 0, offset_ = 0;
 };
 
@@ -62,7 +72,7 @@ uint64_t copy(const Table& to, const Table& from, int64_t num_runs, int64_t run_
     const int64_t num_bytes = num_runs * run_bytes;
     int64_t blocks_left = (num_bytes - 1) / kBlockBytes;  // the rest, 1 to 1024 bytes, is the tail
     xxh3::Digest digest(seed);
-    Ahead ahead(from, num_runs, run_bytes);
+    Ahead ahead(from, num_runs, run_bytes), ahead_to(kStore == Store::kStreaming ? to : from, num_runs, run_bytes);
     // What does not come as a whole block within a row is put together here; before it, the 64 bytes that preceded.
     uint8_t buffer[kStripeBytes + kBlockBytes];
     uint8_t* const pending = buffer + kStripeBytes;
@@ -73,6 +83,7 @@ uint64_t copy(const Table& to, const Table& from, int64_t num_runs, int64_t run_
         for (int64_t left = run_bytes; left > 0;) {
             int64_t size = kBlockBytes;
             if (num_pending == 0 && left >= kBlockBytes && blocks_left > 0) {
+                if (kStore == Store::kStreaming) ahead_to.find_page();
                 digest.take_block<kStore>(src, dst, ahead.next());
                 if (--blocks_left == 0) std::memcpy(buffer, src + kBlockBytes - kStripeBytes, kStripeBytes);
             } else {
@@ -103,8 +114,36 @@ struct Job {
     uint64_t seed;
 };
 
+// A job as it is handed in: in the place of pointers to ids there is where they begin, counted from the first job.
+inline Job read_job(const Job* jobs, int64_t i) {
+    Job job = jobs[i];
+    for (Table* table : {&job.to, &job.from}) {
+        const auto place = reinterpret_cast<uintptr_t>(table->ids);
+        if (place) table->ids = reinterpret_cast<const int64_t*>(reinterpret_cast<uintptr_t>(jobs) + place);
+    }
+    return job;
+}
+
 inline bool fits_streaming_stores(const Table& to, int64_t run_bytes) {
     return (reinterpret_cast<uintptr_t>(to.base) | to.row_stride | run_bytes) % kStripeBytes == 0;
+}
+
+// kOutOfRange if an id is none of its table's rows, and kTooShort if there are at most 240 bytes in all: then nothing has
+// been touched, and there is no checksum.
+enum Outcome : int32_t { kDone = 0, kOutOfRange = 1, kTooShort = 2 };
+
+inline Outcome run(const Job& job, uint64_t* checksum) {
+    const Table &to = job.to, &from = job.from;
+    if (job.num_runs * job.run_bytes < xxh3::kMinBytes) return kTooShort;
+    if (!from.holds(job.num_runs) || (to.base && !to.holds(job.num_runs))) return kOutOfRange;
+    if (!to.base) {
+        *checksum = copy<Store::kNone>(to, from, job.num_runs, job.run_bytes, job.seed);
+    } else if (job.past_caches && fits_streaming_stores(to, job.run_bytes)) {
+        *checksum = copy<Store::kStreaming>(to, from, job.num_runs, job.run_bytes, job.seed);
+    } else {
+        *checksum = copy<Store::kCached>(to, from, job.num_runs, job.run_bytes, job.seed);
+    }
+    return kDone;
 }
 
 }  // namespace rows

@@ -25,6 +25,7 @@ constexpr uint64_t kAvalanche = 0x165667919E3779F9;
 constexpr int kSecretBytes = 192;
 constexpr int64_t kStripeBytes = 64, kBlockStripes = 16, kBlockBytes = kStripeBytes * kBlockStripes;
 constexpr int64_t kMinBytes = 241;
+constexpr int64_t kWriteAheadBytes = 2 * kBlockBytes;
 
 inline constexpr uint8_t kSecret[kSecretBytes] = {
     0xb8, 0xfe, 0x6c, 0x39, 0x23, 0xa4, 0x4b, 0xbe, 0x7c, 0x01, 0x81, 0x2c, 0xf7, 0x21, 0xad, 0x1c, 0xde, 0xd4, 0x6d, 0xe9,
@@ -134,6 +135,8 @@ class Digest {
         for (int64_t i = 0; i < kBlockStripes; ++i) {
             _mm_prefetch(reinterpret_cast<const char*>(ahead + i * kStripeBytes), _MM_HINT_T0);
             const int64_t at = i * kStripeBytes;
+            // Lines that somebody else has read last take as long to get for writing as others for reading.
+            if (kStore == Store::kCached) __builtin_prefetch(dst + at + kWriteAheadBytes, 1);
             lanes.take<kStore>(src + at, kStore == Store::kNone ? dst : dst + at, secret_ + 8 * i);
         }
         lanes.scramble(secret_ + kSecretBytes - kStripeBytes);

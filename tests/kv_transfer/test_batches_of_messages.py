@@ -1,4 +1,4 @@
-"""Offers are made several at a time, but the first one alone: the receiver should begin at once."""
+"""Offers are made several at a time, but the first one alone: the receiver should begin at once. Sums follow."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Listener:
     """`TransportEvents` of an end that takes offers and does nothing about them."""
 
     def __init__(self) -> None:
-        self.num_arrivals = 0
+        self.arrivals: list[Arrival] = []
 
     def on_link(self, link: Link) -> None: ...
     def on_record(self, link: Link, record: bytes) -> None: ...
     def on_lost(self, link: Link, reason: str) -> None: ...
 
     def on_arrival(self, arrival: Arrival) -> None:
-        self.num_arrivals += 1
+        self.arrivals.append(arrival)
 
 
 def post_all(transport: SharedPoolTransport, link: Link, num_in_flight: int) -> int:
@@ -72,4 +72,35 @@ def test_a_shared_pool_offers_one_message_and_then_batches(shared: Callable[[], 
     assert batches == [1, 2, 4, 8, 8]
     while receiver.progress():
         sender.progress()
-    assert listener.num_arrivals == num_in_flight
+    assert len(listener.arrivals) == num_in_flight
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_copy_is_judged_when_its_sum_has_come_or_the_link_is_down(
+    shared: Callable[[], SharedPoolTransport], is_cut: bool
+) -> None:
+    sender, receiver = shared(), shared()
+    listener = Listener()
+    sender.start(Listener())
+    receiver.start(listener)
+    link = sender.connect(receiver.address)
+    while receiver.progress() or sender.progress():
+        continue
+    pages = Pages(0, np.arange(4, dtype=np.int64), range(2), 1)
+    sent: list[str | None] = []
+    landed: list[tuple[str | None, bool]] = []
+    sender.send(link, 7, pages, sent.append)
+    sender.progress()
+    receiver.progress()
+    [arrival] = listener.arrivals
+    receiver.receive(arrival, pages, lambda error, is_whole: landed.append((error, is_whole)))
+    while receiver.progress():
+        continue
+    assert (landed, receiver.num_in_flight) == ([], 1)
+    if is_cut:
+        sender.disconnect(link)
+    while receiver.progress() or sender.progress():
+        continue
+    assert landed == [("the link is down", False)] if is_cut else landed == [(None, True)]
+    assert sent == ["the link is down"] if is_cut else sent == [None]
+    assert receiver.num_in_flight == sender.num_in_flight == 0

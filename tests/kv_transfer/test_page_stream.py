@@ -54,11 +54,16 @@ class End:
         self._operations = Operations.from_address(streams.operations)
 
     def pack(self, offset: int, num_bytes: int) -> bytes:
+        """In as many calls as it takes: there may be less in a buffer than there is room for."""
         state = self._operations.start_pack(None, self.stream.handle, 1)
         assert self._operations.packed_size(state) == len(self.stream)
-        out = create_string_buffer(num_bytes)
-        packed = self._operations.pack(state, offset, out, num_bytes)
-        return out.raw[:packed]
+        packed = b""
+        while len(packed) < num_bytes:
+            out = create_string_buffer(num_bytes - len(packed))
+            size = self._operations.pack(state, offset + len(packed), out, len(out))
+            assert 0 < size <= len(out)
+            packed += out.raw[:size]
+        return packed
 
     def unpack(self, offset: int, piece: bytes) -> int:
         state = self._operations.start_unpack(None, self.stream.handle, 1)

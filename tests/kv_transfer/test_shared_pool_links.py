@@ -174,7 +174,7 @@ def test_a_peer_whose_view_cannot_be_mapped_is_called_by_ucx_from_then_on(
     def view_fails(file: int, num_bytes: int) -> mmap.mmap:
         raise OSError("no addresses left")
 
-    monkeypatch.setattr("slipstream.kv_transfer.shared_pool.view_of", view_fails)
+    monkeypatch.setattr("slipstream.kv_transfer.shared_link.view_of", view_fails)
     ticket = destination.ticket()
     source.agent.send(ticket, PAGE_IDS, len(PAGE_IDS))
     assert isinstance(source.next_event(), SendFailed)

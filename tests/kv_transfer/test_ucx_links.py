@@ -18,8 +18,9 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from slipstream.kv_transfer import ucx
+from slipstream.kv_transfer import ucx_context
 from slipstream.kv_transfer.agent import TransferAgent
+from slipstream.kv_transfer.callers import MAX_CALLERS
 from slipstream.kv_transfer.config import TransferConfig
 from slipstream.kv_transfer.events import Received, SendFailed, Sent, TransferEvent
 from slipstream.kv_transfer.greeting import Greeter
@@ -137,7 +138,7 @@ def test_strangers_on_the_port_do_no_harm(open_rank: Open) -> None:
     source, destination = open_rank("prefill", value=7), open_rank("decode")
     address = destination.agent.address
     generator = random.Random(0)
-    silent = [socket.create_connection((address.host, address.port)) for _ in range(2 * ucx.MAX_CALLERS)]
+    silent = [socket.create_connection((address.host, address.port)) for _ in range(2 * MAX_CALLERS)]
     for size in (0, 1, 2, 9, 17, 147, 1000):
         with socket.create_connection((address.host, address.port)) as stranger:
             stranger.sendall(struct.pack("<H", size) + generator.randbytes(size))
@@ -173,7 +174,7 @@ def test_a_link_goes_without_shared_memory_where_little_is_left(
     open_rank: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, destination = open_rank("prefill", value=7), open_rank("decode")
-    monkeypatch.setattr(ucx, "MIN_SHM_BYTES", 1 << 60)
+    monkeypatch.setattr(ucx_context, "MIN_SHM_BYTES", 1 << 60)
     assert_transfers(source, destination)
     assert num_shm_segments() == 0
     assert "left in /dev/shm" in caplog.text
@@ -182,7 +183,7 @@ def test_a_link_goes_without_shared_memory_where_little_is_left(
 def test_shared_memory_alone_and_none_left_fails_the_send(open_rank: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     source, destination = open_rank("prefill", tls="posix,self"), open_rank("decode", tls="posix,self")
     assert_transfers(source, destination)
-    monkeypatch.setattr(ucx, "MIN_SHM_BYTES", 1 << 60)
+    monkeypatch.setattr(ucx_context, "MIN_SHM_BYTES", 1 << 60)
     other = open_rank("decode-2", tls="posix,self")
     ticket = other.ticket()
     source.agent.send(ticket, PAGE_IDS, len(PAGE_IDS))
@@ -204,7 +205,7 @@ def test_shared_memory_alone_and_none_left_fails_the_send(open_rank: Open, monke
     ],
 )
 def test_what_is_left_of_the_transports_without_shared_memory(tls: str, without: str) -> None:
-    assert ucx._without_shm(tls) == without
+    assert ucx_context._without_shm(tls) == without
 
 
 @pytest.mark.parametrize("way", ["ucx", "shared_memory"])
@@ -216,7 +217,7 @@ def test_garbage_and_callers_that_dawdle_leave_other_links_alone(open_rank: Open
     good = Greeter("").greet(address, b"x" * 64)
     generator = random.Random(1)
     with contextlib.ExitStack() as callers:
-        for number in range(3 * ucx.MAX_CALLERS):
+        for number in range(3 * MAX_CALLERS):
             caller = callers.enter_context(call(address, way))
             with contextlib.suppress(OSError):  # turned away already
                 match number % 4:

@@ -1,0 +1,110 @@
+"""How links between ranks of one host begin: who is called and who is let in.
+
+Links are Unix sockets, sequenced packets, under a name that takes the cluster's token to guess; both ends look at the
+other's user id and at its proof (`greeting.py`). The view that is handed over can neither be written nor shrunk
+(`pool_memory.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+
+from slipstream.kv_transfer.callers import Callers
+from slipstream.kv_transfer.greeting import Greeter
+from slipstream.kv_transfer.packet_socket import PacketListener, PacketSocket
+from slipstream.kv_transfer.pool import HostPagePool, HostPages
+from slipstream.kv_transfer.shared_link import SharedLink, encode_geometry, map_pool
+from slipstream.kv_transfer.ticket import TransferAddress
+from slipstream.kv_transfer.transport import TransportError
+
+logger = logging.getLogger(__name__)
+
+
+class SharedDoor:
+    """Listens for callers to `address`, watched by `poller`. Hands out `bell`, an eventfd, and a view of `pool`.
+    Raises TransportError if the name is taken."""
+
+    def __init__(
+        self, address: TransferAddress, pool: HostPagePool, token: str, poller: select.epoll, bell: int
+    ) -> None:
+        self._address = address
+        self._pool = pool
+        self._greeter = Greeter(token)
+        self._bell = bell
+        try:
+            self._listener = PacketListener(self._greeter.socket_name(address))
+        except OSError as error:
+            raise TransportError(f"no socket for peers on this host: {error}") from error
+        poller.register(self._listener.fileno(), select.EPOLLIN)
+        self._callers: Callers[PacketSocket] = Callers(poller)
+
+    def call(self, address: TransferAddress) -> SharedLink:
+        """Raises TransportError if no peer of this host and user is there, or if this rank has no shared memory."""
+        memory = self._pool.memory
+        if memory is None or memory.file is None:
+            raise TransportError("the pool of this rank is not in shared memory")
+        try:
+            connection = PacketSocket.connect(self._greeter.socket_name(address))
+        except OSError as error:
+            raise TransportError(f"{address.host}:{address.port} is not on this host: {error}") from error
+        greeting = self._greeter.greet(address, encode_geometry(self._pool.geometry))
+        connection.send(greeting, (memory.file, self._bell))
+        return SharedLink(connection, greeting)
+
+    def take_answer(self, link: SharedLink) -> bool:
+        """To a call of ours; False if it is none. Raises BlockingIOError if there is none yet, OSError."""
+        packet, files = link.socket.receive_with_files()
+        if len(files) == 1 and self._greeter.check_answer(link.greeting, packet) is not None:
+            link.is_answered = True
+            [link.bell] = files
+            os.eventfd_write(link.bell, 1)  # for what was sent before there was a bell
+            return True
+        for file in files:
+            os.close(file)
+        return False
+
+    def serve(self, fd: int) -> SharedLink | None:
+        """Look after the listener or the caller with this file descriptor, which may be anybody's. Returns the link
+        that has come of it, if any; its socket is registered with the poller."""
+        if fd == self._listener.fileno():
+            while (caller := self._listener.accept()) is not None:
+                self._callers.add(caller)
+            return None
+        known = self._callers.get(fd)
+        return None if known is None else self._let_in(known)
+
+    def close(self) -> None:
+        self._callers.close()
+        self._listener.close()
+
+    def _let_in(self, caller: PacketSocket) -> SharedLink | None:
+        try:
+            greeting, files = caller.receive_with_files()
+        except BlockingIOError:
+            return None
+        except OSError:
+            self._callers.dismiss(caller)
+            return None
+        try:
+            pool = self._pool_of(greeting, files)
+        except (OSError, ValueError) as error:
+            logger.warning("a caller on this host is turned away: %s", error)
+            self._callers.dismiss(caller)
+            for file in files:
+                os.close(file)
+            return None
+        os.close(files[0])
+        self._callers.release(caller)
+        caller.send(self._greeter.answer(greeting, b""), (self._bell,))
+        return SharedLink(caller, greeting, files[1], pool, is_answered=True)
+
+    def _pool_of(self, greeting: bytes, files: list[int]) -> HostPages:
+        """Raises ValueError for whoever is no peer, OSError if the pool cannot be mapped."""
+        body = self._greeter.check_greeting(self._address, greeting)
+        if body is None:
+            raise ValueError("it does not know the cluster's token, or is of another version")
+        if len(files) != 2:
+            raise ValueError("it has handed over no pool and bell")
+        return map_pool(files[0], body, self._pool.geometry)

@@ -1,0 +1,122 @@
+"""UCX's contexts and the workers that are made in them: what may carry messages, and which settings UCX gets.
+
+- Shared memory qualifies for links whose ends are watched only with POSIX_ERROR_HANDLING=y; otherwise UCX falls back to
+  TCP, which is five times slower on one host.
+- A worker that is made with less than 16 MiB left in /dev/shm crashes (UCX takes ordinary memory instead, and then
+  misses its handle). So it is looked at before, and a link that is too late for shared memory goes without.
+- A worker that runs out of file descriptors at one certain point while it is made ends the process, too ("failed to set
+  active message handler"). So it is tried before whether there are enough.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from ucxx._lib import libucxx
+
+from slipstream.kv_transfer.transport import TransportError
+from slipstream.kv_transfer.ucx_link import SEGMENT_BYTES
+
+logger = logging.getLogger(__name__)
+
+SHM_DIR = "/dev/shm"
+MIN_SHM_BYTES = 32 << 20  # UCX's 16 MiB, and what other processes may take while a worker is made
+SHM_TRANSPORTS = {"posix", "mm", "sm", "shm"}
+COPYING_TRANSPORTS = SHM_TRANSPORTS | {"self", "tcp"}  # the processor moves the bytes, so it may as well gather them
+MIN_FREE_FILES = 32  # a worker takes about ten, its endpoint a few more, and other threads open files meanwhile
+
+
+class UcxContexts:
+    """`tls` is UCX_TLS. Raises TransportError."""
+
+    def __init__(self, tls: str) -> None:
+        self._tls = tls
+        self._context = _open_context(tls)
+        self._context_without_shm: Any = None  # made when it is needed
+
+    @property
+    def only_copy(self) -> bool:
+        """No transport would have a network card read and write the contiguous memory of a message by itself."""
+        return COPYING_TRANSPORTS.issuperset(self._tls.split(","))
+
+    def make_worker(self) -> Any:
+        """For a link. Raises TransportError if there is no memory or there are no file descriptors for one."""
+        _require_files()
+        context = self._for_link()
+        try:
+            worker = libucxx.UCXWorker(context)
+            worker.init_blocking_progress_mode()
+        except (libucxx.UCXError, RuntimeError) as error:
+            raise TransportError(f"UCX cannot make a worker: {error}") from error
+        return worker
+
+    def _for_link(self) -> Any:
+        without_shm = _without_shm(self._tls)
+        free_bytes = _free_bytes(SHM_DIR)
+        if without_shm == self._tls or free_bytes >= MIN_SHM_BYTES:
+            return self._context
+        shortage = f"{free_bytes >> 20} MiB are left in {SHM_DIR}, {MIN_SHM_BYTES >> 20} are needed"
+        if without_shm in ("", "self"):
+            raise TransportError(f"{shortage}, and TLS={self._tls!r} names no other way to a peer")
+        logger.warning("%s: a link goes without shared memory, which is slower", shortage)
+        if self._context_without_shm is None:
+            self._context_without_shm = _open_context(without_shm)
+        return self._context_without_shm
+
+
+def _open_context(tls: str) -> Any:
+    """Raises TransportError."""
+    options = {
+        "TLS": tls,
+        "POSIX_ERROR_HANDLING": "y",
+        "POSIX_FIFO_SIZE": "256",  # lets one end run on while the other is not scheduled
+        "POSIX_SEG_SIZE": str(SEGMENT_BYTES),
+        # 12 MiB of segments from the start, for the FIFO and the window of a link (`ucx_link`). When UCX wants more it
+        # crashes if /dev/shm is full, and when it may not have more (RX_MAX_BUFS) messages stay where they are.
+        "POSIX_RX_BUFS_GROW": "768",
+        "WARN_UNUSED_ENV_VARS": "n",
+    }
+    if _names_no_device(tls):
+        options["RNDV_THRESH"] = "intra:inf,inter:auto"
+    features = (libucxx.Feature.TAG, libucxx.Feature.WAKEUP)
+    try:
+        return libucxx.UCXContext(options, feature_flags=features)
+    except (libucxx.UCXError, RuntimeError) as error:
+        raise TransportError(f"UCX with TLS={tls!r} does not start: {error}") from error
+
+
+def _names_no_device(tls: str) -> bool:
+    """Device memory must not be copied through the host, as it would be in eager messages."""
+    return not tls.startswith("^") and "cuda" not in tls and "all" not in tls.split(",")
+
+
+def _without_shm(tls: str) -> str:
+    """UCX_TLS for all that `tls` names but shared memory in /dev/shm; `tls` itself if that is not in it."""
+    names = tls.removeprefix("^").split(",")
+    if tls.startswith("^"):
+        return f"{tls},posix" if SHM_TRANSPORTS.isdisjoint(names) else tls
+    if "all" in names:
+        return "^posix"
+    return ",".join(name for name in names if name not in SHM_TRANSPORTS)
+
+
+def _require_files() -> None:
+    opened: list[int] = []
+    try:
+        while len(opened) < MIN_FREE_FILES:
+            opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        raise TransportError(f"{error.strerror}: {MIN_FREE_FILES} are needed for a link") from error
+    finally:
+        for fd in opened:
+            os.close(fd)
+
+
+def _free_bytes(folder: str) -> int:
+    try:
+        found = os.statvfs(folder)
+    except FileNotFoundError:
+        return 0
+    return found.f_bavail * found.f_frsize
