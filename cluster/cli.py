@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import math
+import pkgutil
 import signal
 import sys
 from pathlib import Path
@@ -19,22 +19,22 @@ from slipstream.cluster.run_state import ClusterState, NoHome
 from slipstream.cluster.settings_file import ConfigError
 
 DOWN_PATIENCE_S = 20.0
-ELSEWHERE = {
-    "bench": "slipstream.cluster.bench.command",
-    "drain": "slipstream.cluster.operator.command",
-    "explain": "slipstream.cluster.explain",
-    "keys": "slipstream.router.access.command",
-    "mock-worker": "slipstream.workers.mock.main",
-    "plan": "slipstream.cluster.plan.command",
-    "planner": "slipstream.cluster.planner.command",
-    "role": "slipstream.cluster.operator.command",
-    "rollback": "slipstream.cluster.update.command",
-    "scale": "slipstream.cluster.operator.command",
-    "serve": "slipstream.cluster.serve",
-    "sim": "slipstream.cluster.sim.command",
-    "split": "slipstream.cluster.update.command",
-    "status": "slipstream.cluster.status_command",
-    "update": "slipstream.cluster.update.command",
+COMMANDS = {
+    "bench": "slipstream.cluster.bench.command:bench_command",
+    "drain": "slipstream.cluster.operator.command:drain_command",
+    "explain": "slipstream.cluster.explain:explain_command",
+    "keys": "slipstream.router.access.command:keys_command",
+    "mock-worker": "slipstream.workers.mock.main:mock_worker_command",
+    "plan": "slipstream.cluster.plan.command:plan_command",
+    "planner": "slipstream.cluster.planner.command:planner_command",
+    "role": "slipstream.cluster.operator.command:role_command",
+    "rollback": "slipstream.cluster.update.command:rollback_command",
+    "scale": "slipstream.cluster.operator.command:scale_command",
+    "serve": "slipstream.cluster.serve:serve_command",
+    "sim": "slipstream.cluster.sim.command:sim_command",
+    "split": "slipstream.cluster.update.command:split_command",
+    "status": "slipstream.cluster.status_command:status_command",
+    "update": "slipstream.cluster.update.command:update_command",
 }
 
 
@@ -43,13 +43,12 @@ class Commands(click.Group):
     later. Says in a sentence what is wrong with the surroundings of any command."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), *ELSEWHERE])
+        return sorted([*super().list_commands(ctx), *COMMANDS])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        module = ELSEWHERE.get(cmd_name)
-        if module is None:
+        if cmd_name not in COMMANDS:
             return super().get_command(ctx, cmd_name)
-        command: click.Command = vars(importlib.import_module(module))[f"{cmd_name.replace('-', '_')}_command"]
+        command: click.Command = pkgutil.resolve_name(COMMANDS[cmd_name])
         return command
 
     def invoke(self, ctx: click.Context) -> Any:

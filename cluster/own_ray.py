@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 
@@ -30,6 +31,7 @@ from slipstream.cluster.reaper import Reaper
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 START_TIMEOUT_S = 120.0
 START_HOOK = "slipstream.cluster.ray_start_hook.leave_out"
+TRIED_VERSIONS = "2.60."  # of Ray, with the hook
 LOCAL_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 FIRST_QUIET_PORT = 15_000  # below are ports that many programs have by custom
 NUM_PORT_TRIES = 100
@@ -79,7 +81,7 @@ class OwnRay:
         with log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 _command(config, self._folder),
-                env=_start_environment(),
+                env=start_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -132,10 +134,11 @@ class OwnRay:
         return next((" ".join(line.split()) for line in reversed(lines) if line.strip()), "it said nothing")[:300]
 
 
-def _start_environment() -> dict[str, str]:
+def start_environment() -> dict[str, str]:
     """Of `ray start`. Who has set a hook of his own keeps that, and gets all that Ray starts."""
     environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
-    return {"RAY_START_HOOK": START_HOOK} | environment
+    is_tried = version("ray").startswith(TRIED_VERSIONS)
+    return {"RAY_START_HOOK": START_HOOK} | environment if is_tried else environment
 
 
 def _die_with_parent() -> None:
@@ -147,7 +150,9 @@ def _die_with_parent() -> None:
 def quiet_port() -> int:
     """A free port that no outgoing connection gets in the seconds until Ray listens there: the kernel picks their ports
     out of `ip_local_port_range`, and Ray dies if it comes too late."""
-    first = int(LOCAL_PORT_RANGE.read_text().split()[0])
+    first = FIRST_QUIET_PORT
+    with contextlib.suppress(OSError):
+        first = int(LOCAL_PORT_RANGE.read_text().split()[0])
     for port in random.sample(range(FIRST_QUIET_PORT, first), k=max(0, min(NUM_PORT_TRIES, first - FIRST_QUIET_PORT))):
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port

@@ -20,7 +20,7 @@ def start_time(pid: int) -> float | None:
     """Seconds since the epoch; None if there is no such process. With the pid, an identity: pids are used again."""
     try:
         process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+        return process.create_time() if _lives(process) else None
     except psutil.Error:
         return None
 
@@ -80,8 +80,7 @@ def wait_or_kill(processes: Iterable[psutil.Process], patience_s: float) -> list
 
 
 def _still_there_after(patience_s: float, processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Waits until all have ended, for so many seconds at most. A zombie has ended: who its parent is by then, and when
-    that looks after it, is not ours to say. (psutil's own wait takes that for life.)"""
+    """Waits until all have ended, for so many seconds at most."""
     deadline_s = time.monotonic() + patience_s
     alive = [process for process in processes if _lives(process)]
     while alive and time.monotonic() < deadline_s:
@@ -91,7 +90,9 @@ def _still_there_after(patience_s: float, processes: Iterable[psutil.Process]) -
 
 
 def _lives(process: psutil.Process) -> bool:
+    """A zombie has ended: who its parent is by then, and when that looks after it, is not ours to say. (psutil's own
+    wait takes that for life.) But not while it has other threads, which still hold its memory and its ports."""
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)
     except psutil.NoSuchProcess:
         return False

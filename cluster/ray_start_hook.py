@@ -3,26 +3,22 @@
 Ray's options cannot say it: with `--include-dashboard=false` the dashboard's process starts all the same, without
 pages, imports everything that Ray has, and `ray start` waits for it; the agent of the node does so, too; and there is
 always a server for Ray's thin clients. Each is a Python process that takes seconds of a core while the cluster starts,
-and memory as long as it runs. All this is Ray's inside, which may change with any version: it is left as it is in
-those that nobody has tried.
+and memory as long as it runs. All this is Ray's inside, which may change with any version, so `own_ray` asks
+for it only with those that have been tried.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import ray
 from ray._private import ray_constants, services, utils
 
-TRIED_VERSIONS = "2.60."
 AGENT_MODULE = "slipstream.cluster.ray_agent"
 NO_DASHBOARD = "", None  # its URL and its process: what Ray says of one that could not be started
 
 
 def leave_out(params: Any, is_head: bool) -> None:
     """`params` are Ray's RayParams."""
-    if not ray.__version__.startswith(TRIED_VERSIONS):
-        return
     params.ray_client_server_port = None
     services.start_api_server = lambda *_, **__: NO_DASHBOARD
     utils.get_dashboard_dependency_error = lambda: ImportError("left out")  # asks for the small form of the agent

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import json
 import logging
 import os
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError
 
 from slipstream.cluster import processes
 from slipstream.cluster.cannot_tell import CannotTell
@@ -130,13 +132,21 @@ def _form() -> TypeAdapter[ClusterState]:
     return TypeAdapter(ClusterState)
 
 
+def _as_json(state: ClusterState) -> bytes:
+    """With question marks for what is no text: a path may have any bytes."""
+    try:
+        return _form().dump_json(state, indent=1)
+    except PydanticSerializationError:
+        return json.dumps(asdict(state), indent=1, ensure_ascii=False).encode("utf-8", "replace")
+
+
 def write(path: Path, state: ClusterState) -> None:
     """Readers see the old file or the new one, never half of it. On a disk that is full the old one stays, and the
     log says so: nobody's stream has to end for that."""
     temporary = path.with_name(f".{path.name}.new")  # the driver is the only one who writes
     try:
         temporary.touch(mode=0o600)  # it holds the operator's token
-        temporary.write_bytes(_form().dump_json(state, indent=1))
+        temporary.write_bytes(_as_json(state))
         os.replace(temporary, path)
     except OSError as error:
         log.warning("%s cannot be written: %s", path, error.strerror or error)

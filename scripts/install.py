@@ -191,6 +191,8 @@ def compile_modules(package: str = "") -> None:
     folders = installed(
         "import sysconfig; print(*{sysconfig.get_path(kind) for kind in ('purelib', 'platlib')}, sep=',')"
     )
+    if not folders:
+        return
     command = [PYTHON, "-m", "compileall", "-q", "-q", "-j", "0", *(Path(f) / package for f in folders.split(","))]
     subprocess.run(command, stdin=subprocess.DEVNULL, env=environment(), check=False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pkgutil
 import signal
 import socket
 import subprocess
@@ -12,11 +13,12 @@ from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from slipstream.cluster import processes, run_state
-from slipstream.cluster.cli import main
+from slipstream.cluster.cli import COMMANDS, main
 from slipstream.cluster.run_state import ClusterState, MemberStatus
 from slipstream.cluster.status import describe, duration, router_status
 from slipstream.router.signals import ClassSignals, Signals, Spread, WindowSignals
@@ -268,3 +270,10 @@ def test_down_does_not_touch_a_process_that_only_has_the_pid(slipstream: Command
         assert slipstream("down", "one").returncode == 1
         assert stranger.poll() is None
         stranger.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_is_where_the_table_says(name: str) -> None:
+    command = pkgutil.resolve_name(COMMANDS[name])
+    assert isinstance(command, click.Command)
+    assert command.name == name

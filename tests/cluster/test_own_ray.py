@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 
@@ -7,11 +8,14 @@ import pytest
 
 from slipstream.cluster import own_ray
 
+CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"
 
-def test_rays_port_is_none_that_an_outgoing_connection_can_get() -> None:
-    first, last = map(int, own_ray.LOCAL_PORT_RANGE.read_text().split())
+
+def test_rays_port_is_none_that_an_outgoing_connection_can_get(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "range").write_text("32768\t60999\n")
+    monkeypatch.setattr(own_ray, "LOCAL_PORT_RANGE", tmp_path / "range")
     ports = {own_ray.quiet_port() for _ in range(20)}
-    assert not ports & set(range(first, last + 1))
+    assert not ports & set(range(32768, 60999 + 1))
     assert len(ports) > 1  # two clusters that start at the same time do not both try the same
 
 
@@ -28,3 +32,28 @@ def test_where_no_such_port_is_left_the_kernel_picks_one(monkeypatch: pytest.Mon
     (tmp_path / "range").write_text("1024\t65535\n")
     monkeypatch.setattr(own_ray, "LOCAL_PORT_RANGE", tmp_path / "range")
     assert 1024 <= own_ray.quiet_port() <= 65535
+
+
+def test_without_the_kernels_range_it_picks_one_as_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(own_ray, "LOCAL_PORT_RANGE", tmp_path / "none")
+    assert 1024 <= own_ray.quiet_port() <= 65535
+
+
+def test_what_ray_leaves_out_has_been_tried_with_the_version_that_is_pinned() -> None:
+    pinned = re.search(r"^ray==(\S+)", CONSTRAINTS.read_text(), re.MULTILINE)
+    assert pinned is not None
+    assert pinned[1].startswith(own_ray.TRIED_VERSIONS)
+
+
+@pytest.mark.parametrize(("version", "is_asked_for"), [("2.60.0", True), ("2.60.3", True), ("2.61.0", False)])
+def test_other_versions_of_ray_start_all_that_they_have(
+    monkeypatch: pytest.MonkeyPatch, version: str, is_asked_for: bool
+) -> None:
+    monkeypatch.delenv("RAY_START_HOOK", raising=False)
+    monkeypatch.setattr(own_ray, "version", lambda _: version)
+    assert (own_ray.start_environment().get("RAY_START_HOOK") == own_ray.START_HOOK) == is_asked_for
+
+
+def test_a_hook_of_ones_own_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_START_HOOK", "mine.hook")
+    assert own_ray.start_environment()["RAY_START_HOOK"] == "mine.hook"

@@ -153,3 +153,12 @@ def test_the_run_folder_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert run_state.run_folder() == tmp_path / "cache" / "slipstream" / "run"
+
+
+def test_a_path_that_is_no_text_is_told_with_question_marks(tmp_path: Path) -> None:
+    state = own_state()
+    state.config = "/conf/\udcff.yaml"
+    run_state.write(tmp_path / "a.json", state)
+    found = run_state.read(tmp_path / "a.json")
+    assert found is not None
+    assert found.config == "/conf/?.yaml"
