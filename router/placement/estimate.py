@@ -47,7 +47,7 @@ class PrefillEstimate(NamedTuple):
     queue_s: float
     own_s: float
     raw_s: float
-    chunk_s: float  # a step with as much of it as goes into one
+    chunk_s: float  # a step with a chunk of it
     added_s: float
     num_delayed: float  # prompts that will come there before it is through, and while the queue behind it lasts
     noise: float
@@ -164,7 +164,7 @@ def estimate_prefill(
             queue_s * reality,
             own_s * reality,
             raw_s,
-            own_s * (chunk_tokens / new if chunk_tokens < new else 1.0) * reality,
+            (own_s / chunks) * reality,
             added_s * reality if added_s > 0.0 else 0.0,
             prompts_per_s * raw_s * reality / (1.0 - (share if share < MAX_SHARE else MAX_SHARE)),
             noise if noise > 0.1 else 0.1,

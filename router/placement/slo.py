@@ -148,7 +148,7 @@ class SloPolicy:
             allowed_s if left_s <= 0.0 else miss(room_s + queue_s + own_s, left_s, beside.noise) * allowed_s,
             miss(step_s, job.itl_slo_s, STEP_NOISE) * allowed_s,
             num_streams * added_s,
-            num_streams * over_s * (own_s / beside.chunk_s) if over_s > 0.0 else 0.0,
+            num_streams * over_s * math.ceil(own_s / beside.chunk_s) if over_s > 0.0 else 0.0,
             slowdown,
             self._others_risk(there, added_s),
             self._delay_of_next(job, beside),
