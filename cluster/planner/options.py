@@ -110,8 +110,9 @@ def smaller(now: Pools, step: int, limits: Limits) -> list[Pools]:
     return found
 
 
-def towards(now: Pools, then: Pools, step: int) -> Pools:
-    """As far on the way as one change goes: at most `step` workers switch or go, and the workers at most double."""
+def towards(now: Pools, then: Pools, step: int, growth: int = 1) -> Pools:
+    """As far on the way as one change goes: at most `step` workers switch or go, at most `growth` come for each that is
+    there."""
     move = Move.between(now, then)
     switched = min(move.num_switched, step)
     prefill, decode = then.num_prefill - now.num_prefill, then.num_decode - now.num_decode
@@ -121,7 +122,7 @@ def towards(now: Pools, then: Pools, step: int) -> Pools:
     if switched < move.num_switched:
         return now
     prefill, decode = then.num_prefill - now.num_prefill, then.num_decode - now.num_decode  # of one sign by now
-    most = max(now.total, 1) if prefill + decode > 0 else step
+    most = growth * max(now.total, 1) if prefill + decode > 0 else step
     if abs(prefill + decode) > most:
         share = most / abs(prefill + decode)
         first = round(prefill * share)

@@ -53,7 +53,7 @@ from slipstream.router.signals import Signals
 
 GAIN = 0.1  # of the requests have to be served in time that would not be, where nothing keeps the levels
 ROOM = 0.4  # of the margin: so much more load has to be bearable, too, or the next worker would come too late
-URGENT = 0.5  # of the target: below it twice as many workers change at once
+URGENT = 0.5  # of the target: below it twice as many workers change at once, and up to three come for each
 CLEARLY_SHORT = 0.8  # of the target: more than chance
 ALIKE = 0.02  # attainments that differ by less are the same
 WORTH = 0.05  # of the requests: roles are not switched for less, as the model is not that exact
@@ -171,7 +171,8 @@ class SloPlanner:
         seen = demand_of(signals, per_s)
         if seen is None:
             seen = Demand(0.0, (1.0,), 1.0, ())
-        lead_s = self._history.start_s if look.pools.total < look.limits.max_workers else self._history.switch_s
+        may_grow = look.pools.total < look.limits.max_workers
+        lead_s = self._history.start_s if may_grow else self._history.switch_s
         backlog = backlog_of(signals)
         planned = demand_of(signals, max(self._watch.rate(lead_s), per_s), backlog) or seen
         look.predict = lambda pools, factor: outlook(
@@ -188,7 +189,10 @@ class SloPlanner:
             if not is_confirmed and with_room.attainment > CLEARLY_SHORT * config.target_attainment:
                 why = f"{look.pools} is predicted to keep {current.attainment:.0%}, and more at the next look perhaps"
                 return self._hold(look, "holds", why)
-            return self._grow(look, current, planned.per_s)
+            ahead = 1.0  # roles can be switched again soon; what is started now has to last until more could be there
+            if may_grow and planned.per_s > 0.0:
+                ahead = max(self._watch.rate(2.0 * lead_s + config.settle_s) / planned.per_s, 1.0)
+            return self._grow(look, current, planned.per_s, ahead)
         self._was_short = False
         if self._behind_since_s is not None and signals.oldest_wait_s > signals.slo_ttft_s:
             self._needed_all_s = now
@@ -242,13 +246,13 @@ class SloPlanner:
                 look.reject(pools, self._history.why_not(now))
         return self._hold(look, "holds", f"{look.pools} keeps the levels")
 
-    def _grow(self, look: Look, current: Outlook, planned_per_s: float) -> PlannerDecision:
-        """The levels are not kept. What would?"""
+    def _grow(self, look: Look, current: Outlook, planned_per_s: float, ahead: float) -> PlannerDecision:
+        """The levels are not kept. What would, and if the load becomes so many times as large?"""
         config, history, now = self._config, self._history, look.now
         best: tuple[tuple[float, ...], Pools] | None = None
         # Near saturation a queue that has not built up yet may never: what is seen to hold is not left for a guess.
         holds_now = max(current.attainment, self._seen_attainment(look.signals)) >= config.target_attainment
-        may_add, room = history.may_add(now), 1.0 + 1.25 * ROOM * config.margin
+        may_add, room = history.may_add(now), (1.0 + 1.25 * ROOM * config.margin) * ahead
         for pools in candidates(look.pools, look.limits):
             if pools == look.pools or pools.total < look.pools.total:
                 continue
@@ -287,8 +291,8 @@ class SloPlanner:
             # It has more room; but roles switch in seconds, and can when there is more to be won.
             look.reject(goal, "not better by more than the model may be off")
             return self._hold(look, "holds", f"{said}, {goal} {kept(look.outlook(goal))}, which is as good")
-        step = self._step(look) * (2 if current.attainment < URGENT * config.target_attainment else 1)
-        then = towards(look.pools, goal, step)
+        is_urgent = current.attainment < URGENT * config.target_attainment
+        then = towards(look.pools, goal, self._step(look) * (2 if is_urgent else 1), 3 if is_urgent else 1)
         actions = actions_for(look.pools, then, look.fleet, look.signals)
         if isinstance(actions, str):
             look.reject(goal, actions)

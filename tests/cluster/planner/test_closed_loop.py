@@ -1,5 +1,8 @@
 """The planner steers a cluster: it regains the levels within a stated time, changes little, and never takes away what
-is needed. All in virtual time (`plant`)."""
+is needed. All in virtual time (`plant`).
+
+Of each kind of load two bounds are held, over several seeds: how many changes it gets out of the planner at most
+(`changes_little`), and for how long at a stretch the levels may be lost (`regains`)."""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ TARGET = 0.9
 # After a load has changed: seen (the short window, and a second look), the change, its settling, and again if one step
 # was not enough.
 REGAIN_SWITCH_S, REGAIN_START_S = 90.0, 180.0
+WINDOW_S = 60.0  # over which the levels are looked at: what is lost shows for so long at least
 LONG_PROMPTS, LONG_ANSWERS = Load(8.0, 3000, 40), Load(8.0, 200, 700)
 
 
@@ -59,6 +63,36 @@ def steered(
     )
 
 
+# Of a load that turns around whenever it likes for 1,200 s: one way or the other four times at the most until the waits
+# have grown to the horizon, then once a horizon.
+FLIPPED = 8 + int(1200.0 / HORIZON_S)
+
+
+def changes_little(plant: Plant, most: int) -> None:
+    told = [f"{one.at_s:.0f} s: {one.why}" for one in plant.changes]
+    assert len(plant.changes) <= most, f"{len(plant.changes)} changes: {told}"
+
+
+def longest_lost_s(plant: Plant, from_s: float, to_s: float) -> float:
+    """The longest time covered by windows of `WINDOW_S`, each 5 s behind the one before, in all of which too few of the
+    requests that came kept both levels."""
+    longest_s, lost_from_s, at_s = 0.0, math.inf, from_s
+    while at_s + WINDOW_S <= to_s:
+        if plant.attainment(at_s, at_s + WINDOW_S) >= TARGET:
+            lost_from_s = math.inf
+        else:
+            lost_from_s = min(lost_from_s, at_s)
+            longest_s = max(longest_s, at_s + WINDOW_S - lost_from_s)
+        at_s += 5.0
+    return longest_s
+
+
+def regains(plant: Plant, within_s: float, from_s: float, to_s: float) -> None:
+    lost_s = longest_lost_s(plant, from_s, to_s)
+    told = [f"{one.at_s:.0f} s: {one.why}" for one in plant.changes]
+    assert lost_s <= within_s, f"the levels were lost for {lost_s:.0f} s: {told}"
+
+
 def holds_from(plant: Plant, from_s: float, to_s: float, windows_s: float = 60.0) -> None:
     at_s = from_s
     while at_s + windows_s <= to_s:
@@ -67,19 +101,21 @@ def holds_from(plant: Plant, from_s: float, to_s: float, windows_s: float = 60.0
         at_s += windows_s
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(5))
 def test_a_constant_load_shrinks_the_cluster_to_what_it_needs_and_no_further(seed: int) -> None:
     plant = steered(lambda now, _: Load(6.0, 1000, 150), seed=seed)
     plant.run(700.0)
-    assert len(plant.changes) <= 3
+    changes_little(plant, 3)
+    regains(plant, 0.0, 0.0, 660.0)
     assert plant.state().num_prefill + plant.state().num_decode < 4
     assert not [one for one in plant.changes if one.at_s > 400.0]
     holds_from(plant, 0.0, 660.0)
     assert plant.num_lost == 0
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_step_is_met_by_more_workers(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(5))
+def test_a_step_to_seven_times_the_load_is_met_by_more_workers(seed: int) -> None:
+    """It comes when there is one worker: two starts of 40 s, each seen and settled, and the queue of all that time."""
     plant = steered(
         lambda now, _: Load(2.0 if now < 100 else 14.0, 1500, 150),
         num_prefill=1,
@@ -88,48 +124,55 @@ def test_a_step_is_met_by_more_workers(seed: int) -> None:
         seed=seed,
     )
     plant.run(700.0)
-    assert len(plant.changes) <= 6
+    changes_little(plant, 6)
+    regains(plant, 225.0, 0.0, 660.0)
     holds_from(plant, 100.0 + REGAIN_START_S, 660.0)
     assert plant.num_lost == 0
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(5))
 def test_a_ramp_is_met_while_it_goes_on(seed: int) -> None:
     plant = steered(
         lambda now, _: Load(1.0 + 0.02 * now, 1500, 150), num_prefill=1, num_decode=1, max_workers=10, seed=seed
     )
     plant.run(700.0)
-    assert len(plant.changes) <= 8
+    changes_little(plant, 5)
+    regains(plant, 120.0, 0.0, 660.0)
     assert plant.attainment(0.0, 660.0) >= TARGET
     assert plant.num_lost == 0
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(5))
 def test_a_load_that_shifts_from_prompts_to_answers_is_met_by_other_roles_alone(seed: int) -> None:
     plant = steered(lambda now, _: LONG_PROMPTS if now < 200 else LONG_ANSWERS, num_prefill=3, num_decode=1, seed=seed)
     plant.run(600.0)
     switched = [one for one in plant.changes if 200.0 < one.at_s < 200.0 + REGAIN_SWITCH_S]
     assert switched
     assert not any(type(action).__name__ == "AddWorkers" for one in plant.changes for action in one.actions)
-    assert len(plant.changes) <= 6
+    changes_little(plant, 4)
+    regains(plant, 130.0, 0.0, 560.0)
     assert plant.state().num_decode > 1
     holds_from(plant, 200.0 + REGAIN_SWITCH_S, 560.0)
     assert plant.num_lost == 0
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(5))
 def test_a_burst_passes_and_the_cluster_comes_to_rest(seed: int) -> None:
     plant = steered(lambda now, _: Load(16.0 if 150 < now < 180 else 3.0, 1500, 150), max_workers=8, seed=seed)
     plant.run(1000.0)
-    assert len(plant.changes) <= 8
+    changes_little(plant, 8)
+    regains(plant, 150.0, 0.0, 950.0)  # of which the burst itself takes 30
     assert plant.attainment(180.0 + REGAIN_START_S, 950.0) >= TARGET
     assert len([one for one in plant.changes if one.at_s > 700.0]) <= 2
     assert plant.num_lost == 0
 
 
-def test_days_and_nights_are_followed_once_up_and_once_down() -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_days_and_nights_are_followed_once_up_and_once_down(seed: int) -> None:
     day_s, num_days = 900.0, 3
-    plant = steered(lambda now, _: Load(6.0 + 5.0 * math.sin(2 * math.pi * now / day_s), 1500, 150), max_workers=8)
+    plant = steered(
+        lambda now, _: Load(6.0 + 5.0 * math.sin(2 * math.pi * now / day_s), 1500, 150), max_workers=8, seed=seed
+    )
     plant.run(day_s * num_days)
     directions = [
         sign
@@ -138,27 +181,33 @@ def test_days_and_nights_are_followed_once_up_and_once_down() -> None:
     ]
     turns = sum(one != other for one, other in pairwise(directions))
     assert turns <= 2 * num_days + 2  # not more often than the load itself, but for one dip
+    changes_little(plant, 6 * num_days)
+    regains(plant, 150.0, 0.0, day_s * num_days - 30.0)
     assert plant.attainment(0.0, day_s * num_days - 30.0) >= TARGET
     assert plant.num_lost == 0
 
 
 @pytest.mark.parametrize("period_s", [SETTLE_S + SWITCH_S, 2 * SETTLE_S, 30.0, 60.0])
 def test_a_load_that_flips_in_step_with_the_planner_gets_few_changes_out_of_it(period_s: float) -> None:
-    plant = steered(lambda now, _: LONG_PROMPTS if int(now / period_s) % 2 else LONG_ANSWERS)
-    plant.run(1200.0)
-    # One way or the other four times at the most until the waits have grown to the horizon, then once a horizon.
-    assert len(plant.changes) <= 8 + 1200.0 / HORIZON_S
+    plant = steered(lambda now, _: LONG_PROMPTS if now < 1200.0 and int(now / period_s) % 2 else LONG_ANSWERS)
+    plant.run(1600.0)
+    changes_little(plant, FLIPPED)
+    holds_from(plant, 1200.0 + REGAIN_SWITCH_S, 1560.0)  # once it leaves off
     assert plant.num_lost == 0
 
 
-def test_a_load_that_always_wants_the_other_split_gets_few_changes_out_of_it() -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_a_load_that_always_wants_the_other_split_gets_few_changes_out_of_it(seed: int) -> None:
     def spiteful(now: float, plant: Plant) -> Load:
+        if now > 1200.0:
+            return LONG_ANSWERS
         prefill, decode = len(plant.of_role("prefill", ready=True)), len(plant.of_role("decode", ready=True))
         return LONG_PROMPTS if prefill <= decode else LONG_ANSWERS
 
-    plant = steered(spiteful)
-    plant.run(1200.0)
-    assert len(plant.changes) <= 8 + 1200.0 / HORIZON_S
+    plant = steered(spiteful, seed=seed)
+    plant.run(1600.0)
+    changes_little(plant, FLIPPED)
+    holds_from(plant, 1200.0 + REGAIN_SWITCH_S, 1560.0)
     assert plant.num_lost == 0
 
 
