@@ -62,6 +62,9 @@ class Follower:
             return asked.result()
         finally:
             asked.cancel()
+            await asyncio.gather(
+                asked, return_exceptions=True
+            )  # it may have failed in the turn in which we are cancelled
 
     async def _pursue_wish(self, kept: KeptGroup, report: WorkerReport) -> None:
         wish = kept.wish

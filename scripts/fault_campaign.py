@@ -25,6 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.faults.campaign import Report, run_campaign
 from tests.faults.cluster_campaign import LEASE_S, MIX, Outcome, Plan, run_cluster
 
+NUM_SEEDS_TOLD = 100
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -66,7 +68,8 @@ def virtual(options: argparse.Namespace) -> int:
         print(f"  {count:8} {what}")
     for seed, trace in report.failures[:5]:
         print(f"---- seed {seed}\n{trace}")
-    print("failed:", [seed for seed, _ in report.failures])
+    more = len(report.failures) - NUM_SEEDS_TOLD
+    print("failed:", *(seed for seed, _ in report.failures[:NUM_SEEDS_TOLD]), f"and {more} more" if more > 0 else "")
     return 1 if report.failures else 0
 
 
