@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +35,7 @@ SEGMENT_BYTES = 16 << 10  # what UCX cuts messages into, and
 SEGMENT_PAYLOAD_BYTES = SEGMENT_BYTES - 128  # what is in one beside UCX's headers
 WINDOW_BYTES = 8 << 20  # in whole segments
 ACKNOWLEDGE_BYTES = 2 << 20
+MOVE_EVERY_S = 0.1
 _RECORD, _ACK, _CORE = b"\0", b"\1", b"\2"  # what a frame after the greeting begins with
 _COUNT = struct.Struct("<I")
 
@@ -55,6 +57,7 @@ class UcxLink:
     is_within_host: bool = False
     told_core: int | None = None  # to the peer
     peer_core: int | None = None  # told by it
+    next_move_s: float = 0.0  # when this thread may leave that core again
     operations: list[_Operation] = field(default_factory=list)
     untaken: set[Probed] = field(default_factory=set)  # probed messages that nobody has received yet
     held: deque[tuple[int, Content, Done]] = field(default_factory=deque)  # messages that the window keeps back
@@ -91,9 +94,14 @@ class UcxLink:
         """The next message that nobody has taken yet."""
         if (probed := self.ucp.probe(self.worker)) is not None:
             self.untaken.add(probed)
-            if self.peer_core is not None:
-                leave_core(self.peer_core)
+            self._keep_apart()
         return probed
+
+    def _keep_apart(self) -> None:
+        """Seldom: where the other cores are busy, each time costs more than it brings."""
+        if self.peer_core is not None and (now := time.perf_counter()) >= self.next_move_s:
+            self.next_move_s = now + MOVE_EVERY_S
+            leave_core(self.peer_core)
 
     def take(self, probed: Probed, content: Content, done: Done) -> None:
         """Receive a message that was probed."""
