@@ -58,14 +58,6 @@ class FrameSocket:
     def fileno(self) -> int:
         return self._connection.fileno()
 
-    @property
-    def is_within_host(self) -> bool:
-        """Both ends have the same address. Ask when the connection is made."""
-        try:
-            return bool(self._connection.getpeername()[0] == self._connection.getsockname()[0])
-        except OSError:
-            return False
-
     def send(self, frame: bytes) -> None:
         """Queue a frame of less than 64 KiB; `flush` writes it when the connection takes it."""
         self._outgoing += _LENGTH.pack(len(frame)) + frame

@@ -9,9 +9,6 @@ messages that it has not been told of:
                      \\\\               2   /
     receiver           takes 1, 2 .. -------'
 
-On one host a sender also tells which core it runs on, when that has changed, so that the receiver can leave it
-(`cores.py`).
-
 The window is a fraction of the L3 cache, so what a message is unpacked from is still there, and no more than the shared
 memory that the receiver has for it: several messages may be there in part, so each must find room for the rest.
 """
@@ -19,14 +16,11 @@ memory that the receiver has for it: several messages may be there in part, so e
 from __future__ import annotations
 
 import contextlib
-import os
 import struct
-import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from slipstream.kv_transfer.cores import current_core, leave_core
 from slipstream.kv_transfer.frame_socket import FrameSocket
 from slipstream.kv_transfer.transport import Done
 from slipstream.kv_transfer.ucp import Content, Probed, Request, Ucp
@@ -35,8 +29,7 @@ SEGMENT_BYTES = 16 << 10  # what UCX cuts messages into, and
 SEGMENT_PAYLOAD_BYTES = SEGMENT_BYTES - 128  # what is in one beside UCX's headers
 WINDOW_BYTES = 8 << 20  # in whole segments
 ACKNOWLEDGE_BYTES = 2 << 20
-MOVE_EVERY_S = 0.1
-_RECORD, _ACK, _CORE = b"\0", b"\1", b"\2"  # what a frame after the greeting begins with
+_RECORD, _ACK = b"\0", b"\1"  # what a frame after the greeting begins with
 _COUNT = struct.Struct("<I")
 
 
@@ -54,10 +47,6 @@ class UcxLink:
     greeting: bytes = b""  # that was sent
     endpoint: Any = None  # as soon as the peer's greeting has told its worker's address
     is_alive: bool = True
-    is_within_host: bool = False
-    told_core: int | None = None  # to the peer
-    peer_core: int | None = None  # told by it
-    next_move_s: float = 0.0  # when this thread may leave that core again
     operations: list[_Operation] = field(default_factory=list)
     untaken: set[Probed] = field(default_factory=set)  # probed messages that nobody has received yet
     held: deque[tuple[int, Content, Done]] = field(default_factory=deque)  # messages that the window keeps back
@@ -71,37 +60,14 @@ class UcxLink:
         return len(self.operations) + len(self.held)
 
     def send(self, tag: int, content: Content, done: Done) -> None:
-        was_idle = not self.num_in_flight
-        if self.is_within_host:
-            self._tell_core()
         self.held.append((tag, content, done))
         self._post()
-        if self.is_within_host and was_idle:
-            os.sched_yield()  # to the receiver, if it was woken on this core
-
-    def _tell_core(self) -> None:
-        core = current_core()
-        if core is not None and core != self.told_core:
-            self.told_core = core
-            self._send_now(_CORE + _COUNT.pack(core))
-
-    def _send_now(self, frame: bytes) -> None:
-        self.socket.send(frame)
-        with contextlib.suppress(OSError):  # shows when the socket is read
-            self.socket.flush()
 
     def probe(self) -> Probed | None:
         """The next message that nobody has taken yet."""
         if (probed := self.ucp.probe(self.worker)) is not None:
             self.untaken.add(probed)
-            self._keep_apart()
         return probed
-
-    def _keep_apart(self) -> None:
-        """Seldom: where the other cores are busy, each time costs more than it brings."""
-        if self.peer_core is not None and (now := time.perf_counter()) >= self.next_move_s:
-            self.next_move_s = now + MOVE_EVERY_S
-            leave_core(self.peer_core)
 
     def take(self, probed: Probed, content: Content, done: Done) -> None:
         """Receive a message that was probed."""
@@ -110,7 +76,9 @@ class UcxLink:
         self.num_taken += 1
         self.num_taken_bytes += _in_segments(probed.num_bytes)
         if self.num_taken_bytes >= ACKNOWLEDGE_BYTES:
-            self._send_now(_ACK + _COUNT.pack(self.num_taken))
+            self.socket.send(_ACK + _COUNT.pack(self.num_taken))
+            with contextlib.suppress(OSError):  # shows when the socket is read
+                self.socket.flush()
             self.num_taken = self.num_taken_bytes = 0
 
     def send_record(self, record: bytes) -> None:
@@ -123,9 +91,6 @@ class UcxLink:
             for _ in range(min(num_taken, len(self.unacknowledged))):
                 self.num_unacknowledged_bytes -= self.unacknowledged.popleft()
             self._post()
-            return None
-        if frame.startswith(_CORE) and len(frame) == len(_CORE) + _COUNT.size:
-            (self.peer_core,) = _COUNT.unpack_from(frame, len(_CORE))
             return None
         return frame.removeprefix(_RECORD)
 
