@@ -30,6 +30,8 @@ def load_config(path: Path) -> ClusterConfig:
         model_dir, version = version_folder(named, asked)
     except NoSuchVersion as error:
         raise ConfigError([f"{file.place(('model', 'version'))}: {error}"]) from None
+    except OSError as error:  # e.g. a name that is too long
+        raise ConfigError([f"{file.place(('model', 'path'))}: {error.strerror or error}"]) from None
     problem = check_model_dir(model_dir)
     found: list[tuple[Key, str]] = [(("model", "path"), problem)] if problem else list(_check_model(model_dir, config))
     name = config.model.name or named.name

@@ -248,7 +248,7 @@ class Watch:
         self._state_file.write_soon()
         text = f"{member.name} {member.state}" + (f": {member.detail}" if member.detail else "")
         if self.settled:
-            if member.state in ("dead", "ready", "pending", "draining", "failed", "stopped"):
+            if member.state in ("dead", "ready", "silent", "pending", "draining", "failed", "stopped"):
                 self._console.event(text)
         elif member.state == "ready" and member.role != "router":
             self._console.step(f"{member.name} ready")

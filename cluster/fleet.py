@@ -7,6 +7,7 @@ themselves; `state` shows how far they are.
     remove:  ready -> draining (takes nothing new, what runs there moves or ends) -> gone from the fleet
     switch:  ready -> draining -> connecting -> ready, with the other role; the process and its weights stay
     death:   any -> dead -> starting ..., in the role that it had last
+    hanging: ready -> silent -> ready if it answers again, else dead
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ MemberState = Literal[
     "connecting",
     "ready",
     "draining",
+    "silent",
     "dead",
     "stopped",
     "failed",

@@ -16,6 +16,8 @@ from slipstream.workers.report import WorkerReport
 
 CHANGING_S = 0.1
 SERVING_S = 1.0
+SILENT_S = 10.0  # without an answer, and people are told
+GIVE_UP_S = 60.0  # and its processes are ended, so that it is started again
 
 
 class Follower:
@@ -51,20 +53,30 @@ class Follower:
             kept.nudge.clear()
 
     async def _report_of(self, kept: KeptGroup) -> WorkerReport:
-        """Waits as long as it takes: one that has frozen may thaw. But what is wished of it has an end. Raises
-        RayError."""
+        """Waits for a while: one that has frozen may thaw. Raises RayError."""
         asked = asyncio.ensure_future(kept.member.report())
+        asked_s = time.monotonic()
         try:
             while not asked.done():
                 await asyncio.wait([asked], timeout=SERVING_S)
-                if not asked.done():
-                    self._cut_off_if_overdue(kept)
+                if not asked.done() and not self._cut_off_if_overdue(kept):
+                    self._lose_patience(kept, time.monotonic() - asked_s)
             return asked.result()
         finally:
             asked.cancel()
             await asyncio.gather(
                 asked, return_exceptions=True
             )  # it may have failed in the turn in which we are cancelled
+
+    def _lose_patience(self, kept: KeptGroup, waited_s: float) -> None:
+        """Of one that served and hangs. One that starts may have no time to answer."""
+        if kept.wish is not None or kept.status.state not in ("ready", "silent"):
+            return
+        if waited_s >= GIVE_UP_S:
+            kept.member.cut_off()
+        elif waited_s >= SILENT_S and kept.status.state == "ready":
+            patience_s = GIVE_UP_S - SILENT_S
+            self._note(kept, "silent", f"does not answer; in {patience_s:g} s it is ended and started again")
 
     async def _pursue_wish(self, kept: KeptGroup, report: WorkerReport) -> None:
         wish = kept.wish

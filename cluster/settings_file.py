@@ -14,6 +14,7 @@ Key = tuple[str, ...]
 
 MAX_FILE_BYTES = 1 << 20
 MAX_DEPTH = 8  # of keys whose lines are noted
+MAX_NODES = 100_000  # with what aliases stand for, each time
 
 
 class ConfigError(Exception):
@@ -33,13 +34,19 @@ class SettingsFile:
     @classmethod
     def read(cls, path: Path, known: Collection[str]) -> SettingsFile:
         """Raises ConfigError, also for a file none of whose keys is like one of the `known` ones."""
-        loader = yaml.SafeLoader(_text(path))
+        text = _text(path)
+        try:
+            loader = yaml.SafeLoader(text)
+        except yaml.YAMLError as error:  # a character that no YAML has
+            raise ConfigError([f"{path}: not valid YAML: {' '.join(str(error).split())}"]) from None
         try:
             node = loader.get_single_node()
             if node is None:
                 raise ConfigError([f"{path}: empty; at least model.path is needed"])
             if not isinstance(node, yaml.MappingNode):
                 raise ConfigError([f"{path}: must be a mapping of settings, got {_yaml_kind(node)}"])
+            if _num_nodes(node, {}) > MAX_NODES:
+                raise ConfigError([f"{path}: more than {MAX_NODES} values, which no configuration has"])
             lines: dict[Key, int] = {}
             cycle = _cycle(node, (), [])
             if cycle is not None:
@@ -111,6 +118,19 @@ def _keys(node: yaml.MappingNode, at: Key, lines: dict[Key, int]) -> Iterator[tu
         lines[key] = line
         if isinstance(value, yaml.MappingNode) and len(at) < MAX_DEPTH:
             yield from _keys(value, key, lines)
+
+
+def _num_nodes(node: yaml.Node, counted: dict[int, int]) -> int:
+    """Of `node` and all below it, with aliases written out. Of one that contains itself, what is in it once."""
+    if id(node) not in counted:
+        counted[id(node)] = 1
+        below: list[yaml.Node] = []
+        if isinstance(node, yaml.MappingNode):
+            below = [part for pair in node.value for part in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            below = node.value
+        counted[id(node)] = 1 + sum(_num_nodes(part, counted) for part in below)
+    return counted[id(node)]
 
 
 def _cycle(node: yaml.Node, at: Key, above: list[yaml.Node]) -> tuple[Key, int] | None:

@@ -321,6 +321,22 @@ def test_an_alias_of_what_it_stands_in_is_named(folder: Path, text: str) -> None
     assert only.endswith("an alias of what it stands in, without end")
 
 
+def test_a_file_that_aliases_make_huge_is_refused_at_once(folder: Path) -> None:
+    lines = ["l0: &l0 [x]", *(f"l{n}: &l{n} [{', '.join(f'*l{n - 1}' for _ in range(9))}]" for n in range(1, 12))]
+    (only,) = problems(folder, "\n".join([MODEL, *lines]))
+    assert only == "c.yaml: more than 100000 values, which no configuration has"
+
+
+def test_a_character_that_no_yaml_has_is_named(folder: Path) -> None:
+    (only,) = problems(folder, "model: \0")
+    assert only.startswith("c.yaml: not valid YAML: unacceptable character #x0000")
+
+
+def test_a_path_that_is_too_long_is_named_where_it_stands(folder: Path) -> None:
+    (only,) = problems(folder, f"model: {{path: /{'a' * 5000}}}")
+    assert only == "c.yaml:1: model.path: File name too long"
+
+
 def test_files_that_cannot_be_there_are_named(folder: Path) -> None:
     text = f"{MODEL}\nrouter: {{access: {{usage_file: nowhere/usage}}}}\noperator: {{token_file: nowhere/token}}"
     usage, token = problems(folder, text)

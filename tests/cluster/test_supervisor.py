@@ -99,6 +99,7 @@ class FakeGroup(FakeMember):
     has_room: bool = True
     obeys: bool = True  # when it is told to drain
     hangs: bool = False  # and says nothing any more
+    thawed: asyncio.Event = field(default_factory=asyncio.Event)
     state: WorkerState = "loading"
     served_role: Role = "decode"
     epoch: int = 0
@@ -142,8 +143,12 @@ class FakeGroup(FakeMember):
 
     async def report(self) -> WorkerReport:
         if self.hangs:
-            await asyncio.Event().wait()
+            await self.thawed.wait()
         return WorkerReport(self.name, 0, 1, self.state, self.epoch, "", (("loading", 1.0),), self.served_role)
+
+    def thaw(self) -> None:
+        self.hangs = False
+        self.thawed.set()
 
     def cut_off(self) -> None:
         self.die("cut off")
@@ -287,6 +292,32 @@ def test_a_group_that_says_nothing_any_more_is_ended_in_time(
                 await it.until(lambda: it.state_of("decode-0") == "ready")
                 assert group.served_role == next_role
             assert group.num_kills == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("thaws", [True, False])
+def test_a_group_that_hangs_is_called_silent_and_started_again_if_it_stays_so(
+    monkeypatch: pytest.MonkeyPatch, thaws: bool
+) -> None:
+    monkeypatch.setattr(follower_module, "SERVING_S", 0.001)
+    monkeypatch.setattr(follower_module, "SILENT_S", 0.0)
+    monkeypatch.setattr(follower_module, "GIVE_UP_S", 60.0)
+
+    async def run() -> None:
+        async with serving("decode") as it:
+            group = it.groups["decode-0"]
+            group.hangs = True
+            await it.until(lambda: it.state_of("decode-0") == "silent")
+            assert group.num_kills == 0
+            if thaws:
+                group.thaw()
+            else:
+                monkeypatch.setattr(follower_module, "GIVE_UP_S", 0.0)
+                await it.until(lambda: it.state_of("decode-0") == "dead")
+                group.hangs = False
+            await it.until(lambda: it.state_of("decode-0") == "ready")
+            assert group.num_launches == (1 if thaws else 2)
 
     asyncio.run(run())
 
