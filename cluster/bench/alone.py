@@ -11,6 +11,7 @@ beginning of a step).
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from slipstream.cluster.bench.answer import Answer
 from slipstream.cluster.bench.relative_fit import relative_fit
 
 MIN_STREAMS = 2  # for a median that one disturbance does not decide
+MAX_TIMES_OFF = 3.0  # beyond which a measurement is no noise: a client that got no core reads many tokens at once
+MIN_STEPS_TO_JUDGE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +47,28 @@ def decode_step(num_seqs: int, answers: Iterable[Answer]) -> DecodeStep | None:
 
 
 def step_times(steps: Sequence[DecodeStep]) -> tuple[float, float, float] | None:
-    """Seconds a step, a sequence and a token of context: none below 0, and the least squares of relative errors. None
-    if nothing was measured."""
+    """Seconds a step, a sequence and a token of context: none below 0, and the least squares of relative errors. One
+    measurement that contradicts all others is left out. None if nothing was measured."""
     if not steps:
         return None
+    line = _line(steps)
+    if len(steps) < MIN_STEPS_TO_JUDGE:
+        return line
+    for one in steps:
+        others = [step for step in steps if step is not one]
+        without = _line(others)
+        if times_off(one, without) > MAX_TIMES_OFF and all(times_off(s, without) <= MAX_TIMES_OFF for s in others):
+            return without
+    return line
+
+
+def times_off(step: DecodeStep, line: tuple[float, float, float]) -> float:
+    """By which factor a measurement and a line differ, whichever is larger."""
+    told_s = line[0] + line[1] * step.num_seqs + line[2] * step.context_tokens
+    return max(told_s / step.seconds, step.seconds / told_s) if told_s > 0.0 else math.inf
+
+
+def _line(steps: Sequence[DecodeStep]) -> tuple[float, float, float]:
     features = [(1.0, step.num_seqs, step.context_tokens) for step in steps]
     step_s, seq_s, context_token_s = relative_fit(features, [step.seconds for step in steps])
     return step_s, seq_s, context_token_s

@@ -13,9 +13,17 @@ from urllib.parse import quote
 import click
 import uvloop
 
-from slipstream.cluster import run_state
+from slipstream.cluster import console, run_state
 from slipstream.cluster.bench.measures import errors_of
-from slipstream.cluster.bench.profiling import Alone, phases, profile_of, profile_table, prompts_table, steps_table
+from slipstream.cluster.bench.profiling import (
+    Alone,
+    doubts,
+    phases,
+    profile_of,
+    profile_table,
+    prompts_table,
+    steps_table,
+)
 from slipstream.cluster.bench.question import QuestionForm
 from slipstream.cluster.bench.server import Server, ask, said
 from slipstream.cluster.bench.session import Stage, run_stages
@@ -97,6 +105,8 @@ def run_profile(
         shares_cores=is_here(admin) and not NVIDIA.exists(),
         alone=alone,
     )
+    for doubt in doubts(profile, alone):
+        console.warning(doubt)
     return written(
         profile,
         [profile_table(profile, told), steps_table(profile, alone, told), prompts_table(profile, alone, told)],

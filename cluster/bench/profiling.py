@@ -17,7 +17,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from slipstream.cluster.bench.alone import DecodeStep, LonePrompts, decode_step, lone_prompts, prompt_times, step_times
+from slipstream.cluster.bench.alone import (
+    MAX_TIMES_OFF,
+    DecodeStep,
+    LonePrompts,
+    decode_step,
+    lone_prompts,
+    prompt_times,
+    step_times,
+    times_off,
+)
 from slipstream.cluster.bench.answer import Answer
 from slipstream.cluster.bench.conversation import Lengths, Synthetic
 from slipstream.cluster.bench.load import Extent, Level
@@ -180,6 +189,19 @@ def with_alone(profile: WorkerProfile, alone: Alone, is_of_one_kind: bool) -> Wo
         beyond = [one.ttft_s - profile.prefill.prefill_s(round(one.num_tokens)) for one in alone.prompts]
         profile = replace(profile, client_s=max(statistics.median(beyond), 0.0))
     return profile
+
+
+def doubts(profile: WorkerProfile, alone: Alone) -> Iterator[str]:
+    """Sentences about measurements that the profile does not bear out."""
+    decode = profile.decode
+    line = decode.decode_step_s, decode.decode_seq_s, decode.decode_context_token_s
+    for step in alone.steps:
+        if times_off(step, line) > MAX_TIMES_OFF:
+            told_s = decode.decode_s(step.num_seqs, step.context_tokens)
+            yield (
+                f"a decode step of {step.num_seqs} sequences was measured as {1e3 * step.seconds:.3g} ms, and by the "
+                f"profile it is {1e3 * told_s:.3g} ms: was the machine busy? Measure again with nothing else running"
+            )
 
 
 def decode_times(times: dict[str, ServiceTimes], kind: str) -> tuple[float, float]:

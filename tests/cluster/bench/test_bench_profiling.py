@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,15 @@ import pytest
 
 from slipstream.cluster.bench.alone import DecodeStep, LonePrompts, decode_step, lone_prompts, prompt_times, step_times
 from slipstream.cluster.bench.answer import Answer
-from slipstream.cluster.bench.profiling import CHAT_TOKENS, Alone, phases, profile_of, profile_table, steps_table
+from slipstream.cluster.bench.profiling import (
+    CHAT_TOKENS,
+    Alone,
+    doubts,
+    phases,
+    profile_of,
+    profile_table,
+    steps_table,
+)
 from slipstream.cluster.bench.target import BenchError
 from slipstream.cluster.sim.profile import WorkerProfile
 from slipstream.router.messages import StepTime
@@ -120,6 +129,33 @@ def test_a_line_through_decode_steps_has_nothing_below_zero() -> None:
     assert min(found) >= 0
     assert step_times([DecodeStep(1, 100, 0.003)]) is not None
     assert step_times([]) is None
+
+
+def test_one_measurement_that_contradicts_all_others_does_not_bend_the_line() -> None:
+    truth = (0.001, 0.0003, 1e-6)
+    sizes = [(n, n * length) for n in (1, 2, 4, 8) for length in (48, 1050)]
+    steps = [DecodeStep(n, c, truth[0] + truth[1] * n + truth[2] * c) for n, c in sizes]
+    for odd_s in (5e-6, 0.5):  # many tokens in one read; a stall
+        for at in range(len(steps)):
+            odd = [replace(step, seconds=odd_s) if number == at else step for number, step in enumerate(steps)]
+            assert step_times(odd) == pytest.approx(truth, rel=1e-6)
+
+
+def test_where_measurements_contradict_each_other_none_is_left_out_and_the_profile_is_doubted() -> None:
+    seconds = (0.001, 0.02, 0.0004, 0.05, 0.002, 0.3)
+    steps = [DecodeStep(n, 100.0 * n, s) for n, s in enumerate(seconds, start=1)]
+    alone = Alone(steps=steps)
+    prefill, decode = measured_times(False, True), measured_times(True, False)
+    made = profile([role("prefill", prefill), role("decode", decode)], alone=alone)
+    told = list(doubts(made, alone))
+    assert told
+    assert "was the machine busy?" in told[0]
+
+
+def test_a_profile_that_its_measurements_bear_out_is_not_doubted() -> None:
+    alone = Alone(steps=[DecodeStep(n, 100.0 * n, 0.001 + 0.0002 * n) for n in (1, 2, 4, 8, 16)])
+    prefill, decode = measured_times(False, True), measured_times(True, False)
+    assert not list(doubts(profile([role("prefill", prefill), role("decode", decode)], alone=alone), alone))
 
 
 def test_lone_prompts_that_a_cache_knew_tell_nothing() -> None:
