@@ -15,6 +15,8 @@ from slipstream.router.messages import Role
 from slipstream.workers.config import EngineConfig
 
 VERSION = re.compile(r"[A-Za-z0-9._-]{1,64}")
+CLUSTER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")  # of files, too, and not to be taken for an option
+MAX_REPLICAS = 1_000  # one driver starts and watches them all
 ROUTER_CPUS = 0.05  # reserved, not used: see PoolConfig
 
 
@@ -64,8 +66,8 @@ class PoolConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
-        if self.replicas < 0:
-            raise ValueError(f"replicas must not be negative, got {self.replicas}")
+        if not 0 <= self.replicas <= MAX_REPLICAS:
+            raise ValueError(f"replicas must be from 0 to {MAX_REPLICAS}, got {self.replicas}")
         for key in ("tp", "max_queued_tokens"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
@@ -184,8 +186,10 @@ class ClusterConfig:
         return sum(pool.replicas * pool.tp for _, pool in self.pools())
 
     def __post_init__(self) -> None:
-        if not (self.name.isascii() and self.name.replace("-", "").replace("_", "").isalnum()):
-            raise ValueError(f"name must consist of letters, digits, - and _, got {self.name!r}")
+        if not CLUSTER_NAME.fullmatch(self.name):
+            raise ValueError(
+                f"name must consist of 1 to 64 letters, digits, - and _, and not begin with -, got {self.name!r}"
+            )
         if not (self.startup_timeout_s > 0 and math.isfinite(self.startup_timeout_s)):
             raise ValueError(f"startup_timeout_s must be positive and finite, got {self.startup_timeout_s}")
         if not (self.drain_timeout_s >= 0 and math.isfinite(self.drain_timeout_s)):

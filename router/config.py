@@ -14,6 +14,7 @@ PolicyName = Literal["slo", "kv", "least_loaded", "round_robin", "isl_threshold"
 MAX_HISTORY_REQUESTS = 100_000
 MAX_FRONTS = 64
 MAX_TRACING_TIMEOUT_S = 60.0
+MIN_LEASE_S = 0.1  # workers are pinged several times a lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +207,8 @@ class DispatchConfig:
         for key in ("queue_timeout_s", "request_timeout_s", "reserve_timeout_s", "worker_lease_s"):
             if not 0 < getattr(self, key) < float("inf"):
                 raise ValueError(f"{key} must be over 0 and finite, got {getattr(self, key)}")
+        if self.worker_lease_s < MIN_LEASE_S:
+            raise ValueError(f"worker_lease_s must be at least {MIN_LEASE_S}, got {self.worker_lease_s}")
         if not 0 <= self.ageing_s < float("inf"):
             raise ValueError(f"ageing_s must be finite and not negative, got {self.ageing_s}")
 

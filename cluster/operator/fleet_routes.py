@@ -8,11 +8,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path
 from pydantic import BaseModel, ConfigDict, Field
 
+from slipstream.cluster.config import MAX_REPLICAS
 from slipstream.cluster.fleet import FleetMember, FleetState, MemberState
 from slipstream.cluster.operator.parts import DriverParts
 from slipstream.router.messages import Role
-
-MAX_REPLICAS = 1_000  # one driver starts and watches them all
 
 # Whatever was asked for is a name, with slashes in it as well, and the answer says that nobody has it.
 WorkerName = Annotated[str, Path(description="A name from `GET /v1/fleet`, as decode-0.")]
