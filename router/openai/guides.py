@@ -21,6 +21,7 @@ from slipstream.router.openai.schema import GenerationFields
 MAX_GUIDE_BYTES = 64 << 10
 MAX_VERDICTS = 256
 MAX_WAITING = 64  # guides that nobody has tried yet, each a second at most
+ENDLESS = "NoExtensionBias"  # llguidance's word for a rule that only leads to itself
 ANY_OBJECT = Guide("json", '{"type":"object"}')
 FIELDS = frozenset(
     {"response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
@@ -58,7 +59,7 @@ class Guides:
             return guide
         fault = await self._verdict(guide)
         if fault is not None:
-            raise invalid(field, f"'{field}' cannot be followed: {' '.join(fault.split())[:500]}")
+            raise invalid(field, f"'{field}' cannot be followed: {_told(fault)}")
         return guide
 
     async def _verdict(self, guide: Guide) -> str | None:
@@ -125,3 +126,7 @@ def guide_from(field: str, kind: GuideKind, value: Any) -> Guide:
     if num_bytes > MAX_GUIDE_BYTES:
         raise invalid(field, f"'{field}' has {num_bytes} bytes; there may be {MAX_GUIDE_BYTES}.")
     return Guide(kind, spec)
+
+
+def _told(fault: str) -> str:
+    return "it refers to itself without end" if fault.startswith(ENDLESS) else " ".join(fault.split())[:500]

@@ -113,6 +113,16 @@ def test_what_nothing_can_follow_is_a_400_that_names_its_field(path: str) -> Non
     run(main)
 
 
+def test_a_guide_that_only_leads_to_itself_is_told_in_words() -> None:
+    async def main() -> None:
+        async with front("abc") as site:
+            for fields in ({"guided_json": {"$ref": "#"}}, {"guided_grammar": "start: start"}):
+                answer = orjson.loads((await site.post(COMPLETIONS, **body_of(COMPLETIONS, fields)))[2])
+                assert answer["error"]["message"].endswith("cannot be followed: it refers to itself without end")
+
+    run(main)
+
+
 HOSTILE = [
     Guide("regex", "((a{1,1000}){1,1000}){1,1000}"),
     Guide("regex", "(.*a.{200}|.*b.{200}|.*c.{300})"),
