@@ -37,6 +37,7 @@ FAULTS_END_S = 9.0
 WORST_WAIT_S = 25.0  # from the end of the faults to the end of the last request
 USUAL_WAIT_S = 8.0  # to the end of any request, where nothing goes wrong
 NUM_LATE = 8  # requests
+LATE_EVERY_S = 1.0  # so that none has to wait for the pages of another, which may take longer than a reservation may
 CANCEL_S = 1.0  # after the end of a request no worker works on it any more
 LEASE_S, TRANSFER_LEASE_S = 1.5, 2.0
 MAX_EVENTS = 150_000
@@ -431,7 +432,7 @@ class World:
 
         self.clock.at(self._late_from_s, begin)
         for number in range(NUM_LATE):
-            self.clock.at(self._late_from_s + 0.2 * number, lambda number=number: self._submit(100 + number))
+            self.clock.at(self._late_from_s + LATE_EVERY_S * number, lambda number=number: self._submit(100 + number))
 
     def _victim(self) -> WorkerProcess | MockProcess | None:
         alive = [member.process for member in self.members if member.process is not None]
