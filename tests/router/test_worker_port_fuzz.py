@@ -317,8 +317,10 @@ def test_nonsense_about_its_own_requests_ends_the_attempt_and_not_the_request(po
             names = {"request_id": work.request.request_id, "attempt": work.request.attempt}
             said: list[WorkerMessage] = []
             for message in messages:
-                mine = replace(message, **names)
-                said.append(StepOutput((mine,)) if isinstance(mine, TokenChunk) else mine)
+                if isinstance(message, TokenChunk):
+                    said.append(StepOutput((message._replace(**names),)))
+                else:
+                    said.append(replace(message, **names))
             return said
 
         async def main() -> None:
