@@ -12,6 +12,7 @@ import socket
 import ssl
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -362,6 +363,15 @@ def test_ctrl_c_in_the_warm_up_ends_it_without_a_report() -> None:
     assert "before anything was measured" in told.output
 
 
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """Whoever started the tests in the background may have had SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_during_the_first_look_at_the_server_is_no_failure_of_it() -> None:
     def hang(server: socket.socket, is_over: threading.Event) -> None:
         caller, _ = server.accept()
