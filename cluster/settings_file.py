@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,31 +37,28 @@ class SettingsFile:
         """Raises ConfigError, also for a file none of whose keys is like one of the `known` ones."""
         text = _text(path)
         try:
-            loader = yaml.SafeLoader(text)
-        except yaml.YAMLError as error:  # a character that no YAML has
-            raise ConfigError([f"{path}: not valid YAML: {' '.join(str(error).split())}"]) from None
-        try:
-            node = loader.get_single_node()
-            if node is None:
-                raise ConfigError([f"{path}: empty; at least model.path is needed"])
-            if not isinstance(node, yaml.MappingNode):
-                raise ConfigError([f"{path}: must be a mapping of settings, got {_yaml_kind(node)}"])
-            if _num_nodes(node, {}) > MAX_NODES:
-                raise ConfigError([f"{path}: more than {MAX_NODES} values, which no configuration has"])
-            lines: dict[Key, int] = {}
-            cycle = _cycle(node, (), [])
-            if cycle is not None:
-                key, line = cycle
-                raise ConfigError([f"{path}:{line}: {'.'.join(key)}: an alias of what it stands in, without end"])
-            duplicates = [
-                f"{path}:{line}: {'.'.join(key)}: given twice (first in line {lines[key]})"
-                for key, line in _keys(node, (), lines)
-            ]
-            if duplicates:
-                raise ConfigError(duplicates)
-            if _is_foreign(lines, known):
-                raise ConfigError([f"{path}: none of its keys is a setting; at least model.path is needed"])
-            settings = loader.construct_document(node)
+            with _loader_of(text) as loader:
+                node = loader.get_single_node()
+                if node is None:
+                    raise ConfigError([f"{path}: empty; at least model.path is needed"])
+                if not isinstance(node, yaml.MappingNode):
+                    raise ConfigError([f"{path}: must be a mapping of settings, got {_yaml_kind(node)}"])
+                if _num_nodes(node, {}) > MAX_NODES:
+                    raise ConfigError([f"{path}: more than {MAX_NODES} values, which no configuration has"])
+                lines: dict[Key, int] = {}
+                cycle = _cycle(node, (), [])
+                if cycle is not None:
+                    key, line = cycle
+                    raise ConfigError([f"{path}:{line}: {'.'.join(key)}: an alias of what it stands in, without end"])
+                duplicates = [
+                    f"{path}:{line}: {'.'.join(key)}: given twice (first in line {lines[key]})"
+                    for key, line in _keys(node, (), lines)
+                ]
+                if duplicates:
+                    raise ConfigError(duplicates)
+                if _is_foreign(lines, known):
+                    raise ConfigError([f"{path}: none of its keys is a setting; at least model.path is needed"])
+                settings = loader.construct_document(node)
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             where = f"{path}:{mark.line + 1}" if mark else f"{path}"
@@ -71,8 +69,6 @@ class SettingsFile:
             raise ConfigError([f"{path}: nested too deep"]) from None
         except ValueError as error:  # e.g. the date 2026-99-99
             raise ConfigError([f"{path}: {error}"]) from None
-        finally:
-            loader.dispose()
         return cls(path, settings, lines)
 
     def place(self, key: Key) -> str:
@@ -82,6 +78,16 @@ class SettingsFile:
             line = self.lines.get(key[1:])
         where = f"{self.path}:{line}" if line else f"{self.path}"
         return f"{where}: {'.'.join(key)}" if key else where
+
+
+@contextmanager
+def _loader_of(text: str) -> Iterator[yaml.SafeLoader]:
+    """Raises yaml.YAMLError for a character that no YAML has."""
+    loader = yaml.SafeLoader(text)
+    try:
+        yield loader
+    finally:
+        loader.dispose()
 
 
 def _text(path: Path) -> str:
