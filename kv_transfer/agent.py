@@ -28,7 +28,7 @@ from slipstream.kv_transfer.send_side import SendSide
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
 from slipstream.kv_transfer.transport import Arrival, Link, Transport
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 TICK_S = 0.05  # how late a lease may be noticed while the thread is busy
 CLOSE_S = 5.0
@@ -210,7 +210,7 @@ class TransferAgent:
             self._wind_up("the transfer agent is closed", CLOSE_S)
         except Exception as error:
             # The one broad handler: whatever went wrong, every transfer still ends.
-            logger.exception("the transfer agent has failed")
+            log.exception("the transfer agent has failed")
             self._wind_up(f"the transfer agent has failed: {error}", 0.0)
 
     def _turn(self) -> bool:

@@ -21,7 +21,7 @@ from slipstream.kv_transfer.transport import Arrival, Done, Link, TransportError
 FIRST_PATIENCE_S, MAX_PATIENCE_S = 60.0, 3600.0
 MAX_REFUSALS = 1024
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class HostTransport:
             try:
                 link = self._shared.connect(address)
             except TransportError as error:
-                logger.debug("%s", error)
+                log.debug("%s", error)
             else:
                 self._called[link] = address
                 return link
@@ -128,7 +128,7 @@ class HostTransport:
     def on_lost(self, link: Link, reason: str) -> None:
         assert self._events is not None
         if isinstance(link, SharedLink) and (address := self._called.pop(link, None)) is not None:
-            logger.warning("%s:%d takes no pages from shared memory: %s", address.host, address.port, reason)
+            log.warning("%s:%d takes no pages from shared memory: %s", address.host, address.port, reason)
             before = self._refusals.get(address)
             if len(self._refusals) >= MAX_REFUSALS:  # addresses of processes that are long gone
                 self._refusals.clear()

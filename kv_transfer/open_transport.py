@@ -22,7 +22,7 @@ from slipstream.kv_transfer.transport import Transport, TransportError
 if TYPE_CHECKING:
     from slipstream.kv_transfer.ucx import UcxTransport
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 def open_page_transport(
@@ -49,7 +49,7 @@ def open_page_transport(
     try:
         shared = SharedPoolTransport(ucx.address, pool, token, drill)
     except TransportError as error:
-        logger.warning("%s: pages go by UCX", error)
+        log.warning("%s: pages go by UCX", error)
         return remote
     ucx.wake_for(shared.fileno())
     return HostTransport(shared, remote)

@@ -8,7 +8,7 @@ import logging
 import mmap
 import os
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 # Nobody can shrink the file under a reader, whom that would kill with SIGBUS.
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -28,7 +28,7 @@ class PoolMemory:
         try:
             self.buffer, self.file = _shared(num_bytes)
         except OSError as error:
-            logger.warning("no shared memory for the KV pool (%s): pages will go to other workers by UCX", error)
+            log.warning("no shared memory for the KV pool (%s): pages will go to other workers by UCX", error)
             try:
                 self.buffer = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             except OSError as private_error:

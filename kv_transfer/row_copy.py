@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).resolve().parent / "native"
 NEEDED_FLAGS = {  # of the processor; best first
@@ -123,7 +123,7 @@ def native_copy_rows() -> CopyRows | None:
         except (OSError, AttributeError) as error:
             reasons.append(str(error))
     why = "; ".join(reasons) or "the processor has neither AVX-512 nor AVX2"
-    logger.warning("no native page copy (%s): numpy copies the pages, which is slower", why)
+    log.warning("no native page copy (%s): numpy copies the pages, which is slower", why)
     return None
 
 

@@ -19,7 +19,7 @@ from slipstream.kv_transfer.shared_link import SharedLink, encode_geometry, map_
 from slipstream.kv_transfer.ticket import TransferAddress
 from slipstream.kv_transfer.transport import TransportError
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class SharedDoor:
@@ -90,7 +90,7 @@ class SharedDoor:
         try:
             pool = self._pool_of(greeting, files)
         except (OSError, ValueError) as error:
-            logger.warning("a caller on this host is turned away: %s", error)
+            log.warning("a caller on this host is turned away: %s", error)
             self._callers.dismiss(caller)
             for file in files:
                 os.close(file)

@@ -23,7 +23,6 @@ socket for one that is about to sleep and wakes the reader on the writer's core,
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import time
@@ -49,8 +48,6 @@ from slipstream.kv_transfer.shared_offers import MAX_IN_FLIGHT, Offers
 from slipstream.kv_transfer.shared_pulls import Finished, Pull, Pulls
 from slipstream.kv_transfer.ticket import TransferAddress
 from slipstream.kv_transfer.transport import Arrival, Done, Link, TransportError, TransportEvents
-
-logger = logging.getLogger(__name__)
 
 SPIN_S = 50e-6
 MAX_SLEEP_S = 60.0

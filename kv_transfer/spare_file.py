@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class SpareFile:
@@ -36,7 +36,7 @@ class SpareFile:
     def _turn_away(self, listener: socket.socket, reason: OSError) -> bool:
         if self._file is None:
             return False
-        logger.warning("a peer that connects is turned away: %s", reason.strerror)
+        log.warning("a peer that connects is turned away: %s", reason.strerror)
         self.close()
         try:
             listener.accept()[0].close()

@@ -47,7 +47,7 @@ from slipstream.kv_transfer.ucp import Content, Ucp
 from slipstream.kv_transfer.ucx_context import UcxContexts
 from slipstream.kv_transfer.ucx_link import UcxLink
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 SPIN_S = 50e-6
 LOOK_S = 200e-6  # sockets, and requests that complete in a call that said it did nothing, can wait so long
@@ -260,7 +260,7 @@ class UcxTransport:
         try:
             link = self._open_link(caller)
         except TransportError as error:
-            logger.warning("a peer that connects is turned away: %s", error)
+            log.warning("a peer that connects is turned away: %s", error)
             self._callers.dismiss(caller)
             return
         self._callers.release(caller)

@@ -19,7 +19,7 @@ from ucxx._lib import libucxx
 from slipstream.kv_transfer.transport import TransportError
 from slipstream.kv_transfer.ucx_link import SEGMENT_BYTES
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 SHM_DIR = "/dev/shm"
 MIN_SHM_BYTES = 32 << 20  # UCX's 16 MiB, and what other processes may take while a worker is made
@@ -60,7 +60,7 @@ class UcxContexts:
         shortage = f"{free_bytes >> 20} MiB are left in {SHM_DIR}, {MIN_SHM_BYTES >> 20} are needed"
         if without_shm in ("", "self"):
             raise TransportError(f"{shortage}, and TLS={self._tls!r} names no other way to a peer")
-        logger.warning("%s: a link goes without shared memory, which is slower", shortage)
+        log.warning("%s: a link goes without shared memory, which is slower", shortage)
         if self._context_without_shm is None:
             self._context_without_shm = _open_context(without_shm)
         return self._context_without_shm
