@@ -23,6 +23,7 @@ import ray.util
 import uvloop
 
 from slipstream.cluster.process_log import redirect_output
+from slipstream.router.addresses import Addresses
 from slipstream.router.config import DispatchConfig, RouterConfig
 from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.garbage import spare_garbage_collector
@@ -47,23 +48,6 @@ class Place:
     pid: int
     node_id: str
     node_ip: str
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """A host and a TCP port."""
-
-    host: str
-    port: int
-
-
-@dataclass(frozen=True, slots=True)
-class Listening:
-    """Where a router listens for clients and for workers, and for operators if that is a port of its own."""
-
-    http: Endpoint
-    workers: Endpoint
-    admin: Endpoint | None = None
 
 
 class ProcessHost:
@@ -139,7 +123,7 @@ class RouterHost(ProcessHost):
         router = Router(config, model_name, model_dir, worker_token, has_prefill_pool=expected.num_prefill > 0)
         uvloop.run(self._hosted.serve(router, expected))
 
-    def listening(self) -> Listening:
+    def listening(self) -> Addresses:
         """Blocks until the router listens."""
         return self._hosted.listening.result()
 
@@ -185,7 +169,7 @@ class HostedRouter:
     that wants to live on Ray's own event loop."""
 
     def __init__(self) -> None:
-        self.listening: concurrent.futures.Future[Listening] = concurrent.futures.Future()
+        self.listening: concurrent.futures.Future[Addresses] = concurrent.futures.Future()
         self._serving: concurrent.futures.Future[tuple[Router, asyncio.AbstractEventLoop]]
         self._serving = concurrent.futures.Future()
         self._stopped = asyncio.Event()
@@ -194,11 +178,8 @@ class HostedRouter:
         addresses = await router.start()
         router.expect_workers(expected)
         spare_garbage_collector()
-        http, workers, admin = addresses.http, addresses.workers, addresses.admin
-        admin_at = Endpoint(admin.host, admin.port) if admin is not None else None
-        clients_at = Endpoint(http.host, http.port)
         self._serving.set_result((router, asyncio.get_running_loop()))
-        self.listening.set_result(Listening(clients_at, Endpoint(workers.host, workers.port), admin_at))
+        self.listening.set_result(addresses)
         await self._stopped.wait()
         await router.stop()
 

@@ -13,7 +13,6 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 from slipstream.cluster import processes
-from slipstream.cluster.actors import Endpoint, Listening
 from slipstream.cluster.cluster_fleet import ClusterFleet
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.console import Console
@@ -34,6 +33,7 @@ from slipstream.cluster.run_state import ClusterPhase, ClusterState, MemberStatu
 from slipstream.cluster.supervisor import StartFailed, Supervisor
 from slipstream.cluster.update.release import Release
 from slipstream.cluster.update.updater import Updater
+from slipstream.router.addresses import Addresses, Endpoint
 
 
 class Driver:
@@ -261,7 +261,7 @@ class Watch:
         if not self.settled:
             self._console.step(f"{member.name} has its processes")
 
-    def listening(self, at: Listening) -> None:
+    def listening(self, at: Addresses) -> None:
         self.http = (here(at.http.host), at.http.port, self._uses_tls)
         self._state.url = url_of("https" if self._uses_tls else "http", at.http)
         self._state.admin_url = url_of("http", at.admin) if at.admin is not None else ""

@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from slipstream.cluster.actors import Listening
 from slipstream.cluster.members import Group, Member
 from slipstream.cluster.restart_policy import RestartPolicy
 from slipstream.cluster.run_state import MemberStatus
+from slipstream.router.addresses import Addresses
 from slipstream.router.messages import Role
 
 M = TypeVar("M", bound=Member)
@@ -24,7 +24,7 @@ class Observer(Protocol):
     def launched(self, member: MemberStatus) -> None:
         """A member has new processes."""
 
-    def listening(self, at: Listening) -> None:
+    def listening(self, at: Addresses) -> None:
         """The router listens, for the first time or again."""
 
 

@@ -20,10 +20,11 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from slipstream.cluster.actors import Endpoint, Listening, Place, ProcessHost, ServingRouter
+from slipstream.cluster.actors import Place, ProcessHost, ServingRouter
 from slipstream.cluster.config import ROUTER_CPUS, ClusterConfig
 from slipstream.cluster.placement import PoolResources
 from slipstream.cluster.update.changes import live_dispatch
+from slipstream.router.addresses import Addresses, Endpoint
 from slipstream.router.config import RouterConfig
 from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.messages import Role
@@ -99,7 +100,7 @@ class Group(Member, Protocol):
 class Router(Member, Protocol):
     """The one router of a cluster. What it is asked raises OSError while there is none."""
 
-    async def serve(self, expected: ExpectedWorkers) -> tuple[Listening, Endpoint]: ...
+    async def serve(self, expected: ExpectedWorkers) -> tuple[Addresses, Endpoint]: ...
     async def drain(self, deadline_s: float) -> None: ...
     async def drain_worker(self, name: str, next_role: Role | None, migrate: bool) -> bool: ...
     async def expect_workers(self, expected: ExpectedWorkers) -> None: ...
@@ -144,7 +145,7 @@ class RouterMember:
         )
         self._place = await self._actor.warm_up.remote(ROUTER_MODULES)
 
-    async def serve(self, expected: ExpectedWorkers) -> tuple[Listening, Endpoint]:
+    async def serve(self, expected: ExpectedWorkers) -> tuple[Addresses, Endpoint]:
         """Listens. Ports that were chosen once stay, so that workers and clients find the next incarnation."""
         assert self._place is not None
         model = self._deployment.config.model
@@ -156,7 +157,7 @@ class RouterMember:
             await asyncio.wait([listening, run], return_when=asyncio.FIRST_COMPLETED)
             if run.done():
                 run.result()  # raises why it does not listen
-            addresses: Listening = await listening
+            addresses: Addresses = await listening
         except RayTaskError as error:
             self._note_failure(error.cause)
             raise

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from ray.exceptions import RayError
 
-from slipstream.cluster.actors import Endpoint
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.fleet import MemberState
 from slipstream.cluster.follower import Follower
@@ -19,6 +18,7 @@ from slipstream.cluster.kept_router import KeptRouter
 from slipstream.cluster.members import Group, Member, Router, reason_of
 from slipstream.cluster.restart_policy import GiveUp, RestartPolicy
 from slipstream.cluster.run_state import MemberStatus
+from slipstream.router.addresses import Endpoint
 from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.messages import Role
 

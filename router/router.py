@@ -8,10 +8,11 @@ import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from slipstream.router.access.access import Access
+from slipstream.router.addresses import Addresses, Endpoint
 from slipstream.router.canary import Canary
 from slipstream.router.config import DispatchConfig, RouterConfig, TlsConfig, TracingConfig
 from slipstream.router.encoding import encode_pool
@@ -34,23 +35,6 @@ from slipstream.router.version_status import VersionStatus
 log = logging.getLogger(__name__)
 
 LAST_WORDS_S = 1.0  # for streams that are cut off to say so
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """Where something listens."""
-
-    host: str
-    port: int
-
-
-@dataclass(frozen=True, slots=True)
-class Addresses:
-    """Where clients and where workers connect to, and where operators ask: None if that is where clients do."""
-
-    http: Endpoint
-    workers: Endpoint
-    admin: Endpoint | None = None
 
 
 class Router:

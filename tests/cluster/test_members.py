@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from slipstream.cluster.actors import Endpoint, Listening, Place
+from slipstream.cluster.actors import Place
 from slipstream.cluster.config import ClusterConfig, ModelConfig
 from slipstream.cluster.members import MAX_PORT_TRIES, Deployment, RouterMember, first_death, reason_of
 from slipstream.cluster.placement import pool_resources
 from slipstream.cluster.worker_group import GroupMember
 from slipstream.kv_transfer.config import TransferConfig
+from slipstream.router.addresses import Addresses, Endpoint
 from slipstream.router.config import RouterConfig
 from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.workers.report import WorkerFailed
@@ -54,7 +55,7 @@ class RouterProcess:
     def __init__(self, taken: set[int], chosen: int) -> None:
         self._taken = taken
         self._chosen = chosen
-        self._listens: asyncio.Future[Listening] = asyncio.get_running_loop().create_future()
+        self._listens: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()
 
     @property
     def warm_up(self) -> RouterProcess:
@@ -74,7 +75,7 @@ class RouterProcess:
             run.set_exception(task_error(OSError(errno.EADDRINUSE, "the port is in use")))
         else:
             workers = Endpoint("127.0.0.1", config.worker_port or self._chosen)
-            self._listens.set_result(Listening(Endpoint("127.0.0.1", config.http.port), workers))
+            self._listens.set_result(Addresses(Endpoint("127.0.0.1", config.http.port), workers))
         return run
 
 

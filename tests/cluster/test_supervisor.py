@@ -12,12 +12,13 @@ import pytest
 
 from slipstream.cluster import follower as follower_module
 from slipstream.cluster import supervisor as supervisor_module
-from slipstream.cluster.actors import Endpoint, Listening, Place
+from slipstream.cluster.actors import Place
 from slipstream.cluster.config import ClusterConfig, ModelConfig, RestartConfig
 from slipstream.cluster.kept import KeptGroup
 from slipstream.cluster.placement import PoolResources
 from slipstream.cluster.run_state import MemberStatus
 from slipstream.cluster.supervisor import StartFailed, Supervisor
+from slipstream.router.addresses import Addresses, Endpoint
 from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.messages import Role
 from slipstream.workers.report import WorkerReport, WorkerState
@@ -73,9 +74,9 @@ class FakeRouter(FakeMember):
     async def launch(self) -> None:
         self.begin()
 
-    async def serve(self, expected: ExpectedWorkers) -> tuple[Listening, Endpoint]:
+    async def serve(self, expected: ExpectedWorkers) -> tuple[Addresses, Endpoint]:
         self.expected.append(expected)
-        return Listening(Endpoint("h", 1), Endpoint("h", 2)), Endpoint("h", 2)
+        return Addresses(Endpoint("h", 1), Endpoint("h", 2)), Endpoint("h", 2)
 
     async def drain(self, deadline_s: float) -> None: ...
 
@@ -176,7 +177,7 @@ class Watcher:
 
     def launched(self, member: MemberStatus) -> None: ...
 
-    def listening(self, at: Listening) -> None: ...
+    def listening(self, at: Addresses) -> None: ...
 
 
 @dataclass

@@ -12,8 +12,9 @@ import pytest
 
 from slipstream.router.access.api_key import digest_of
 from slipstream.router.access.config import AccessConfig
+from slipstream.router.addresses import Endpoint
 from slipstream.router.config import AdminConfig, HttpConfig, RouterConfig, TlsConfig
-from slipstream.router.router import Endpoint, Router
+from slipstream.router.router import Router
 from tests.router.fake_cluster import MODEL, MODEL_DIR, run
 
 TOKEN = "token"

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
+from slipstream.router.addresses import Addresses
 from slipstream.router.config import DispatchConfig, HttpConfig, RouterConfig
 from slipstream.router.http.connection import WRITE_BUFFER_BYTES
 from slipstream.router.messages import (
@@ -28,7 +29,7 @@ from slipstream.router.messages import (
     TokenChunk,
     Welcome,
 )
-from slipstream.router.router import Addresses, Router
+from slipstream.router.router import Router
 from slipstream.router.wire import FrameProtocol, Message
 from tests.router.fake_cluster import MODEL, MODEL_DIR, run
 

@@ -12,7 +12,8 @@ from typing import Any
 import orjson
 import pytest
 
-from slipstream.router.router import Addresses, Router
+from slipstream.router.addresses import Addresses
+from slipstream.router.router import Router
 from tests.router.fake_cluster import MODEL, MODEL_DIR, events_of, run
 from tests.router.test_http_router import CONFIG, TOKEN, Exchange, PlayedWorker, ask, completion, until_ready
 

@@ -10,10 +10,11 @@ from dataclasses import replace
 import orjson
 import pytest
 
+from slipstream.router.addresses import Addresses, Endpoint
 from slipstream.router.config import AdminConfig
 from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.messages import Drain
-from slipstream.router.router import Addresses, Endpoint, Router
+from slipstream.router.router import Router
 from slipstream.router.wire import Message
 from tests.router.fake_cluster import MODEL, MODEL_DIR, run
 from tests.router.test_http_router import CONFIG, TOKEN, PlayedWorker, ask, completion, readiness, routing, until_ready
