@@ -41,28 +41,61 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name == "test_ends.py")
 
 
+EITHER = ("cluster", "tp2_cluster")
+# The clusters of all tests, by the fixture that gives each.
+OF_ALL: dict[str, dict[str, Any]] = {
+    "cluster": SMALL,
+    "tp2_cluster": {**SMALL, "name": "e2e-tp2", "prefill": {"tp": 2}},
+    "fleet_of_all": {
+        **SMALL,
+        "name": "e2e-fleet",
+        "decode": {"replicas": 2},
+        "router": {
+            **SMALL["router"],
+            "dispatch": {**SMALL["router"]["dispatch"], "policy": "round_robin", "migration": {"precopy_pages": 8}},
+        },
+    },
+}
+
+
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingCluster]:
+def launched(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, ServingCluster]]:
+    """Those clusters of all tests that tests of this session need, launched at the same time: alone, a start leaves
+    cores idle."""
+    names = {name for item in request.session.items if isinstance(item, pytest.Function) for name in item.fixturenames}
+    if "either_cluster" in names:
+        names.update(EITHER)
+    clusters = {name: ServingCluster(tmp_path_factory.mktemp(name), OF_ALL[name]) for name in OF_ALL if name in names}
+    try:
+        for serving in clusters.values():
+            serving.launch()
+        yield clusters
+    finally:
+        left = {name: serving.end() for name, serving in clusters.items() if serving.was_launched}
+    assert not any(left.values()), f"left behind: {left}"
+
+
+@pytest.fixture(scope="session")
+def cluster(launched: dict[str, ServingCluster]) -> ServingCluster:
     """One prefill and one decode worker with the demo model; prompts over 32 tokens are prefilled remotely."""
-    with ServingCluster(tmp_path_factory.mktemp("cluster"), SMALL) as serving:
-        yield serving
+    launched["cluster"].wait_until_ready()
+    return launched["cluster"]
 
 
 @pytest.fixture(scope="session")
-def tp2_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingCluster]:
+def tp2_cluster(launched: dict[str, ServingCluster]) -> ServingCluster:
     """As `cluster`, with a prefill group of two tensor-parallel ranks."""
-    with ServingCluster(tmp_path_factory.mktemp("tp2"), {**SMALL, "name": "e2e-tp2", "prefill": {"tp": 2}}) as serving:
-        yield serving
+    launched["tp2_cluster"].wait_until_ready()
+    return launched["tp2_cluster"]
 
 
 @pytest.fixture(scope="session")
-def fleet_of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingCluster]:
+def fleet_of_all(launched: dict[str, ServingCluster]) -> ServingCluster:
     """The cluster behind `fleet`."""
-    dispatch = {**SMALL["router"]["dispatch"], "policy": "round_robin", "migration": {"precopy_pages": 8}}
-    router = {**SMALL["router"], "dispatch": dispatch}
-    settings = {**SMALL, "name": "e2e-fleet", "decode": {"replicas": 2}, "router": router}
-    with ServingCluster(tmp_path_factory.mktemp("fleet"), settings) as serving:
-        yield serving
+    launched["fleet_of_all"].wait_until_ready()
+    return launched["fleet_of_all"]
 
 
 @pytest.fixture
@@ -73,7 +106,7 @@ def fleet(fleet_of_all: ServingCluster) -> ServingCluster:
     return fleet_of_all
 
 
-@pytest.fixture(params=["cluster", "tp2_cluster"], ids=["tp1", "tp2"])
+@pytest.fixture(params=EITHER, ids=["tp1", "tp2"])
 def either_cluster(request: pytest.FixtureRequest) -> ServingCluster:
     """Runs a test twice: with a prefill group of one rank and of two."""
     serving: ServingCluster = request.getfixturevalue(request.param)

@@ -30,6 +30,7 @@ from tests.e2e.streams import GREEDY, MODEL, client_of, prompt_of
 
 NUM_CLIENTS = 3
 MAX_TOKENS = 12
+PAUSE_S = 0.05  # of a client between two questions: else new workers start on what the load leaves of two cores
 PROMPTS = [prompt_of(size, variant=60 + number) for number, size in enumerate((10, 24, 90, 150))]
 
 
@@ -52,7 +53,7 @@ class Load:
 
     def run(self, number: int) -> None:
         with client_of(self.serving) as client:
-            while not self.ended.is_set():
+            while not self.ended.wait(PAUSE_S):
                 number = (number + 1) % len(PROMPTS)
                 try:
                     answer = ask(client, number)
