@@ -170,7 +170,7 @@ class RequestReader:
         if version not in ("1.1", "1.0"):
             raise self._fail(HttpError(505, f"HTTP/{version} is not served, HTTP/1.1 is.", code="http_version"))
         self.state = "body"
-        authorization, is_large = b"", False
+        authorization, is_large, num_hosts = b"", False, 0
         for name, value in self._headers:
             if len(name) == 14 and name.lower() == b"content-length":
                 # The parser has checked that it is a number.
@@ -185,6 +185,10 @@ class RequestReader:
                 if value.lower() != b"100-continue":
                     raise self._fail(HttpError(417, "The only expectation served is 100-continue.", param="Expect"))
                 self.expects_continue = version == "1.1"  # to an older client the answer would be a response
+            elif len(name) == 4 and name.lower() == b"host":
+                num_hosts += 1
+        if num_hosts > 1 or (num_hosts == 0 and version == "1.1"):  # RFC 9112, 3.2
+            raise self._fail(HttpError(400, f"One Host header is needed, got {num_hosts}.", code="malformed_http"))
         if is_large and self._check_caller is not None:
             try:
                 self._check_caller(authorization)

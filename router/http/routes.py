@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -63,7 +64,11 @@ class Routes:
                 allowed.append(route.method)
         if allowed:
             raise self._not_allowed(request, allowed)
-        raise HttpError(404, f"There is nothing at {request.path}.", code="not_found")
+        close = difflib.get_close_matches(
+            request.path, self._exact, n=1, cutoff=0.8
+        )  # `/v1` forgotten, a slash too many
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise HttpError(404, f"There is nothing at {request.path}.{hint}", code="not_found")
 
     @staticmethod
     def _not_allowed(request: Request, allowed: list[str]) -> HttpError:

@@ -173,7 +173,7 @@ class FrontUnderTest:
         """One request on its own connection. `body`: bytes as they are, anything else as JSON."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         data = body if isinstance(body, bytes) else b"" if body is None else orjson.dumps(body)
-        fields = {"Connection": "close", "Content-Length": str(len(data)), **(headers or {})}
+        fields = {"Host": "x", "Connection": "close", "Content-Length": str(len(data)), **(headers or {})}
         head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         writer.write(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + data)
         answer = await reader.read()

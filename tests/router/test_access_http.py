@@ -135,7 +135,9 @@ def test_a_large_body_of_a_stranger_is_refused_before_it_is_sent(tmp_path: Path)
         async with guarded(folder) as (site, _, _):
             for length in ("Content-Length: 1000000", "Transfer-Encoding: chunked"):
                 reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
-                writer.write(f"POST /v1/completions HTTP/1.1\r\n{length}\r\nAuthorization: Bearer x\r\n\r\n".encode())
+                writer.write(
+                    f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{length}\r\nAuthorization: Bearer x\r\n\r\n".encode()
+                )
                 answer = await reader.read()
                 assert answer.startswith(b"HTTP/1.1 401 ")
                 assert b"invalid_api_key" in answer
@@ -215,7 +217,7 @@ def test_running_sequences_count_and_leave_with_the_client(tmp_path: Path) -> No
         async with guarded(folder, lambda request: Script(TEXT_IDS, hold_at=0)) as (site, access, _):
             _, leaving = await asyncio.open_connection("127.0.0.1", site.port)
             body = orjson.dumps({"model": MODEL, "prompt": [1], "n": 2})
-            head = f"POST /v1/completions HTTP/1.1\r\nContent-Length: {len(body)}\r\n"
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
             leaving.write(f"{head}Authorization: {bearer('alice')['Authorization']}\r\n\r\n".encode() + body)
             await site.service.submitted.wait()
             status, headers, answer = await complete(site, "alice")

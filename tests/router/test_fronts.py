@@ -26,6 +26,7 @@ import yaml
 from slipstream.router.access.access import Access
 from slipstream.router.access.api_key import digest_of
 from slipstream.router.access.config import AccessConfig
+from slipstream.router.addresses import Addresses, Endpoint
 from slipstream.router.config import HttpConfig, RouterConfig
 from slipstream.router.fronts.link import FrontLink
 from slipstream.router.fronts.messages import Answer, Ask, Submit
@@ -37,7 +38,7 @@ from slipstream.router.http.exchange import Exchange as HttpExchange
 from slipstream.router.http.reader import Request
 from slipstream.router.messages import SamplingParams, pack_ids
 from slipstream.router.metrics import FrontMetrics
-from slipstream.router.router import Addresses, Endpoint, Router
+from slipstream.router.router import Router
 from slipstream.router.service import GenerationService
 from slipstream.router.tracing.tracer import TraceCounts
 from tests.router.fake_cluster import MODEL, MODEL_DIR, run
@@ -243,7 +244,9 @@ def put_key(folder: Path, **limits: int) -> None:
 async def ask_with_key(at: Endpoint, path: str, body: object) -> tuple[int, bytes]:
     exchange = Exchange(*await asyncio.open_connection(at.host, at.port))
     data = orjson.dumps(body) if body is not None else b""
-    head = f"{'POST' if data else 'GET'} {path} HTTP/1.1\r\nConnection: close\r\nAuthorization: Bearer sk-k\r\n"
+    head = (
+        f"{'POST' if data else 'GET'} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer sk-k\r\n"
+    )
     exchange.writer.write(head.encode() + b"Content-Length: %d\r\n\r\n" % len(data) + data)
     return await exchange.end()
 

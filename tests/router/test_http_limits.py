@@ -34,7 +34,9 @@ class Authority:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.ca = folder / "ca.pem"
-        self._openssl("req", "-x509", *self._new_key("ca"), "-subj", "/CN=test CA", "-days", "2", "-out", self.ca)
+        signs = ("-addext", "keyUsage=critical,keyCertSign")  # Python 3.13 asks for what the standard wants
+        named = ("-subj", "/CN=test CA", "-days", "2", "-out", self.ca)
+        self._openssl("req", "-x509", *self._new_key("ca"), *signs, *named)
         self.key = folder / "server.key"
         self.config = TlsConfig(str(folder / "server.pem"), str(self.key))
 
@@ -43,7 +45,7 @@ class Authority:
         request, certificate = self.folder / "request", self.folder / "new.pem"
         self._openssl("req", *self._new_key("new"), "-subj", f"/CN={name}", "-out", request)
         names = self.folder / "names"
-        names.write_text("subjectAltName=IP:127.0.0.1\n")
+        names.write_text("subjectAltName=IP:127.0.0.1\nauthorityKeyIdentifier=keyid\n")
         self._openssl(
             *("x509", "-req", "-in", request, "-CA", self.ca, "-CAkey", self.folder / "ca.key", "-CAcreateserial"),
             *("-days", "2", "-extfile", names, "-out", certificate),
@@ -127,7 +129,7 @@ def test_a_refused_body_over_tls_still_gets_its_reason(authority: Authority) -> 
     async def main() -> None:
         async with serving(replace(CONFIG, tls=authority.config)) as (_, _, port):
             client = await tls_client(port, authority.client())
-            client.send(b"POST /echo HTTP/1.1\r\nContent-Length: 9999999\r\n\r\n" + b"x" * 100_000)
+            client.send(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999\r\n\r\n" + b"x" * 100_000)
             status, _, body = await client.response()
             assert (status, orjson.loads(body)["error"]["code"]) == (413, "body_too_large")
             await client.close()
@@ -298,7 +300,7 @@ def test_a_request_whose_length_could_be_read_in_two_ways_is_refused(head: bytes
     assert isinstance(arrived[0], HttpError)
     assert arrived[0].status in (400, 413)
     assert reader.state == "broken"
-    assert not reader.feed(b"GET / HTTP/1.1\r\n\r\n")
+    assert not reader.feed(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
 
 
 @pytest.mark.parametrize(
@@ -316,7 +318,7 @@ def test_a_request_whose_length_could_be_read_in_two_ways_is_refused(head: bytes
 )
 def test_broken_chunks_are_refused(chunks: bytes) -> None:
     reader = RequestReader(8192, 1 << 20)
-    arrived = list(reader.feed(b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks))
+    arrived = list(reader.feed(b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks))
     assert [type(one) for one in arrived] == [HttpError]
     assert reader.state == "broken"
 
@@ -326,7 +328,7 @@ def test_broken_chunks_are_refused(chunks: bytes) -> None:
 @pytest.mark.parametrize("step", [1, 3, 1000])
 def test_a_chunk_that_will_be_too_long_is_refused_before_it_comes(size: bytes, before: bytes, step: int) -> None:
     reader = RequestReader(8192, 1 << 20)
-    data = b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + before + size + b"\r\nab"
+    data = b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + before + size + b"\r\nab"
     arrived = [one for i in range(0, len(data), step) for one in reader.feed(data[i : i + step])]
     assert [one.status for one in arrived if isinstance(one, HttpError)] == [413]
     assert len(arrived) == 1
@@ -337,7 +339,7 @@ def test_what_looks_like_a_long_chunk_is_none(step: int) -> None:
     """Digits in the data of a chunk, and in an extension that is longer than what is looked at."""
     reader = RequestReader(8192, 1 << 20)
     chunks = b"8\r\nFFFFFF\r\n\r\n" + b"10;x=" + b"F" * 100 + b"\r\nFFFFFFFFFFFFFFFF\r\n0\r\n\r\n"
-    data = b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks
+    data = b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks
     [request] = [one for i in range(0, len(data), step) for one in reader.feed(data[i : i + step])]
     assert request.body == b"FFFFFF\r\n" + b"F" * 16  # type: ignore[union-attr]
 
@@ -350,7 +352,7 @@ def test_bytes_after_a_request_are_the_next_one_or_refused() -> None:
 
 def test_a_body_in_chunks_of_a_byte_takes_no_more_memory_than_its_bytes() -> None:
     reader = RequestReader(8192, 1 << 20)
-    reader.feed(b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+    reader.feed(b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
     for _ in range(64):
         assert not reader.feed(b"2\r\nab\r\n" * 1024)
     assert isinstance(reader._body, bytearray)
@@ -364,12 +366,12 @@ def test_a_body_in_chunks_of_a_byte_takes_no_more_memory_than_its_bytes() -> Non
     ("data", "status"),
     [
         (b"GET / HTTP/1.1\r\n" + b"".join(b"X%d: y\r\n" % i for i in range(200)) + b"\r\n", 431),
-        (b"GET / HTTP/1.1\r\nX: " + b"y" * 9000 + b"\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 9000 + b"\r\n\r\n", 431),
         (b"GET / HTTP/1.1\r\n" + b"y" * 19_000, 431),
         (b"GET /" + b"y" * 9000, 431),
-        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1;" + b"y" * 19_000, 431),
-        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n200000\r\n" + b"y" * 0x200000, 413),
-        (b"POST / HTTP/1.1\r\nContent-Length: 2000000\r\n\r\n", 413),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1;" + b"y" * 19_000, 431),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n200000\r\n" + b"y" * 0x200000, 413),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n", 413),
     ],
 )
 def test_whatever_is_too_large_is_refused_by_its_size(data: bytes, status: int) -> None:
@@ -384,7 +386,7 @@ def test_a_trickle_of_body_bytes_does_not_extend_the_time_out() -> None:
     async def main() -> None:
         async with serving(replace(CONFIG, body_timeout_s=0.3)) as (_, _, port):
             client = await Client.connect(port)
-            client.send(b"POST /echo HTTP/1.1\r\nContent-Length: 100000\r\n\r\n")
+            client.send(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n")
 
             async def trickle() -> None:
                 while True:

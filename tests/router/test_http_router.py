@@ -15,6 +15,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
+from slipstream.router.addresses import Addresses, Endpoint
 from slipstream.router.config import DispatchConfig, HttpConfig, RouterConfig
 from slipstream.router.messages import (
     PROTOCOL_VERSION,
@@ -38,7 +39,7 @@ from slipstream.router.messages import (
     Welcome,
 )
 from slipstream.router.placement.service_times import ServiceTimes
-from slipstream.router.router import Addresses, Endpoint, Router
+from slipstream.router.router import Router
 from slipstream.router.wire import FrameProtocol, Message
 from tests.router.fake_cluster import MODEL, MODEL_DIR, events_of, run, unchunk
 
@@ -171,7 +172,7 @@ class Exchange:
     async def begin(cls, at: Endpoint, method: str, path: str, body: object = None) -> Exchange:
         exchange = cls(*await asyncio.open_connection(at.host, at.port))
         data = b"" if body is None else orjson.dumps(body)
-        head = f"{method} {path} HTTP/1.1\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
         exchange.writer.write(head.encode() + data)
         return exchange
 

@@ -32,8 +32,13 @@ def post(body: bytes, *headers: bytes, path: str = COMPLETIONS, version: str = "
 
 
 def chunked(chunks: bytes, version: str = "1.1") -> bytes:
-    head = f"POST {COMPLETIONS} HTTP/{version}\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
-    return head.encode() + chunks
+    head = [
+        f"POST {COMPLETIONS} HTTP/{version}",
+        "Host: x",
+        "Content-Type: application/json",
+        "Transfer-Encoding: chunked",
+    ]
+    return "\r\n".join([*head, "", ""]).encode() + chunks
 
 
 def get(target: str) -> bytes:

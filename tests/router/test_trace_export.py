@@ -18,10 +18,11 @@ import orjson
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from slipstream.router.addresses import Addresses
 from slipstream.router.config import RouterConfig, TracingConfig
 from slipstream.router.generation import GenerationError, GenerationFinish, Usage
 from slipstream.router.history import RequestRecord, Timeline
-from slipstream.router.router import Addresses, Router
+from slipstream.router.router import Router
 from slipstream.router.tracing.export import OtlpExporter
 from slipstream.router.tracing.request_trace import RequestTrace
 from slipstream.router.tracing.spans import spans_of
@@ -116,7 +117,7 @@ async def post(addresses: Addresses, body: object, **headers: str) -> tuple[int,
     exchange = Exchange(*await asyncio.open_connection(addresses.http.host, addresses.http.port))
     data = orjson.dumps(body)
     head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    head = f"POST /v1/completions HTTP/1.1\r\nConnection: close\r\nContent-Length: {len(data)}\r\n{head}\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(data)}\r\n{head}\r\n"
     exchange.writer.write(head.encode() + data)
     return await exchange.end()
 
