@@ -97,8 +97,9 @@ class Answer:
             raise as_http_error(failure.error, self._prompt_param) from failure
         exchange.respond(200, self._form.whole(choices, self._usage(), self._explained()))
 
-    async def send_stream(self, exchange: Exchange, include_usage: bool) -> None:
-        """Sends every text the moment it is certain, then `[DONE]`.
+    async def send_stream(self, exchange: Exchange, include_usage: bool, counts_on: bool = False) -> None:
+        """Sends every text the moment it is certain, then `[DONE]`. With `counts_on`, each chunk tells the usage so
+        far.
 
         A failure before the first text raises HttpError. Later the status 200 has left already: then the stream
         ends with an event `{"error": ...}` and without `[DONE]`, and the connection is closed.
@@ -108,9 +109,13 @@ class Answer:
 
         async def stream(choice: Choice) -> bytes:
             def send(text: str, logprobs: list[TokenEntry]) -> None:
+                if counts_on:
+                    self._form.tell_usage(self._usage())
                 exchange.write(self._form.text_chunk(choice.index, text, logprobs))
 
             end = await self._run(choice, exchange, send)
+            if counts_on:
+                self._form.tell_usage(self._usage())
             final = self._form.final_chunk(choice.index, end.text, end.logprobs, end.reason)
             if is_only:
                 return final  # leaves together with the end of the stream

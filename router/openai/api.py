@@ -22,7 +22,7 @@ from slipstream.router.openai.answer import Answer, Choice
 from slipstream.router.openai.failures import as_http_error
 from slipstream.router.openai.formats import AnswerHead, ChatFormat, CompletionFormat
 from slipstream.router.openai.guides import Guides
-from slipstream.router.openai.job import Asked, Job, Prompt, asked_attributes, slo_of, used_by, wants_usage
+from slipstream.router.openai.job import Asked, Job, Prompt, asked_attributes, counts_on, slo_of, used_by, wants_usage
 from slipstream.router.openai.output_text import OutputText
 from slipstream.router.openai.parsing import max_values, parse_body
 from slipstream.router.openai.prompts import DEFAULT_COMPLETION_TOKENS, Prompts
@@ -101,8 +101,7 @@ class OpenAiApi:
         asked = self._asked(body, exchange, arrived_s)
         packed_ids = await self._prompts.of_chat(body.messages)
         guide = await self._guides.of(body)
-        wanted = body.max_completion_tokens or body.max_tokens
-        max_tokens = self._prompts.room(packed_ids, wanted, None, "messages")
+        max_tokens = self._prompts.room(packed_ids, body.stated_max_tokens, None, "messages")
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         prompts = [Prompt(packed_ids, self._sampling(body, max_tokens, logprobs, guide))]
         answer = self._new_answer("chatcmpl-")
@@ -156,7 +155,7 @@ class OpenAiApi:
                 explains=bool(job.body.explain),
             )
             if job.body.stream:
-                await answer.send_stream(exchange, wants_usage(job.body))
+                await answer.send_stream(exchange, wants_usage(job.body), counts_on(job.body))
             else:
                 await answer.send_whole(exchange)
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import orjson
 
@@ -56,9 +56,11 @@ class AnswerHead:
 class AnswerFormat(Protocol):
     """One of the two forms of the API. Chunks are whole SSE events. `logprob` renders what is told of one token; for
     whole answers it is called as tokens come, because that of a long answer at once would hold up the event loop.
-    `served_by` tells the version of the model, with everything that comes: it is chosen late, and may change."""
+    `served_by` tells the version of the model, with everything that comes: it is chosen late, and may change. From
+    `tell_usage` on all chunks have a usage, that one."""
 
     def served_by(self, version: str) -> None: ...
+    def tell_usage(self, usage: TokenUsage) -> None: ...
     def logprob(self, entry: TokenEntry) -> Any: ...
     def text_chunk(self, index: int, text: str, logprobs: list[TokenEntry]) -> bytes: ...
     def final_chunk(self, index: int, text: str, logprobs: list[TokenEntry], reason: FinishReason) -> bytes: ...
@@ -67,25 +69,54 @@ class AnswerFormat(Protocol):
     def whole(self, choices: Sequence[WholeChoice], usage: TokenUsage, explained: bytes = b"") -> bytes: ...
 
 
-class ChatFormat:
-    """`chat.completion` and `chat.completion.chunk`."""
+class ChunkFormat:
+    """How the chunks of both forms begin and end. `KIND` is what their object is called, `TEXT_END` ends a choice that
+    only has text."""
+
+    KIND: ClassVar[str]
+    TEXT_END: ClassVar[bytes]
 
     def __init__(self, answer: AnswerHead, pieces: PieceTable, logprobs: bool, include_usage: bool) -> None:
         self._answer = answer
         self._pieces = pieces
         self._logprobs = logprobs
         self._head = self._chunk_head()
-        self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
-        self._text_tail = b'},"logprobs":null,"finish_reason":null}' + self._tail
-        self._begun: set[int] = set()
+        self._end_with(b'],"usage":null}\n\n' if include_usage else b"]}\n\n")
 
     def served_by(self, version: str) -> None:
         if version != self._answer.version:
             self._answer = replace(self._answer, version=version)
             self._head = self._chunk_head()
 
+    def tell_usage(self, usage: TokenUsage) -> None:
+        self._end_with(b'],"usage":%b}\n\n' % orjson.dumps(usage.as_json()))
+
+    def usage_chunk(self, usage: TokenUsage) -> bytes:
+        return b'%b],"usage":%b}\n\n' % (self._head, orjson.dumps(usage.as_json()))
+
+    def explained_chunk(self, explained: bytes, usage: TokenUsage | None) -> bytes:
+        """The last chunk of a stream that was to be explained; it takes the place of the one with the usage, because
+        clients look for that in the last one."""
+        told = b',"usage":' + orjson.dumps(usage.as_json()) if usage is not None else b""
+        return b'%b]%b,"slipstream":%b}\n\n' % (self._head, told, explained)
+
     def _chunk_head(self) -> bytes:
-        return b"data: " + envelope(self._answer, "chat.completion.chunk") + b',"choices":['
+        return b"data: " + envelope(self._answer, self.KIND) + b',"choices":['
+
+    def _end_with(self, tail: bytes) -> None:
+        self._tail = tail
+        self._text_tail = self.TEXT_END + tail
+
+
+class ChatFormat(ChunkFormat):
+    """`chat.completion` and `chat.completion.chunk`."""
+
+    KIND = "chat.completion.chunk"
+    TEXT_END = b'},"logprobs":null,"finish_reason":null}'
+
+    def __init__(self, answer: AnswerHead, pieces: PieceTable, logprobs: bool, include_usage: bool) -> None:
+        super().__init__(answer, pieces, logprobs, include_usage)
+        self._begun: set[int] = set()
 
     def logprob(self, entry: TokenEntry) -> orjson.Fragment:
         top = [self._token_json(*pair) for pair in entry.logprob.top]
@@ -101,12 +132,6 @@ class ChatFormat:
     def final_chunk(self, index: int, text: str, logprobs: list[TokenEntry], reason: FinishReason) -> bytes:
         before = self._chunk(index, text, logprobs, None) if text or logprobs else b""
         return before + self._chunk(index, None, [], reason)
-
-    def usage_chunk(self, usage: TokenUsage) -> bytes:
-        return b'%b],"usage":%b}\n\n' % (self._head, orjson.dumps(usage.as_json()))
-
-    def explained_chunk(self, explained: bytes, usage: TokenUsage | None) -> bytes:
-        return explained_chunk(self._head, explained, usage)
 
     def whole(self, choices: Sequence[WholeChoice], usage: TokenUsage, explained: bytes = b"") -> bytes:
         return whole_answer(
@@ -157,24 +182,11 @@ class CompletionLogprob(NamedTuple):
     offset: int
 
 
-class CompletionFormat:
+class CompletionFormat(ChunkFormat):
     """`text_completion`, the same object whole and in chunks."""
 
-    def __init__(self, answer: AnswerHead, pieces: PieceTable, logprobs: bool, include_usage: bool) -> None:
-        self._answer = answer
-        self._pieces = pieces
-        self._logprobs = logprobs
-        self._head = self._chunk_head()
-        self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
-        self._text_tail = b',"logprobs":null,"finish_reason":null}' + self._tail
-
-    def served_by(self, version: str) -> None:
-        if version != self._answer.version:
-            self._answer = replace(self._answer, version=version)
-            self._head = self._chunk_head()
-
-    def _chunk_head(self) -> bytes:
-        return b"data: " + envelope(self._answer, "text_completion") + b',"choices":['
+    KIND = "text_completion"
+    TEXT_END = b',"logprobs":null,"finish_reason":null}'
 
     def logprob(self, entry: TokenEntry) -> CompletionLogprob:
         token, logprob = self._name(entry.token_id), finite(entry.logprob.logprob)
@@ -189,12 +201,6 @@ class CompletionFormat:
 
     def final_chunk(self, index: int, text: str, logprobs: list[TokenEntry], reason: FinishReason) -> bytes:
         return self._chunk(index, text, logprobs, reason)
-
-    def usage_chunk(self, usage: TokenUsage) -> bytes:
-        return b'%b],"usage":%b}\n\n' % (self._head, orjson.dumps(usage.as_json()))
-
-    def explained_chunk(self, explained: bytes, usage: TokenUsage | None) -> bytes:
-        return explained_chunk(self._head, explained, usage)
 
     def whole(self, choices: Sequence[WholeChoice], usage: TokenUsage, explained: bytes = b"") -> bytes:
         rendered = [self._choice(c.index, c.text, c.logprobs, c.finish_reason, self._logprobs) for c in choices]
@@ -240,13 +246,6 @@ def whole_answer(
         orjson.dumps(usage.as_json()),
         explained and b',"slipstream":' + explained,
     )
-
-
-def explained_chunk(head: bytes, explained: bytes, usage: TokenUsage | None) -> bytes:
-    """The last chunk of a stream that was to be explained; it takes the place of the one with the usage, because
-    clients look for that in the last one."""
-    told = b',"usage":' + orjson.dumps(usage.as_json()) if usage is not None else b""
-    return b'%b]%b,"slipstream":%b}\n\n' % (head, told, explained)
 
 
 def token_name(raw: bytes) -> str:

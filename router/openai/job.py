@@ -101,7 +101,7 @@ def asked_attributes(job: Job) -> dict[str, Value]:
     """The fields of a request that were given, by their names in OpenTelemetry's GenAI conventions."""
     body, is_chat = job.body, isinstance(job.body, ChatRequest)
     given = {
-        "gen_ai.request.max_tokens": body.max_tokens,
+        "gen_ai.request.max_tokens": body.stated_max_tokens,
         "gen_ai.request.temperature": body.temperature,
         "gen_ai.request.top_p": body.top_p,
         "gen_ai.request.top_k": body.top_k,
@@ -133,3 +133,8 @@ def slo_of(body: GenerationFields) -> Slo:
 def wants_usage(body: GenerationFields) -> bool:
     """A stream tells the usage only on request."""
     return bool(body.stream_options is not None and body.stream_options.include_usage)
+
+
+def counts_on(body: GenerationFields) -> bool:
+    """And with every chunk, as vLLM does."""
+    return wants_usage(body) and bool(body.stream_options and body.stream_options.continuous_usage_stats)

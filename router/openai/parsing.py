@@ -28,7 +28,7 @@ def max_values(max_model_len: int | None) -> int:
 
 def parse_body(request: Request, model: type[Body], most_values: int = MIN_MAX_VALUES) -> Body:
     """Raises HttpError 400 that names the first field at fault, or none if there are very many; 413 if the body has
-    more than `most_values` commas and brackets; 415 if it is declared to be something else.
+    more than `most_values` commas and brackets; 415 if it is declared to be something else, or compressed.
 
     Parsing holds up the event loop, and takes as long as there are values: a text of 16 MiB is parsed in 10 ms, a list
     of as many bytes that is made of empty lists takes seconds.
@@ -40,6 +40,15 @@ def parse_body(request: Request, model: type[Body], most_values: int = MIN_MAX_V
             f"The body must be application/json, not {content_type.decode('latin-1')}.",
             param="Content-Type",
             code="unsupported_media_type",
+        )
+    encoding = request.headers.get(b"content-encoding", b"identity").strip().lower()
+    if encoding not in (b"identity", b""):
+        raise HttpError(
+            415,
+            f"The body must not be compressed, got {encoding.decode('latin-1')}.",
+            param="Content-Encoding",
+            code="unsupported_media_type",
+            headers=(("accept-encoding", "identity"),),
         )
     body = request.body
     if len(body) > SMALL_BODY_BYTES:

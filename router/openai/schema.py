@@ -96,6 +96,7 @@ class Strict(BaseModel):
 
 class StreamOptions(Strict):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: with `include_usage`, every chunk tells it
     include_obfuscation: Annotated[Any, only(False)] = None
 
 

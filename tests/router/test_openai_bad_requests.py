@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from typing import Any
 
 import orjson
@@ -257,6 +258,20 @@ def test_a_body_that_is_not_a_json_object_is_a_400(body: bytes, code: str | None
             assert status == 400
             if code is not None:
                 assert orjson.loads(answer)["error"]["code"] == code
+
+    run(main)
+
+
+def test_a_compressed_body_is_refused_in_words() -> None:
+    async def main() -> None:
+        async with front("abc") as site:
+            body = orjson.dumps({"model": MODEL, "prompt": "a"})
+            status, headers, answer = await site.request(
+                "POST", COMPLETIONS, gzip.compress(body), {"Content-Encoding": "gzip"}
+            )
+            assert (status, headers["accept-encoding"]) == (415, "identity")
+            assert orjson.loads(answer)["error"]["param"] == "Content-Encoding"
+            assert (await site.request("POST", COMPLETIONS, body, {"Content-Encoding": "Identity"}))[0] == 200
 
     run(main)
 
