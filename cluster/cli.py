@@ -14,7 +14,8 @@ import psutil
 
 from slipstream.cluster import console, processes, run_state
 from slipstream.cluster.config_file import load_config
-from slipstream.cluster.doubts import doubts_about, machine_memory_bytes
+from slipstream.cluster.doubts import Machine, doubts_about
+from slipstream.cluster.listening import listeners, why_not_there
 from slipstream.cluster.run_state import ClusterState, NoHome
 from slipstream.cluster.settings_file import ConfigError
 
@@ -78,7 +79,8 @@ def check_command(configs: tuple[Path, ...]) -> None:
                 console.error(problem)
         else:
             pools = ", ".join(f"{pool.replicas} x {role} (tp {pool.tp})" for role, pool in config.pools())
-            for doubt in doubts_about(config, machine_memory_bytes()):
+            anywhere = [why_not_there(listener._replace(port=0)) for listener in listeners(config)]
+            for doubt in (*doubts_about(config, Machine.this()), *filter(None, anywhere)):
                 console.warning(f"{path}: {doubt}")
             click.echo(f"{path}: ok: {config.model.name} with {pools}, HTTP port {config.router.http.port}")
     sys.exit(2 if failed else 0)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from slipstream.cluster.listening import is_host
 from slipstream.cluster.planner.config import PlannerConfig
 from slipstream.kv_transfer.config import TransferConfig
 from slipstream.router.config import RouterConfig
@@ -201,6 +202,15 @@ class ClusterConfig:
         ):
             if not 0 <= port < 65536:
                 raise ValueError(f"{key} must be a port number (0: a free one), got {port}")
+        for key, host in (
+            ("router.http.host", self.router.http.host),
+            ("router.worker_host", self.router.worker_host),
+            ("router.admin.host", self.router.admin.host),
+            ("operator.host", self.operator.host),
+            ("kv_transfer.host", self.kv_transfer.host),
+        ):
+            if not is_host(host):
+                raise ValueError(f"{key} must be an IP address or the name of a host, got {host!r}")
         if self.router.worker_port and self.router.worker_port == self.router.http.port:
             raise ValueError(f"router.worker_port must differ from router.http.port, got {self.router.worker_port}")
         admin_port = self.router.admin.port

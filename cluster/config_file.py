@@ -82,10 +82,11 @@ def _check_keys(config: ClusterConfig) -> str | None:
 
 def _check_usage(config: ClusterConfig) -> str | None:
     name = config.router.access.usage_file
-    folder = Path(name).parent if name is not None else None
-    if folder is None or folder.is_dir():
+    if name is None:
         return None
-    return f"{name}: there is no folder {folder}"
+    if Path(name).is_dir():
+        return f"{name}: must be a file, is a folder"
+    return None if Path(name).parent.is_dir() else f"{name}: there is no folder {Path(name).parent}"
 
 
 def _check_token(config: ClusterConfig) -> str | None:

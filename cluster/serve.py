@@ -9,10 +9,8 @@ Exit codes: 0 stopped in order; 1 did not come up, or broke; 2 the configuration
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
-import socket
 import sys
 import traceback
 from contextlib import ExitStack
@@ -25,7 +23,8 @@ import click
 from slipstream.cluster import console, own_ray, run_state
 from slipstream.cluster.config import ClusterConfig, RayConfig
 from slipstream.cluster.console import Console
-from slipstream.cluster.doubts import doubts_about, machine_memory_bytes
+from slipstream.cluster.doubts import Machine, doubts_about
+from slipstream.cluster.listening import listeners, why_not_there
 from slipstream.cluster.overrides import Overrides
 from slipstream.cluster.own_ray import OwnRay
 from slipstream.cluster.process_log import redirect_output
@@ -34,8 +33,8 @@ from slipstream.cluster.settings_file import ConfigError
 INTERRUPTED = 130
 
 
-class PortTaken(Exception):  # noqa: N818 - reads as the sentence it carries
-    """Somebody else listens there."""
+class CannotListen(Exception):  # noqa: N818 - reads as the sentence it carries
+    """Somebody else listens there, or there is no such place on this machine."""
 
 
 class Interrupted(BaseException):
@@ -51,7 +50,7 @@ def serve(config_path: Path, *, name: str | None, port: int | None, timings: boo
         for problem in error.problems:
             console.error(problem)
         return 2
-    for doubt in doubts_about(config, machine_memory_bytes()):
+    for doubt in doubts_about(config, Machine.this()):
         console.warning(f"{config_path}: {doubt}")
     address = ray_address(config.ray)
     try:
@@ -59,7 +58,7 @@ def serve(config_path: Path, *, name: str | None, port: int | None, timings: boo
             check_ports(config)
         with run_state.claim(config.name, run_state.run_folder()) as state_path:
             return _serve_claimed(config, config_path, overrides, address, state_path, timings)
-    except (PortTaken, run_state.AlreadyRunning) as error:
+    except (CannotListen, run_state.AlreadyRunning) as error:
         console.error(str(error))
         return 2
     except OSError as error:
@@ -122,27 +121,9 @@ def describe(config: ClusterConfig) -> str:
 
 
 def check_ports(config: ClusterConfig) -> None:
-    """Raises PortTaken. Asks before anything has been started; the router will say so itself if it is too late."""
-    router = config.router
-    for key, host, port in (
-        ("router.http.port", router.http.host, router.http.port),
-        ("router.worker_port", router.worker_host, router.worker_port),
-        ("router.admin.port", router.admin.host, router.admin.port or 0),
-        ("operator.port", config.operator.host, config.operator.port or 0),
-    ):
-        if port == 0:
-            continue
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError as error:
-                if error.errno == errno.EADDRINUSE:
-                    why = "is in use by another program"
-                else:
-                    why = f"cannot be used: {error.strerror or error}"
-                raise PortTaken(f"{key}: port {port} at {host} {why}; choose another one, or 0 for any") from None
+    """Raises CannotListen. Asks before anything has been started; the router will say so itself if it is too late."""
+    for problem in filter(None, map(why_not_there, listeners(config))):
+        raise CannotListen(problem)
 
 
 def fresh_log_dir(name: str) -> Path:

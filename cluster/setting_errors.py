@@ -11,7 +11,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -21,6 +21,8 @@ from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.settings_file import ConfigError, Key, SettingsFile
 
 MAX_ROUNDS = 64
+MAX_NUMBER = 2**31 - 1  # of seconds, MiB, tokens: what is beyond is a slip, and too large for what takes them
+NO_AMOUNTS = ("version", "resources")  # a name that may be a date; what users count in units of their own
 
 
 def validated(file: SettingsFile) -> ClusterConfig:
@@ -29,6 +31,9 @@ def validated(file: SettingsFile) -> ClusterConfig:
     settings = file.settings
     problems: list[str] = []
     left_out: set[Key] = set()
+    for key, number in _too_large(settings):
+        problems.append(f"{file.place(key)}: must be at most {MAX_NUMBER}, got {_shown(number)}")
+        settings = _without(settings, key)
     for _ in range(MAX_ROUNDS):
         try:
             config = _validate(settings)
@@ -50,6 +55,15 @@ def validated(file: SettingsFile) -> ClusterConfig:
                 return config
             break
     raise ConfigError(problems)
+
+
+def _too_large(settings: dict[str, Any], at: Key = ()) -> Iterator[tuple[Key, int | float]]:
+    for name, value in settings.items():
+        key = (*at, str(name))
+        if isinstance(value, dict) and name not in NO_AMOUNTS:
+            yield from _too_large(value, key)
+        elif isinstance(value, int | float) and name not in NO_AMOUNTS and MAX_NUMBER < abs(value) < math.inf:
+            yield key, value
 
 
 def settings_at(key: Key) -> list[str]:

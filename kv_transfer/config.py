@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -38,9 +39,9 @@ class TransferConfig:
             raise ValueError(f"slab_pages must be in 1..{MAX_SLAB_PAGES}, got {self.slab_pages}")
         if self.staging_mib < 1:
             raise ValueError(f"staging_mib must be at least 1, got {self.staging_mib}")
-        if not self.lease_s > 0:
-            raise ValueError(f"lease_s must be positive, got {self.lease_s}")
-        if not self.peer_timeout_s >= 1:
-            raise ValueError(f"peer_timeout_s must be at least 1, got {self.peer_timeout_s}")
+        if not 0 < self.lease_s < math.inf:
+            raise ValueError(f"lease_s must be positive and finite, got {self.lease_s}")
+        if not 1 <= self.peer_timeout_s < math.inf:
+            raise ValueError(f"peer_timeout_s must be at least 1 and finite, got {self.peer_timeout_s}")
         if self.corrupt_every < 0:
             raise ValueError(f"corrupt_every must not be negative, got {self.corrupt_every}")

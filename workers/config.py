@@ -9,6 +9,8 @@ from slipstream.kv_transfer.config import TransferConfig
 from slipstream.router.messages import Role
 from slipstream.workers.models.quantization import KvCacheDtype, OnLoad
 
+MAX_THREADS = 1024  # more than a host has cores; torch would try to start as many as it is told
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -56,6 +58,8 @@ class EngineConfig:
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ValueError(f"{key} must be at least 1 or null, got {value}")
+        if (self.num_threads or 0) > MAX_THREADS:
+            raise ValueError(f"num_threads must be at most {MAX_THREADS}, got {self.num_threads}")
         if self.niceness != "auto" and not 0 <= self.niceness <= 19:
             raise ValueError(f"niceness must be auto or 0 to 19, got {self.niceness}")
         if self.cpu_kernels is False:

@@ -149,13 +149,21 @@ def test_a_port_in_use_is_one_sentence_and_exit_code_2(slipstream: CommandLine, 
     assert list(slipstream.states.glob("*.json")) == []
 
 
-def test_an_address_that_is_not_ours_is_one_sentence_and_exit_code_2(slipstream: CommandLine) -> None:
+@pytest.mark.parametrize(
+    ("command", "code", "begin"), [("serve", 2, "slipstream: "), ("check", 0, "slipstream: warning: {path}: ")]
+)
+@pytest.mark.parametrize("port", [8123, 0])
+def test_an_address_that_is_not_ours_is_one_sentence(
+    slipstream: CommandLine, command: str, code: int, begin: str, port: int
+) -> None:
+    """`serve` refuses; the machine of `check` need not be the one that serves."""
     path = slipstream.home / "c.yaml"
-    path.write_text(f"model: {{path: {MODEL}}}\nrouter: {{http: {{host: 198.51.100.1, port: 8123}}}}\n")
-    done = slipstream("serve", path)
-    assert done.returncode == 2
+    path.write_text(f"model: {{path: {MODEL}}}\nrouter: {{http: {{host: 198.51.100.1, port: {port}}}}}\n")
+    done = slipstream(command, path)
+    assert done.returncode == code
     (only,) = sentences(done)
-    assert only.startswith("slipstream: router.http.port: port 8123 at 198.51.100.1 cannot be used: ")
+    expected = "router.http.host: nothing can listen at 198.51.100.1 on this machine: "
+    assert only.startswith(begin.format(path=path) + expected)
 
 
 def test_a_name_that_is_taken_is_one_sentence_and_exit_code_2(slipstream: CommandLine) -> None:

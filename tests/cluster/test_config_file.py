@@ -169,7 +169,30 @@ MODEL = "model: {path: tiny}\n"
                 ("{worker_host: ''}", "worker_host"),
             )
         ),
-        (MODEL + "kv_transfer:\n  lease_s: 0\n", "c.yaml:3: kv_transfer.lease_s: must be positive, got 0"),
+        (MODEL + "kv_transfer:\n  lease_s: 0\n", "c.yaml:3: kv_transfer.lease_s: must be positive and finite, got 0"),
+        *(
+            (
+                MODEL + f"{setting}\n",
+                f"c.yaml:2: {key}: must be an IP address or the name of a host, got '{host}'",
+            )
+            for setting, key, host in (
+                ("router: {http: {host: not a host}}", "router.http.host", "not a host"),
+                ("router: {worker_host: 999.1.1.1}", "router.worker_host", "999.1.1.1"),
+                ("router: {admin: {host: '[::1]'}}", "router.admin.host", "[::1]"),
+                ("operator: {host: 'http://a'}", "operator.host", "http://a"),
+                ("kv_transfer: {host: a..b}", "kv_transfer.host", "a..b"),
+            )
+        ),
+        *(
+            (MODEL + f"{setting}\n", f"c.yaml:2: {key}: must be at most 2147483647, got 99999999999")
+            for setting, key in (
+                ("ray: {object_store_mib: 99999999999}", "ray.object_store_mib"),
+                ("planner: {max_workers: 99999999999}", "planner.max_workers"),
+                ("decode: {engine: {kv_cache_mib: 99999999999}}", "decode.engine.kv_cache_mib"),
+                ("drain_timeout_s: 99999999999.0", "drain_timeout_s"),
+            )
+        ),
+        (MODEL + "engine: {num_threads: 100000}\n", "c.yaml:2: engine.num_threads: must be at most 1024, got 100000"),
         (MODEL + "drain_timeout_s: .inf\n", "c.yaml:2: drain_timeout_s: must be finite and not negative, got inf"),
         (MODEL + "drain_timeout_s: .nan\n", "c.yaml:2: drain_timeout_s: "),
         (MODEL + "name: a b\n", "c.yaml:2: name: must consist of 1 to 64 letters, digits, - and _"),
@@ -228,6 +251,16 @@ def test_a_directory_whose_name_cannot_be_shown_needs_a_name_for_its_model(folde
     (only,) = problems(folder, 'model:\n  path: "ti\\any"\n')
     assert only == r"c.yaml:2: model.path: the directory's name 'ti\x07ny' cannot be the model's; give model.name"
     assert load(folder, 'model:\n  path: "ti\\any"\n  name: tiny\n').model.name == "tiny"
+
+
+def test_a_large_number_that_is_no_amount_is_allowed(folder: Path) -> None:
+    config = load(folder, "model: {path: tiny, version: 202611220955}\ndecode: {resources: {disk_bytes: 1.0e+12}}\n")
+    assert (config.model.version, config.decode.resources) == ("202611220955", {"disk_bytes": 1e12})
+
+
+@pytest.mark.parametrize("host", ["::1", "10.0.0.7", "localhost", "node-1.rack_2.example.", "a" * 63])
+def test_a_host_has_a_name_or_an_address(folder: Path, host: str) -> None:
+    assert load(folder, MODEL + f"router: {{http: {{host: '{host}'}}}}\n").router.http.host == host
 
 
 def test_all_mistakes_are_named_at_once(folder: Path) -> None:
@@ -350,6 +383,8 @@ def test_files_that_cannot_be_there_are_named(folder: Path) -> None:
     assert usage.startswith("c.yaml:3: router.access.usage_file: ")
     assert "there is no folder" in usage
     assert token.startswith("c.yaml:4: operator.token_file: ")
+    (usage,) = problems(folder, MODEL + "router: {access: {usage_file: tiny}}")
+    assert usage == f"c.yaml:2: router.access.usage_file: {folder}/tiny: must be a file, is a folder"
 
 
 def test_a_weight_file_that_ends_too_soon_is_named_with_both_sizes(folder: Path) -> None:
