@@ -40,7 +40,7 @@ def explain_command(
             told = ask(f"{base}/v1/requests?limit={last or 20}", key)
             text = json.dumps(told["data"], indent=1) + "\n" if as_json else listing(told["data"])
         else:
-            told = ask(f"{base}/v1/requests/{quote(request_id, safe='')}/explain", key)
+            told = ask(f"{base}/v1/requests/{quote(request_id, safe='', errors='surrogateescape')}/explain", key)
             text = json.dumps(told, indent=1) + "\n" if as_json else table(told)
         click.echo(text, nl=False)
 

@@ -33,7 +33,11 @@ def scale_command(cluster: ClusterChoice, wanted: tuple[str, ...], detach: bool,
     New workers get requests once they have generated tokens; those that go give theirs to others first. Returns when
     all is done, or when what is left waits for room.
     """
-    replicas = dict(map(_replicas, wanted))
+    replicas: dict[str, int] = {}
+    for role, count in map(_replicas, wanted):
+        if role in replicas:
+            raise click.UsageError(f"{role} is given twice: {' '.join(wanted)}")
+        replicas[role] = count
     with exit_told():
         _scale(cluster.operator(), replicas, detach, as_json)
 
@@ -67,8 +71,8 @@ def role_command(cluster: ClusterChoice, worker: str, role: str, detach: bool, a
 
 
 def _worker_path(worker: str, change: str) -> str:
-    """Whatever was typed as a name is one part of the path."""
-    return f"/v1/workers/{urllib.parse.quote(worker, safe='')}/{change}"
+    """Whatever was typed as a name, be it no text, is one part of the path."""
+    return f"/v1/workers/{urllib.parse.quote(worker, safe='', errors='surrogateescape')}/{change}"
 
 
 def _replicas(text: str) -> tuple[str, int]:

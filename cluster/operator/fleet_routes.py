@@ -7,14 +7,20 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.convertors import PathConvertor, register_url_convertor
 
 from slipstream.cluster.config import MAX_REPLICAS
 from slipstream.cluster.fleet import FleetMember, FleetState, MemberState
 from slipstream.cluster.operator.parts import DriverParts
 from slipstream.router.messages import Role
 
-# Whatever was asked for is a name, with slashes in it as well, and the answer says that nobody has it.
 WorkerName = Annotated[str, Path(description="A name from `GET /v1/fleet`, as decode-0.")]
+
+
+class AnyText(PathConvertor):
+    """Whatever was asked for is a name, with slashes and newlines as well, and the answer says that nobody has it."""
+
+    regex = "(?s:.*)"
 
 
 class _Strict(BaseModel):
@@ -85,6 +91,7 @@ class FleetAnswer(BaseModel):
 
 def fleet_routes(parts: DriverParts) -> APIRouter:
     fleet = parts.fleet
+    register_url_convertor("any", AnyText())
     routes = APIRouter(prefix="/v1", tags=["fleet"])
 
     @routes.get("/fleet", summary="The worker groups and how they are")
@@ -104,14 +111,14 @@ def fleet_routes(parts: DriverParts) -> APIRouter:
         added = [member.name for member in state.members if member.name not in before]
         return FleetAnswer.of(state, added, _emptied(state, question.role))
 
-    @routes.post("/workers/{name:path}/drain", status_code=202, summary="Empty a group and end it for good")
+    @routes.post("/workers/{name:any}/drain", status_code=202, summary="Empty a group and end it for good")
     async def drain(name: WorkerName, question: DrainQuestion | None = None) -> FleetAnswer:
         member = fleet.state().member(name)
         await fleet.remove(name, migrate=question.migrate if question is not None else True)
         state = fleet.state()
         return FleetAnswer.of(state, warning=_emptied(state, member.role) if member is not None else None)
 
-    @routes.post("/workers/{name:path}/role", status_code=202, summary="Let a group serve the other role")
+    @routes.post("/workers/{name:any}/role", status_code=202, summary="Let a group serve the other role")
     async def switch(name: WorkerName, question: RoleQuestion) -> FleetAnswer:
         await fleet.switch_role(name, question.role)
         state = fleet.state()

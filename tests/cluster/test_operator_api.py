@@ -105,6 +105,8 @@ def test_drain_and_role_reach_the_fleet() -> None:
         ("/v1/fleet/scale", {"role": "decode", "replicas": 2, "x": 1}, 400, "x", "extra inputs are not permitted"),
         ("/v1/workers/decode-9/drain", None, 404, "name", "there is no worker 'decode-9'"),
         ("/v1/workers/..%2Fx/drain", None, 404, "name", "there is no worker '../x'"),
+        ("/v1/workers/a%0Ab/drain", None, 404, "name", r"there is no worker 'a\nb'"),
+        ("/v1/workers/%0A/role", {"role": "decode"}, 404, "name", r"there is no worker '\n'"),
         ("/v1/workers//drain", None, 404, "name", "there is no worker ''"),
         ("/v1/workers/a%2Fdrain/role", {"role": "decode"}, 404, "name", "there is no worker 'a/drain'"),
         ("/v1/workers/decode-9/role", {"role": "decode"}, 404, "name", "there is no worker 'decode-9'"),
@@ -200,8 +202,14 @@ def test_a_command_asks_for_what_was_typed_and_understands_a_stranger() -> None:
         stranger = threading.Thread(target=answer_as_a_stranger, args=(server,))
         stranger.start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        result = CliRunner().invoke(main, ["drain", "a b/ç?", "--url", url, "--token", "t"])
+        result = CliRunner().invoke(main, ["drain", "a b/ç?\udcff", "--url", url, "--token", "t"])
         stranger.join()
-    assert asked == [b"POST /v1/workers/a%20b%2F%C3%A7%3F/drain HTTP/1.1"]
+    assert asked == [b"POST /v1/workers/a%20b%2F%C3%A7%3F%FF/drain HTTP/1.1"]
     assert (result.exit_code, isinstance(result.exception, SystemExit)) == (1, True)
     assert f"the operator at {url} cannot be reached: 220 mail.example.com" in result.output
+
+
+def test_a_role_that_is_given_two_sizes_is_refused() -> None:
+    done = CliRunner().invoke(main, ["scale", "decode=1", "prefill=1", "decode=2"])
+    assert done.exit_code == 2
+    assert "decode is given twice: decode=1 prefill=1 decode=2" in done.stderr
