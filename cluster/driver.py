@@ -76,7 +76,10 @@ class Driver:
             self._console.say(f"slipstream: operator: {error}")
             return 1
         self._state_file.write()
-        self._console.pending("starting Ray")
+        if isinstance(where, str):
+            self._console.say(f"connecting to Ray at {where}")
+        else:
+            self._console.pending("starting Ray")
         own = where if isinstance(where, OwnRay) else None
         try:
             address = where.address() if isinstance(where, OwnRay) else where

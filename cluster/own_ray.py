@@ -16,7 +16,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from types import TracebackType
 
 from slipstream.cluster import processes
 from slipstream.cluster.config import ClusterConfig
+from slipstream.cluster.ray_folder import RayFolder
 from slipstream.cluster.reaper import Reaper
 
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
@@ -73,14 +73,13 @@ class OwnRay:
         self._log_path = log_path
         self._say = say
         self._is_expected_to_end = threading.Event()
-        # Short, because the paths of Unix sockets below it may have 107 bytes at most, and Ray adds 65 of them.
-        self._folder = Path(tempfile.mkdtemp(prefix="slipstream-", dir="/tmp"))
+        self._folder = RayFolder()
         self.reaper = Reaper(os.environ[processes.MARK])
-        self.reaper.remove(self._folder)
+        self.reaper.remove(self._folder.path)
         self.reaper.remove(state_path)
         with log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                _command(config, self._folder),
+                _command(config, self._folder.path),
                 env=start_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -104,10 +103,11 @@ class OwnRay:
         self._process.wait()
         processes.wait_or_kill(left, 0.0)
         self.reaper.close()  # removes the folder
+        self._folder.close()
 
     def address(self) -> str:
         """Blocks until Ray is up. Raises RayFailed."""
-        written = self._folder / "ray_current_cluster"  # the last thing that `ray start` does
+        written = self._folder.path / "ray_current_cluster"  # the last thing that `ray start` does
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while not written.exists():
             if self._process.poll() is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ import ray
 
 from slipstream.cluster.own_ray import RayFailed
 from slipstream.cluster.placement import Resources
+
+ANSWER_WITHIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +29,23 @@ class RaySession:
         return not self.is_own
 
 
+def check_answers(address: str) -> None:
+    """Raises RayFailed where nobody listens: Ray itself would try for two minutes, in silence."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdigit():
+        return  # `auto`, or what only Ray knows
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), ANSWER_WITHIN_S).close()
+    except (OSError, ValueError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise RayFailed(f"no Ray could be reached at {address}: {reason}") from error
+
+
 @contextmanager
 def connected(address: str, *, is_own: bool) -> Iterator[RaySession]:
     """Raises RayFailed."""
+    if not is_own:
+        check_answers(address)
     try:
         # No namespace, no runtime_env: a job that was submitted has its own, and others share our file system.
         ray.init(address=address, log_to_driver=False, configure_logging=False)

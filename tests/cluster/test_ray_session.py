@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from slipstream.cluster.config import ClusterConfig, ModelConfig
 from slipstream.cluster.members import Deployment
-from slipstream.cluster.ray_session import RaySession
+from slipstream.cluster.own_ray import RayFailed
+from slipstream.cluster.ray_session import RaySession, check_answers
 
 
 @pytest.mark.parametrize(("is_own", "host"), [(True, "127.0.0.1"), (False, "10.0.0.7")])
@@ -16,3 +19,17 @@ def test_on_a_ray_that_may_grow_workers_find_the_router_from_other_nodes_from_th
     session = RaySession(is_own=is_own, node_id="n", resources={"CPU": 4.0})
     deployment = Deployment(ClusterConfig(model=ModelConfig("/m")), "secret", None, session.may_span_nodes)
     assert deployment.host("127.0.0.1", "10.0.0.7") == host
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:{port}", "ray://127.0.0.1:{port}", "127.0.0.1:99999", "a..b:6379"])
+def test_a_ray_where_nobody_listens_is_one_sentence_at_once(address: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        address = address.format(port=gone.getsockname()[1])
+    with pytest.raises(RayFailed, match=f"^no Ray could be reached at {address}: "):
+        check_answers(address)
+
+
+def test_where_somebody_listens_or_only_ray_knows_it_is_ray_that_finds_out() -> None:
+    check_answers("auto")
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        check_answers(f"127.0.0.1:{there.getsockname()[1]}")
