@@ -218,6 +218,8 @@ def install_packages(dev: bool, gpu: bool, beside: Executor) -> None:
         raise SetupFailed(f"the dependencies could not be installed: {reason(error)}") from error
     own = beside.submit(install_slipstream)
     install_torch(gpu)
+    if own.done():
+        own.result()  # if it failed, nobody has to wait for the rest to hear of it
     beside.submit(compile_modules, "torch")
     wanted = dependencies(dev, gpu)
     say(f"installing {len(wanted)} packages and what they need" + (", tests included" if dev else ""))

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import click
 import uvloop
 
-from slipstream.cluster import console, run_state
+from slipstream.cluster import console
 from slipstream.cluster.bench.measures import errors_of
+from slipstream.cluster.bench.passage import Passages
 from slipstream.cluster.bench.profiling import (
     Alone,
     doubts,
@@ -25,17 +25,19 @@ from slipstream.cluster.bench.profiling import (
     steps_table,
 )
 from slipstream.cluster.bench.question import QuestionForm
+from slipstream.cluster.bench.request_records import explained_by, listed_by, passages_of
 from slipstream.cluster.bench.server import Server, ask, said
 from slipstream.cluster.bench.session import Stage, run_stages
 from slipstream.cluster.bench.target import BenchError, Target
+from slipstream.cluster.cannot_tell import CannotTell
 from slipstream.cluster.config_file import load_config
 from slipstream.cluster.report.table import Table
-from slipstream.cluster.run_state import ClusterState
+from slipstream.cluster.run_state import ClusterState, cluster_here
 from slipstream.cluster.settings_file import ConfigError
 from slipstream.cluster.sim.profile import WorkerProfile
 
 NVIDIA = Path("/dev/nvidiactl")
-NUM_RECORDS, NUM_EXPLAINED = 1000, 20
+NUM_EXPLAINED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +56,12 @@ class RunningCluster:
         return max(took, default=None)
 
 
-def cluster_named(name: str) -> RunningCluster:
+def running_cluster(name: str) -> RunningCluster:
     """Raises BenchError if none of that name listens here."""
-    for state in run_state.read_all(run_state.run_folder()):
-        if state.name == name:
-            break
-    else:
-        raise BenchError(f"no cluster named {name} runs here")
+    try:
+        state = cluster_here(name, "its URL")
+    except CannotTell as error:
+        raise BenchError(str(error)) from None
     if not state.url:
         raise BenchError(f"{name} does not listen yet")
     try:
@@ -94,6 +95,7 @@ def run_profile(
         if run.broke_off:
             raise BenchError(f"{run.broke_off}; no profile was written")
     told, alone = told_by(admin, "/cluster/profile"), Alone.of(load, runs)
+    passages = Passages(passages_of(admin, load, runs, "prompt"), passages_of(admin, load, runs, "beside"))
     profile = profile_of(
         told,
         name=path.stem,
@@ -104,6 +106,7 @@ def run_profile(
         has_gpus=is_here(admin) and NVIDIA.exists(),
         shares_cores=is_here(admin) and not NVIDIA.exists(),
         alone=alone,
+        passages=passages,
     )
     for doubt in doubts(profile, alone):
         console.warning(doubt)
@@ -120,13 +123,10 @@ def is_here(target: Target) -> bool:
 
 def kv_bytes_per_token(admin: Target, page_tokens: int) -> int | None:
     """As the latest hand-offs of whole prompts had them; None if there were none, or nobody may ask about them."""
-    status, told = ask(admin, f"{admin.root}/v1/requests?limit={NUM_RECORDS}")
-    listed = told.get("data", []) if status == 200 and isinstance(told, dict) else []
-    ids = [str(record["request_id"]) for record in listed if record.get("prefill")]
     found = []
-    for request_id in ids[:NUM_EXPLAINED]:
-        status, record = ask(admin, f"{admin.root}/v1/requests/{quote(request_id, safe='')}/explain")
-        if status == 200 and record.get("transfer"):
+    for listed in [one for one in listed_by(admin) if one.get("prefill")][:NUM_EXPLAINED]:
+        record = explained_by(admin, listed)
+        if record is not None and record.get("transfer"):
             num_tokens = -(-record["num_prompt_tokens"] // page_tokens) * page_tokens
             found.append(record["transfer"]["num_bytes"] // num_tokens)
     return max(found, default=0) or None  # less of prompts that were cached in part

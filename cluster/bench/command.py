@@ -15,7 +15,7 @@ import click
 import uvloop
 
 from slipstream.cluster import console
-from slipstream.cluster.bench.cluster_target import cluster_named, run_profile
+from slipstream.cluster.bench.cluster_target import run_profile, running_cluster
 from slipstream.cluster.bench.conversation import Given, Lengths, Replay, Source, Synthetic
 from slipstream.cluster.bench.load import ArrivalKind, Extent, Level
 from slipstream.cluster.bench.measures import measures
@@ -105,7 +105,7 @@ def run_bench(options: dict[str, Any]) -> int:
         raise click.UsageError("with --request-rate, --concurrency is a limit, one number")
     if options["workload"] and options["input_file"]:
         raise click.UsageError("give --workload or --input, not both")
-    cluster = cluster_named(options["name"]) if options["name"] is not None else None
+    cluster = running_cluster(options["name"]) if options["name"] is not None else None
     target = with_options(cluster.target if cluster is not None else Target.of_url(places[0]), options)
     model_dir = options["tokenizer"] or (cluster.model_dir if cluster is not None else None)
     earlier = read_outcome(options["earlier_file"]) if options["earlier_file"] is not None else None

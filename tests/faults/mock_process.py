@@ -27,6 +27,16 @@ NOWHERE = TransferAddress("wire", 0)
 MAX_MODEL_LEN, MAX_QUEUED_TOKENS = 112, 120
 
 
+class WatchedEngine(MockEngine):
+    def has(self, request_id: str) -> bool:
+        """Whether an attempt at a request is here."""
+        return any(attempt.key[0] == request_id for attempt in self._book)
+
+    def forget_told(self) -> None:
+        """Credits are news again, whatever they are."""
+        self._told = None
+
+
 class MockProcess(Process):
     def __init__(
         self,
@@ -65,7 +75,7 @@ class MockProcess(Process):
     def _begin(self) -> None:
         worker = self.tickets.open_epoch()
         self._turn_at_s = float("inf")  # the timers of the one before mean nothing any more
-        self._engine = MockEngine(self._profile, self.role, self.tickets, "toy")
+        self._engine = WatchedEngine(self._profile, self.role, self.tickets, "toy")
         if self._is_draining:
             self._engine.refuse("the worker drains")
         self._blocks = BlockEvents(self._engine.pages)

@@ -140,10 +140,6 @@ class MockEngine:
         """Of prompts, not computed yet."""
         return self._batch.num_queued_tokens
 
-    def has(self, request_id: str) -> bool:
-        """Whether an attempt at a request is here."""
-        return any(attempt.key[0] == request_id for attempt in self._book)
-
     def credits(self) -> Credits | None:
         """What is free, if that is news."""
         profile, refuses = self._profile, self._book.refusal is not None
@@ -157,10 +153,6 @@ class MockEngine:
             return None
         self._told = free
         return free
-
-    def forget_told(self) -> None:
-        """Credits are news again, whatever they are."""
-        self._told = None
 
     def step_times(self, now_s: float) -> StepTimes | None:
         """The times of some steps, now and then: exactly what the profile says."""
