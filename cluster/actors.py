@@ -16,6 +16,7 @@ import importlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import ray
@@ -115,12 +116,19 @@ class RouterHost(ProcessHost):
         self._hosted = HostedRouter()
 
     def run(
-        self, config: RouterConfig, model_name: str, model_dir: str, worker_token: str, expected: ExpectedWorkers
+        self,
+        config: RouterConfig,
+        model_name: str,
+        model_dir: str,
+        worker_token: str,
+        expected: ExpectedWorkers,
+        keeper: Path | None,
     ) -> None:
         """Serves till stopped. Raises OSError if a port is taken."""
         from slipstream.router.router import Router
 
-        router = Router(config, model_name, model_dir, worker_token, has_prefill_pool=expected.num_prefill > 0)
+        has_prefill_pool = expected.num_prefill > 0
+        router = Router(config, model_name, model_dir, worker_token, has_prefill_pool=has_prefill_pool, keeper=keeper)
         uvloop.run(self._hosted.serve(router, expected))
 
     def listening(self) -> Addresses:
@@ -177,6 +185,7 @@ class HostedRouter:
     async def serve(self, router: Router, expected: ExpectedWorkers) -> None:
         addresses = await router.start()
         router.expect_workers(expected)
+        await router.take_over()
         spare_garbage_collector()
         self._serving.set_result((router, asyncio.get_running_loop()))
         self.listening.set_result(addresses)

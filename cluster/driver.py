@@ -34,6 +34,7 @@ from slipstream.cluster.supervisor import StartFailed, Supervisor
 from slipstream.cluster.update.release import Release
 from slipstream.cluster.update.updater import Updater
 from slipstream.router.addresses import Addresses, Endpoint
+from slipstream.router.takeover.keeper import Keeper
 
 
 class Driver:
@@ -100,8 +101,8 @@ class Driver:
     async def _serve(self, session: RaySession, own: OwnRay | None) -> int:
         stop, at_once = asyncio.Event(), asyncio.Event()
         watch = Watch(self._console, self._state_file, own, self._config.router.http.tls.is_on)
-        supervisor, fleet = self._supervised(session, watch)
-        with _signals(stop, at_once):
+        with keeping_clients(self._console) as keeper, _signals(stop, at_once):
+            supervisor, fleet = self._supervised(session, watch, keeper)
             try:
                 if not await _unless(stop, self._bring_up(supervisor, fleet, watch)):
                     self._console.say("interrupted before it was up; everything is being stopped")
@@ -159,7 +160,7 @@ class Driver:
         first = Release(fleet.newest, self._config, self._state.config, fleet.newest)
         return Updater(first, fleet, supervisor.router.member, self._overrides.load, show)
 
-    def _supervised(self, session: RaySession, watch: Watch) -> tuple[Supervisor, ClusterFleet]:
+    def _supervised(self, session: RaySession, watch: Watch, keeper: Path | None) -> tuple[Supervisor, ClusterFleet]:
         """Raises CannotPlace."""
         config = self._config
         pools = pool_resources(config, session.resources.get("GPU", 0.0))
@@ -171,7 +172,7 @@ class Driver:
             self._console.say(f"{too_small}; waiting for further nodes")
         token, version = secrets.token_hex(16), version_of(config)
         deployment = Deployment(config, token, self._log_dir, session.may_span_nodes, version)
-        supervisor = Supervisor(config, RouterMember(deployment, session.node_id), watch)
+        supervisor = Supervisor(config, RouterMember(deployment, session.node_id, keeper), watch)
         return supervisor, ClusterFleet(supervisor, deployment, session)
 
     async def _bring_up(self, supervisor: Supervisor, fleet: ClusterFleet, watch: Watch) -> None:
@@ -296,6 +297,21 @@ async def _unless(event: asyncio.Event, work: Awaitable[object]) -> bool:
         for one in (task, event_task):
             one.cancel()
         await asyncio.gather(task, event_task, return_exceptions=True)
+
+
+@contextmanager
+def keeping_clients(console: Console) -> Iterator[Path | None]:
+    """Where the router's clients are kept while it is started anew; None: they end with it."""
+    try:
+        keeper = Keeper()
+    except OSError as error:
+        console.say(f"slipstream: clients will not outlive the router: {error}")
+        yield None
+        return
+    try:
+        yield keeper.path
+    finally:
+        keeper.close()
 
 
 @contextmanager

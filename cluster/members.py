@@ -112,14 +112,16 @@ class Router(Member, Protocol):
 
 
 class RouterMember:
-    """The router, on the driver's node: that is where the operator looked for a free port, and reads the URL."""
+    """The router, on the driver's node: that is where the operator looked for a free port, and reads the URL, and where
+    the `keeper` is of what outlives it."""
 
     name = "router"
     role = "router"
 
-    def __init__(self, deployment: Deployment, node_id: str) -> None:
+    def __init__(self, deployment: Deployment, node_id: str, keeper: Path | None = None) -> None:
         self._deployment = deployment
         self._node_id = node_id
+        self._keeper = keeper
         self._config: RouterConfig = deployment.config.router
         self._actor: Any = None
         self._run: Any = None
@@ -151,7 +153,9 @@ class RouterMember:
         model = self._deployment.config.model
         worker_host = self._deployment.host(self._config.worker_host, self._place.node_ip)
         config = dataclasses.replace(self._config, worker_host=worker_host)
-        self._run = self._actor.run.remote(config, model.name, model.path, self._deployment.worker_token, expected)
+        self._run = self._actor.run.remote(
+            config, model.name, model.path, self._deployment.worker_token, expected, self._keeper
+        )
         listening, run = (asyncio.ensure_future(_result(ref)) for ref in (self._actor.listening.remote(), self._run))
         try:
             await asyncio.wait([listening, run], return_when=asyncio.FIRST_COMPLETED)

@@ -39,6 +39,15 @@ class Slo:
 
 
 @dataclass(frozen=True, slots=True)
+class Resumed:
+    """A request that was let in by a router that is gone: how far it has come there, as packed int32, and with which
+    version of the model, "" if none was known."""
+
+    output_ids: bytes
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """`prompt_ids` as a list or packed by `messages.pack_ids`. Lower `priority` is more urgent. `cache_salt` keeps
     prefix caches of different values apart; `tenant` is for accounting and fairness. `request_id` is unique; `names`
@@ -68,6 +77,7 @@ class GenerateRequest:
     version: str = ""  # of the model, that the client has asked for; "": any
     first_choice: str = ""  # the request id of the first choice of the same answer: all have one version
     wants_record: bool = False  # the answer will tell the whole record, so it must get to whoever writes the answer
+    resumed: Resumed | None = None
 
     def packed_prompt(self) -> bytes:
         """The prompt as packed int32. Raises ValueError or OverflowError if it is not one."""

@@ -32,7 +32,7 @@ from slipstream.router.router import Router
 @dataclass(frozen=True, slots=True)
 class RouterProgram:
     """`model` is the name that clients ask for, `model_dir` holds its tokenizer, `token` is the secret that workers
-    show."""
+    show. `keeper` is the socket of a `Keeper` for what is to outlive this router."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -41,6 +41,7 @@ class RouterProgram:
     token: str
     has_prefill_pool: bool = False
     drain_s: float = 30.0
+    keeper: Path | None = None
     router: RouterConfig = field(default_factory=RouterConfig)
 
 
@@ -74,9 +75,15 @@ async def serve(program: RouterProgram) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
     router = Router(
-        program.router, program.model, program.model_dir, program.token, has_prefill_pool=program.has_prefill_pool
+        program.router,
+        program.model,
+        program.model_dir,
+        program.token,
+        has_prefill_pool=program.has_prefill_pool,
+        keeper=program.keeper,
     )
     addresses = await router.start()
+    await router.take_over()
     spare_garbage_collector()
     http, workers, admin = addresses.http, addresses.workers, addresses.admin
     scheme = "https" if program.router.http.tls.is_on else "http"

@@ -19,9 +19,10 @@ class OutputError(Exception):
 class OutputLog:
     """Accepts chunks by output index: what is known already is dropped, what comes too early waits."""
 
-    def __init__(self, max_tokens: int) -> None:
+    def __init__(self, max_tokens: int, packed_ids: bytes = b"") -> None:
+        """`packed_ids` is what the output begins with."""
         self._max_tokens = max_tokens
-        self._ids = array("i")
+        self._ids = array("i", packed_ids)
         self._early: dict[int, TokenChunk] = {}
 
     def __len__(self) -> int:

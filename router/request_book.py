@@ -108,7 +108,7 @@ class RequestBook:
             self.signals.refused(error.error.kind, now)
             raise
         num_prompt_tokens = len(prompt_ids) // 4
-        output = OutputLog(request.sampling.max_tokens)
+        output = OutputLog(request.sampling.max_tokens, request.resumed.output_ids if request.resumed else b"")
         record = RequestRecord(
             request.request_id,
             request.tenant,
@@ -146,7 +146,7 @@ class RequestBook:
             # asked for them one after the other.
             late_s = request.choice * (self.pace.interval_s(now) or UNKNOWN_INTERVAL_S)
         self.queue.push(state, late_s)
-        state.enter("queued", now)
+        state.enter("queued", now, f"taken over with {len(output)} tokens" if request.resumed else "")
 
     def _checked_prompt(self, request: GenerateRequest, decode_workers: Sequence[WorkerState], now: float) -> bytes:
         if request.request_id in self._requests:
@@ -164,7 +164,10 @@ class RequestBook:
         refused = refusal(len(prompt_ids) // 4, decode_workers)
         if refused is not None:
             raise PromptTooLongError(refused)
-        check_admission(request, self.queue, self.pace, self._config, now)
+        if request.resumed is None:
+            check_admission(request, self.queue, self.pace, self._config, now)
+        elif len(request.resumed.output_ids) >= 4 * request.sampling.max_tokens:
+            raise InvalidRequestError("the output so far leaves no room for another token")
         return prompt_ids
 
     def _timeout_s(self, request: GenerateRequest) -> float:

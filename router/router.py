@@ -28,6 +28,7 @@ from slipstream.router.messages import Role
 from slipstream.router.open_files import allow_all_files
 from slipstream.router.service import GenerationService
 from slipstream.router.signals import Signals
+from slipstream.router.takeover.estate import Estate
 from slipstream.router.tokenizer import Tokenizer, read_json
 from slipstream.router.tracing.tracer import Tracer
 from slipstream.router.version_status import VersionStatus
@@ -42,7 +43,8 @@ class Router:
 
     `model_dir` is needed for its tokenizer and chat template only; how long sequences may be, the workers say.
     `worker_token` is the secret that workers show. With `has_prefill_pool` the router is ready only after a request
-    has gone over a prefill group; without it, a prefill group is used by that first request if it is there.
+    has gone over a prefill group; without it, a prefill group is used by that first request if it is there. At a
+    `keeper` it leaves its clients' connections to the next router, and `take_over`s those of the one before.
     """
 
     def __init__(
@@ -53,11 +55,13 @@ class Router:
         worker_token: str,
         *,
         has_prefill_pool: bool = False,
+        keeper: Path | None = None,
     ) -> None:
         self._config = config
         self._model_name = model_name
         self._model_dir = Path(model_dir)
         self._worker_token = worker_token
+        self._keeper = keeper
         self._expected = ExpectedWorkers(num_prefill=int(has_prefill_pool))
         self._asleep_since: int | None = None  # how often decode workers had joined then
         self._model_positions: int | None = None  # the longest sequence that the model allows, if it says so
@@ -101,7 +105,10 @@ class Router:
             )
             self._front = front
             allow_all_files()
-            self._server = self._serving(front, access)
+            estate = None
+            if self._keeper is not None and self._config.fronts == 1:
+                estate = await loop.run_in_executor(pool, Estate.of_keeper, self._keeper)
+            self._server = self._serving(front, access, estate)
             await self._service.start()
             cleanup.push_async_callback(self._service.close)
             cleanup.push_async_callback(self._server.stop)  # also if only some of the fronts start
@@ -122,10 +129,10 @@ class Router:
         http = Endpoint(self._config.http.host, http_port)
         return Addresses(http, Endpoint(*self._service.worker_address), admin_at)
 
-    def _serving(self, front: Front, access: Access) -> HttpServer | FrontPool:
+    def _serving(self, front: Front, access: Access, estate: Estate | None) -> HttpServer | FrontPool:
         """What clients connect to: this process, or several others."""
         if self._config.fronts == 1:
-            return HttpServer(self._config.http, front, check_caller=front.check_caller)
+            return HttpServer(self._config.http, front, check_caller=front.check_caller, estate=estate)
         log_style = LogStyle.of_this_process()
         setup = FrontSetup(self._config, self._model_name, self._model_dir, self._service.max_model_len, log_style)
 
@@ -139,6 +146,11 @@ class Router:
         while True:
             fronts.tell_limits(self._service.max_model_len, self._service.versions)
             await self._service.wait_for_change()
+
+    async def take_over(self) -> None:
+        """Goes on with what the router before has left undone. To be called when the workers to come are known."""
+        if isinstance(self._server, HttpServer):
+            await self._server.take_over()
 
     def follow(self, config: DispatchConfig) -> None:
         """Takes up other settings of the dispatcher, as far as it can without a new start."""

@@ -114,6 +114,8 @@ class Versions:
         request = state.request
         if request.version:
             chosen = request.version
+        elif request.resumed is not None and request.resumed.output_ids:
+            chosen = request.resumed.version  # whether it comes back or not
         elif first_choice is not None:
             chosen = first_choice
         elif len(self._roster.decode_slots) == 1:  # that holds the request, or it would not have been admitted

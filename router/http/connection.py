@@ -13,12 +13,16 @@ from slipstream.router.config import HttpConfig
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange, Handler
 from slipstream.router.http.reader import CheckCaller, Request, RequestReader
+from slipstream.router.takeover.estate import Estate, Inherited
+from slipstream.router.takeover.journal import NOTHING, Phase, Unfinished
+from slipstream.router.takeover.notes import NO_NOTES, JournalNotes, Notes
 
 log = logging.getLogger(__name__)
 
 WRITE_BUFFER_BYTES = 64 * 1024  # waits in this process for one slow reader before its handler is held back
 READ_AHEAD_BYTES = 256 * 1024  # a client may send so much of its next requests while one is running
 LINGER_S = 2.0  # how long a refused client may go on sending before it is cut off
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 TURNED_AWAY_S = 2.0  # how long a client beyond the limit of connections may take to ask
 
 Welcome = Literal["served", "turned_away", "cut_off"]
@@ -33,6 +37,8 @@ class ConnectionOwner(Protocol):
     def draining(self) -> bool: ...
     @property
     def check_caller(self) -> CheckCaller | None: ...
+    @property
+    def estate(self) -> Estate | None: ...
     def joined(self, connection: HttpConnection) -> Welcome: ...
     async def turn_away(self, request: Request, exchange: Exchange) -> None: ...
     def left(self, connection: HttpConnection) -> None: ...
@@ -59,9 +65,14 @@ class HttpConnection(asyncio.Protocol):
 
     A client that shuts down its sending side counts as gone, as in most servers: there is no way to tell it from
     one that has left.
+
+    Where the server has an estate, all that goes in and out is noted in a journal from the first bytes on, and an
+    `inherited` connection goes on where the router before has left it.
     """
 
-    def __init__(self, config: HttpConfig, handler: Handler, owner: ConnectionOwner) -> None:
+    def __init__(
+        self, config: HttpConfig, handler: Handler, owner: ConnectionOwner, inherited: Inherited | None = None
+    ) -> None:
         self._config = config
         self._limits = ReadLimits.of(config)
         self._handler = handler
@@ -80,6 +91,11 @@ class HttpConnection(asyncio.Protocol):
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
+        self._inherited = inherited
+        self._may_be_kept = inherited is None and owner.estate is not None
+        self._number = inherited.number if inherited is not None else 0  # at the keeper
+        self._journal = inherited.journal if inherited is not None else None
+        self._before: Unfinished | None = None  # what the exchange that begins now had come to
 
     # ---- the owner's side
 
@@ -99,6 +115,13 @@ class HttpConnection(asyncio.Protocol):
             self._exchange.keep_alive = False
 
     def send(self, data: bytes) -> None:
+        if self._journal is not None:
+            exchange = self._exchange
+            if exchange is not None and not exchange.ended:
+                phase = Phase.STREAMING
+            else:
+                phase = Phase.ENDED if exchange is not None and exchange.keep_alive else Phase.CLOSING
+            self._journal.sent(data, phase)
         self._transport.write(data)
 
     def abort(self) -> None:
@@ -115,6 +138,9 @@ class HttpConnection(asyncio.Protocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._is_tls = self._transport.get_extra_info("ssl_object") is not None
         welcome = self._owner.joined(self)
+        if self._inherited is not None:
+            self._go_on(self._inherited)
+            return
         if welcome == "cut_off":
             self._transport.abort()
             return
@@ -128,6 +154,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timers()
+        self._forget()
         self._pending.clear()
         if self._task is not None:
             self._task.cancel()
@@ -137,7 +164,13 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._discards_input:
             return
+        if self._may_be_kept:
+            self._keep()
+        if self._journal is not None:
+            self._journal.received(data)
         if self._exchange is not None or self._pending:
+            if self._journal is not None:
+                self._journal.spoil()  # it does not tell where one request ends and the next one begins
             self._bytes_ahead += len(data)
             if self._bytes_ahead > READ_AHEAD_BYTES:
                 self._discards_input = True
@@ -177,14 +210,21 @@ class HttpConnection(asyncio.Protocol):
                 self._begin(self._pending.popleft())
         elif self._exchange is None and self._reader.expects_continue:
             self._reader.expects_continue = False
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            if self._journal is not None:
+                self._journal.sent(CONTINUE, Phase.IDLE)
+            self._transport.write(CONTINUE)
         self._watch()
 
     def _begin(self, request: Request | HttpError) -> None:
         if isinstance(request, HttpError):
             self._refuse(request)
             return
-        self._exchange = Exchange(request, self)
+        before, self._before = self._before, None
+        notes: Notes = NO_NOTES
+        if self._journal is not None:
+            self._journal.begun()
+            notes = JournalNotes(self._journal, before)
+        self._exchange = Exchange(request, self, notes, head_sent=before is not None and before.head_sent)
         if self._discards_input:
             self._exchange.keep_alive = False
         self._task = self._loop.create_task(self._serve(request, self._exchange))
@@ -219,12 +259,49 @@ class HttpConnection(asyncio.Protocol):
             else:
                 self._close()
         else:
+            if self._journal is not None and not self._pending and self._reader.state == "idle":
+                self._journal.rest()
             self._advance()
 
     def _refuse(self, error: HttpError) -> None:
         unread = Request("", "", "", {}, b"", keep_alive=False, http10=False)
         Exchange(unread, self).fail(error)
         self._close_after_input()
+
+    # ---- what outlives this process
+
+    def _keep(self) -> None:
+        """Before the first bytes are taken."""
+        self._may_be_kept = False
+        estate = self._owner.estate
+        kept = estate.keep(self._transport.get_extra_info("socket")) if estate is not None else None
+        if kept is not None:
+            self._number, self._journal = kept
+
+    def _forget(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+            if self._owner.estate is not None:
+                self._owner.estate.forget(self._number)
+
+    def _go_on(self, inherited: Inherited) -> None:
+        """Where the router before was killed."""
+        journal, unfinished = inherited.journal, inherited.unfinished
+        if inherited.unsent:
+            self._transport.write(inherited.unsent)
+        if journal.phase == Phase.CLOSING:
+            self._close()
+            return
+        if journal.phase == Phase.ENDED:
+            journal.rest()
+            unfinished = NOTHING
+        if inherited.is_running:
+            journal.outlive()
+            self._before = unfinished
+        if unfinished.request:
+            self._pending.extend(self._reader.feed(unfinished.request))
+        self._advance()
 
     # ---- the end of the connection
 

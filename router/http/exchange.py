@@ -10,6 +10,7 @@ from typing import Protocol
 from slipstream.router.access.caller import ANYBODY, Caller
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.reader import Request
+from slipstream.router.takeover.notes import NO_NOTES, Notes
 from slipstream.router.tracing.request_trace import RequestTrace
 
 JSON = "application/json"
@@ -40,20 +41,25 @@ class Exchange:
         "_can_write",
         "_head",
         "_http10",
+        "_is_resumed",
         "_sink",
         "caller",
         "ended",
         "head_sent",
         "header_lines",
         "keep_alive",
+        "notes",
         "request_id",
         "status",
         "trace",
         "trace_id",
     )
 
-    def __init__(self, request: Request, sink: ResponseSink) -> None:
+    def __init__(self, request: Request, sink: ResponseSink, notes: Notes = NO_NOTES, head_sent: bool = False) -> None:
+        """`head_sent` by the router before, which was killed in the middle of this answer."""
         self._sink = sink
+        self._is_resumed = head_sent
+        self.notes = notes
         self._body_allowed = request.method != "HEAD"
         self._http10 = request.http10
         self._can_write: asyncio.Future[None] | None = None
@@ -65,7 +71,7 @@ class Exchange:
         self.trace_id = ""  # the caller's, or the one that it was given
         self.status = 0
         self.keep_alive = request.keep_alive and not sink.draining
-        self.head_sent = False
+        self.head_sent = head_sent
         self.ended = False
 
     def respond(
@@ -84,7 +90,7 @@ class Exchange:
 
     def start(self, status: int, content_type: str, headers: Iterable[tuple[str, str]] = ()) -> None:
         """Prepare the head of a streamed response; nothing is sent before the first `write` or `finish`."""
-        assert not self.head_sent, "the head of the response has left already"
+        assert not self.head_sent or self._is_resumed, "the head of the response has left already"
         self.keep_alive = self.keep_alive and not self._http10  # without chunks only closing can mark the end
         framing = "" if self._http10 else "transfer-encoding: chunked\r\n"
         self._head = self._render_head(status, content_type, headers, framing)

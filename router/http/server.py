@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
+import logging
 import time
 from email.utils import formatdate
-from typing import Protocol
+from typing import Any, Protocol
 
 from slipstream.router.config import HttpConfig
 from slipstream.router.http.connection import HttpConnection, Welcome
@@ -14,6 +16,9 @@ from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange, Handler
 from slipstream.router.http.reader import CheckCaller, Request
 from slipstream.router.http.tls import ServerTls
+from slipstream.router.takeover.estate import Estate
+
+log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 MAX_TURNED_AWAY = 64  # connections beyond the limit that still get an answer; further ones are cut off
@@ -31,7 +36,8 @@ class HttpServer:
     """Life cycle: `start`, then `drain` (optional), then `stop`. All on one event loop.
 
     `check_caller` is asked before a large body is taken. With `shares_port` other processes may listen on the same
-    port, and the system divides new connections between them; `count` knows of theirs."""
+    port, and the system divides new connections between them; `count` knows of theirs. With an `estate` it listens
+    where the router before did, and leaves what it has to the next one."""
 
     def __init__(
         self,
@@ -41,14 +47,17 @@ class HttpServer:
         check_caller: CheckCaller | None = None,
         shares_port: bool = False,
         count: ConnectionCount | None = None,
+        estate: Estate | None = None,
     ) -> None:
         self.check_caller = check_caller
+        self.estate = estate if not config.tls.is_on else None  # the state of TLS ends with its process
+        self._listening = estate
         self._config = config
         self._handler = handler
         self._shares_port = shares_port
         self._count = count
         self._tls = ServerTls(config.tls) if config.tls.is_on else None
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._connections: set[HttpConnection] = set()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -78,31 +87,48 @@ class HttpServer:
 
         Raises OSError with one clear sentence if the address cannot be had.
         """
-        loop = asyncio.get_running_loop()
         host, port = self._config.host, self._config.port
-        context = self._tls.context if self._tls is not None else None
-        handshake_s = self._config.header_timeout_s if context is not None else None
         try:
-            self._server = await loop.create_server(
-                lambda: HttpConnection(self._config, self._handler, self),
-                host,
-                port,
-                backlog=BACKLOG,
-                reuse_port=self._shares_port,
-                ssl=context,
-                ssl_handshake_timeout=handshake_s,
-            )
+            if self._listening is not None and self._listening.listening:
+                self._servers = [await self._listen(sock=sock) for sock in self._listening.listening]
+            else:
+                self._servers = [await self._listen(host=host, port=port, reuse_port=self._shares_port)]
+                if self._listening is not None:
+                    self._listening.keep_listening(self._servers[0].sockets)
         except OSError as error:
             why = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
             raise OSError(error.errno, f"cannot listen for HTTP on {host}:{port}: {why}") from error
-        chosen: int = self._server.sockets[0].getsockname()[1]
+        chosen: int = self._servers[0].sockets[0].getsockname()[1]
         return chosen
+
+    async def _listen(self, **where: Any) -> asyncio.Server:
+        context = self._tls.context if self._tls is not None else None
+        return await asyncio.get_running_loop().create_server(
+            lambda: HttpConnection(self._config, self._handler, self),
+            backlog=BACKLOG,
+            ssl=context,
+            ssl_handshake_timeout=self._config.header_timeout_s if context is not None else None,
+            **where,
+        )
+
+    async def take_over(self) -> None:
+        """Goes on with the connections that the router before has left."""
+        estate = self.estate
+        if estate is None:
+            return
+        loop = asyncio.get_running_loop()
+        connections, estate.connections = estate.connections, []
+        for inherited in connections:
+            await loop.connect_accepted_socket(
+                functools.partial(HttpConnection, self._config, self._handler, self, inherited), inherited.sock
+            )
+        if connections:
+            num_running = sum([inherited.is_running for inherited in connections])
+            log.info("took over %d connections, %d of them with a request", len(connections), num_running)
 
     async def drain(self, deadline_s: float) -> bool:
         """Stop accepting, let running responses end. True if all did within `deadline_s`."""
-        self._draining = True
-        if self._server is not None:
-            self._server.close()
+        self._end_listening()
         for connection in list(self._connections):
             connection.close_when_idle()
         try:
@@ -114,12 +140,17 @@ class HttpServer:
 
     async def stop(self) -> None:
         """Cut what is left and wait until its handlers have ended."""
-        self._draining = True
-        if self._server is not None:
-            self._server.close()
+        self._end_listening()
         for connection in list(self._connections):
             connection.abort()
         await self._empty.wait()
+
+    def _end_listening(self) -> None:
+        self._draining = True
+        if self._listening is not None:
+            self._listening.farewell()
+        for server in self._servers:
+            server.close()
 
     # ---- called by the connections
 

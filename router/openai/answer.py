@@ -12,12 +12,13 @@ import orjson
 from slipstream.router.explain import explained_now
 from slipstream.router.generation import GenerationFinish
 from slipstream.router.http.exchange import Exchange
-from slipstream.router.messages import FinishReason
+from slipstream.router.messages import FinishReason, unpack_ids
 from slipstream.router.metrics import RequestMeter
 from slipstream.router.openai.failures import GenerationFailed, as_http_error
 from slipstream.router.openai.formats import DONE, AnswerFormat, TokenUsage, WholeChoice
 from slipstream.router.openai.output_text import OutputText, TokenEntry
 from slipstream.router.stream import Delta, GenerationStream
+from slipstream.router.takeover.notes import NO_NOTES, Notes
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 
@@ -75,6 +76,7 @@ class Answer:
         self._prompt_param = prompt_param
         self._explains = explains
         self._num_cached_tokens = 0
+        self._notes: Notes = NO_NOTES  # a whole answer is begun anew by the next router: its client has nothing yet
 
     async def send_whole(self, exchange: Exchange) -> None:
         """Answers when all is there. Raises HttpError if any choice fails."""
@@ -106,6 +108,7 @@ class Answer:
         """
         exchange.start(200, EVENT_STREAM, (("cache-control", "no-cache"),))
         is_only = len(self._choices) == 1
+        self._notes = exchange.notes
 
         async def stream(choice: Choice) -> bytes:
             def send(text: str, logprobs: list[TokenEntry]) -> None:
@@ -119,6 +122,7 @@ class Answer:
             final = self._form.final_chunk(choice.index, end.text, end.logprobs, end.reason)
             if is_only:
                 return final  # leaves together with the end of the stream
+            self._notes.spoil()  # they do not tell that one choice of several has ended
             exchange.write(final)
             return b""
 
@@ -160,9 +164,16 @@ class Answer:
     async def _run(self, choice: Choice, exchange: Exchange, on_text: OnText) -> ChoiceEnd:
         """Hand the text of one choice to `on_text` as it becomes certain; what comes with the end is left to that.
         Raises GenerationFailed."""
-        stream, output, meter, form = choice.stream, choice.output, choice.meter, self._form
+        stream, output, meter, form, notes = choice.stream, choice.output, choice.meter, self._form, self._notes
         record, prefix = stream.record, choice.prefix
         last_logprobs: list[TokenEntry] = []
+        resumed = notes.resumed(choice.index)
+        if resumed is not None:
+            form.served_by(resumed.version)
+            text = output.add([(token_id, None) for token_id in unpack_ids(resumed.output_ids)])
+            if text:
+                form.text_chunk(choice.index, prefix + text, [])  # which the client has
+                prefix = ""
 
         def take(delta: Delta) -> bool:
             nonlocal prefix, last_logprobs
@@ -172,18 +183,24 @@ class Answer:
             ends_with_stop_token = finish is not None and delta[-1][0] == finish.stop_token_id
             text = output.add(delta, ends_with_stop_token and choice.hides_stop_token)
             logprobs = output.take_logprobs()
+            if output.holds_logprobs:
+                notes.spoil()  # they do not keep them
             if finish is not None and finish.reason in ("stop", "length"):
                 prefix, last_logprobs = prefix + text, logprobs
-            elif text or logprobs:
-                on_text(prefix + text, logprobs)
-                prefix = ""
+            else:
+                notes.got(choice.index, delta, record.version)
+                if text or logprobs:
+                    on_text(prefix + text, logprobs)
+                    prefix = ""
             return not (output.stopped or exchange.congested)
 
-        while not await stream.each(take):
-            if output.stopped:
-                stream.cancel("stop")
-                break
-            await exchange.drain()  # a slow reader: the stream gathers what comes meanwhile
+        is_over = output.stopped
+        while not is_over:
+            is_over = await stream.each(take) or output.stopped
+            if not is_over:
+                await exchange.drain()  # a slow reader: the stream gathers what comes meanwhile
+        if output.stopped:
+            stream.cancel("stop")
         text = output.finish()
         choice.reason = self._reason(choice, stream.finish)
         return ChoiceEnd(prefix + text, last_logprobs + output.take_logprobs(), choice.reason)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,8 +28,11 @@ from slipstream.router.openai.prompts import DEFAULT_COMPLETION_TOKENS, Prompts
 from slipstream.router.openai.sampling import SEED_MASK, check_token_ids, sampling_params
 from slipstream.router.openai.schema import ChatRequest, CompletionRequest, GenerationFields
 from slipstream.router.stream import GenerationStream
+from slipstream.router.takeover.journal import Identity
+from slipstream.router.takeover.notes import Notes
 from slipstream.router.tokenizer import Tokenizer
 
+SEED_STEP = 0x9E3779B97F4A7C15  # between the prompts of a request without a seed: far apart in 63 bits
 MAX_EXPLAINED_CHOICES = 16  # in the answer; each can be some ten KiB
 
 
@@ -57,7 +59,6 @@ class OpenAiApi:
         self._access = access
         self._prompts = Prompts(tokenizer, lambda: service.max_model_len)
         self._guides = Guides()
-        self._random = random.SystemRandom()
         self._created_s = int(time.time())
 
     def add_to(self, routes: Routes) -> None:
@@ -103,8 +104,9 @@ class OpenAiApi:
         guide = await self._guides.of(body)
         max_tokens = self._prompts.room(packed_ids, body.stated_max_tokens, None, "messages")
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        prompts = [Prompt(packed_ids, self._sampling(body, max_tokens, logprobs, guide))]
-        answer = self._new_answer("chatcmpl-")
+        identity = exchange.notes.identity()
+        prompts = [Prompt(packed_ids, self._sampling(body, max_tokens, logprobs, guide, identity.seed))]
+        answer = self._head_of("chatcmpl-", identity)
         form = ChatFormat(answer, self._tokenizer.pieces, logprobs is not None, wants_usage(body))
         await self._answer(exchange, Job(asked, answer.id, prompts, "messages", form))
 
@@ -115,14 +117,16 @@ class OpenAiApi:
         for token_ids in body.id_lists:
             check_token_ids("prompt", token_ids, self._tokenizer.vocab_size)
         guide = await self._guides.of(body)
+        identity = exchange.notes.identity()
         prompts: list[Prompt] = []
         for packed_ids in [*map(pack_ids, body.id_lists)] or await self._prompts.of_texts(body.texts, "prompt"):
             max_tokens = self._prompts.room(packed_ids, body.max_tokens, DEFAULT_COMPLETION_TOKENS, "prompt")
-            prompts.append(Prompt(packed_ids, self._sampling(body, max_tokens, body.logprobs, guide)))
+            seed = (identity.seed + len(prompts) * SEED_STEP) & SEED_MASK
+            prompts.append(Prompt(packed_ids, self._sampling(body, max_tokens, body.logprobs, guide, seed)))
         if body.echo:
             texts = body.texts or await self._tokenizer.decode(body.id_lists)
             prompts = [replace(prompt, text=text) for prompt, text in zip(prompts, texts, strict=True)]
-        answer = self._new_answer("cmpl-")
+        answer = self._head_of("cmpl-", identity)
         form = CompletionFormat(answer, self._tokenizer.pieces, body.logprobs is not None, wants_usage(body))
         await self._answer(exchange, Job(asked, answer.id, prompts, "prompt", form))
 
@@ -145,7 +149,7 @@ class OpenAiApi:
         self._metrics.choices.observe(job.choices_per_prompt)
         try:
             for index in range(num_choices):
-                choices.append(self._submit(job, index))
+                choices.append(self._submit(job, index, exchange.notes))
             answer = Answer(
                 choices,
                 job.form,
@@ -167,7 +171,7 @@ class OpenAiApi:
             if exchange.trace is not None:
                 exchange.trace.answered([choice.stream.record for choice in choices], asked_attributes(job))
 
-    def _submit(self, job: Job, index: int) -> Choice:
+    def _submit(self, job: Job, index: int, notes: Notes) -> Choice:
         """Queue one choice. Raises HttpError if it is not admitted."""
         body, asked, caller = job.body, job.asked, job.asked.caller
         prompt = job.prompts[index // job.choices_per_prompt]
@@ -193,6 +197,7 @@ class OpenAiApi:
             version=asked.version,
             first_choice=job.ids_of(0)[0] if index else "",
             wants_record=bool(body.explain),
+            resumed=notes.resumed(index),
         )
         try:
             stream = self._service.submit(request)
@@ -209,9 +214,9 @@ class OpenAiApi:
         )
 
     def _sampling(
-        self, body: GenerationFields, max_tokens: int, logprobs: int | None, guide: Guide | None
+        self, body: GenerationFields, max_tokens: int, logprobs: int | None, guide: Guide | None, own_seed: int
     ) -> SamplingParams:
-        seed = self._random.getrandbits(63) if body.seed is None else body.seed
+        seed = own_seed if body.seed is None else body.seed
         return sampling_params(
             body,
             max_tokens=max_tokens,
@@ -221,8 +226,8 @@ class OpenAiApi:
             guide=guide,
         )
 
-    def _new_answer(self, prefix: str) -> AnswerHead:
-        return AnswerHead(f"{prefix}{self._random.getrandbits(128):032x}", int(time.time()), self._model)
+    def _head_of(self, prefix: str, identity: Identity) -> AnswerHead:
+        return AnswerHead(f"{prefix}{identity.number:032x}", identity.created_s, self._model)
 
     def _version_of(self, name: str) -> str:
         """The version that a model's name asks for, "" if none. Raises HttpError 404 for what there is not."""

@@ -37,6 +37,11 @@ class OutputText:
     def stopped(self) -> bool:
         return self._stops is not None and self._stops.matched is not None
 
+    @property
+    def holds_logprobs(self) -> bool:
+        """Some are not released yet: a stop string may begin in their text."""
+        return bool(self._entries)
+
     def add(self, delta: Delta, hides_last: bool = False) -> str:
         """The text that became certain with `delta`. `hides_last`: its last token ended the output; it counts but
         is not shown."""

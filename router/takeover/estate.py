@@ -1,0 +1,179 @@
+"""The router's side of the keeper: what it finds there at its start, and what it leaves there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from slipstream.router.takeover.journal import Journal, JournalError, Phase
+from slipstream.router.takeover.keeper import MAX_FDS, MESSAGE, Kind
+from slipstream.router.takeover.socket_bytes import socket_bytes
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 10.0
+MAX_LIVES = 2  # an exchange that has outlived so many routers may be what kills them
+
+
+class Inherited:
+    """A client connection of a router that is gone. `unsent` was given to the socket, which had not taken it yet."""
+
+    __slots__ = ("journal", "number", "sock", "unfinished", "unsent")
+
+    def __init__(self, number: int, sock: socket.socket, journal: Journal, unsent: bytes) -> None:
+        self.number = number
+        self.sock = sock
+        self.journal = journal
+        self.unfinished = journal.unfinished()
+        self.unsent = unsent
+
+    @property
+    def is_running(self) -> bool:
+        """An answer was under way."""
+        return self.journal.phase in (Phase.RUNNING, Phase.STREAMING)
+
+
+class Estate:
+    """What outlives this router. Connections that cannot be kept are served all the same, and end with it."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self._last = 0
+        self._forgotten: deque[int] = deque()  # that the keeper could not be told yet
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_open = True
+        self.listening: list[socket.socket] = []
+        self.connections: list[Inherited] = []
+
+    @classmethod
+    def of_keeper(cls, path: Path) -> Estate | None:
+        """What the router before has left at a keeper, if there is one; None: nothing will be kept. Blocks a little."""
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        link.settimeout(PATIENCE_S)
+        estate = cls(link)
+        try:
+            link.connect(str(path))
+            estate._inherit()
+        except (OSError, struct.error, ValueError) as error:
+            link.close()
+            log.warning("client connections will not outlive this router: %s", error)
+            return None
+        link.setblocking(False)
+        return estate
+
+    def _inherit(self) -> None:
+        while True:
+            message, fds, _, _ = socket.recv_fds(self._link, MESSAGE.size, MAX_FDS)
+            kind, number = MESSAGE.unpack(message)
+            self._last = max(self._last, number)
+            if kind == Kind.READY:
+                return
+            if kind == Kind.LISTENING:
+                self.listening.extend(socket.socket(fileno=fd) for fd in fds)
+            else:
+                self._inherit_connection(number, *fds)
+
+    def _inherit_connection(self, number: int, sock_fd: int, journal_fd: int) -> None:
+        sock = socket.socket(fileno=sock_fd)
+        try:
+            journal = Journal(journal_fd)
+            unsent = missing_of(sock, journal)
+            if unsent is not None:
+                self.connections.append(Inherited(number, sock, journal, unsent))
+                return
+            journal.close()
+        except (JournalError, OSError) as error:
+            log.warning("a connection cannot be gone on with: %s", error)
+        sock.close()
+        self.forget(number)
+
+    def keep_listening(self, sockets: Sequence[socket.socket]) -> None:
+        """The next router accepts who comes while there is none."""
+        for sock in sockets:
+            self._last += 1
+            self._send(Kind.LISTENING, self._last, [sock.fileno()])
+
+    def keep(self, sock: socket.socket) -> tuple[int, Journal] | None:
+        """Leaves a connection to the next router, before anything has been sent on it. Returns its number and the
+        journal that is to be written; None: it ends with this process."""
+        if not self._is_open:
+            return None
+        try:
+            journal, fd = Journal.create()
+        except OSError as error:
+            log.warning("a connection will not outlive this router: %s", error)
+            return None
+        self._last += 1
+        is_kept = self._send(Kind.CONNECTION, self._last, [sock.fileno(), fd])
+        os.close(fd)
+        if not is_kept:
+            journal.close()
+            return None
+        return self._last, journal
+
+    def forget(self, number: int) -> None:
+        """A connection is over: it stays open for the client as long as the keeper has it."""
+        if not self._is_open:
+            return
+        self._forgotten.append(number)
+        self._tell_forgotten()
+
+    def farewell(self) -> None:
+        """This router ends in order, and nobody comes after it."""
+        if self._is_open:
+            self._link.setblocking(True)
+            self._send(Kind.FAREWELL, 0, [])
+        self._close()
+
+    def _tell_forgotten(self) -> None:
+        while self._forgotten and self._is_open:
+            if not self._send(Kind.FORGET, self._forgotten[0], []):
+                if self._is_open and self._loop is None:
+                    self._loop = asyncio.get_running_loop()
+                    self._loop.add_writer(self._link, self._tell_forgotten)
+                return
+            self._forgotten.popleft()
+        if self._loop is not None:
+            self._loop.remove_writer(self._link)
+            self._loop = None
+
+    def _send(self, kind: Kind, number: int, fds: list[int]) -> bool:
+        """False: the keeper is busy, or gone."""
+        if not self._is_open:
+            return False
+        try:
+            socket.send_fds(self._link, [MESSAGE.pack(kind, number)], fds)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            log.warning("client connections will not outlive this router: its keeper is gone: %s", error)
+            self._close()
+            return False
+        return True
+
+    def _close(self) -> None:
+        if self._loop is not None:
+            self._loop.remove_writer(self._link)
+            self._loop = None
+        self._is_open = False
+        self._link.close()
+
+
+def missing_of(sock: socket.socket, journal: Journal) -> bytes | None:
+    """What the client has still to get of what it was sent; None: nobody can go on with this connection."""
+    try:
+        counts = socket_bytes(sock)
+    except OSError:
+        return None  # broken
+    # What was read from the socket and not noted is lost; one byte more is the end of the client's sending.
+    if counts.num_read != journal.in_bytes:
+        return None
+    if journal.is_spoiled or (journal.num_lives >= MAX_LIVES and journal.phase != Phase.IDLE):
+        return None
+    return journal.unsent(counts.num_written)

@@ -1,0 +1,79 @@
+"""What an answer leaves for the router that may have to go on with it, and what it finds of the one before."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Protocol
+
+from slipstream.router.generation import Resumed
+from slipstream.router.messages import pack_ids
+from slipstream.router.stream import Delta
+from slipstream.router.takeover.journal import Identity, Journal, Unfinished
+
+SEED_BITS = 63
+
+
+def new_identity() -> Identity:
+    bits = secrets.randbits(128 + SEED_BITS)
+    return Identity(bits >> SEED_BITS, int(time.time()), bits & ((1 << SEED_BITS) - 1))
+
+
+class Notes(Protocol):
+    """Tokens that a choice `got` count as told to the client with the next bytes that are sent; `spoil`: what comes now
+    could not be gone on with. `resumed` is how far a choice had come at the router before, None of a new answer."""
+
+    def identity(self) -> Identity: ...
+    def resumed(self, choice: int) -> Resumed | None: ...
+    def got(self, choice: int, delta: Delta, version: str) -> None: ...
+    def spoil(self) -> None: ...
+
+
+class NoNotes:
+    """Of an answer that ends with its router."""
+
+    def identity(self) -> Identity:
+        return new_identity()
+
+    def resumed(self, choice: int) -> Resumed | None:
+        return None
+
+    def got(self, choice: int, delta: Delta, version: str) -> None:
+        pass
+
+    def spoil(self) -> None:
+        pass
+
+
+class JournalNotes:
+    """In the journal of the answer's connection. `before`: what the router before had noted."""
+
+    def __init__(self, journal: Journal, before: Unfinished | None = None) -> None:
+        self._journal = journal
+        self._before = before
+        self._version = before.version if before is not None else ""
+
+    def identity(self) -> Identity:
+        known = self._journal.identity
+        if known is not None:
+            return known
+        identity = new_identity()
+        self._journal.named(identity)
+        return identity
+
+    def resumed(self, choice: int) -> Resumed | None:
+        if self._before is None:
+            return None
+        return Resumed(self._before.tokens.get(choice, b""), self._before.version)
+
+    def got(self, choice: int, delta: Delta, version: str) -> None:
+        if version != self._version:
+            self._version = version
+            self._journal.served_by(version)
+        self._journal.tokens(choice, pack_ids([token_id for token_id, _ in delta]))
+
+    def spoil(self) -> None:
+        self._journal.spoil()
+
+
+NO_NOTES = NoNotes()
