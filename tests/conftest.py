@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 TESTS = Path(__file__).resolve().parent
 
@@ -17,6 +18,11 @@ if not Path("/dev/nvidiactl").exists():
 # Tests run in as many processes as there are cores. Torch's threads wait for each other by spinning, so with several in
 # each process a test takes up to three times as long. Workers and kernels that have threads are told how many.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# How long an example takes says how busy the machine is, and nothing about what is tested. All else is as hypothesis
+# has it: with CI=true the same examples every time.
+settings.register_profile("unhurried", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 # A file is tested by one process; one of these that came last would keep the other process waiting.
 LONGEST_FILES = (
