@@ -4,7 +4,9 @@
 
 Of a module of this folder, `launches()` gives calls by name; of a kernel's file, its benchmark and tuning cases are
 taken. The tensors are on the meta device: what the wrappers launch then is what they would launch on a GPU, in the same
-shapes and constants. Prints a JSON line for each kernel compiled, with its resources as ptxas reports them.
+shapes and constants. Prints a JSON line for each kernel compiled, with its resources as ptxas reports them, and which
+instructions for matrices its PTX has: what the machine code has instead of them, HGMMA and HMMA, takes half a second a
+kernel to be told.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class Resources:
     registers: int  # a thread
     stack_bytes: int  # a thread: spilled registers and arrays
     shared_bytes: int
-    matrix_instructions: str  # "HGMMA" (Hopper's own), "HMMA", or none
+    matrix_instructions: str  # "wgmma.mma_async" (Hopper's own), "mma.sync", or none
     compile_s: float
 
     @property
@@ -89,14 +91,12 @@ def compile_launches(launches: Launches) -> Iterator[Resources]:
 
 
 def resources_of(launch: str, kernel: Any, compile_s: float) -> Resources:
-    with tempfile.TemporaryDirectory() as folder:
-        cubin = Path(folder) / "kernel.cubin"
-        cubin.write_bytes(kernel.asm["cubin"])
-        usage = _cuobjdump("--dump-resource-usage", cubin)
-        sass = _cuobjdump("--dump-sass", cubin)
+    usage = _resource_usage(kernel.asm["cubin"])
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert found, usage
-    instructions = [name for name in ("HGMMA", "HMMA", "QGMMA", "IGMMA", "IMMA") if f" {name}." in sass]
+    instructions = [
+        name for name in ("wgmma.mma_async", "mma.sync") if re.search(rf"^\s*{name}\b", kernel.asm["ptx"], re.M)
+    ]
     return Resources(
         launch,
         kernel.metadata.name,
@@ -109,9 +109,13 @@ def resources_of(launch: str, kernel: Any, compile_s: float) -> Resources:
     )
 
 
-def _cuobjdump(option: str, cubin: Path) -> str:
+def _resource_usage(cubin: bytes) -> str:
     program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    return subprocess.run([program, option, cubin], check=True, capture_output=True, text=True).stdout
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [program, "--dump-resource-usage", file.name]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def launches_of(module: Any) -> Launches:
