@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,29 @@ ABSENT = ("ray", "ucxx", "pydantic", "httptools", "orjson", "fastapi", "uvicorn"
 MODULES = ("gpu_tests", "ceilings", "kernels", "engine", "page_transfer", "transfer_process", "peer")
 
 
-def dry_run(step: str, out: Path) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:
+@dataclass(frozen=True)
+class DryRun:
+    status: int
+    said: str
+    rows: list[dict[str, Any]]
+    page: str
+
+    def of(self, step: str) -> list[dict[str, Any]]:
+        rows = [row for row in self.rows if row["step"] == step]
+        assert rows, self.said
+        return rows
+
+
+@pytest.fixture(scope="module")
+def dry(tmp_path_factory: pytest.TempPathFactory) -> DryRun:
+    """One run for all tests; each of its steps is a process of its own, and may fail alone."""
+    out = tmp_path_factory.mktemp("dry")
     environment = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
-    command = [str(SCRIPTS / "gpu_check"), "--dry-run", "--only", step, "--out", str(out)]
+    steps = [word for step in ("kernels", "engine", "transfer", "peer") for word in ("--only", step)]
+    command = [str(SCRIPTS / "gpu_check"), "--dry-run", *steps, "--out", str(out)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    results = out / "results.jsonl"
-    rows = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
-    return done, rows
+    rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    return DryRun(done.returncode, done.stdout + done.stderr, rows, (out / "h200.md").read_text())
 
 
 @pytest.mark.parametrize(
@@ -36,22 +53,24 @@ def dry_run(step: str, out: Path) -> tuple[subprocess.CompletedProcess[str], lis
         ("peer", "transformers: tiny bf16 4 requests, 16 in 4 out"),
     ],
 )
-def test_a_dry_run_measures_and_writes_its_page(step: str, wanted: str, tmp_path: Path) -> None:
-    done, rows = dry_run(step, tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    [value] = [row["value"] for row in rows if row["step"] == step and row["name"] == wanted]
+def test_a_dry_run_measures_and_writes_its_page(dry: DryRun, step: str, wanted: str) -> None:
+    rows = dry.of(step)
+    assert not any(row["failed"] for row in rows), dry.said
+    [value] = [row["value"] for row in rows if row["name"] == wanted]
     assert value > 0
-    assert not any(row["failed"] for row in rows)
-    assert f"| {wanted} |" in (tmp_path / "h200.md").read_text()
-    assert wanted in done.stdout.split("----")[0]
+    assert f"| {wanted} |" in dry.page
+    assert wanted in dry.said.split("----")[0]
 
 
-def test_every_kernel_is_listed_with_its_floor(tmp_path: Path) -> None:
+def test_a_run_in_which_nothing_failed_ends_well(dry: DryRun) -> None:
+    assert (dry.status == 0) == (not any(row["failed"] for row in dry.rows)), dry.said
+
+
+def test_every_kernel_is_listed_with_its_floor(dry: DryRun) -> None:
     pytest.importorskip("triton")
-    done, rows = dry_run("kernels", tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    names = {row["name"].split()[0] for row in rows if row["step"] == "kernels"}
-    assert {"decode_attention", "page_pull"} <= names
+    rows = dry.of("kernels")
+    assert not any(row["failed"] for row in rows), dry.said
+    assert {"decode_attention", "page_pull"} <= {row["name"].split()[0] for row in rows}
 
 
 def test_a_torn_line_costs_only_itself(tmp_path: Path) -> None:
