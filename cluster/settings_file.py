@@ -33,14 +33,17 @@ class SettingsFile:
     lines: dict[Key, int]
 
     @classmethod
-    def read(cls, path: Path, known: Collection[str]) -> SettingsFile:
-        """Raises ConfigError, also for a file none of whose keys is like one of the `known` ones."""
+    def read(cls, path: Path, known: Collection[str], needed: str = "model.path") -> SettingsFile:
+        """Raises ConfigError, also for a file none of whose keys is like one of the `known` ones. Where nothing is
+        `needed` the file may be empty, and its keys are not looked at."""
         text = _text(path)
         try:
             with _loader_of(text) as loader:
                 node = loader.get_single_node()
                 if node is None:
-                    raise ConfigError([f"{path}: empty; at least model.path is needed"])
+                    if not needed:
+                        return cls(path, {}, {})
+                    raise ConfigError([f"{path}: empty; at least {needed} is needed"])
                 if not isinstance(node, yaml.MappingNode):
                     raise ConfigError([f"{path}: must be a mapping of settings, got {_yaml_kind(node)}"])
                 if _num_nodes(node, {}) > MAX_NODES:
@@ -56,8 +59,8 @@ class SettingsFile:
                 ]
                 if duplicates:
                     raise ConfigError(duplicates)
-                if _is_foreign(lines, known):
-                    raise ConfigError([f"{path}: none of its keys is a setting; at least model.path is needed"])
+                if needed and _is_foreign(lines, known):
+                    raise ConfigError([f"{path}: none of its keys is a setting; at least {needed} is needed"])
                 settings = loader.construct_document(node)
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark

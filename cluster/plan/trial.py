@@ -53,8 +53,6 @@ def simulate(question: Question, candidate: Candidate, seed: int = 0, speed: flo
     """The same question, candidate and seed give the same trial. Raises TraceError or ValueError for a workload that
     is none."""
     workload = open_workload(question.workload, question.num_requests, question.speed * speed, question.seed + seed)
-    times = [arrival.at_s for arrival in workload]
-    span_s = max(times[-1] - times[0], 1e-3)
     config = SimConfig(
         workload=question.workload,
         requests=question.num_requests,
@@ -63,8 +61,9 @@ def simulate(question: Question, candidate: Candidate, seed: int = 0, speed: flo
         seed=question.seed + seed,
         max_queued_requests=1_000_000,
     )
-    result = SimRun(config, candidate.profile(), workload, span_s).run(candidate.policy, candidate.split)
+    result = SimRun(config, candidate.profile(), workload, workload.last_s).run(candidate.policy, candidate.split)
     outcomes = result.outcomes
+    span_s = max(outcomes.span_s, 1e-3)
     good = [0] * NUM_BLOCKS
     first_s = min(outcomes.arrived_s)
     for arrived_s, is_good in zip(outcomes.arrived_s, outcomes.is_good, strict=True):

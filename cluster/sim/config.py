@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from slipstream.cluster.planner.config import PlannerConfig
+from slipstream.cluster.settings_file import ConfigError, SettingsFile
 from slipstream.cluster.workload.arrival import BLOCK_TOKENS
 from slipstream.router.config import PlacementConfig, PolicyName, SloConfig
 
@@ -119,6 +120,8 @@ class SimConfig:
             raise ValueError(f"page_tokens must divide {BLOCK_TOKENS}, got {self.page_tokens}")
         if not 0 <= self.report_s < math.inf:
             raise ValueError(f"report_s must be 0 or more and finite, got {self.report_s}")
+        if self.max_queued_requests < 1:
+            raise ValueError(f"max_queued_requests must be at least 1, got {self.max_queued_requests}")
         for key in ("queue_timeout_s", "request_timeout_s"):
             if not 0 < getattr(self, key) < math.inf:
                 raise ValueError(f"{key} must be over 0 and finite, got {getattr(self, key)}")
@@ -129,25 +132,37 @@ POLICIES = get_args(PolicyName)
 
 def load_sim_config(path: Path | None, overrides: dict[str, Any]) -> SimConfig:
     """The file's settings, or the defaults, with flags on top. Raises SimConfigError."""
-    raw: Any = {}
-    if path is not None:
-        try:
-            raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise SimConfigError(f"{path}: {error.strerror}") from None
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise SimConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-        if raw is None:
-            raw = {}
-        if not isinstance(raw, dict):
-            raise SimConfigError(f"{path}: must be a mapping of settings")
     try:
-        config = TypeAdapter(SimConfig).validate_json(json.dumps(raw, default=str), strict=True)
+        file = SettingsFile.read(path, (), needed="") if path is not None else None
+    except ConfigError as error:
+        raise SimConfigError(error.problems[0]) from None
+    try:
+        config = SimConfig() if file is None else _config_of(file)
         return replace(config, **overrides)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        reason = first["msg"].removeprefix("Value error, ")
-        raise SimConfigError(f"{path}: {where + ': ' if where else ''}{reason}, got {first['input']!r:.80}") from None
     except ValueError as error:
         raise SimConfigError(str(error)) from None
+
+
+def _config_of(file: SettingsFile) -> SimConfig:
+    try:
+        # A section without content reads as null and means the defaults.
+        text = json.dumps({key: value for key, value in file.settings.items() if value is not None}, default=str)
+    except TypeError:
+        raise SimConfigError(f"{file.path}: a key that is no text") from None
+    try:
+        return TypeAdapter(SimConfig).validate_json(text, strict=True)
+    except ValidationError as error:
+        raise SimConfigError(_sentence(file, error.errors()[0])) from None
+
+
+def _sentence(file: SettingsFile, error: ErrorDetails) -> str:
+    """File, line, key and reason."""
+    where = file.place(tuple(str(part) for part in error["loc"]))
+    reason = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "value_error":  # of a dataclass as a whole, whose sentence names key and value
+        return f"{where}: {reason}"
+    if error["type"] == "unexpected_keyword_argument":
+        return f"{where}: there is no such setting"
+    if error["loc"][:1] == ("splits",):
+        reason = 'a list of texts such as ["1:3", "2P2D", "4"] was expected'
+    return f"{where}: {reason}, got {str(error['input'])[:80]!r}"

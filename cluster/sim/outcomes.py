@@ -50,8 +50,9 @@ class Outcomes:
 
     @property
     def span_s(self) -> float:
-        """From the first arrival to the last."""
-        return max(self.arrived_s, default=0.0) - min(self.arrived_s, default=0.0)
+        """From the first arrival to the last; where all came at once, to the last end."""
+        first_s = min(self.arrived_s, default=0.0)
+        return max(self.arrived_s, default=0.0) - first_s or max(self.ended_s, default=0.0) - first_s
 
     def percentiles_ms(self, values: Sequence[float]) -> dict[int, float]:
         known = np.asarray(values, dtype=np.float64)

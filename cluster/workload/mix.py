@@ -11,6 +11,7 @@ from slipstream.cluster.workload.arrival import Arrival
 
 MAX_LENGTH = 1_000_000  # tokens
 BURST_S = 10.0
+MIN_RATE_RPS, MAX_RATE_RPS, MAX_BURST = 1e-6, 1e9, 1000.0  # beyond, seconds are no numbers to count with
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,10 @@ class Mix:
             raise ValueError("kinds must not be empty")
         if not 0 < self.rate_rps < math.inf:
             raise ValueError(f"rate must be over 0, got {self.rate_rps}")
-        if not 1 <= self.burst < math.inf:
-            raise ValueError(f"burst must be at least 1, got {self.burst}")
+        if not MIN_RATE_RPS <= self.rate_rps <= MAX_RATE_RPS:
+            raise ValueError(f"rate must be {MIN_RATE_RPS:g} to {MAX_RATE_RPS:g} a second, got {self.rate_rps}")
+        if not 1 <= self.burst <= MAX_BURST:
+            raise ValueError(f"burst must be 1 to {MAX_BURST:g}, got {self.burst}")
         for kind in self.kinds:
             for what, tokens in (("isl", kind.input_length), ("osl", kind.output_length)):
                 if not 1 <= tokens <= MAX_LENGTH:

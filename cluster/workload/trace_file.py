@@ -3,7 +3,7 @@
     JSON lines    Mooncake, AIPerf: {"timestamp": ms, "input_length", "output_length", "hash_ids": [...]}
     CSV           Azure: TIMESTAMP,ContextTokens,GeneratedTokens as published, or arrival_s,input_length,output_length
 
-docs/workloads.md has the columns. Every mistake is a `TraceError` that names file and line.
+docs/workloads.md has the columns. Every mistake is a `TraceError` that names file, line and column.
 """
 
 from __future__ import annotations
@@ -11,93 +11,162 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterator, Mapping
-from datetime import datetime
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from slipstream.cluster.workload.arrival import BLOCK_TOKENS, Arrival, TraceError
+from slipstream.cluster.workload.trace_lines import trace_lines
 
 MAX_TOKENS = 100_000_000  # of one request: more is no length of a prompt
+MAX_SPAN_S = 10 * 365 * 86_400.0  # from the first request to the last: more is a time in another unit
 CSV_COLUMNS = (
     ("arrival_s", "input_length", "output_length"),
     ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
 )
 
 
+class _Row(NamedTuple):
+    """A request as its line has it."""
+
+    line: int
+    at_s: float
+    input_length: int
+    output_length: int
+    blocks: tuple[int, ...] = ()
+    tenant: str = ""
+    session: str = ""
+
+
 def read_trace(path: Path, limit: int | None = None) -> list[Arrival]:
     """The requests of the first `limit` rows in the order of their coming, which counts from the first of them. Raises
     TraceError."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            first = next((line for line in file if line.strip()), "")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TraceError(path, 1, f"cannot be read: {error}") from None
-    rows = _json_lines(path) if first.lstrip().startswith("{") else _csv_rows(path)
-    arrivals = []
-    try:
-        for arrival in rows:
-            arrivals.append(arrival)
-            if limit is not None and len(arrivals) >= limit:
-                break
-    except UnicodeDecodeError as error:
-        raise TraceError(path, len(arrivals) + 1, f"not UTF-8 text: {error}") from None
-    if not arrivals:
+    rows: list[_Row] = []
+    for row in _rows(path):
+        rows.append(row)
+        if limit is not None and len(rows) >= limit:
+            break
+    if not rows:
         raise TraceError(path, 1, "there is no request in it")
-    arrivals.sort(key=lambda arrival: arrival.at_s)
-    start_s = arrivals[0].at_s
-    return [Arrival(a.at_s - start_s, a.input_length, a.output_length, a.blocks, a.tenant, a.session) for a in arrivals]
+    rows.sort(key=attrgetter("at_s"))
+    start_s, last = rows[0].at_s, rows[-1]
+    if last.at_s - start_s > MAX_SPAN_S:
+        reason = (
+            f"this request comes {last.at_s - start_s:.3g} s after the first one (line {rows[0].line}), which is "
+            f"{(last.at_s - start_s) / 31_536_000:.3g} years: are times in another unit?"
+        )
+        raise TraceError(path, last.line, reason)
+    return [Arrival(row.at_s - start_s, *row[2:]) for row in rows]
 
 
-def _json_lines(path: Path) -> Iterator[Arrival]:
-    with path.open(encoding="utf-8-sig") as file:
-        for line, text in enumerate(file, 1):
-            if not text.strip():
-                continue
-            try:
-                row = json.loads(text)
-            except (ValueError, RecursionError) as error:
-                raise TraceError(path, line, f"not JSON: {error}") from None
-            if not isinstance(row, dict):
-                raise TraceError(path, line, f"an object was expected, got {text.strip()[:40]!r}")
-            at_ms = _number(path, line, row, "timestamp")
-            input_length = _tokens(path, line, row, "input_length")
-            yield Arrival(
-                at_ms / 1e3,
-                input_length,
-                _tokens(path, line, row, "output_length"),
-                _blocks(path, line, row, input_length),
-                _name(path, line, row, "tenant"),
-                _name(path, line, row, "session_id"),
-            )
+def _rows(path: Path) -> Iterator[_Row]:
+    lines = enumerate(trace_lines(path), 1)
+    first = next(((line, text) for line, text in lines if text.strip()), None)
+    if first is None:
+        raise TraceError(path, 1, "the file is empty")
+    whole = chain([first], lines)
+    start = first[1].lstrip()
+    if start.startswith("["):
+        raise TraceError(path, first[0], "a JSON object in each line was expected, got a list")
+    return _json_rows(path, whole) if start.startswith("{") else _csv_rows(path, whole)
 
 
-def _csv_rows(path: Path) -> Iterator[Arrival]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file)
+def _json_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[_Row]:
+    numbers: dict[int, int] = {}  # of hash ids, which may be as large as their authors like
+    for line, text in lines:
+        if not text.strip():
+            continue
         try:
-            present = [name.strip() for name in reader.fieldnames or ()]
-        except csv.Error as error:
-            raise TraceError(path, 1, f"not CSV: {error}") from None
-        columns = next((names for names in CSV_COLUMNS if set(names) <= set(present)), None)
-        if columns is None:
+            row = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise TraceError(path, line, f"not JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise TraceError(path, line, f"an object was expected, got {text.strip()[:40]!r}")
+        at_ms = _number(path, line, "timestamp", row.get("timestamp"))
+        input_length = _tokens(path, line, "input_length", row.get("input_length"))
+        yield _Row(
+            line,
+            at_ms / 1e3,
+            input_length,
+            _tokens(path, line, "output_length", row.get("output_length")),
+            _blocks(path, line, row.get("hash_ids"), input_length, numbers),
+            _name(path, line, "tenant", row.get("tenant")),
+            _name(path, line, "session_id", row.get("session_id")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Where the three that count stand, and what they are called."""
+
+    names: Sequence[str]
+    places: Sequence[int]
+    header: Sequence[str]
+
+    @classmethod
+    def of(cls, path: Path, line: int, header: Sequence[str]) -> _Columns:
+        """Raises TraceError if they are not there, or twice."""
+        places = {name.casefold(): at for at, name in enumerate(header)}
+        names = next((names for names in CSV_COLUMNS if all(name.casefold() in places for name in names)), None)
+        if names is None:
             wanted = " or ".join(",".join(names) for names in CSV_COLUMNS)
-            raise TraceError(path, 1, f"columns {wanted} were expected, got {','.join(present)[:80] or 'none'}")
-        reader.fieldnames = present
-        at, length, answer = columns
-        while True:
-            try:
-                row = next(reader, None)
-            except csv.Error as error:
-                raise TraceError(path, reader.line_num, f"not CSV: {error}") from None
-            if row is None:
-                return
-            line = reader.line_num
-            at_s = _number(path, line, row, at) if at == "arrival_s" else _time_s(path, line, row[at])
-            yield Arrival(at_s, _tokens(path, line, row, length), _tokens(path, line, row, answer))
+            raise TraceError(path, line, f"columns {wanted} were expected, got {','.join(header)[:80] or 'none'}")
+        counts = Counter(name.casefold() for name in header)
+        for name in names:
+            if counts[name.casefold()] > 1:
+                raise TraceError(path, line, f"column {name} is there {counts[name.casefold()]} times")
+        return cls(names, [places[name.casefold()] for name in names], header)
 
 
-def _time_s(path: Path, line: int, text: str | None) -> float:
+def _csv_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[_Row]:
+    line = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal line
+        for line, text in lines:  # noqa: B007 - the line that a row ends in
+            yield text
+
+    reader = csv.reader(texts())
+    columns: _Columns | None = None
+    time_of: Callable[[Path, int, str, str | None], float] = _number
+    while True:
+        try:
+            fields = next(reader, None)
+        except csv.Error as error:
+            raise TraceError(path, line, f"not CSV: {error}") from None
+        if fields is None:
+            return
+        if not fields:
+            continue
+        if columns is None:
+            columns = _Columns.of(path, line, _stripped(fields))
+            time_of = _number if columns.names[0] == "arrival_s" else _time_s
+            continue
+        if fields[0].lstrip("\ufeff ") == columns.header[0] and _stripped(fields) == columns.header:
+            continue  # files that were joined bring their headers
+        if len(fields) > len(columns.header) and any(field.strip() for field in fields[len(columns.header) :]):
+            reason = f"{len(fields)} fields, and the header has {len(columns.header)}: {','.join(fields)[:80]}"
+            raise TraceError(path, line, reason)
+        at, length, answer = (fields[place] if place < len(fields) else None for place in columns.places)
+        name, length_name, answer_name = columns.names
+        yield _Row(
+            line,
+            time_of(path, line, name, at),
+            _tokens(path, line, length_name, length),
+            _tokens(path, line, answer_name, answer),
+        )
+
+
+def _stripped(fields: Sequence[str]) -> list[str]:
+    return [field.strip().removeprefix("\ufeff").strip() for field in fields]
+
+
+def _time_s(path: Path, line: int, key: str, text: str | None) -> float:
     """Seconds of a time of day such as 2023-11-16 18:15:46.6805900, with or without a zone; all of a file alike."""
     moment = (text or "").strip()
     whole, dot, fraction = moment.partition(".")
@@ -105,50 +174,48 @@ def _time_s(path: Path, line: int, text: str | None) -> float:
     try:
         seconds = datetime.fromisoformat(whole + fraction[len(digits) :] if dot else moment)
         if seconds.tzinfo is None:
-            seconds = datetime.fromisoformat(f"{seconds.isoformat()}+00:00")
+            seconds = seconds.replace(tzinfo=UTC)
         return seconds.timestamp() + (float(f"0.{digits}") if digits else 0.0)
-    except ValueError:
-        raise TraceError(path, line, f"TIMESTAMP: a time was expected, got {text!r}") from None
+    except (ValueError, OverflowError):
+        raise TraceError(path, line, f"{key}: a time was expected, got {text!r:.60}") from None
 
 
-def _number(path: Path, line: int, row: Mapping[str, Any], key: str) -> float:
-    value = row.get(key)
+def _number(path: Path, line: int, key: str, value: Any) -> float:
     try:
         if value is None or isinstance(value, bool | list | dict):
             raise ValueError
         number = float(value)
     except (ValueError, OverflowError):  # JSON has whole numbers that no float holds
         raise TraceError(path, line, f"{key}: a number was expected, got {value!r:.40}") from None
-    if not math.isfinite(number) or number < 0:
-        raise TraceError(path, line, f"{key}: a number of at least 0 was expected, got {value!r}")
+    if not math.isfinite(number):
+        raise TraceError(path, line, f"{key}: a finite number was expected, got {value!r:.40}")
     return number
 
 
-def _tokens(path: Path, line: int, row: Mapping[str, Any], key: str) -> int:
+def _tokens(path: Path, line: int, key: str, value: Any) -> int:
     """At least 1: traces have answers of no tokens, which nobody can ask for."""
-    number = _number(path, line, row, key)
-    if number != int(number) or number > MAX_TOKENS:
-        raise TraceError(path, line, f"{key}: a number of tokens was expected, got {row.get(key)!r}")
+    number = _number(path, line, key, value)
+    if number != int(number) or not 0 <= number <= MAX_TOKENS:
+        raise TraceError(path, line, f"{key}: a whole number from 0 to {MAX_TOKENS:,} was expected, got {value!r:.40}")
     return max(int(number), 1)
 
 
-def _blocks(path: Path, line: int, row: Mapping[str, Any], input_length: int) -> tuple[int, ...]:
-    ids = row.get("hash_ids")
+def _blocks(path: Path, line: int, ids: Any, input_length: int, numbers: dict[int, int]) -> tuple[int, ...]:
+    """Their numbers in the order of their first coming."""
     if ids is None:  # exporters write null for what they leave out
         return ()
-    if not isinstance(ids, list) or any(not isinstance(one, int) or isinstance(one, bool) or one < 0 for one in ids):
-        raise TraceError(path, line, "hash_ids: a list of numbers of at least 0 was expected")
+    if not isinstance(ids, list) or any(not isinstance(one, int) or isinstance(one, bool) for one in ids):
+        raise TraceError(path, line, f"hash_ids: a list of whole numbers was expected, got {ids!r:.40}")
     most = -(-input_length // BLOCK_TOKENS)
     if len(ids) > most:
         reason = f"hash_ids: {len(ids)} blocks of {BLOCK_TOKENS} tokens are more than {input_length} tokens have"
         raise TraceError(path, line, reason)
-    return tuple(ids)
+    return tuple([numbers.setdefault(one, len(numbers)) for one in ids])
 
 
-def _name(path: Path, line: int, row: Mapping[str, Any], key: str) -> str:
-    value = row.get(key)
+def _name(path: Path, line: int, key: str, value: Any) -> str:
     if value is None:
         return ""
     if not isinstance(value, str | int) or isinstance(value, bool):
-        raise TraceError(path, line, f"{key}: a name was expected, got {value!r}")
+        raise TraceError(path, line, f"{key}: a name was expected, got {value!r:.40}")
     return str(value)

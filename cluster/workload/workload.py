@@ -14,6 +14,7 @@ from slipstream.cluster.workload.mix import MIXES, Mix, parse_mix
 from slipstream.cluster.workload.trace_file import read_trace
 
 DEFAULT_MIX_REQUESTS = 1000
+MIN_SPEED, MAX_SPEED = 1e-6, 1e9  # beyond, seconds are no numbers to count with
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class Workload:
     def __post_init__(self) -> None:
         if not 0 < self.speed < math.inf:
             raise ValueError(f"speed must be over 0, got {self.speed}")
+        if not MIN_SPEED <= self.speed <= MAX_SPEED:
+            raise ValueError(f"speed must be {MIN_SPEED:g} to {MAX_SPEED:g}, got {self.speed}")
         if self.num_requests < 1:
             raise ValueError(f"requests must be at least 1, got {self.num_requests}")
         if bool(self.trace) == (self.mix is not None):
@@ -89,9 +92,17 @@ def open_workload(source: str, num_requests: int | None = None, speed: float = 1
     """`source` is the path of a trace, the name of a mix, or a mix in figures (`parse_mix`). Without a number a trace
     is taken as long as it is. Raises TraceError, or ValueError that says what is wrong."""
     path = Path(source).expanduser()
-    if source.partition(",")[0] not in MIXES and ("=" not in source or path.exists()):
-        if not path.exists():
+    if source.partition(",")[0] not in MIXES and ("=" not in source or _exists(path)):
+        if not source or not _exists(path):
             raise ValueError(f"{source!r} is neither a file nor one of {', '.join(MIXES)}")
         trace = tuple(read_trace(path, num_requests))
         return Workload(path.name, num_requests or len(trace), speed, trace=trace)
     return Workload(source, num_requests or DEFAULT_MIX_REQUESTS, speed, mix=parse_mix(source), seed=seed)
+
+
+def _exists(path: Path) -> bool:
+    """Not, too, where the name is longer than a file's may be."""
+    try:
+        return path.exists()
+    except OSError:
+        return False

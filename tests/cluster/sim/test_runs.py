@@ -180,13 +180,21 @@ def test_splits_can_be_written_in_several_ways(text: str, split: Split) -> None:
 @pytest.mark.parametrize(
     ("yaml", "said"),
     [
-        ("colour: red", "colour: Unexpected keyword argument"),
-        ("speed: fast", "speed: Input should be a valid number"),
+        ("\ncolour: red", ":2: colour: there is no such setting"),
+        ("speed: fast", ":1: speed: Input should be a valid number, got 'fast'"),
         ("speed: 0", "speed must be over 0"),
-        ("splits: [1:3]", "splits.0: Input should be a valid string"),
+        ("splits: [1:3]", ":1: splits.0: a list of texts such as"),
+        ("splits: '1:3'", ":1: splits: a list of texts such as"),
+        ("splits: ['4:']", "a split is P:D"),
+        ("splits: ['4:0']", "at least 1 decode worker, got '4:0'"),
         ("splits: ['3:0']", "at least 1 decode worker"),
         ("policies: [best]", "policies.0: Input should be 'slo'"),
-        ("faults: {kills: -1}", "kills must be 0 or more"),
+        ("faults: {kills: -1}", ":1: faults: kills must be 0 or more, got -1"),
+        ("faults:\n  at_s: -5", ":2: faults.at_s: there is no such setting"),
+        ("speed: 1\nspeed: 2", ":2: speed: given twice"),
+        ("slo: {2026-11-22: 1}", "a key that is no text"),
+        ("max_queued_requests: 0", "max_queued_requests must be at least 1, got 0"),
+        ("slo: &a {b: *a}", "an alias of what it stands in"),
         ("[]", "must be a mapping"),
         ("a: [", "not valid YAML"),
     ],
@@ -198,6 +206,13 @@ def test_a_bad_setting_is_named_with_file_and_key(tmp_path: Path, yaml: str, sai
         load_sim_config(path, {})
     assert str(caught.value).startswith(str(path))
     assert said in str(caught.value)
+
+
+def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "sim.yaml"
+    for text in ("# nothing yet\n", "slo:\nfaults:\n"):
+        path.write_text(text)
+        assert load_sim_config(path, {"requests": 7}) == SimConfig(requests=7)
 
 
 def test_the_command_writes_what_it_found(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import gzip
+import os
+import threading
 from itertools import islice
 from pathlib import Path
 
@@ -26,8 +29,8 @@ def written(folder: Path, text: str, name: str = "trace") -> Path:
 @pytest.mark.parametrize("before", ["", "\n \n", "\ufeff", "\ufeff\n"])
 def test_mooncake_rows_come_with_blocks_and_times_from_zero(tmp_path: Path, before: str) -> None:
     assert read_trace(written(tmp_path, before + MOONCAKE)) == [
-        Arrival(0.0, 600, 3, (0, 7)),
-        Arrival(0.5, 1030, 1, (0, 7, 9), session="a"),
+        Arrival(0.0, 600, 3, (0, 1)),
+        Arrival(0.5, 1030, 1, (0, 1, 2), session="a"),
     ]
 
 
@@ -60,18 +63,36 @@ def test_azure_rows_of_each_form_are_read_and_put_in_order(tmp_path: Path, text:
 @pytest.mark.parametrize(
     ("text", "line", "said"),
     [
-        ("", 1, "columns"),
+        ("", 1, "the file is empty"),
+        ("\n \n", 1, "the file is empty"),
+        ("arrival_s,input_length,input_length,output_length\n1,2,3,4\n", 1, "column input_length is there 2 times"),
+        ("arrival_s,input_length,output_length\n1,1,041,7\n", 2, "4 fields, and the header has 3: 1,1,041,7"),
+        (
+            "arrival_s,input_length,output_length\n1,100000001,1\n",
+            2,
+            "input_length: a whole number from 0 to 100,000,000",
+        ),
+        (
+            "arrival_s,input_length,output_length\n0,1,1\n1e10,1,1\n",
+            3,
+            "this request comes 1e+10 s after the first one",
+        ),
+        (f"{AZURE}\n0001-01-01 00:00:00+14:00,1,1\n2024-01-01 00:00:00,1,1\n", 3, "2.02e+03 years"),
+        (f"{AZURE}\n1700158546.5,1,1\n", 2, "TIMESTAMP: a time was expected, got '1700158546.5'"),
+        ('[{"timestamp": 0, "input_length": 5, "output_length": 1}]', 1, "a JSON object in each line was expected"),
+        ('{"timestamp": 0, "input_length": NaN, "output_length": 1}', 1, "input_length: a finite number was expected"),
+        ('{"timestamp": 0, "input_length": -5, "output_length": 1}', 1, "input_length: a whole number from 0 to"),
         ("a,b\n1,2\n", 1, "columns arrival_s,input_length,output_length or TIMESTAMP"),
         ("arrival_s,input_length,output_length\n", 1, "no request"),
         ("arrival_s,input_length,output_length\n0,1,1\n1,x,1\n", 3, "input_length: a number was expected, got 'x'"),
         ("arrival_s,input_length,output_length\n0,1\n", 2, "output_length: a number was expected, got None"),
         ('{"timestamp": 1%s}' % ("0" * 400), 1, "timestamp: a number was expected, got 1000"),
         ('{"a": %s' % ("[" * 100_000), 1, "not JSON"),
-        ("arrival_s,input_length,output_length\n0,-1,1\n", 2, "input_length: a number of at least 0"),
+        ("arrival_s,input_length,output_length\n0,-1,1\n", 2, "input_length: a whole number from 0 to 100,000,000"),
         ("arrival_s,input_length,output_length\nnan,1,1\n", 2, "arrival_s"),
         (f"{AZURE}\nyesterday,1,1\n", 2, "TIMESTAMP: a time was expected"),
         ('{"timestamp": 0, "input_length": 5}\n', 1, "output_length: a number was expected, got None"),
-        ('{"timestamp": 0, "input_length": 5, "output_length": 1.5}\n', 1, "output_length: a number of tokens"),
+        ('{"timestamp": 0, "input_length": 5, "output_length": 1.5}\n', 1, "output_length: a whole number"),
         ('{"timestamp": 0, "input_length": 5, "output_length": 1}\n{"timestamp\n', 2, "not JSON"),
         ('{"timestamp": 0, "input_length": 5, "output_length": 1}\n[1]\n', 2, "an object was expected"),
         ('{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [1, 2]}\n', 1, "hash_ids: 2 blocks"),
@@ -84,6 +105,71 @@ def test_a_bad_row_is_named_with_file_and_line(tmp_path: Path, text: str, line: 
         read_trace(path)
     assert str(caught.value).startswith(f"{path}:{line}: ")
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "said"),
+    [
+        (b"arrival_s,input_length,output_length,who\n1,2,3,x\n2,3,4,J\xf6rg\n", 3, "not UTF-8 text: character 8"),
+        (gzip.compress(MOONCAKE.encode())[:-9], 4, "cannot be read"),
+        (b"\x1f\x8b" + bytes(40), 1, "cannot be read"),
+        ("arrival_s\n".encode("utf-16"), 1, "not UTF-8 text: character 1"),
+        (b'{"timestamp": ' + b"1" * (17 << 20), 1, "longer than 16,777,216 characters"),
+    ],
+    ids=["latin-1", "cut short", "no gzip after all", "utf-16", "endless line"],
+)
+def test_bytes_that_are_no_text_are_named_with_their_line(tmp_path: Path, content: bytes, line: int, said: str) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(content)
+    with pytest.raises(TraceError) as caught:
+        read_trace(path)
+    assert str(caught.value).startswith(f"{path}:{line}: {said}")
+
+
+def test_a_folder_is_no_trace(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="cannot be read: Is a directory"):
+        read_trace(tmp_path)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("is_packed", [False, True], ids=["plain", "gzip"])
+def test_a_trace_may_be_packed_and_its_lines_end_in_any_way(tmp_path: Path, end: str, is_packed: bool) -> None:
+    text = end.join(["arrival_s,input_length,output_length", "7,20,2", "8,30,3", ""]).encode()
+    path = tmp_path / "trace"
+    path.write_bytes(gzip.compress(text) if is_packed else text)
+    assert read_trace(path) == [Arrival(0.0, 20, 2), Arrival(1.0, 30, 3)]
+
+
+def test_a_trace_may_come_through_a_pipe(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writing = threading.Thread(target=path.write_text, args=(MOONCAKE,))
+    writing.start()
+    assert len(read_trace(path)) == 2
+    writing.join()
+
+
+def test_names_of_columns_may_be_written_small_and_files_joined_and_commas_left_over(tmp_path: Path) -> None:
+    text = "Model, timestamp,ContextTokens,generatedtokens,\n"
+    text += f"m,2024-01-01 00:00:00,10,1,\n\n{text}m,2024-01-01 00:00:01,20,2,\n"
+    assert read_trace(written(tmp_path, text)) == [Arrival(0.0, 10, 1), Arrival(1.0, 20, 2)]
+
+
+def test_times_may_begin_below_zero(tmp_path: Path) -> None:
+    text = "arrival_s,input_length,output_length\n1,20,2\n-1,10,1\n"
+    assert read_trace(written(tmp_path, text)) == [Arrival(0.0, 10, 1), Arrival(2.0, 20, 2)]
+
+
+def test_hash_ids_are_numbered_as_they_come_however_large_they_are(tmp_path: Path) -> None:
+    text = """{"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [18446744073709551615, -4]}
+{"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [18446744073709551615, 7]}"""
+    assert [a.blocks for a in read_trace(written(tmp_path, text))] == [(0, 1), (0, 2)]
+
+
+@pytest.mark.parametrize("speed", [0.0, -1.0, 1e-300, 1e300, float("nan"), float("inf")])
+def test_a_speed_that_none_can_have_is_refused(speed: float) -> None:
+    with pytest.raises(ValueError, match=r"^speed must be "):
+        open_workload("chat", 3, speed)
 
 
 def test_a_short_trace_is_replayed_with_blocks_of_its_own(tmp_path: Path) -> None:
@@ -127,6 +213,8 @@ def test_bursts_keep_two_rates() -> None:
     ("text", "said"),
     [
         ("chat,rate=0", "rate must be over 0"),
+        ("chat,rate=1e-300", "rate must be 1e-06 to 1e\\+09 a second"),
+        ("chat,burst=1e300", "burst must be 1 to 1000"),
         ("chat,isl=many", "isl must be a number"),
         ("isl=inf,osl=5", "isl must be a number"),
         ("isl=5,osl=nan", "osl must be a number"),
@@ -134,6 +222,8 @@ def test_bursts_keep_two_rates() -> None:
         ("mixed,isl=5", "several kinds"),
         ("isl=0,osl=5", "isl must be 1 to"),
         ("nowhere.jsonl", "neither a file nor one of chat"),
+        ("", "neither a file nor one of chat"),
+        ("x" * 5000, "neither a file nor one of chat"),
     ],
 )
 def test_a_workload_that_cannot_be_says_why(text: str, said: str) -> None:
