@@ -42,7 +42,8 @@ def dry(tmp_path_factory: pytest.TempPathFactory) -> DryRun:
     command = [str(SCRIPTS / "gpu_check"), "--dry-run", *steps, "--out", str(out)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
-    return DryRun(done.returncode, done.stdout + done.stderr, rows, (out / "h200.md").read_text())
+    (page,) = out.glob("*.md")
+    return DryRun(done.returncode, done.stdout + done.stderr, rows, page.read_text())
 
 
 @pytest.mark.parametrize(
