@@ -93,13 +93,16 @@ def test_a_process_that_ends_by_itself_is_not_killed() -> None:
 
 
 def test_a_process_that_has_ended_is_not_waited_for_until_its_parent_looks_after_it() -> None:
-    careless = "import subprocess, time; print(subprocess.Popen(['true']).pid, flush=True); time.sleep(600)"
+    # The child is referred to: a Popen that nobody refers to is waited for by Python itself, if it has ended by then.
+    careless = "import subprocess, time; it = subprocess.Popen(['true']); print(it.pid, flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", careless], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        child = psutil.Process(int(parent.stdout.readline()))
-        assert processes.wait_or_kill([child], 20.0) == []
-        assert child.status() == psutil.STATUS_ZOMBIE
-        parent.kill()
+        try:
+            assert parent.stdout is not None
+            child = psutil.Process(int(parent.stdout.readline()))
+            assert processes.wait_or_kill([child], 20.0) == []
+            assert child.status() == psutil.STATUS_ZOMBIE
+        finally:
+            parent.kill()
 
 
 @pytest.mark.parametrize("patience_s", [0.0, 0.2])
