@@ -2,87 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from datetime import timedelta
-from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import SimpleQueue
 
 import pytest
 
 from slipstream.kv_transfer.ticket import TransferAddress
-from tests.kv_transfer.tickets import DECODE, PREFILL, make_ticket, pool_bytes
+from tests.kv_transfer.group_rank import GroupRank
+from tests.kv_transfer.tickets import make_ticket, pool_bytes
 
 NUM_TRANSFERS = 12
-
-
-def _run_rank(rank: int, store: str, connection: Connection) -> None:
-    # Imported here, in the child alone: torch.
-    import torch.distributed as dist
-
-    from slipstream.kv_transfer.agent import TransferAgent
-    from slipstream.kv_transfer.config import TransferConfig
-    from slipstream.kv_transfer.events import TransferEvent
-    from slipstream.kv_transfer.pool import HostPagePool
-    from slipstream.kv_transfer.process_group import ProcessGroupTransport
-
-    timeout = timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timeout)
-    control, forth, back = (dist.new_group([0, 1], timeout=timeout) for _ in range(3))
-    to, from_ = (forth, back) if rank == 0 else (back, forth)
-    transport = ProcessGroupTransport(control, {1 - rank: to}, {1 - rank: from_})
-    events: SimpleQueue[TransferEvent] = SimpleQueue()
-    array = pool_bytes(rank)
-    agent = TransferAgent(
-        HostPagePool(array),
-        rank=0,
-        tp=1,
-        peer=(PREFILL, DECODE)[rank],
-        config=TransferConfig(slab_pages=4, staging_mib=1, lease_s=20.0),
-        on_event=events.put,
-        transport=transport,
-    )
-    connection.send(agent.address)
-    while True:
-        name, arguments = connection.recv()
-        match name:
-            case "expect":
-                agent.expect(*arguments, PREFILL, 1)
-                connection.send(None)
-            case "send":
-                agent.send(*arguments)
-                connection.send(None)
-            case "cancel":
-                agent.cancel(*arguments)
-                connection.send(None)
-            case "next_event":
-                connection.send(events.get(timeout=30))
-            case "pages":
-                connection.send(array[:, arguments[0]])
-            case "close":
-                agent.close()
-                connection.send(agent.stats())
-                return
-
-
-class GroupRank:
-    def __init__(self, rank: int, store: Path) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self.process = context.Process(target=_run_rank, args=(rank, str(store), theirs))
-        self.process.start()
-        theirs.close()
-
-    def answer(self) -> object:
-        assert self._connection.poll(60), "no answer"
-        return self._connection.recv()
-
-    def call(self, name: str, *arguments: object) -> object:
-        self._connection.send((name, arguments))
-        return self.answer()
-
-    def post(self, name: str) -> None:
-        self._connection.send((name, ()))
 
 
 def test_hand_offs_over_a_process_group(tmp_path: Path) -> None:

@@ -141,6 +141,8 @@ def test_nothing_is_sent_before_its_pages_are_ready(pair: Pair) -> None:
     sender = pair.sources[0].agent
     sender.pages_ready(ticket.key, 0, 7)
     sender.pages_ready(ticket.key, 2, 8)
+    while len(seen) < 3:
+        pair.sources[0].assert_quiet()
     pair.sources[0].assert_quiet()
     assert {divmod(tag.index, 3) for tag in seen} == {(0, 0), (0, 2), (1, 2)}  # (slab, layer)
     for layer in (0, 1):

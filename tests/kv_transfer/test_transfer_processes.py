@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import signal
-import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from tests.kv_transfer.transfer_process import TransferProcess
 GEOMETRY = PoolGeometry(num_layers=4, num_pages=512, num_heads=4, head_bytes=4096)  # 32 MiB
 SLAB_PAGES = 8
 NUM_PAGES = 64
+LATE = "no progress"  # why a transfer fails whose lease has run out, and not because anybody has noticed anything
 TRANSFER_BYTES = GEOMETRY.num_layers * NUM_PAGES * GEOMETRY.page_bytes
 
 transfer_ids = count()
@@ -221,12 +222,11 @@ def test_a_sender_killed_in_mid_transfer_is_noticed_at_once(
         assert destination.call("wait_for_bytes_received", before + 1, 20.0)
     else:
         ticket = begin_half(victim, destination)
-    began = time.monotonic()
     victim.kill()
     failed = destination.next_event()
     assert isinstance(failed, ReceiveFailed)
     assert failed.key == ticket.key
-    assert time.monotonic() - began < 5.0
+    assert LATE not in failed.reason
     assert_transfers(source, destination)
     if flowing:
         return
@@ -246,20 +246,19 @@ def test_a_receiver_killed_in_mid_transfer_is_noticed_at_once(
         assert victim.call("wait_for_bytes_received", 1, 20.0)
     else:
         ticket = begin_half(source, victim)
-    began = time.monotonic()
     victim.kill()
     failed = source.next_event()
     assert isinstance(failed, SendFailed)
     assert failed.key == ticket.key
-    assert time.monotonic() - began < 5.0
+    assert LATE not in failed.reason
     assert_transfers(source, destination)
 
     # Nobody listens at that address any more.
-    began = time.monotonic()
     late = new_ticket(victim)
     source.call("send", late, some_pages(2), NUM_PAGES)
-    assert isinstance(source.next_event(), SendFailed)
-    assert time.monotonic() - began < 5.0
+    failed = source.next_event()
+    assert isinstance(failed, SendFailed)
+    assert LATE not in failed.reason
     if flowing:
         return
     reborn = start("doomed-decode", epoch=2)
@@ -275,7 +274,7 @@ def test_the_lease_on_pages_from_a_stopped_sender_expires(start: Start, source: 
     assert destination.call("wait_for_bytes_received", 1, 20.0)
     victim.signal(signal.SIGSTOP)
     assert_transfers(source, destination)  # another source is not held up meanwhile
-    assert destination.next_event() == ReceiveFailed(ticket.key, "no progress for 3 s")
+    assert destination.next_event() == ReceiveFailed(ticket.key, f"{LATE} for 3 s")
     assert_transfers(source, destination)
     victim.signal(signal.SIGCONT)
     assert isinstance(victim.next_event(), SendFailed)
@@ -295,7 +294,7 @@ def test_a_sender_gives_up_on_a_stopped_receiver(start: Start, destination: Tran
     fresh = new_ticket(victim)
     source.call("peer_lost", victim.peer)
     source.call("send", fresh, some_pages(2), NUM_PAGES)
-    assert source.next_event() == SendFailed(fresh.key, "no progress for 0.5 s")
+    assert source.next_event() == SendFailed(fresh.key, f"{LATE} for 0.5 s")
     assert_transfers(source, destination)
 
 
@@ -311,5 +310,6 @@ def test_a_new_epoch_of_the_same_process_voids_old_transfers(start: Start, sourc
 
 def test_an_idle_agent_costs_no_cpu(source: TransferProcess, destination: TransferProcess) -> None:
     assert_transfers(source, destination)
-    assert destination.call("idle_cpu_s", 1.5) < 0.05
-    assert source.call("idle_cpu_s", 1.5) < 0.05
+    with ThreadPoolExecutor() as pool:
+        costs = list(pool.map(lambda process: process.call("idle_cpu_s", 1.5), (source, destination)))
+    assert max(costs) < 0.05, costs

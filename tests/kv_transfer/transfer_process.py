@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import time
@@ -22,6 +21,7 @@ from slipstream.kv_transfer.layout import PoolGeometry
 from slipstream.kv_transfer.pool import HostPagePool
 from slipstream.kv_transfer.pool_memory import PoolMemory
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
+from tests.kv_transfer.forked import forked
 
 START_S = 60.0
 REPLY_S = 60.0
@@ -147,7 +147,7 @@ class TransferProcess:
         tp: int = 1,
         config: TransferConfig,
     ) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = forked()
         self._connection, theirs = context.Pipe()
         self.peer = peer
         self.rank = rank
