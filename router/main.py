@@ -24,6 +24,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from slipstream.router.config import RouterConfig
+from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.garbage import spare_garbage_collector
 from slipstream.router.log_level import log_level
 from slipstream.router.router import Router
@@ -83,7 +84,9 @@ async def serve(program: RouterProgram) -> None:
         keeper=program.keeper,
     )
     addresses = await router.start()
-    await router.take_over()
+    if program.keeper is not None:
+        router.expect_workers(ExpectedWorkers(num_prefill=int(program.has_prefill_pool)))
+        await router.take_over()
     spare_garbage_collector()
     http, workers, admin = addresses.http, addresses.workers, addresses.admin
     scheme = "https" if program.router.http.tls.is_on else "http"

@@ -66,12 +66,18 @@ class HttpConnection(asyncio.Protocol):
     A client that shuts down its sending side counts as gone, as in most servers: there is no way to tell it from
     one that has left.
 
-    Where the server has an estate, all that goes in and out is noted in a journal from the first bytes on, and an
+    With a `number` at the keeper, all that goes in and out is noted in a journal from the first bytes on, and an
     `inherited` connection goes on where the router before has left it.
     """
 
     def __init__(
-        self, config: HttpConfig, handler: Handler, owner: ConnectionOwner, inherited: Inherited | None = None
+        self,
+        config: HttpConfig,
+        handler: Handler,
+        owner: ConnectionOwner,
+        number: int | None = None,
+        *,
+        inherited: Inherited | None = None,
     ) -> None:
         self._config = config
         self._limits = ReadLimits.of(config)
@@ -92,8 +98,7 @@ class HttpConnection(asyncio.Protocol):
         self._write_timer: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
         self._inherited = inherited
-        self._may_be_kept = inherited is None and owner.estate is not None
-        self._number = inherited.number if inherited is not None else 0  # at the keeper
+        self._number = number
         self._journal = inherited.journal if inherited is not None else None
         self._before: Unfinished | None = None  # what the exchange that begins now had come to
 
@@ -164,8 +169,8 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._discards_input:
             return
-        if self._may_be_kept:
-            self._keep()
+        if self._journal is None and self._number is not None:
+            self._begin_journal(self._number)
         if self._journal is not None:
             self._journal.received(data)
         if self._exchange is not None or self._pending:
@@ -270,24 +275,27 @@ class HttpConnection(asyncio.Protocol):
 
     # ---- what outlives this process
 
-    def _keep(self) -> None:
+    def _begin_journal(self, number: int) -> None:
         """Before the first bytes are taken."""
-        self._may_be_kept = False
-        estate = self._owner.estate
-        kept = estate.keep(self._transport.get_extra_info("socket")) if estate is not None else None
-        if kept is not None:
-            self._number, self._journal = kept
+        if self._owner.estate is not None:
+            self._journal = self._owner.estate.begin_journal(number)
+        if self._journal is None:
+            self._forget()
 
     def _forget(self) -> None:
         if self._journal is not None:
             self._journal.close()
             self._journal = None
-            if self._owner.estate is not None:
-                self._owner.estate.forget(self._number)
+        if self._number is not None and self._owner.estate is not None:
+            self._owner.estate.forget(self._number)
+        self._number = None
 
     def _go_on(self, inherited: Inherited) -> None:
         """Where the router before was killed."""
         journal, unfinished = inherited.journal, inherited.unfinished
+        if journal is None:
+            self._watch()
+            return
         if inherited.unsent:
             self._transport.write(inherited.unsent)
         if journal.phase == Phase.CLOSING:

@@ -6,9 +6,11 @@ import asyncio
 import errno
 import functools
 import logging
+import socket
 import time
+from collections.abc import Sequence
 from email.utils import formatdate
-from typing import Any, Protocol
+from typing import Protocol
 
 from slipstream.router.config import HttpConfig
 from slipstream.router.http.connection import HttpConnection, Welcome
@@ -17,6 +19,7 @@ from slipstream.router.http.exchange import Exchange, Handler
 from slipstream.router.http.reader import CheckCaller, Request
 from slipstream.router.http.tls import ServerTls
 from slipstream.router.takeover.estate import Estate
+from slipstream.router.takeover.listener import Listener, listening_at
 
 log = logging.getLogger(__name__)
 
@@ -50,14 +53,14 @@ class HttpServer:
         estate: Estate | None = None,
     ) -> None:
         self.check_caller = check_caller
-        self.estate = estate if not config.tls.is_on else None  # the state of TLS ends with its process
-        self._listening = estate
+        self.estate = estate
         self._config = config
         self._handler = handler
         self._shares_port = shares_port
         self._count = count
         self._tls = ServerTls(config.tls) if config.tls.is_on else None
         self._servers: list[asyncio.Server] = []
+        self._listeners: list[Listener] = []
         self._connections: set[HttpConnection] = set()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -89,27 +92,47 @@ class HttpServer:
         """
         host, port = self._config.host, self._config.port
         try:
-            if self._listening is not None and self._listening.listening:
-                self._servers = [await self._listen(sock=sock) for sock in self._listening.listening]
-            else:
-                self._servers = [await self._listen(host=host, port=port, reuse_port=self._shares_port)]
-                if self._listening is not None:
-                    self._listening.keep_listening(self._servers[0].sockets)
+            sockets = await self._listen_with(self.estate) if self.estate is not None else await self._listen()
         except OSError as error:
             why = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
             raise OSError(error.errno, f"cannot listen for HTTP on {host}:{port}: {why}") from error
-        chosen: int = self._servers[0].sockets[0].getsockname()[1]
+        chosen: int = sockets[0].getsockname()[1]
         return chosen
 
-    async def _listen(self, **where: Any) -> asyncio.Server:
+    async def _listen(self, sock: socket.socket | None = None) -> Sequence[socket.socket]:
+        """At the configured address, or on a socket that is there."""
         context = self._tls.context if self._tls is not None else None
-        return await asyncio.get_running_loop().create_server(
+        host, port = (self._config.host, self._config.port) if sock is None else (None, None)
+        server = await asyncio.get_running_loop().create_server(
             lambda: HttpConnection(self._config, self._handler, self),
+            host,
+            port,
+            sock=sock,
             backlog=BACKLOG,
+            reuse_port=self._shares_port or None,
             ssl=context,
             ssl_handshake_timeout=self._config.header_timeout_s if context is not None else None,
-            **where,
         )
+        self._servers.append(server)
+        return server.sockets
+
+    async def _listen_with(self, estate: Estate) -> Sequence[socket.socket]:
+        sockets = estate.listening
+        if not sockets:
+            sockets = await asyncio.to_thread(listening_at, self._config.host, self._config.port, BACKLOG)
+            estate.keep_listening(sockets)
+        if (
+            self._tls is not None
+        ):  # whose state ends with its process: clients to come wait, those that are there do not
+            for sock in sockets:
+                await self._listen(sock)
+        else:
+            self._listeners = [Listener(sock, estate, self._serve_kept) for sock in sockets]
+        return sockets
+
+    async def _serve_kept(self, sock: socket.socket, number: int | None) -> None:
+        make = functools.partial(HttpConnection, self._config, self._handler, self, number)
+        await asyncio.get_running_loop().connect_accepted_socket(make, sock)
 
     async def take_over(self) -> None:
         """Goes on with the connections that the router before has left."""
@@ -120,7 +143,10 @@ class HttpServer:
         connections, estate.connections = estate.connections, []
         for inherited in connections:
             await loop.connect_accepted_socket(
-                functools.partial(HttpConnection, self._config, self._handler, self, inherited), inherited.sock
+                functools.partial(
+                    HttpConnection, self._config, self._handler, self, inherited.number, inherited=inherited
+                ),
+                inherited.sock,
             )
         if connections:
             num_running = sum([inherited.is_running for inherited in connections])
@@ -147,10 +173,10 @@ class HttpServer:
 
     def _end_listening(self) -> None:
         self._draining = True
-        if self._listening is not None:
-            self._listening.farewell()
-        for server in self._servers:
-            server.close()
+        if self.estate is not None:
+            self.estate.farewell()
+        for listening in (*self._servers, *self._listeners):
+            listening.close()
 
     # ---- called by the connections
 

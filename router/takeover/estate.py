@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from slipstream.router.takeover.journal import Journal, JournalError, Phase
+from slipstream.router.takeover.journal import NOTHING, Journal, JournalError, Phase
 from slipstream.router.takeover.keeper import MAX_FDS, MESSAGE, Kind
 from slipstream.router.takeover.socket_bytes import socket_bytes
 
@@ -22,21 +22,22 @@ MAX_LIVES = 2  # an exchange that has outlived so many routers may be what kills
 
 
 class Inherited:
-    """A client connection of a router that is gone. `unsent` was given to the socket, which had not taken it yet."""
+    """A client connection of a router that is gone. Without a journal nothing has come yet. `unsent` was given to the
+    socket, which had not taken it yet."""
 
     __slots__ = ("journal", "number", "sock", "unfinished", "unsent")
 
-    def __init__(self, number: int, sock: socket.socket, journal: Journal, unsent: bytes) -> None:
+    def __init__(self, number: int, sock: socket.socket, journal: Journal | None, unsent: bytes) -> None:
         self.number = number
         self.sock = sock
         self.journal = journal
-        self.unfinished = journal.unfinished()
+        self.unfinished = journal.unfinished() if journal is not None else NOTHING
         self.unsent = unsent
 
     @property
     def is_running(self) -> bool:
         """An answer was under way."""
-        return self.journal.phase in (Phase.RUNNING, Phase.STREAMING)
+        return self.journal is not None and self.journal.phase in (Phase.RUNNING, Phase.STREAMING)
 
 
 class Estate:
@@ -79,15 +80,16 @@ class Estate:
             else:
                 self._inherit_connection(number, *fds)
 
-    def _inherit_connection(self, number: int, sock_fd: int, journal_fd: int) -> None:
+    def _inherit_connection(self, number: int, sock_fd: int, *journal_fd: int) -> None:
         sock = socket.socket(fileno=sock_fd)
         try:
-            journal = Journal(journal_fd)
+            journal = Journal(*journal_fd) if journal_fd else None
             unsent = missing_of(sock, journal)
             if unsent is not None:
                 self.connections.append(Inherited(number, sock, journal, unsent))
                 return
-            journal.close()
+            if journal is not None:
+                journal.close()
         except (JournalError, OSError) as error:
             log.warning("a connection cannot be gone on with: %s", error)
         sock.close()
@@ -99,9 +101,16 @@ class Estate:
             self._last += 1
             self._send(Kind.LISTENING, self._last, [sock.fileno()])
 
-    def keep(self, sock: socket.socket) -> tuple[int, Journal] | None:
-        """Leaves a connection to the next router, before anything has been sent on it. Returns its number and the
-        journal that is to be written; None: it ends with this process."""
+    def keep(self, sock: socket.socket) -> int | None:
+        """Leaves a connection to the next router. Returns its number; None: it ends with this process."""
+        if not self._is_open:
+            return None
+        self._last += 1
+        return self._last if self._send(Kind.CONNECTION, self._last, [sock.fileno()]) else None
+
+    def begin_journal(self, number: int) -> Journal | None:
+        """To be written from the first byte on that comes or goes on a kept connection. None: it cannot be gone on
+        with once something has come."""
         if not self._is_open:
             return None
         try:
@@ -109,13 +118,12 @@ class Estate:
         except OSError as error:
             log.warning("a connection will not outlive this router: %s", error)
             return None
-        self._last += 1
-        is_kept = self._send(Kind.CONNECTION, self._last, [sock.fileno(), fd])
+        is_kept = self._send(Kind.JOURNAL, number, [fd])
         os.close(fd)
         if not is_kept:
             journal.close()
             return None
-        return self._last, journal
+        return journal
 
     def forget(self, number: int) -> None:
         """A connection is over: it stays open for the client as long as the keeper has it."""
@@ -129,7 +137,16 @@ class Estate:
         if self._is_open:
             self._link.setblocking(True)
             self._send(Kind.FAREWELL, 0, [])
-        self._close()
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the keeper, which keeps what it has, and of what nobody has taken over."""
+        self._close_link()
+        for inherited in self.connections:
+            inherited.sock.close()
+            if inherited.journal is not None:
+                inherited.journal.close()
+        self.connections = []
 
     def _tell_forgotten(self) -> None:
         while self._forgotten and self._is_open:
@@ -153,11 +170,11 @@ class Estate:
             return False
         except OSError as error:
             log.warning("client connections will not outlive this router: its keeper is gone: %s", error)
-            self._close()
+            self._close_link()
             return False
         return True
 
-    def _close(self) -> None:
+    def _close_link(self) -> None:
         if self._loop is not None:
             self._loop.remove_writer(self._link)
             self._loop = None
@@ -165,12 +182,14 @@ class Estate:
         self._link.close()
 
 
-def missing_of(sock: socket.socket, journal: Journal) -> bytes | None:
+def missing_of(sock: socket.socket, journal: Journal | None) -> bytes | None:
     """What the client has still to get of what it was sent; None: nobody can go on with this connection."""
     try:
         counts = socket_bytes(sock)
     except OSError:
         return None  # broken
+    if journal is None:
+        return b"" if counts == (0, 0) else None
     # What was read from the socket and not noted is lost; one byte more is the end of the client's sending.
     if counts.num_read != journal.in_bytes:
         return None

@@ -3,8 +3,8 @@
 It lives in another process on the same host, the cluster's driver, as a thread that nearly always sleeps. A router
 hands over what it has by its file descriptors, over a Unix socket (SOCK_SEQPACKET, SCM_RIGHTS):
 
-    keeper -> router   KEPT* then READY           once, at the beginning
-    router -> keeper   KEEP, FORGET, FAREWELL     each with the number that the router has given it
+    keeper -> router   (LISTENING | CONNECTION)* READY                         once, at the beginning
+    router -> keeper   LISTENING, CONNECTION, JOURNAL, FORGET, FAREWELL        with a number that the router gives
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ SEND_PATIENCE_S = 10.0  # for a router that does not take what is its own
 
 
 class Kind(IntEnum):
-    """Of a message. LISTENING and CONNECTION bring file descriptors, in both directions."""
+    """Of a message."""
 
-    LISTENING = 1
-    CONNECTION = 2  # the socket and its journal
-    READY = 3  # that was all
-    FORGET = 4
-    FAREWELL = 5  # the router ends in order: nobody comes after it
+    LISTENING = 1  # with the sockets
+    CONNECTION = 2  # with the socket and, from the keeper, its journal, if it has one
+    JOURNAL = 3  # of the connection with that number
+    READY = 4  # that was all
+    FORGET = 5
+    FAREWELL = 6  # the router ends in order: nobody comes after it
 
 
 class Keeper:
@@ -113,6 +114,9 @@ class Keeper:
         kind, number = MESSAGE.unpack(message)
         if kind in (Kind.LISTENING, Kind.CONNECTION):
             self._kept[number] = (Kind(kind), fds)
+            return
+        if kind == Kind.JOURNAL and number in self._kept:
+            self._kept[number][1].extend(fds)
             return
         close_all(fds)
         if kind == Kind.FORGET:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.faults.cluster_campaign import Plan, run_cluster
 
-FAULTS = ("kill", "freeze", "freeze", "reset", "cut-pages")
+FAULTS = ("kill", "freeze", "freeze", "reset", "cut-pages", "router")
 # With this seed nine of them strike, each kind at least once; fewer where connections cannot be reset.
 PLAN = Plan(seed=6, seconds=14.0, faults=FAULTS, pause_s=(0.3, 1.5), num_jobs=20, num_clients=8)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import pytest
@@ -17,6 +18,7 @@ from tests.e2e.streams import BackgroundStream, client_of, complete, prompt_of, 
 DECODING = ((20, 800), (25, 800), (120, 700), (150, 700))
 IN_PREFILL = ((2500, 20), (2400, 20))
 GOOD = prompt_of(60, variant=78)
+DECODING_PROMPT = prompt_of(40, variant=79)
 
 
 def kill(pid: int) -> None:
@@ -100,28 +102,29 @@ def test_streams_survive_the_death_of_all_workers_at_once(cluster: ServingCluste
     wait_until_at_rest(cluster)
 
 
-def test_after_a_killed_router_workers_and_clients_find_the_next_at_the_same_port(cluster: ServingCluster) -> None:
+def test_streams_survive_a_killed_router_and_its_workers_live_on(cluster: ServingCluster) -> None:
     wait_until_at_rest(cluster)
     url, router = cluster.base_url, cluster.member("router")
     workers = {name: cluster.member(name).pids for name in ("prefill-0", "decode-0")}
-    with client_of(cluster) as client:
+    expected = undisturbed(cluster)
+    with client_of(cluster) as client, ThreadPoolExecutor(2) as threads:
         text = complete(client, GOOD, 12)
-        streams = pieces_of(cluster, "router", DECODING)
+        streams = pieces_of(cluster, "router", DECODING + IN_PREFILL)
         with streaming(streams):
-            for stream in streams:
+            for stream in streams[: len(DECODING)]:
                 stream.wait_for_pieces(5)
+            whole = threads.submit(complete, client, DECODING_PROMPT, 300)
             kill(router.pids[0])
-            for stream in streams:
-                stream.join()
-        for stream in streams:
-            assert stream.error is not None
-            assert stream.error.code is None, stream.error  # the connection broke
-            assert stream.finishes == []
+            late = threads.submit(complete, client, GOOD, 12)  # there is no router now
+            texts = [stream.join() for stream in streams]
+        check_ended_well(streams)
+        assert texts == expected
+        assert late.result() == text
+        assert whole.result() == complete(client, DECODING_PROMPT, 300)
         cluster.wait_until_restarted("router", router.pids)
         wait_until_at_rest(cluster)
         assert cluster.base_url == url
-        assert {name: cluster.member(name).pids for name in workers} == workers  # they lived on
-        assert complete(client, GOOD, 12) == text
+        assert {name: cluster.member(name).pids for name in workers} == workers
 
 
 def test_the_cluster_says_that_it_is_not_ready_while_it_has_no_decode_worker(cluster: ServingCluster) -> None:

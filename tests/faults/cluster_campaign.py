@@ -131,11 +131,7 @@ async def break_cluster(serving: ServingCluster, plan: Plan, disk: SlowDisk | No
     jobs = await learn(serving.base_url, make_jobs(plan.seed, plan.num_jobs), plan.num_clients)
     outcome = Outcome(plan)
     load = Load(serving.base_url, jobs, rng, plan.num_clients, DEADLINE_S)
-
-    def breaks_clients(seconds: float) -> None:
-        load.may_break_until_s = time.monotonic() + seconds
-
-    faults = Faults(serving, random.Random(plan.seed + 1), plan.lease_s, breaks_clients, disk)
+    faults = Faults(serving, random.Random(plan.seed + 1), plan.lease_s, disk)
     memory = Memory(serving)
     began_s = time.monotonic()
     striking = asyncio.create_task(_strike(faults, plan, outcome, began_s))

@@ -18,25 +18,21 @@ from tests.e2e.observation import status_of
 from tests.e2e.serving_cluster import ServingCluster
 from tests.faults.slow_disk import SlowDisk
 
-ROUTER_AWAY_S = 45.0  # for so long after the router has gone connections may break: it starts anew, its port is free
-
 
 class Faults:
-    """`lease_s` is that of workers. `breaks_clients(seconds)` is told when clients' connections may break."""
+    """`lease_s` is that of workers."""
 
     def __init__(
         self,
         serving: ServingCluster,
         rng: random.Random,
         lease_s: float,
-        breaks_clients: Callable[[float], None],
         disk: SlowDisk | None = None,
     ) -> None:
         self._disk = disk
         self._serving = serving
         self._rng = rng
         self._lease_s = lease_s
-        self._breaks_clients = breaks_clients
         self._frozen: set[int] = set()
         self.kinds: dict[str, Callable[[], Awaitable[str]]] = {
             "kill": self.kill,
@@ -125,14 +121,12 @@ class Faults:
         return f"cut a page link of {name}"
 
     async def kill_router(self) -> str:
-        """kill -9 of the router; it comes back at its port. Its clients lose their connections."""
+        """kill -9 of the router; the next one goes on with its clients."""
         router = self._serving.member("router")
         if router.state != "ready" or not router.pids:
             return "no router to kill"
-        self._breaks_clients(ROUTER_AWAY_S)
         os.kill(router.pids[0], signal.SIGKILL)
         await asyncio.to_thread(self._serving.wait_until_restarted, "router", router.pids)
-        self._breaks_clients(2.0)
         return "killed the router"
 
     async def slow_disk(self) -> str:

@@ -163,11 +163,10 @@ class Account:
 
 
 class Load:
-    """Clients that ask one request after the other until `stop`. `router_is_away()`: its connections may break now."""
+    """Clients that ask one request after the other until `stop`."""
 
     def __init__(self, url: str, jobs: Sequence[Job], rng: random.Random, num_clients: int, deadline_s: float) -> None:
         self.account = Account()
-        self.may_break_until_s = 0.0  # in monotonic seconds: connections may break until then
         self._url, self._jobs, self._rng = url, jobs, rng
         self._deadline_s = deadline_s
         self._stopping = False
@@ -185,14 +184,13 @@ class Load:
             leave_after = rng.choice((-1, 0, 1, 2, 5, 20)) if rng.random() < 0.12 else None
             self._num_asked += 1
             salt = f"{self._num_asked}" if rng.random() < 0.6 else "shared"
-            began_s = time.monotonic()
+            begin_s = time.monotonic()
             answer = await ask(self._url, job, salt, stream, self._deadline_s, leave_after)
-            took_s = time.monotonic() - began_s
-            self._judge(job, answer, began_s, took_s)
-            if answer.end == "broken" or answer.code in ("queue_full", "shutting_down", "not_ready"):
+            self._judge(job, answer, time.monotonic() - begin_s)
+            if answer.code in ("queue_full", "shutting_down"):
                 await asyncio.sleep(0.2)
 
-    def _judge(self, job: Job, answer: Answer, began_s: float, took_s: float) -> None:
+    def _judge(self, job: Job, answer: Answer, took_s: float) -> None:
         account = self.account
         name = answer.end if answer.end != "error" else f"error {answer.status} {answer.code}"
         account.ends[name] += 1
@@ -214,10 +212,8 @@ class Load:
             account.finished[job.kind] += 1
         elif answer.end == "late":
             wrong = f"a hang: {answer.detail}"
-        elif answer.end == "broken" and began_s > self.may_break_until_s:
-            wrong = f"the connection broke for no reason: {answer.detail}"
-        elif answer.code == "not_ready" and began_s <= self.may_break_until_s:
-            pass  # a router that has just begun knows no worker yet
+        elif answer.end == "broken":
+            wrong = f"the connection broke: {answer.detail}"
         elif answer.end == "error" and answer.code not in HONEST_ERRORS:
             wrong = f"status {answer.status} {answer.code}: {answer.detail}"
         if wrong:

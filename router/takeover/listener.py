@@ -1,0 +1,90 @@
+"""Accepts clients in such a way that the keeper has them at once.
+
+An event loop's own server accepts first and tells of it a turn later; who comes in between and finds the router killed
+would be cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+
+from slipstream.router.takeover.estate import Estate
+
+log = logging.getLogger(__name__)
+
+MAX_AT_ONCE = 64  # that are accepted before other things get their turn
+OUT_OF_FILES_PAUSE_S = 0.5
+
+# Gets a connection, and its number at the keeper if that has it.
+Serve = Callable[[socket.socket, int | None], Awaitable[object]]
+
+
+class Listener:
+    """One listening socket, on the running loop, until it is closed."""
+
+    def __init__(self, sock: socket.socket, estate: Estate, serve: Serve) -> None:
+        self._sock = sock
+        self._estate = estate
+        self._serve = serve
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Future[object]] = set()
+        self._pause: asyncio.TimerHandle | None = None
+        sock.setblocking(False)
+        self._loop.add_reader(sock, self._accept)
+
+    @property
+    def sock(self) -> socket.socket:
+        return self._sock
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._pause is not None:
+            self._pause.cancel()
+        if self._sock.fileno() >= 0:
+            self._loop.remove_reader(self._sock)
+            self._sock.close()
+
+    def _accept(self) -> None:
+        for _ in range(MAX_AT_ONCE):
+            try:
+                sock, _ = self._sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    raise
+                log.warning("no client can be accepted: %s", error)
+                self._loop.remove_reader(self._sock)
+                self._pause = self._loop.call_later(OUT_OF_FILES_PAUSE_S, self._resume)
+                return
+            task = asyncio.ensure_future(self._serve(sock, self._estate.keep(sock)))
+            self._tasks.add(task)
+            task.add_done_callback(self._served)
+
+    def _resume(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._sock, self._accept)
+
+    def _served(self, task: asyncio.Future[object]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.debug("a client was gone before it was served: %s", error)
+
+
+def listening_at(host: str, port: int, backlog: int) -> list[socket.socket]:
+    """A socket for each address that `host` stands for, with one port for all. Raises OSError."""
+    sockets: list[socket.socket] = []
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    try:
+        for family, address in dict.fromkeys((info[0], info[4][0]) for info in found):
+            chosen = port or (sockets[0].getsockname()[1] if sockets else 0)
+            sockets.append(socket.create_server((str(address), chosen), family=family, backlog=backlog))
+    except OSError:
+        for sock in sockets:
+            sock.close()
+        raise
+    return sockets

@@ -1,0 +1,145 @@
+"""What is noted of a connection is there for whoever opens its memory, as it was at the last commit."""
+
+import os
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream.router.messages import pack_ids
+from slipstream.router.takeover.journal import (
+    CURRENT,
+    FIRST_LOG_BYTES,
+    HEADERS,
+    KEPT_LOG_BYTES,
+    LOG,
+    RING_BYTES,
+    Identity,
+    Journal,
+    JournalError,
+    Phase,
+    Unfinished,
+)
+
+
+class Shared:
+    """A journal, and the file by which another process would open it."""
+
+    def __init__(self) -> None:
+        self.journal, self.fd = Journal.create()
+
+    def reopened(self) -> Journal:
+        return Journal(os.dup(self.fd))
+
+
+@pytest.fixture
+def shared() -> Shared:
+    return Shared()
+
+
+def test_a_request_and_its_tokens_are_found_by_the_next_router(shared: Shared) -> None:
+    journal = shared.journal
+    journal.received(b"POST / HTTP/1.1\r\n")
+    journal.received(b"\r\n")
+    journal.begun()
+    journal.named(Identity(7, 1_700_000_000, 9))
+    journal.served_by("v1")
+    journal.tokens(0, pack_ids([1, 2]))
+    journal.tokens(1, pack_ids([5]))
+    journal.sent(b"ab", Phase.STREAMING)
+    journal.tokens(0, pack_ids([3]))
+    journal.sent(b"c", Phase.STREAMING)
+    found = shared.reopened()
+    assert found.unfinished() == Unfinished(
+        b"POST / HTTP/1.1\r\n\r\n", True, "v1", {0: pack_ids([1, 2, 3]), 1: pack_ids([5])}
+    )
+    assert (found.phase, found.identity, found.in_bytes) == (Phase.STREAMING, Identity(7, 1_700_000_000, 9), 19)
+    assert [found.unsent(written) for written in (0, 1, 3)] == [b"abc", b"bc", b""]
+
+
+def test_tokens_hold_only_with_the_bytes_that_tell_of_them(shared: Shared) -> None:
+    shared.journal.tokens(0, pack_ids([1]))
+    shared.journal.sent(b"one", Phase.STREAMING)
+    shared.journal.tokens(0, pack_ids([2]))  # and here the router is killed
+    assert shared.reopened().unfinished().tokens == {0: pack_ids([1])}
+
+
+def test_a_header_that_was_half_written_does_not_count(shared: Shared) -> None:
+    shared.journal.received(b"abc")
+    memory = os.dup(shared.fd)
+    current = os.pread(memory, 1, CURRENT)[0]
+    os.pwrite(memory, b"\xff" * 100, HEADERS[1 - current])
+    assert shared.reopened().in_bytes == 3
+
+
+def test_a_finished_exchange_leaves_nothing_to_do(shared: Shared) -> None:
+    journal = shared.journal
+    journal.received(b"request")
+    journal.begun()
+    journal.named(Identity(1, 2, 3))
+    journal.sent(b"answer", Phase.ENDED)
+    assert shared.reopened().phase == Phase.ENDED
+    journal.rest()
+    found = shared.reopened()
+    assert (found.phase, found.identity, found.unfinished().request) == (Phase.IDLE, None, b"")
+    assert (found.in_bytes, found.unsent(4)) == (7, b"er")  # counts go on over all exchanges
+
+
+def test_a_spoiled_exchange_is_told_as_such_and_the_next_one_is_whole_again(shared: Shared) -> None:
+    journal = shared.journal
+    journal.received(b"first")
+    journal.spoil()
+    journal.received(b"second")
+    assert shared.reopened().is_spoiled
+    assert shared.reopened().in_bytes == 11
+    journal.rest()
+    journal.received(b"third")
+    found = shared.reopened()
+    assert not found.is_spoiled
+    assert found.unfinished().request == b"third"
+
+
+def test_a_large_request_makes_the_memory_larger_and_rest_gives_it_back(shared: Shared) -> None:
+    large = random.Random(1).randbytes(KEPT_LOG_BYTES + 5)
+    shared.journal.received(large)
+    assert shared.reopened().unfinished().request == large
+    shared.journal.rest()
+    assert os.fstat(shared.fd).st_size == LOG + FIRST_LOG_BYTES
+    shared.journal.received(b"small")
+    assert shared.reopened().unfinished().request == b"small"
+
+
+def test_more_than_the_ring_holds_cannot_be_sent_again(shared: Shared) -> None:
+    shared.journal.sent(bytes(RING_BYTES + 1), Phase.STREAMING)
+    assert shared.reopened().unsent(0) is None
+    assert shared.reopened().unsent(1) == bytes(RING_BYTES)
+    assert shared.reopened().unsent(RING_BYTES + 2) is None  # more than was ever given
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 3 * RING_BYTES // 2), min_size=1, max_size=8), st.data())
+def test_what_is_missing_is_the_end_of_what_was_sent(sizes: list[int], data: st.DataObject) -> None:
+    shared, rng = Shared(), random.Random(len(sizes))
+    sent = b""
+    for size in sizes:
+        part = rng.randbytes(size)
+        shared.journal.sent(part, Phase.STREAMING)
+        sent += part
+    written = data.draw(st.integers(max(len(sent) - RING_BYTES, 0), len(sent)))
+    assert shared.reopened().unsent(written) == sent[written:]
+
+
+@pytest.mark.parametrize("size", [0, 100, LOG, LOG + 1000])
+def test_other_memory_is_no_journal(size: int) -> None:
+    fd = os.memfd_create("other")
+    os.ftruncate(fd, size)
+    with pytest.raises(JournalError):
+        Journal(fd)
+
+
+def test_entries_that_make_no_sense_are_refused(shared: Shared) -> None:
+    shared.journal.received(b"request")
+    os.pwrite(shared.fd, b"\x09\x00", LOG)
+    with pytest.raises(JournalError):
+        shared.reopened().unfinished()

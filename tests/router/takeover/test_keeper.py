@@ -1,0 +1,250 @@
+"""Sockets that a keeper holds outlive who gave them, and are gone when they are to be."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from slipstream.router.takeover.estate import MAX_LIVES, Estate
+from slipstream.router.takeover.journal import Journal, Phase
+from slipstream.router.takeover.keeper import MESSAGE, Keeper
+
+TIMEOUT_S = 10.0
+
+
+@pytest.fixture
+def keeper() -> Iterator[Keeper]:
+    keeper = Keeper()
+    yield keeper
+    keeper.close()
+
+
+class Router:
+    """A router as far as the keeper sees it. `kill` closes what it has as the system does when a process ends."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        estate = Estate.of_keeper(keeper.path)
+        assert estate is not None
+        self.estate = estate
+        self.sockets = list(estate.listening)
+
+    def listen(self) -> socket.socket:
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.estate.keep_listening([listening])
+        self.sockets.append(listening)
+        return listening
+
+    def accept(self, listening: socket.socket) -> tuple[socket.socket, int, Journal]:
+        sock, _ = listening.accept()
+        self.sockets.append(sock)
+        number = self.estate.keep(sock)
+        assert number is not None
+        journal = self.estate.begin_journal(number)
+        assert journal is not None
+        return sock, number, journal
+
+    def kill(self) -> None:
+        self.estate.close()
+        for sock in self.sockets:
+            sock.close()
+
+
+StartRouter = Callable[[], Router]
+
+
+@pytest.fixture
+def start(keeper: Keeper) -> Iterator[StartRouter]:
+    """Starts one router after the other."""
+    routers: list[Router] = []
+
+    def start() -> Router:
+        routers.append(Router(keeper))
+        return routers[-1]
+
+    yield start
+    for router in routers:
+        router.kill()
+
+
+def is_closed(client: socket.socket) -> bool:
+    """For the client there is an end. Raises TimeoutError if there is none."""
+    try:
+        return client.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def connect(listening: socket.socket) -> socket.socket:
+    return socket.create_connection(listening.getsockname(), timeout=TIMEOUT_S)
+
+
+def test_connections_and_what_was_noted_of_them_are_inherited(start: StartRouter) -> None:
+    first = start()
+    listening = first.listen()
+    address = listening.getsockname()
+    with connect(listening) as client:
+        sock, number, journal = first.accept(listening)
+        client.sendall(b"question")
+        journal.received(sock.recv(100))
+        journal.begun()
+        journal.sent(b"answer", Phase.STREAMING)
+        sock.sendall(b"ans")  # and is killed before the rest
+        first.kill()
+        with socket.create_connection(address, timeout=TIMEOUT_S):  # who comes now waits, and is not refused
+            second = start().estate
+            assert [one.getsockname() for one in second.listening] == [address]
+            (inherited,) = second.connections
+            assert (inherited.number, inherited.unsent, inherited.is_running) == (number, b"wer", True)
+            assert inherited.unfinished.request == b"question"
+            with second.listening[0].accept()[0]:
+                pass
+        inherited.sock.sendall(inherited.unsent)
+        with closing(client.makefile("rb")) as read:
+            assert read.read(6) == b"answer"
+
+
+@pytest.mark.parametrize("read_bytes", [0, 1])
+def test_a_connection_on_which_nothing_has_come_is_inherited_without_a_journal(
+    start: StartRouter, read_bytes: int
+) -> None:
+    router = start()
+    listening = router.listen()
+    with connect(listening) as client:
+        sock, _ = listening.accept()
+        assert router.estate.keep(sock) is not None
+        client.sendall(b"question")
+        assert len(sock.recv(read_bytes, socket.MSG_WAITALL)) == read_bytes
+        sock.close()
+        router.kill()
+        connections = start().estate.connections
+        assert [(one.journal, one.unsent, one.is_running) for one in connections] == [(None, b"", False)][read_bytes:]
+
+
+def test_a_forgotten_connection_is_closed_for_its_client(start: StartRouter) -> None:
+    router = start()
+    listening = router.listen()
+    with connect(listening) as client:
+        sock, number, _ = router.accept(listening)
+        sock.close()
+        router.estate.forget(number)
+        assert client.recv(1) == b""
+    router.kill()
+    assert not start().estate.connections
+
+
+def test_after_a_farewell_nothing_is_kept(start: StartRouter) -> None:
+    router = start()
+    listening = router.listen()
+    with connect(listening) as client:
+        router.accept(listening)
+        router.estate.farewell()
+        router.kill()
+        assert client.recv(1) == b""
+    assert not start().estate.listening
+
+
+def test_a_closed_keeper_lets_go_of_everything_and_leaves_no_file(keeper: Keeper, start: StartRouter) -> None:
+    router = start()
+    listening = router.listen()
+    with connect(listening) as client:
+        router.accept(listening)
+        router.kill()
+        keeper.close()
+        assert client.recv(1) == b""
+    assert not keeper.path.parent.exists()
+    assert Estate.of_keeper(keeper.path) is None
+
+
+def test_without_a_keeper_a_router_serves_and_keeps_nothing(tmp_path: Path) -> None:
+    assert Estate.of_keeper(tmp_path / "nobody.sock") is None
+
+
+def test_a_keeper_that_has_gone_is_no_reason_to_fail(keeper: Keeper, start: StartRouter) -> None:
+    router = start()
+    listening = router.listen()
+    keeper.close()
+    with connect(listening):
+        sock, _ = listening.accept()
+        while router.estate.keep(sock) is not None:  # what was under way to it may still be taken
+            pass
+        assert router.estate.begin_journal(1) is None
+        router.estate.forget(1)
+        sock.close()
+
+
+@pytest.mark.parametrize("read_bytes", [0, 4])
+def test_what_was_read_and_not_noted_ends_the_connection(start: StartRouter, read_bytes: int) -> None:
+    router = start()
+    listening = router.listen()
+    with connect(listening) as client:
+        sock, _, journal = router.accept(listening)
+        client.sendall(b"question")
+        journal.received(sock.recv(4))
+        assert len(sock.recv(read_bytes, socket.MSG_WAITALL)) == read_bytes
+        router.kill()
+        assert len(start().estate.connections) == (1 if read_bytes == 0 else 0)
+        assert read_bytes == 0 or is_closed(client)
+
+
+def test_an_exchange_that_has_outlived_several_routers_is_given_up(start: StartRouter) -> None:
+    router = start()
+    listening = router.listen()
+    with connect(listening):
+        _, _, journal = router.accept(listening)
+        journal.begun()
+        for _ in range(MAX_LIVES):
+            journal.outlive()
+        router.kill()
+        assert not start().estate.connections
+
+
+def test_nonsense_from_a_router_costs_it_its_own_link_only(keeper: Keeper, start: StartRouter) -> None:
+    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with stranger:
+        stranger.connect(str(keeper.path))
+        stranger.settimeout(TIMEOUT_S)
+        assert len(stranger.recv(100)) == MESSAGE.size
+        stranger.send(b"nonsense")
+        assert stranger.recv(100) == b""
+    start()
+
+
+def test_many_connections_that_are_given_up_at_once_are_all_forgotten(start: StartRouter) -> None:
+    async def main() -> None:
+        router = start()
+        listening = router.listen()
+        clients = []
+        for _ in range(200):
+            clients.append(connect(listening))
+            sock, number, journal = router.accept(listening)
+            sock.close()
+            journal.close()
+            router.estate.forget(number)
+        loop = asyncio.get_running_loop()
+        for client in clients:
+            assert await loop.run_in_executor(None, is_closed, client)
+            client.close()
+
+    asyncio.run(main())
+
+
+def test_descriptors_are_not_leaked(start: StartRouter) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        router = start()
+        listening = router.listen()
+        with connect(listening):
+            sock, number, journal = router.accept(listening)
+            journal.close()
+            sock.close()
+            router.estate.forget(number)
+            router.estate.farewell()
+            router.kill()
+    start().kill()  # has been served only when all before has been taken
+    assert len(os.listdir("/proc/self/fd")) <= before + 1  # the keeper may not have closed the last link yet

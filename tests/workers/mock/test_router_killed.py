@@ -1,0 +1,283 @@
+"""kill -9 of a router process in the midst of its clients: with a keeper the next one goes on with all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tokenizers import Tokenizer
+
+from slipstream.router.messages import pack_ids
+from slipstream.router.takeover.keeper import Keeper
+from slipstream.workers.mock.attempt import expected_token
+
+MODEL_DIR = Path(__file__).parents[3] / "models" / "slipstream-demo"
+TIMEOUT_S = 60.0
+TOKENIZER = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
+
+
+def text_of(prompt: list[int], num_tokens: int) -> str:
+    text: str = TOKENIZER.decode([expected_token(pack_ids(prompt), i, 300) for i in range(num_tokens)])
+    return text
+
+
+class Serving:
+    """A router that can be killed, at the same ports again and again, and two mock workers."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "router.json"
+        self.keeper = Keeper()
+        self._ports = [0, 0]
+        self.start_router()
+        self.workers = subprocess.Popen(
+            (
+                *(sys.executable, "-m", "slipstream.workers.mock.main"),
+                *("--router", self.worker_address, "--model", "m"),
+                *("--set", "vocab_size=300", "--set", "step_s=0.002"),
+            ),
+            env={**os.environ, "SLIPSTREAM_WORKER_TOKEN": "secret"},
+        )
+
+    def start_router(self) -> None:
+        http_port, worker_port = self._ports
+        program: dict[str, Any] = {
+            "model": "m",
+            "model_dir": str(MODEL_DIR),
+            "token": "secret",
+            "keeper": str(self.keeper.path),
+            "router": {"http": {"port": http_port}, "worker_port": worker_port},
+        }
+        self._path.write_text(json.dumps(program))
+        command = [sys.executable, "-m", "slipstream.router.main", "--config", str(self._path)]
+        self.router = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.router.stdout is not None
+        listening = json.loads(self.router.stdout.readline())
+        self.url, self.worker_address = listening["http"], listening["workers"]
+        self._ports = [int(self.url.rpartition(":")[2]), int(self.worker_address.rpartition(":")[2])]
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return "127.0.0.1", self._ports[0]
+
+    def kill(self) -> None:
+        self.router.kill()
+        self.router.communicate()
+
+    def close(self) -> None:
+        for process in (self.workers, self.router):
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=TIMEOUT_S)
+        self.keeper.close()
+
+    def wait_until_ready(self) -> None:
+        with httpx.Client(base_url=self.url, timeout=TIMEOUT_S) as client:
+            while client.get("/health/ready").status_code != 200:
+                assert self.workers.poll() is None
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """Of all tests; each leaves it with a router."""
+    serving = Serving(tmp_path_factory.mktemp("killed"))
+    try:
+        serving.wait_until_ready()
+        yield serving
+    finally:
+        serving.close()
+
+
+@dataclass
+class Told:
+    """What a stream came to."""
+
+    texts: dict[int, str]
+    heads: set[tuple[str, int]]  # id and time of the answer
+    num_done: int
+    usage: int
+
+
+def read_stream(client: httpx.Client, first: threading.Event, **fields: Any) -> Told:
+    told = Told({}, set(), 0, 0)
+    body = {"model": "m", "stream": True, "stream_options": {"include_usage": True}, **fields}
+    with client.stream("POST", "/v1/completions", json=body) as answer:
+        assert answer.status_code == 200
+        for line in answer.iter_lines():
+            if line == "data: [DONE]":
+                told.num_done += 1
+            elif line:
+                event = json.loads(line.removeprefix("data: "))
+                assert "error" not in event
+                told.heads.add((event["id"], event["created"]))
+                for choice in event["choices"]:
+                    told.texts[choice["index"]] = told.texts.get(choice["index"], "") + choice["text"]
+                told.usage = (event.get("usage") or {}).get("completion_tokens", 0)
+                first.set()
+    return told
+
+
+def test_streams_and_whole_answers_go_on_after_the_last_byte(serving: Serving) -> None:
+    prompts = [[20 + (7 * number + i) % 250 for i in range(30)] for number in range(12)]
+    with httpx.Client(base_url=serving.url, timeout=TIMEOUT_S) as client, ThreadPoolExecutor(24) as threads:
+        begun = [threading.Event() for _ in prompts]
+        streams = [
+            threads.submit(read_stream, client, event, prompt=prompt, max_tokens=400, n=1 + number % 2)
+            for number, (prompt, event) in enumerate(zip(prompts, begun, strict=True))
+        ]
+        whole = [
+            threads.submit(client.post, "/v1/completions", json={"model": "m", "prompt": prompt, "max_tokens": 300})
+            for prompt in prompts
+        ]
+        for event in begun:
+            assert event.wait(TIMEOUT_S)
+        for _ in range(2):
+            serving.kill()
+            serving.start_router()
+            serving.wait_until_ready()
+            time.sleep(0.3)  # so that the second kill finds other tokens sent than the first
+        for number, (prompt, stream) in enumerate(zip(prompts, streams, strict=True)):
+            told = stream.result(TIMEOUT_S)
+            assert told.texts == {choice: text_of(prompt, 400) for choice in range(1 + number % 2)}
+            assert (len(told.heads), told.num_done, told.usage) == (1, 1, 400 * (1 + number % 2))
+        for prompt, request in zip(prompts, whole, strict=True):
+            answer = request.result(TIMEOUT_S)
+            assert answer.status_code == 200
+            assert answer.json()["choices"][0]["text"] == text_of(prompt, 300)
+
+
+def test_connections_without_a_request_and_clients_to_come_wait_for_the_next_router(serving: Serving) -> None:
+    with httpx.Client(base_url=serving.url, timeout=TIMEOUT_S) as client:
+        body = {"model": "m", "prompt": [30] * 20, "max_tokens": 5}
+        assert client.post("/v1/completions", json=body).status_code == 200
+        serving.kill()
+        with ThreadPoolExecutor(2) as threads:
+            known = threads.submit(client.post, "/v1/completions", json=body)  # on the connection that is there
+            new = threads.submit(httpx.post, f"{serving.url}/v1/completions", json=body, timeout=TIMEOUT_S)
+            with socket.create_connection(serving.address):  # and nobody is refused
+                serving.start_router()
+            for request in (known, new):
+                answer = request.result(TIMEOUT_S)
+                assert answer.status_code == 200
+                assert answer.json()["choices"][0]["text"] == text_of([30] * 20, 5)
+
+
+def request_of(prompt: list[int], max_tokens: int, **fields: Any) -> bytes:
+    body = json.dumps({"model": "m", "prompt": prompt, "max_tokens": max_tokens, **fields}).encode()
+    return b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def read_whole(sock: socket.socket) -> dict[str, Any]:
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += sock.recv(65536)
+    head, _, body = data.partition(b"\r\n\r\n")
+    (length,) = [int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+    while len(body) < length:
+        body += sock.recv(65536)
+    answer: dict[str, Any] = json.loads(body)
+    return answer
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.95])
+def test_half_a_request_is_completed_at_the_next_router(serving: Serving, share: float) -> None:
+    request = request_of([40] * 1000, 5)
+    cut = int(share * len(request))
+    with socket.create_connection(serving.address, timeout=TIMEOUT_S) as sock:
+        sock.sendall(request[:cut])
+        read_in_between(serving)
+        serving.kill()
+        serving.start_router()
+        sock.sendall(request[cut:])
+        assert read_whole(sock)["choices"][0]["text"] == text_of([40] * 1000, 5)
+
+
+def read_in_between(serving: Serving) -> None:
+    """What was sent to the router before has been read by it afterwards: it reads one connection after the other."""
+    for _ in range(2):
+        assert httpx.get(f"{serving.url}/health/live", timeout=TIMEOUT_S).status_code == 200
+
+
+def test_a_client_that_reads_nothing_for_a_while_misses_nothing(serving: Serving) -> None:
+    prompt = [50] * 20
+    with socket.socket() as sock, httpx.Client(base_url=serving.url, timeout=TIMEOUT_S) as other:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.settimeout(TIMEOUT_S)
+        sock.connect(serving.address)
+        request = {"stream": True, "n": 32, "logprobs": 5}  # more than the sockets of both sides hold
+        sock.sendall(request_of(prompt, 1000, **request))
+        read_stream(other, threading.Event(), prompt=prompt, max_tokens=900)  # takes as long as 900 of its tokens
+        serving.kill()
+        serving.start_router()
+        data = bytearray()
+        while not data.endswith(b"0\r\n\r\n"):
+            part = sock.recv(65536)
+            assert part, "the stream broke off"
+            data += part
+    texts = dict.fromkeys(range(32), "")
+    for event in unchunked(bytes(data)).split(b"\n\n"):
+        if event.startswith(b"data: {"):
+            (choice,) = json.loads(event[6:])["choices"]
+            texts[choice["index"]] += choice["text"]
+    assert set(texts.values()) == {text_of(prompt, 1000)}
+
+
+def unchunked(response: bytes) -> bytes:
+    """The body of a response in chunks."""
+    _, _, rest = response.partition(b"\r\n\r\n")
+    body = b""
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        body += rest[: int(size, 16)]
+        rest = rest[int(size, 16) + 2 :]
+    return body
+
+
+def test_a_client_that_left_while_there_was_no_router_is_not_served(serving: Serving) -> None:
+    with socket.create_connection(serving.address, timeout=TIMEOUT_S) as sock:
+        sock.sendall(request_of([60] * 20, 2000, stream=True))
+        assert sock.recv(1000)
+        serving.kill()
+    serving.start_router()
+    serving.wait_until_ready()
+    with httpx.Client(base_url=serving.url, timeout=TIMEOUT_S) as client:
+        while client.get("/cluster/status").json()["num_running"]:
+            pass  # to the end of the test's time, if it is served
+
+
+def test_a_client_that_had_asked_for_more_already_is_cut_off_and_not_answered_wrongly(serving: Serving) -> None:
+    with socket.create_connection(serving.address, timeout=TIMEOUT_S) as sock:
+        sock.sendall(request_of([70] * 20, 1000, stream=True))
+        assert sock.recv(1000)
+        sock.sendall(request_of([71] * 20, 5))
+        read_in_between(serving)
+        serving.kill()
+        serving.start_router()
+        with suppress(ConnectionResetError):
+            while sock.recv(65536):
+                pass
+
+
+def test_a_router_that_ends_in_order_leaves_nobody_waiting(serving: Serving) -> None:
+    idle = socket.create_connection(serving.address, timeout=TIMEOUT_S)
+    with idle:
+        idle.sendall(b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert idle.recv(1000).startswith(b"HTTP/1.1 200")
+        serving.router.send_signal(signal.SIGTERM)
+        assert idle.recv(1000) == b""
+        serving.router.communicate(timeout=TIMEOUT_S)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(serving.address, timeout=TIMEOUT_S)
+    serving.start_router()
