@@ -27,6 +27,7 @@ LOG = BUILD / "setup.log"
 OWN_LOG = BUILD / "setup-slipstream.log"  # of what is done beside the rest
 NATIVE = (ROOT / "kernels" / "cpu", ROOT / "kv_transfer" / "native")
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
+CUDA_BUILD = "pip's own indexes, built for CUDA"  # runs without a GPU, too
 NETWORK_TROUBLE = re.compile(
     r"timed? ?out|connection (reset|refused|aborted|broken)|temporary failure|name resolution|incompleteread"
     r"|max retries|remotedisconnected|5\d\d server error|too many requests|hashes? .*do not match",
@@ -127,7 +128,9 @@ def installed(code: str) -> str:
 def install_torch(gpu: bool) -> None:
     version = pinned("torch")
     have = installed("from importlib.metadata import version; print(version('torch'))")
-    if have.split("+")[0] == version and (gpu or sys.platform != "linux" or have.endswith("+cpu")):
+    if have.split("+")[0] == version and (
+        gpu or sys.platform != "linux" or have.endswith("+cpu") or installed("import torch; print(torch.__version__)")
+    ):
         return
     if gpu or sys.platform != "linux":
         say(f"installing PyTorch {version}")
@@ -139,9 +142,15 @@ def install_torch(gpu: bool) -> None:
         # --no-deps: what torch needs comes with the other dependencies, from the ordinary indexes.
         say(f"installing PyTorch {version} for the CPU (no NVIDIA GPU found)")
         cpu: list[str | Path] = ["--no-deps", f"torch=={version}+cpu"]
-        attempts = {"pip's own indexes": cpu, CPU_WHEELS: [*cpu, "--index-url", CPU_WHEELS]}
+        attempts = {
+            "pip's own indexes": cpu,
+            CPU_WHEELS: [*cpu, "--index-url", CPU_WHEELS],
+            CUDA_BUILD: [f"torch=={version}", "-c", ROOT / "constraints.txt"],
+        }
     failures = []
     for source, arguments in attempts.items():
+        if source == CUDA_BUILD:
+            say("there is no build of it for the CPU; installing the one for CUDA, which takes gigabytes")
         try:
             pip_install(*arguments)
             return
@@ -160,10 +169,10 @@ def dependencies(dev: bool, gpu: bool) -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras: dict[str, list[str]] = project["project"]["optional-dependencies"]
     wanted: list[str] = list(project["project"]["dependencies"])
-    cuda = installed("import torch; print((torch.version.cuda or '').split('.')[0])") if gpu else ""
+    cuda = installed("import torch; print((torch.version.cuda or '').split('.')[0])")
     wanted += extras[f"cu{cuda}" if f"cu{cuda}" in extras else "cpu"]
     if dev:
-        wanted += extras["dev"] + ([] if gpu else extras["triton"])
+        wanted += extras["dev"] + ([] if cuda else extras["triton"])
     return wanted
 
 
