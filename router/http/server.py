@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Sequence
 from email.utils import formatdate
-from typing import Protocol
+from typing import Any, Protocol
 
 from slipstream.router.config import HttpConfig
 from slipstream.router.http.connection import HttpConnection, Welcome
@@ -92,26 +92,25 @@ class HttpServer:
         """
         host, port = self._config.host, self._config.port
         try:
-            sockets = await self._listen_with(self.estate) if self.estate is not None else await self._listen()
+            if self.estate is not None:
+                sockets = await self._listen_with(self.estate)
+            else:
+                sockets = await self._listen(host=host, port=port, reuse_port=self._shares_port)
         except OSError as error:
             why = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
             raise OSError(error.errno, f"cannot listen for HTTP on {host}:{port}: {why}") from error
         chosen: int = sockets[0].getsockname()[1]
         return chosen
 
-    async def _listen(self, sock: socket.socket | None = None) -> Sequence[socket.socket]:
-        """At the configured address, or on a socket that is there."""
+    async def _listen(self, **where: Any) -> Sequence[socket.socket]:
+        """`where` is what the event loop's `create_server` wants to know of an address or a socket."""
         context = self._tls.context if self._tls is not None else None
-        host, port = (self._config.host, self._config.port) if sock is None else (None, None)
         server = await asyncio.get_running_loop().create_server(
             lambda: HttpConnection(self._config, self._handler, self),
-            host,
-            port,
-            sock=sock,
             backlog=BACKLOG,
-            reuse_port=self._shares_port or None,
             ssl=context,
             ssl_handshake_timeout=self._config.header_timeout_s if context is not None else None,
+            **where,
         )
         self._servers.append(server)
         return server.sockets
@@ -125,7 +124,7 @@ class HttpServer:
             self._tls is not None
         ):  # whose state ends with its process: clients to come wait, those that are there do not
             for sock in sockets:
-                await self._listen(sock)
+                await self._listen(sock=sock)
         else:
             self._listeners = [Listener(sock, estate, self._serve_kept) for sock in sockets]
         return sockets
@@ -175,8 +174,10 @@ class HttpServer:
         self._draining = True
         if self.estate is not None:
             self.estate.farewell()
-        for listening in (*self._servers, *self._listeners):
-            listening.close()
+        for server in self._servers:
+            server.close()
+        for listener in self._listeners:
+            listener.close()
 
     # ---- called by the connections
 
