@@ -30,6 +30,7 @@ from slipstream.cluster.bench.alone import (
 from slipstream.cluster.bench.answer import Answer
 from slipstream.cluster.bench.conversation import Lengths, Synthetic
 from slipstream.cluster.bench.load import Extent, Level
+from slipstream.cluster.bench.passage import Passages, hops, stretch
 from slipstream.cluster.bench.run_level import LevelRun
 from slipstream.cluster.bench.target import BenchError
 from slipstream.cluster.report.table import Cell, Table
@@ -42,18 +43,22 @@ PROMPTS = (SHORT, 64, 256, 1024, 4096)
 CONCURRENCY = (1, 2, 4, 8, 16, 32)  # of each decode worker
 MAX_LONG = 8  # streams with a long context: of more, the first would be over before the last has its prompt
 DECODE_OSL, NUM_WAVES, MIN_STREAMS = 96, 3, 6  # waves of streams of a size: the median is over all of them
+BESIDE_SEQS, BESIDE_ISL, BESIDE_OSL, NUM_BESIDE = 4, 512, 64, 64  # prompts that come while others decode
 NUM_LONE = 48  # prompts of a length: a pool learns from every eighth
 MAX_LATENCY_S, MIN_BANDWIDTH, MAX_BANDWIDTH = 1.0, 1e6, 1e12
 NEEDED_SAMPLES = 8
 LLAMA_8B_KV_BYTES = 131_072  # where nobody knows
 
 
+PhaseKind = Literal["mixed", "decode", "beside", "prompt"]
+
+
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What it is there for: `decode` measures steps, `prompt` lone prompts, and `mixed` shows the router both at once.
-    `num_seqs` is how many sequences a decode worker has meanwhile."""
+    """What it is there for: `decode` measures steps, `prompt` lone prompts, `beside` prompts while others decode, and
+    `mixed` shows the router both at once. `num_seqs` is how many sequences a decode worker has meanwhile."""
 
-    kind: Literal["mixed", "decode", "prompt"]
+    kind: PhaseKind
     num_seqs: int
     level: Level
     extent: Extent
@@ -76,6 +81,11 @@ def phases(max_model_len: int, max_slots: int, num_workers: int = 1, time_limit_
                 concurrency = num_seqs * num_workers
                 for _ in range(max(NUM_WAVES, MIN_STREAMS // num_seqs)):
                     yield Phase("decode", num_seqs, Level(concurrency), Extent(concurrency, time_limit_s), source)
+    num_seqs = min(BESIDE_SEQS, max_slots)
+    isl = max(min(room // 2, BESIDE_ISL), 1)
+    source = Synthetic(Lengths(isl), Lengths(max(min(BESIDE_OSL, room - isl), 1)))
+    extent = Extent(NUM_BESIDE * num_workers, time_limit_s)
+    yield Phase("beside", num_seqs, Level(num_seqs * num_workers), extent, source)
     for isl in lengths:
         source = Synthetic(Lengths(isl), Lengths(2))
         yield Phase("prompt", 1, Level(1), Extent(NUM_LONE, time_limit_s, 1), source)
@@ -111,8 +121,10 @@ def profile_of(
     has_gpus: bool,
     shares_cores: bool,
     alone: Alone,
+    passages: Passages,
 ) -> WorkerProfile:
-    """From the answer of `/cluster/profile`, and `alone`. Raises BenchError if the router has not measured enough."""
+    """From the answer of `/cluster/profile`, what requests say, and the router's records of them, if it has told any.
+    Raises BenchError if the router has not measured enough."""
     roles = {role["role"]: role for role in told.get("roles", ())}
     if not roles:
         raise BenchError("the cluster has no workers to tell of")
@@ -146,7 +158,9 @@ def profile_of(
     )
     if start_s is not None:
         base = replace(base, start_s=start_s)
-    return with_alone(with_best(base, roles, times), alone, is_of_one_kind=prefill["tp"] == decode["tp"])
+    is_of_one_kind = prefill["tp"] == decode["tp"]
+    profile = with_alone(with_best(base, roles, times), alone, is_of_one_kind)
+    return with_passages(profile, alone, passages, is_of_one_kind)
 
 
 def with_best(base: WorkerProfile, roles: dict[str, Any], times: dict[str, ServiceTimes]) -> WorkerProfile:
@@ -188,6 +202,26 @@ def with_alone(profile: WorkerProfile, alone: Alone, is_of_one_kind: bool) -> Wo
     if alone.prompts:
         beyond = [one.ttft_s - profile.prefill.prefill_s(round(one.num_tokens)) for one in alone.prompts]
         profile = replace(profile, client_s=max(statistics.median(beyond), 0.0))
+    return profile
+
+
+def with_passages(profile: WorkerProfile, alone: Alone, passages: Passages, is_of_one_kind: bool) -> WorkerProfile:
+    """With what lies between a client and the steps: so much of the time to a first token is in no step. The fit of
+    transfers, which begin with the prompt's first layers and so last as long as the prompt, is no latency of a link."""
+    found = hops(passages.lone, alone.prompts)
+    if found is None:
+        return profile
+    if is_of_one_kind and prompt_times(alone.prompts):
+        rest_s = max(profile.client_s - found.client_s - found.num_messages * found.message_s, 0.0)
+        prefill, decode = (
+            replace(profile.prefill, prefill_chunk_s=rest_s),
+            replace(profile.decode, prefill_chunk_s=rest_s),
+        )
+        profile = replace(profile, prefill=prefill, decode=decode, client_s=found.client_s)
+    profile = replace(profile, message_s=found.message_s, link_latency_s=min(found.exposed_s, MAX_LATENCY_S))
+    beside = stretch(passages.beside, profile.prefill.prefill_s, found.message_s) if profile.shared_cores else None
+    if beside is not None:
+        profile = replace(profile, prefill_beside_decode=beside.factor, noise=max(profile.noise, beside.noise))
     return profile
 
 

@@ -12,6 +12,7 @@ from slipstream.cluster.plan.trial import Estimate, Question, Trial, estimate
 from slipstream.cluster.report.plot import Mark, Plot, Series
 from slipstream.cluster.report.report import Report
 from slipstream.cluster.report.table import Cell, Table, number
+from slipstream.cluster.sim.report import too_long
 
 MAX_SHOWN = 24  # candidates in the table, MAX_BARS of them in the plot
 MAX_BARS = 10
@@ -66,6 +67,8 @@ def report_of(
         f"{question.slo.ttft_ms:g} ms and ITL up to {question.slo.itl_ms:g} ms, simulated with the router that would "
         f"serve them and {found.best.candidate.decode.name}: {found.best.candidate.decode.source}."
     )
+    if num_too_long := found.best.trials[0].num_too_long:
+        about += f" {too_long(num_too_long, question.num_requests, found.best.candidate.decode)}"
     more = elsewhere(found, loads)
     parts: list[Table | Plot] = [finalists_table(found), tried_table(found.tried), bars(found)]
     if loads:

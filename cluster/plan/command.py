@@ -17,7 +17,7 @@ from slipstream.cluster.plan.candidate import Candidate
 from slipstream.cluster.plan.deployment import PlanError, base_of, deployment, write_deployment
 from slipstream.cluster.plan.search import Found, Search
 from slipstream.cluster.plan.trial import Question, Trial, simulate
-from slipstream.cluster.sim.config import POLICIES
+from slipstream.cluster.sim.config import MAX_WORKERS, POLICIES
 from slipstream.cluster.sim.profile import ProfileError
 from slipstream.cluster.sim.run import find_profile
 from slipstream.cluster.workload.arrival import TraceError
@@ -37,11 +37,13 @@ OUTPUT = click.Path(dir_okay=False, path_type=Path)
 @click.option("--speed", type=click.FloatRange(0, min_open=True), default=1.0, help="Requests come so much faster.")
 @click.option("--ttft-ms", type=click.FloatRange(0, min_open=True), default=500.0, show_default=True)
 @click.option("--itl-ms", type=click.FloatRange(0, min_open=True), default=50.0, show_default=True)
-@click.option("--devices", type=click.IntRange(1), help="GPUs (workers without) there are: the best use of them.")
+@click.option(
+    "--devices", type=click.IntRange(1, MAX_WORKERS), help="GPUs (workers without) there are: the best use of them."
+)
 @click.option(
     "--target", type=click.FloatRange(0, 1), default=0.95, show_default=True, help="Else: the fewest for so much."
 )
-@click.option("--max-devices", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--max-devices", type=click.IntRange(1, MAX_WORKERS), default=64, show_default=True)
 @click.option("--policy", "policies", multiple=True, type=click.Choice(POLICIES), help="[default: slo, kv]")
 @click.option("--seeds", type=click.IntRange(1, 100), default=3, show_default=True)
 @click.option("--seed", type=int, default=0)
@@ -75,6 +77,8 @@ def plan_command(
     one) and recommends what serves most requests within the levels, or, without --devices, the fewest devices.
     """
     try:
+        if not 0 <= target <= 1:  # also not a number, which a range lets pass
+            raise PlanError(f"--target must be 0 to 1, got {target}")
         base = base_of(config, model) if write_file is not None else {}
         known = [find_profile(name) for name in profiles or ("h200-llama-8b",)]
         question = Question(workload, SloConfig(ttft_ms, itl_ms), requests, speed, seed)

@@ -43,6 +43,7 @@ class Trial:
     itl_p99_ms: float
     num_failed: int
     remote_share: float
+    num_too_long: int = 0
 
     @property
     def goodput_rps(self) -> float:
@@ -80,6 +81,7 @@ def simulate(question: Question, candidate: Candidate, seed: int = 0, speed: flo
         itl_p99_ms=itl[99],
         num_failed=result.num_failed,
         remote_share=result.remote_share,
+        num_too_long=result.num_too_long,
     )
 
 

@@ -7,14 +7,15 @@ real hardware is the fits of a running cluster, written down.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
 from slipstream.router.messages import PROTOCOL_VERSION, Hello, Role
+
+FORMER_KEYS = ("prefill_share",)  # in files that were measured before
 
 
 class ProfileError(Exception):
@@ -93,8 +94,10 @@ class WorkerProfile:
     `kv_transfer.peer_timeout_s` of a real cluster).
 
     `hears_between_steps`: pages are reserved at the end of the step that is under way, as engines do.
-    `shared_cores`: workers of a host compute on the same cores, as on a small machine. While several of them compute,
-    each gets its share: prefill `prefill_share` and decoding the rest.
+    `shared_cores`: workers of a host compute on the same cores, as on a small machine. A prompt takes
+    `prefill_beside_decode` times as long while somebody decodes there, and a decode step `decode_beside_prefill` times
+    while somebody computes a prompt; two that do the same take twice as long each. Both factors together are more than
+    a fair share of the cores comes to: threads that compute one product wait for the one that lost its core.
     """
 
     name: str
@@ -118,19 +121,26 @@ class WorkerProfile:
     peer_timeout_s: float = 5.0
     hears_between_steps: bool = True
     shared_cores: bool = False
-    prefill_share: float = 0.75
+    prefill_beside_decode: float = 1.55
+    decode_beside_prefill: float = 10.0
 
     def __post_init__(self) -> None:
         _check(self)
         if self.link_bytes_per_s <= 0:
             raise ValueError(f"link_bytes_per_s must be over 0, got {self.link_bytes_per_s}")
-        if not 0 < self.prefill_share < 1:
-            raise ValueError(f"prefill_share must be between 0 and 1, got {self.prefill_share}")
+        for key in ("prefill_beside_decode", "decode_beside_prefill"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
         if self.noise > 1:
             raise ValueError(f"noise must be at most 1, got {self.noise}")
 
     def of(self, role: Role) -> RoleProfile:
         return self.prefill if role == "prefill" else self.decode
+
+    def stretch(self, role: Role, others: Iterable[Role]) -> float:
+        """How many times as long the steps of a worker take while workers of these roles compute on its cores."""
+        beside_other = self.prefill_beside_decode if role == "prefill" else self.decode_beside_prefill
+        return 1.0 + sum(1.0 if other == role else beside_other - 1.0 for other in others)
 
     @property
     def capacity_tokens(self) -> int:
@@ -163,9 +173,10 @@ class WorkerProfile:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> WorkerProfile:
-        """The inverse of `asdict`. Raises ProfileError that names the key."""
+        """The inverse of `asdict`, for profiles of before, too. Raises ProfileError that names the key."""
         if not isinstance(values, Mapping):
             raise ProfileError("a profile is an object")
+        values = {key: value for key, value in values.items() if key not in FORMER_KEYS}
         roles = {}
         for role in ("prefill", "decode"):
             part = values.get(role)
@@ -182,7 +193,7 @@ class WorkerProfile:
             return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
         except OSError as error:
             raise ProfileError(f"{path}: {error.strerror}") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ProfileError(f"{path}: not JSON: {error}") from None
         except ProfileError as error:
             raise ProfileError(f"{path}: {error}") from None
@@ -192,16 +203,19 @@ class WorkerProfile:
 
 
 _ZERO_ALLOWED = ("gpus",)
+MAX_VALUE = 1e18  # of seconds, bytes and counts alike: beyond, sums of them are none
 
 
 def _check(profile: RoleProfile | WorkerProfile) -> None:
     for field in fields(profile):
         value = getattr(profile, field.name)
         if field.type == "float":
-            if not 0 <= value < math.inf:
-                raise ValueError(f"{field.name} must be a number of at least 0, got {value!r}")
-        elif field.type == "int" and value < (0 if field.name in _ZERO_ALLOWED else 1):
-            raise ValueError(f"{field.name} must be at least 1, got {value!r}")
+            if not 0 <= value <= MAX_VALUE:
+                raise ValueError(f"{field.name} must be a number from 0 to {MAX_VALUE:g}, got {value!r:.40}")
+        elif field.type == "int":
+            least = 0 if field.name in _ZERO_ALLOWED else 1
+            if not least <= value <= MAX_VALUE:
+                raise ValueError(f"{field.name} must be {least} to {MAX_VALUE:g}, got {value!r:.40}")
 
 
 _TYPES: dict[str, type | tuple[type, ...]] = {"float": (int, float), "int": int, "str": str, "bool": bool}

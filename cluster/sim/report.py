@@ -44,6 +44,8 @@ def report_of(config: SimConfig, profile: WorkerProfile, workload: Workload, res
         f"Best: {best.name} with {best.goodput_rps:.4g} requests a second within both levels "
         f"({100 * best.attainment:.1f}% of all)."
     )
+    if best.num_too_long:
+        summary += f" {too_long(best.num_too_long, len(best.outcomes), profile)}"
     colocated = [result for result in results if not result.split.num_prefill]
     apart = [result for result in results if result.split.num_prefill]
     if colocated and apart:
@@ -101,6 +103,14 @@ def report_of(config: SimConfig, profile: WorkerProfile, workload: Workload, res
         ]
         parts.append(Table("Faults", ("run", "second", "what", "worker"), rows))
     return Report(f"Simulation of {workload.name}", summary, parts)
+
+
+def too_long(count: int, num_requests: int, profile: WorkerProfile) -> str:
+    """Why so many failed that no number of workers helps."""
+    return (
+        f"{count:,} of {num_requests:,} requests have a longer prompt than the {profile.max_model_len:,} tokens that "
+        f"{profile.name} takes, and were refused."
+    )
 
 
 def as_json(config: SimConfig, profile: WorkerProfile, results: Sequence[RunResult]) -> dict[str, Any]:

@@ -88,6 +88,11 @@ class RunResult:
         return sum(count for end, count in self.outcomes.ends.items() if end not in ("stop", "length"))
 
     @property
+    def num_too_long(self) -> int:
+        """Requests with a longer prompt than the model takes."""
+        return self.outcomes.ends["prompt_too_long"]
+
+    @property
     def remote_share(self) -> float:
         remote = self.placements["long_prompt"] + self.placements["cheaper_remote"]
         return remote / max(sum(self.placements.values()), 1)

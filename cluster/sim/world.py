@@ -273,13 +273,9 @@ class World:
         for neighbours in self._hosts.values():
             if worker in neighbours:
                 busy = [one for one in neighbours if one.engine.is_busy]
-                weights = {
-                    one: profile.prefill_share if one.hello.role == "prefill" else 1.0 - profile.prefill_share
-                    for one in busy
-                }
-                whole = sum(weights.values())
                 for one in neighbours:
-                    one.engine.share_cores(whole / weights[one] if one in weights and len(busy) > 1 else 1.0)
+                    others = [other.hello.role for other in busy if other is not one]
+                    one.engine.share_cores(profile.stretch(one.hello.role, others) if one in busy else 1.0)
 
     def drained(self, worker: SimWorker) -> None:
         if self.on_drained is not None:

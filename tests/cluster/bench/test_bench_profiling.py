@@ -11,6 +11,7 @@ import pytest
 
 from slipstream.cluster.bench.alone import DecodeStep, LonePrompts, decode_step, lone_prompts, prompt_times, step_times
 from slipstream.cluster.bench.answer import Answer
+from slipstream.cluster.bench.passage import Passage, Passages
 from slipstream.cluster.bench.profiling import (
     CHAT_TOKENS,
     Alone,
@@ -67,7 +68,7 @@ def measured_times(decode: bool, prefill: bool) -> ServiceTimes:
 
 def profile(roles: list[dict[str, Any]], **changes: Any) -> WorkerProfile:
     settings: dict[str, Any] = {"model_dir": MODEL_DIR, "kv_bytes_per_token": 6144, "start_s": 7.0}
-    settings |= {"has_gpus": False, "shares_cores": True, "alone": Alone(), **changes}
+    settings |= {"has_gpus": False, "shares_cores": True, "alone": Alone(), "passages": Passages(), **changes}
     return profile_of({"roles": roles}, "mine", "measured", **settings)
 
 
@@ -81,6 +82,26 @@ def test_service_times_sizes_and_the_link_are_taken_over() -> None:
     assert (made.page_tokens, made.num_pages, made.start_s, made.workers_per_host) == (16, 100, 7.0, 4)
     assert (made.gpus, made.shared_cores) == (0, True)
     assert WorkerProfile.from_dict(json.loads(made.to_json())) == made
+
+
+def passage(at_s: float, num_tokens: int, first_s: float, ended_s: float) -> Passage:
+    return Passage("p", num_tokens, at_s, at_s, at_s + 0.002, at_s + first_s, at_s + first_s + 0.004, at_s + ended_s)
+
+
+def test_records_say_how_the_time_to_a_first_token_is_made_up_and_what_streams_make_of_it() -> None:
+    prompts = [LonePrompts(n, 0.009 + 1e-4 * n) for n in (16, 256, 1024)]
+    lone = [passage(10.0 * at, n, 0.007 + 1e-4 * n, 1.0) for at, n in enumerate([16, 256, 1024] * 4)]
+    beside = [passage(0.05 * at, 256, 0.006 + 2.0 * 0.0256 - 0.002, 5.0) for at in range(12)]
+    roles = [role("prefill", measured_times(False, True)), role("decode", measured_times(True, False))]
+    made = profile(roles, alone=Alone(prompts=prompts), passages=Passages(lone, beside))
+    assert made.client_s == pytest.approx(0.002)
+    assert made.message_s == pytest.approx(0.001)
+    assert made.link_latency_s == pytest.approx(0.004)
+    for part in (made.prefill, made.decode):
+        assert part.prefill_s(256) == pytest.approx(0.003 + 0.0256, rel=1e-3)
+    assert made.prefill_beside_decode == pytest.approx(2 * 0.0256 / (0.003 + 0.0256), rel=0.05)
+    apart = profile(roles, alone=Alone(prompts=prompts), passages=Passages(lone, beside), shares_cores=False)
+    assert apart.prefill_beside_decode == 1.55
 
 
 def test_gpus_are_counted_and_kv_bytes_come_from_the_model_where_nothing_was_moved() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click import Command
 from click.testing import CliRunner
 
 from slipstream.cluster.config_file import load_config
@@ -16,6 +17,7 @@ from slipstream.cluster.plan.candidate import Candidate, splits, spread, variati
 from slipstream.cluster.plan.command import plan_command
 from slipstream.cluster.plan.search import Search
 from slipstream.cluster.plan.trial import NUM_BLOCKS, Question, Trial, difference, estimate, simulate
+from slipstream.cluster.sim.command import sim_command
 from slipstream.cluster.sim.config import Split
 from slipstream.cluster.sim.run import find_profile
 from slipstream.router.config import SloConfig
@@ -178,9 +180,33 @@ def test_a_deployment_keeps_what_the_user_had(tmp_path: Path) -> None:
         (["--workload", "nothing"], "'nothing' is neither"),
         (["--write", "x.yaml"], "--write needs --config"),
         (["--profile", "h200x4-llama-70b", "--devices", "3"], "needs 4 devices"),
+        (["--devices", "100000"], "100000 is not in the range 1<=x<=10000"),
+        (["--target", "nan"], "--target must be 0 to 1, got nan"),
     ],
 )
 def test_what_cannot_be_planned_is_said(options: list[str], said: str) -> None:
     told = CliRunner().invoke(plan_command, options)
     assert told.exit_code == 2
     assert said in told.output
+
+
+@pytest.mark.parametrize(
+    ("command", "options"), [(plan_command, ["--devices", "2", "--seeds", "1"]), (sim_command, [])]
+)
+def test_prompts_that_no_worker_takes_are_told_of(tmp_path: Path, command: Command, options: list[str]) -> None:
+    trace = tmp_path / "long.jsonl"
+    rows = [{"timestamp": 100 * at, "input_length": 140_000 if at % 4 else 100, "output_length": 5} for at in range(20)]
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    told = CliRunner().invoke(command, ["--workload", str(trace), "-n", "20", *options])
+    assert told.exit_code == 0, told.output
+    said = "15 of 20 requests have a longer prompt than the 131,072 tokens that h200-llama-8b takes, and were refused."
+    assert said in " ".join(told.output.split())
+
+
+def test_requests_that_all_come_at_once_are_counted_over_the_time_that_they_take(tmp_path: Path) -> None:
+    trace = tmp_path / "once.jsonl"
+    trace.write_text('{"timestamp": 7, "input_length": 600, "output_length": 20}\n')
+    found = simulate(Question(str(trace), SloConfig(2000, 200), 20), Candidate(Split(1, 1), H200, H200))
+    assert found.attainment == 1.0
+    assert 1.0 < found.goodput_rps < 1000.0
+    assert found.goodput_rps == pytest.approx(found.offered_rps)

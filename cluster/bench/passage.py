@@ -1,0 +1,134 @@
+"""How prompts passed through a cluster, by the router's record of each: what their client cannot tell apart.
+
+A lone prompt says what messages, HTTP and the hand-off take. Prompts beside streams say how much longer a prompt takes
+while somebody decodes on the same cores, which neither says that is measured alone.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from slipstream.cluster.bench.alone import LonePrompts
+from slipstream.cluster.bench.measures import percentile
+
+NEEDED = 8  # of a kind, for a figure of its own
+MAX_STRETCH = 8.0
+MAX_NOISE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """Of one request. Moments are seconds since 1970: `begun_s` is when its worker was asked to compute the prompt,
+    `landed_s` when the pages were where it decodes (None, as `reserved_s`: it was computed there)."""
+
+    worker: str
+    num_tokens: int
+    queued_s: float
+    placed_s: float
+    reserved_s: float | None
+    first_token_s: float
+    landed_s: float | None
+    ended_s: float
+
+    @property
+    def is_remote(self) -> bool:
+        return self.reserved_s is not None
+
+    @property
+    def begun_s(self) -> float:
+        return self.placed_s if self.reserved_s is None else self.reserved_s
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Passage | None:
+        """From `GET /v1/requests/ID/explain`; None of one that did not end well, was tried again, or that a cache knew
+        in part."""
+        at = record["timeline"]
+        if record["num_attempts"] != 1 or record["num_cached_tokens"]:
+            return None
+        if any(at[phase] is None for phase in ("placed", "first_token", "finished")):
+            return None
+        queued_s = datetime.fromisoformat(record["queued_at"]).timestamp()
+        is_remote = record["prefill"] is not None and at["reserved"] is not None and at["decode"] is not None
+        return cls(
+            worker=record["prefill"] or record["decode"],
+            num_tokens=int(record["num_prompt_tokens"]),
+            queued_s=queued_s,
+            placed_s=queued_s + at["placed"],
+            reserved_s=queued_s + at["reserved"] if is_remote else None,
+            first_token_s=queued_s + at["first_token"],
+            landed_s=queued_s + at["decode"] if is_remote else None,
+            ended_s=queued_s + at["finished"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Passages:
+    """Of prompts that came one at a time, and of prompts that came while others decoded."""
+
+    lone: Sequence[Passage] = ()
+    beside: Sequence[Passage] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Hops:
+    """Seconds of one message between router and worker, of a hand-off that the client waits for, of all that lies
+    between the client and the router, and how many messages there are before a first token."""
+
+    message_s: float
+    exposed_s: float
+    client_s: float
+    num_messages: int
+
+
+def hops(lone: Sequence[Passage], prompts: Sequence[LonePrompts]) -> Hops | None:
+    """`prompts` are the same ones as their client saw them. None if too few of them were computed elsewhere."""
+    remote = [one for one in lone if one.is_remote]
+    if len(remote) < NEEDED:
+        return None
+    reserve_s = statistics.median(one.reserved_s - one.placed_s for one in remote if one.reserved_s is not None)
+    exposed_s = statistics.median(one.landed_s - one.first_token_s for one in remote if one.landed_s is not None)
+    beyond = []
+    for length in prompts:
+        same = [one.first_token_s - one.queued_s for one in lone if one.num_tokens == round(length.num_tokens)]
+        if same:
+            beyond.append(length.ttft_s - statistics.median(same))
+    if not beyond:
+        return None
+    client_s = max(statistics.median(beyond), 0.0)
+    return Hops(0.5 * reserve_s, max(exposed_s, 0.0), client_s, 4 if 2 * len(remote) >= len(lone) else 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A prompt takes `factor` times as long beside streams, and single ones differ from that by `noise` (relative)."""
+
+    factor: float
+    noise: float
+
+
+def stretch(beside: Sequence[Passage], alone_s: Callable[[int], float], message_s: float) -> Stretch | None:
+    """From prompts that were computed away from the streams, one after the other; None if there were too few."""
+    ratios: list[float] = []
+    whole_s = whole_alone_s = 0.0
+    free_s: dict[str, float] = {}
+    for one in sorted((one for one in beside if one.is_remote), key=lambda one: one.begun_s):
+        arrived_s = one.begun_s + message_s
+        begun_s = max(arrived_s, free_s.get(one.worker, 0.0))
+        ended_s = free_s[one.worker] = one.first_token_s - message_s
+        middle_s = 0.5 * (begun_s + ended_s)
+        if ended_s > begun_s and any(
+            (other.landed_s or other.first_token_s) <= middle_s < other.ended_s for other in beside
+        ):
+            ratios.append((ended_s - begun_s) / alone_s(one.num_tokens))
+            whole_s += ended_s - begun_s
+            whole_alone_s += alone_s(one.num_tokens)
+    if len(ratios) < NEEDED:
+        return None
+    logs = [math.log(ratio) for ratio in ratios]
+    noise = 0.5 * (percentile(logs, 0.84) - percentile(logs, 0.16))  # a standard deviation that outliers do not make
+    return Stretch(min(max(whole_s / whole_alone_s, 1.0), MAX_STRETCH), min(noise, MAX_NOISE))

@@ -1,0 +1,46 @@
+"""What a router tells of the requests that it has on record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+from slipstream.cluster.bench.passage import Passage
+from slipstream.cluster.bench.profiling import Phase, PhaseKind
+from slipstream.cluster.bench.run_level import LevelRun
+from slipstream.cluster.bench.server import ask
+from slipstream.cluster.bench.target import Target
+
+NUM_RECORDS = 1000
+
+
+def listed_by(admin: Target) -> list[dict[str, Any]]:
+    """The latest requests; none where nobody may ask about them."""
+    status, told = ask(admin, f"{admin.root}/v1/requests?limit={NUM_RECORDS}")
+    return list(told.get("data", [])) if status == 200 and isinstance(told, dict) else []
+
+
+def explained_by(admin: Target, listed: dict[str, Any]) -> dict[str, Any] | None:
+    """None if it is forgotten meanwhile."""
+    status, record = ask(admin, f"{admin.root}/v1/requests/{quote(str(listed['request_id']), safe='')}/explain")
+    return record if status == 200 and isinstance(record, dict) else None
+
+
+def passages_of(admin: Target, load: Sequence[Phase], runs: Sequence[LevelRun], kind: PhaseKind) -> list[Passage]:
+    """Of the requests that came during phases of a kind; `runs` are those of `load`, one for each phase."""
+    spans = [
+        (run.unix_s, run.unix_s + max((answer.ended_s for answer in run.answers), default=run.begun_s) - run.begun_s)
+        for phase, run in zip(load, runs, strict=True)
+        if phase.kind == kind
+    ]
+    found = []
+    for listed in listed_by(admin):
+        queued_s = datetime.fromisoformat(listed["queued_at"]).timestamp()
+        if any(begun_s <= queued_s <= ended_s for begun_s, ended_s in spans):
+            record = explained_by(admin, listed)
+            passage = Passage.of(record) if record is not None else None
+            if passage is not None:
+                found.append(passage)
+    return found
