@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from slipstream.router.generation import EarlyEnd, GenerateRequest, GenerationFinish, Slo
+from slipstream.router.generation import EarlyEnd, GenerateRequest, GenerationFinish, Resumed, Slo
 from slipstream.router.history import Timeline
 from slipstream.router.messages import SamplingParams, TokenLogprob
 from slipstream.router.wire import Vocabulary
@@ -53,6 +53,7 @@ class Submit:
     version: str
     first_choice: str
     wants_record: bool
+    resumed: Resumed | None
 
     @classmethod
     def of(cls, request: GenerateRequest, number: int) -> Submit:
