@@ -18,53 +18,51 @@ from datetime import UTC, datetime
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from slipstream.cluster.workload.arrival import BLOCK_TOKENS, Arrival, TraceError
 from slipstream.cluster.workload.trace_lines import trace_lines
 
 MAX_TOKENS = 100_000_000  # of one request: more is no length of a prompt
-MAX_SPAN_S = 10 * 365 * 86_400.0  # from the first request to the last: more is a time in another unit
+YEAR_S = 365 * 86_400.0
+MAX_SPAN_S = 10 * YEAR_S  # from the first request to the last: more is a time in another unit
 CSV_COLUMNS = (
     ("arrival_s", "input_length", "output_length"),
     ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
 )
 
 
-class _Row(NamedTuple):
-    """A request as its line has it."""
-
-    line: int
-    at_s: float
-    input_length: int
-    output_length: int
-    blocks: tuple[int, ...] = ()
-    tenant: str = ""
-    session: str = ""
+Row = tuple[int, Arrival]  # its line, and the request with its time as it stands there
 
 
 def read_trace(path: Path, limit: int | None = None) -> list[Arrival]:
     """The requests of the first `limit` rows in the order of their coming, which counts from the first of them. Raises
     TraceError."""
-    rows: list[_Row] = []
-    for row in _rows(path):
-        rows.append(row)
-        if limit is not None and len(rows) >= limit:
+    arrivals: list[Arrival] = []
+    start_s, end_s, first, last = math.inf, -math.inf, 0, 0
+    for line, arrival in _rows(path):
+        if arrival.at_s < start_s:
+            start_s, first = arrival.at_s, line
+        if arrival.at_s > end_s:
+            end_s, last = arrival.at_s, line
+        arrivals.append(arrival)
+        if limit is not None and len(arrivals) >= limit:
             break
-    if not rows:
+    if not arrivals:
         raise TraceError(path, 1, "there is no request in it")
-    rows.sort(key=attrgetter("at_s"))
-    start_s, last = rows[0].at_s, rows[-1]
-    if last.at_s - start_s > MAX_SPAN_S:
+    if end_s - start_s > MAX_SPAN_S:
         reason = (
-            f"this request comes {last.at_s - start_s:.3g} s after the first one (line {rows[0].line}), which is "
-            f"{(last.at_s - start_s) / 31_536_000:.3g} years: are times in another unit?"
+            f"this request comes {end_s - start_s:.3g} s after the first one (line {first}), which is "
+            f"{(end_s - start_s) / YEAR_S:.3g} years: are times in another unit?"
         )
-        raise TraceError(path, last.line, reason)
-    return [Arrival(row.at_s - start_s, *row[2:]) for row in rows]
+        raise TraceError(path, last, reason)
+    arrivals.sort(key=attrgetter("at_s"))
+    for at, a in enumerate(arrivals):  # in place: of ten million a second list would take gigabytes
+        arrivals[at] = Arrival(a.at_s - start_s, a.input_length, a.output_length, a.blocks, a.tenant, a.session)
+    return arrivals
 
 
-def _rows(path: Path) -> Iterator[_Row]:
+def _rows(path: Path) -> Iterator[Row]:
     lines = enumerate(trace_lines(path), 1)
     first = next(((line, text) for line, text in lines if text.strip()), None)
     if first is None:
@@ -76,7 +74,7 @@ def _rows(path: Path) -> Iterator[_Row]:
     return _json_rows(path, whole) if start.startswith("{") else _csv_rows(path, whole)
 
 
-def _json_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[_Row]:
+def _json_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
     numbers: dict[int, int] = {}  # of hash ids, which may be as large as their authors like
     for line, text in lines:
         if not text.strip():
@@ -89,14 +87,16 @@ def _json_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[_Row]:
             raise TraceError(path, line, f"an object was expected, got {text.strip()[:40]!r}")
         at_ms = _number(path, line, "timestamp", row.get("timestamp"))
         input_length = _tokens(path, line, "input_length", row.get("input_length"))
-        yield _Row(
+        yield (
             line,
-            at_ms / 1e3,
-            input_length,
-            _tokens(path, line, "output_length", row.get("output_length")),
-            _blocks(path, line, row.get("hash_ids"), input_length, numbers),
-            _name(path, line, "tenant", row.get("tenant")),
-            _name(path, line, "session_id", row.get("session_id")),
+            Arrival(
+                at_ms / 1e3,
+                input_length,
+                _tokens(path, line, "output_length", row.get("output_length")),
+                _blocks(path, line, row.get("hash_ids"), input_length, numbers),
+                _name(path, line, "tenant", row.get("tenant")),
+                _name(path, line, "session_id", row.get("session_id")),
+            ),
         )
 
 
@@ -123,7 +123,7 @@ class _Columns:
         return cls(names, [places[name.casefold()] for name in names], header)
 
 
-def _csv_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[_Row]:
+def _csv_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
     line = 0
 
     def texts() -> Iterator[str]:
@@ -154,12 +154,8 @@ def _csv_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[_Row]:
             raise TraceError(path, line, reason)
         at, length, answer = (fields[place] if place < len(fields) else None for place in columns.places)
         name, length_name, answer_name = columns.names
-        yield _Row(
-            line,
-            time_of(path, line, name, at),
-            _tokens(path, line, length_name, length),
-            _tokens(path, line, answer_name, answer),
-        )
+        at_s = time_of(path, line, name, at)
+        yield line, Arrival(at_s, _tokens(path, line, length_name, length), _tokens(path, line, answer_name, answer))
 
 
 def _stripped(fields: Sequence[str]) -> list[str]:
