@@ -29,7 +29,7 @@ from torch import Tensor
 
 from slipstream.kernels.gpu.benchmark import Case, rotated
 from slipstream.kernels.gpu.decode_attention_kernels import combine_kernel, decode_attention_kernel
-from slipstream.kernels.gpu.kv_layer import LOG2_E, KvLayer
+from slipstream.kernels.gpu.kv_layer import LOG2_E, KvLayer, room_for_seqs
 from slipstream.kernels.gpu.random_pages import kv_bytes, random_pages
 
 
@@ -86,7 +86,7 @@ def decode_attention(
     group = num_heads // kv.num_kv_heads
     parts = torch.empty((programs, 2, group, head_dim), dtype=torch.float32, device=q.device)
     part_stats = torch.empty((programs, 2, 2, group), dtype=torch.float32, device=q.device)
-    max_seqs = max(16, triton.next_power_of_2(num_seqs))
+    max_seqs = room_for_seqs(num_seqs)
     block_dim = triton.next_power_of_2(head_dim)
     decode_attention_kernel[(programs,)](
         q,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from slipstream.kernels.gpu.fp8_codes import narrowed
 from slipstream.kernels.gpu.kv_layer import head_runs, load_page_ids, load_scales, load_tile, pick
 
 
@@ -94,7 +95,7 @@ def decode_attention_kernel(
             page_ids = load_page_ids(page_row, ahead, ahead < kv_len, PAGE_TOKENS)
 
             keys = load_tile(numbers, runs, positions, visible, 0, PAGE_TOKENS, HEAD_DIM, BLOCK_DIM)
-            scores = tl.dot(queries, tl.trans(keys.to(queries.dtype)), input_precision="ieee") * score_scale
+            scores = tl.dot(queries, tl.trans(narrowed(keys, queries.dtype)), input_precision="ieee") * score_scale
             if QUANTIZED:
                 scores *= load_scales(scales, runs, positions, visible, 0, PAGE_TOKENS, HEAD_DIM)[None, :]
             scores = tl.where(visible[None, :], scores, float("-inf"))
@@ -109,7 +110,7 @@ def decode_attention_kernel(
                 weights *= load_scales(scales, runs, positions, visible, 1, PAGE_TOKENS, HEAD_DIM)[None, :]
             values = load_tile(numbers, runs, positions, visible, 1, PAGE_TOKENS, HEAD_DIM, BLOCK_DIM)
             weights = weights.to(queries.dtype)
-            sums = tl.dot(weights, values.to(queries.dtype), sums * decay[:, None], input_precision="ieee")
+            sums = tl.dot(weights, narrowed(values, queries.dtype), sums * decay[:, None], input_precision="ieee")
 
         if taken == pair_blocks:
             out_row = seq.to(tl.int64) * out_stride + kv_head * GROUP * HEAD_DIM

@@ -1,12 +1,18 @@
-"""The kernels of `decode_linear`, which says what they compute and how the work is cut."""
+"""The kernels of `decode_linear`, which says what they compute and how the work is cut.
+
+The number of rows changes from step to step and is not specialised on: Triton would compile a kernel for 1, one for
+multiples of 16 and one for all others, each while somebody waits for a token.
+"""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
+from slipstream.kernels.gpu.fp8_codes import narrowed, widened
 
-@triton.jit
+
+@triton.jit(do_not_specialize=["num_rows"])
 def gemv_kernel(
     x,  # [in]
     weight,  # [out, in], or [2 * out, in] with the gate first
@@ -54,14 +60,14 @@ def gemv_kernel(
         if BLOCK_SCALE:
             gate_row = row * tl.load(block_scales + first // SCALE_OUTPUTS * scale_columns + start // SCALE_INPUTS)
         tile = tl.load(weight + rows + at[None, :], mask=inside[None, :], other=0.0, eviction_policy="evict_first")
-        sums += _widened(tile) * gate_row[None, :]
+        sums += widened(tile) * gate_row[None, :]
         if GATED:
             up_row = row
             if BLOCK_SCALE:
                 up_first = (first + num_outputs) // SCALE_OUTPUTS
                 up_row = row * tl.load(block_scales + up_first * scale_columns + start // SCALE_INPUTS)
             up = tl.load(weight + up_rows + at[None, :], mask=inside[None, :], other=0.0, eviction_policy="evict_first")
-            up_sums += _widened(up) * up_row[None, :]
+            up_sums += widened(up) * up_row[None, :]
     y, y_up = tl.sum(sums, axis=1), tl.sum(up_sums, axis=1)
     if HAS_NORM:
         divisor = tl.rsqrt(tl.sum(squares) / num_inputs + eps)
@@ -73,7 +79,7 @@ def gemv_kernel(
     tl.store(out + outputs, y.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "steps_of_split"])
 def skinny_kernel(
     x,  # [rows, in]
     weight,
@@ -133,17 +139,17 @@ def skinny_kernel(
         tile = tl.load(weight + weight_rows + at[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
         if BLOCK_SCALE:
             scale = tl.load(block_scales + first // SCALE_OUTPUTS * scale_columns + start // SCALE_INPUTS)
-            y += tl.dot(tile_x, _narrowed(tile, x.dtype.element_ty).T, input_precision="ieee") * scale
+            y += tl.dot(tile_x, narrowed(tile, x.dtype.element_ty).T, input_precision="ieee") * scale
         else:
-            y = tl.dot(tile_x, _narrowed(tile, x.dtype.element_ty).T, y, input_precision="ieee")
+            y = tl.dot(tile_x, narrowed(tile, x.dtype.element_ty).T, y, input_precision="ieee")
         if GATED:
             up = tl.load(weight + up_rows + at[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
             if BLOCK_SCALE:
                 up_first = (first + num_outputs) // SCALE_OUTPUTS
                 scale = tl.load(block_scales + up_first * scale_columns + start // SCALE_INPUTS)
-                y_up += tl.dot(tile_x, _narrowed(up, x.dtype.element_ty).T, input_precision="ieee") * scale
+                y_up += tl.dot(tile_x, narrowed(up, x.dtype.element_ty).T, input_precision="ieee") * scale
             else:
-                y_up = tl.dot(tile_x, _narrowed(up, x.dtype.element_ty).T, y_up, input_precision="ieee")
+                y_up = tl.dot(tile_x, narrowed(up, x.dtype.element_ty).T, y_up, input_precision="ieee")
     inside = (rows < num_rows)[:, None] & (outputs < num_outputs)[None, :]
     if SPLIT:
         halves: tl.constexpr = 2 if GATED else 1
@@ -164,7 +170,7 @@ def skinny_kernel(
         tl.store(out + at, y.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def join_kernel(
     parts,
     part_squares,
@@ -235,19 +241,3 @@ def _finished(
             y_up += tl.load(bias + num_outputs + outputs, mask=known, other=0.0).to(tl.float32)
         y = y * tl.sigmoid(y) * y_up
     return y
-
-
-@triton.jit
-def _widened(tile):
-    if tile.dtype == tl.float8e4nv:
-        tile = tile.to(tl.float16)  # exact, and one instruction for two
-    return tile.to(tl.float32)
-
-
-@triton.jit
-def _narrowed(tile, dtype: tl.constexpr):
-    if tile.dtype == tl.float8e4nv:
-        # By way of float32: the direct conversion of float16 to bfloat16 runs at 16 a cycle and multiprocessor, less
-        # than the 19 bytes a cycle that memory delivers.
-        tile = tile.to(tl.float16).to(tl.float32)
-    return tile.to(dtype)

@@ -48,7 +48,7 @@ LARGE = GemmConfig(block_rows=128, block_outputs=128, num_warps=8, num_stages=4)
 SMALL = GemmConfig(block_rows=64, block_outputs=128, num_warps=4, num_stages=4)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tiles"])
 def quantize_kernel(
     x,  # [rows, in]
     codes,  # [rows, in]
@@ -73,7 +73,7 @@ def quantize_kernel(
     tl.store(scales + tiles, scale, mask=tiles < num_tiles)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def fp8_gemm_kernel(
     codes,  # [rows, in]
     x_scales,  # [rows, 1] or [rows, runs]

@@ -61,7 +61,7 @@ def choose_config(num_rows: int, num_outputs: int, num_steps: int) -> Int4Config
     return Int4Config(block_rows, block_outputs=64, num_splits=num_splits, num_warps=4, num_stages=8)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "steps_of_split"])
 def int4_kernel(
     x,  # [rows, in]
     codes,  # [out, in / 8]

@@ -24,6 +24,14 @@ MAX_GROUP = 32  # query heads of a KV head
 LOG2_E = 1.4426950408889634  # exp(x) = exp2(x * LOG2_E), and exp2 is the one the hardware has
 
 
+def room_for_seqs(num_seqs: int) -> int:
+    """16, 64, 256, ...: kernels that hold a number of each sequence are compiled for few sizes of a batch."""
+    room = 16
+    while room < num_seqs:
+        room *= 4
+    return room
+
+
 @dataclass(frozen=True, slots=True)
 class KvLayer:
     """A layer's memory and its form."""

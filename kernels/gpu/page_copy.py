@@ -29,7 +29,7 @@ def page_copy_kernel(
     pool,  # words
     page_ids,  # [n]
     buffer,  # words
-    first_word,  # in the pool: of the range of layers and heads
+    first_word: tl.int64,  # in the pool: of the range of layers and heads; 64 bits whatever the layer
     layer_stride,  # words of the pool, likewise the next
     page_stride,
     run_words,  # of the range of heads of one page of one layer

@@ -25,10 +25,10 @@ def page_pull_kernel(
     source_ids,  # [n]
     pool,  # words
     page_ids,  # [n]
-    source_first,  # word of the first layer's first head
+    source_first: tl.int64,  # word of the first layer's first head; of 64 bits whatever the layer
     source_layer_stride,
     source_page_stride,
-    first,
+    first: tl.int64,
     layer_stride,
     page_stride,
     run_words,  # of the heads of one page of one layer

@@ -26,7 +26,7 @@ import triton
 from torch import Tensor
 
 from slipstream.kernels.gpu.benchmark import Case, rotated
-from slipstream.kernels.gpu.kv_layer import LOG2_E, KvLayer
+from slipstream.kernels.gpu.kv_layer import LOG2_E, KvLayer, room_for_seqs
 from slipstream.kernels.gpu.prefill_attention_kernel import prefill_attention_kernel
 from slipstream.kernels.gpu.random_pages import kv_bytes, random_pages
 
@@ -111,7 +111,7 @@ def prefill_attention(
         PAGE_TOKENS=kv.page_tokens,
         HEAD_DIM=head_dim,
         HEAD_STRIDE=kv.head_stride,
-        MAX_SEQS=max(16, triton.next_power_of_2(num_seqs)),
+        MAX_SEQS=room_for_seqs(num_seqs),
         BLOCK_ROWS=config.block_rows,
         BLOCK_KEYS=config.block_keys,
         BLOCK_DIM=triton.next_power_of_2(head_dim),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from slipstream.kernels.gpu.fp8_codes import narrowed
 from slipstream.kernels.gpu.kv_layer import head_runs, load_page_ids, load_scales, load_tile, pick
 
 
@@ -48,7 +49,7 @@ def attend_blocks(
             present = positions < kv_len
 
         keys = load_tile(numbers, runs, positions, present, 0, PAGE_TOKENS, HEAD_DIM, BLOCK_DIM)
-        scores = tl.dot(queries, tl.trans(keys.to(queries.dtype)), input_precision="ieee")
+        scores = tl.dot(queries, tl.trans(narrowed(keys, queries.dtype)), input_precision="ieee")
         if QUANTIZED:
             scores *= load_scales(scales, runs, positions, present, 0, PAGE_TOKENS, HEAD_DIM)[None, :]
         if MASKED:
@@ -71,7 +72,7 @@ def attend_blocks(
             weights *= load_scales(scales, runs, positions, present, 1, PAGE_TOKENS, HEAD_DIM)[None, :]
         values = load_tile(numbers, runs, positions, present, 1, PAGE_TOKENS, HEAD_DIM, BLOCK_DIM)
         weights = weights.to(queries.dtype)
-        sums = tl.dot(weights, values.to(queries.dtype), sums * decay[:, None], input_precision="ieee")
+        sums = tl.dot(weights, narrowed(values, queries.dtype), sums * decay[:, None], input_precision="ieee")
     return top, weight_sum, sums
 
 

@@ -20,7 +20,7 @@ MAX_DIM = 32768  # a row in the registers of a program's 16 warps: 64 numbers a 
 TILE = 2048  # numbers that a program of short rows takes together
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def rms_norm_kernel(
     x,  # [tokens, heads, dim]
     add,  # [tokens, 1, dim], or not used

@@ -33,6 +33,7 @@ from slipstream.kernels.gpu.sampling_kernels import add_kernel, penalise_kernel,
 
 GREEDY_BELOW = 1e-5  # as in `workers.engine.plan`: colder than this is greedy
 BLOCK = 1024  # tokens a pass takes at once, against eight thresholds
+SCAN = 4096  # likewise without thresholds: 16 KB on their way, as one after the other waits for the L2
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,7 @@ def sample(logits: Tensor, draws: Draws | None) -> tuple[Tensor, Tensor]:
             logits.stride(0),
             GREEDY=draws is None,
             GREEDY_BELOW=GREEDY_BELOW,
+            SCAN=min(SCAN, triton.next_power_of_2(vocab_size)),
             BLOCK=min(BLOCK, triton.next_power_of_2(vocab_size)),
             num_warps=16,
         )

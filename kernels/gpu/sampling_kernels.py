@@ -22,15 +22,16 @@ def sample_kernel(
     row_stride,
     GREEDY: tl.constexpr,  # all rows are
     GREEDY_BELOW: tl.constexpr,
+    SCAN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0)
     scores = logits + row.to(tl.int64) * row_stride
-    columns = tl.arange(0, BLOCK)
-    best = tl.full((BLOCK,), float("-inf"), tl.float32)
+    columns = tl.arange(0, SCAN)
+    best = tl.full((SCAN,), float("-inf"), tl.float32)
     best_at = columns
-    has_nan = tl.zeros((BLOCK,), tl.int32)
-    for start in range(0, vocab_size, BLOCK):
+    has_nan = tl.zeros((SCAN,), tl.int32)
+    for start in range(0, vocab_size, SCAN):
         at = start + columns
         value = tl.load(scores + at, mask=at < vocab_size, other=float("-inf"))
         has_nan |= (value != value).to(tl.int32)
@@ -55,17 +56,20 @@ def sample_kernel(
                 tl.load(top_k + row),
                 tl.load(top_p + row),
                 tl.load(uniforms + row),
+                SCAN,
                 BLOCK,
             )
             tl.store(token_ids + row, drawn)
 
 
 @triton.jit
-def _drawn(scores, vocab_size, highest, temperature, floor, top_k, top_p, uniform, BLOCK: tl.constexpr):
+def _drawn(
+    scores, vocab_size, highest, temperature, floor, top_k, top_p, uniform, SCAN: tl.constexpr, BLOCK: tl.constexpr
+):
     """The token drawn at `uniform`. Kept are those from `high` upwards, and from `low` to there up to id `last_tie`."""
-    columns = tl.arange(0, BLOCK)
+    columns = tl.arange(0, SCAN)
     low, high, last_tie = floor, floor, vocab_size
-    mass, count = _measured(scores, vocab_size, highest, temperature, low, high, last_tie, BLOCK)
+    mass, count = _measured(scores, vocab_size, highest, temperature, low, high, last_tie, SCAN)
     if top_k < count:
         low, high, num_above, mass_above, num_between = _edge(
             scores, vocab_size, highest, temperature, floor, mass, count, top_k.to(tl.float64), False, BLOCK
@@ -73,10 +77,10 @@ def _drawn(scores, vocab_size, highest, temperature, floor, top_k, top_p, unifor
         num_ties = top_k - num_above
         if num_ties < num_between:
             last_tie = _place_of_tie(scores, vocab_size, highest, temperature, low, high, num_ties, BLOCK)
-        mass, count = _measured(scores, vocab_size, highest, temperature, low, high, last_tie, BLOCK)
+        mass, count = _measured(scores, vocab_size, highest, temperature, low, high, last_tie, SCAN)
     if top_p < 1.0:
         target = top_p * mass
-        all_mass, all_count = _measured(scores, vocab_size, highest, temperature, floor, floor, vocab_size, BLOCK)
+        all_mass, all_count = _measured(scores, vocab_size, highest, temperature, floor, floor, vocab_size, SCAN)
         p_low, p_high, num_above, mass_above, num_between = _edge(
             scores, vocab_size, highest, temperature, floor, all_mass, all_count, target, True, BLOCK
         )
@@ -91,7 +95,7 @@ def _drawn(scores, vocab_size, highest, temperature, floor, top_k, top_p, unifor
         # An edge below that of top_k is one that two sums of the same weights make by rounding.
         if p_low >= low:
             low, high = p_low, p_high
-        mass, count = _measured(scores, vocab_size, highest, temperature, low, high, last_tie, BLOCK)
+        mass, count = _measured(scores, vocab_size, highest, temperature, low, high, last_tie, SCAN)
     target = uniform * mass
     before = mass * 0.0
     drawn = vocab_size
@@ -110,7 +114,7 @@ def _drawn(scores, vocab_size, highest, temperature, floor, top_k, top_p, unifor
             # The two sums are rounded differently: what falls off the block's end is its last.
             drawn = tl.minimum(found, last_kept)
         before += block_mass
-        start += BLOCK
+        start += SCAN
     return tl.minimum(drawn, last_kept)
 
 
@@ -144,7 +148,7 @@ def _edge(
         for start in range(0, vocab_size, BLOCK):
             x = _relative(scores, start + tl.arange(0, BLOCK), vocab_size, highest, temperature)
             above = x[:, None] >= thresholds[None, :]
-            masses += tl.where(above, tl.exp(x)[:, None], 0.0).to(tl.float64)
+            masses += tl.where(above, tl.exp(x).to(tl.float64)[:, None], 0.0)
             counts += above.to(tl.int32)
         mass_above, count_above = tl.sum(masses, axis=0), tl.sum(counts, axis=0)
         if BY_MASS:
@@ -181,12 +185,12 @@ def _place_of_tie(scores, vocab_size, highest, temperature, low, high, number, B
 
 
 @triton.jit
-def _measured(scores, vocab_size, highest, temperature, low, high, last_tie, BLOCK: tl.constexpr):
+def _measured(scores, vocab_size, highest, temperature, low, high, last_tie, SCAN: tl.constexpr):
     """Mass and count of the tokens that are kept (see `_drawn`)."""
-    masses = tl.zeros((BLOCK,), tl.float64)
-    counts = tl.zeros((BLOCK,), tl.int32)
-    for start in range(0, vocab_size, BLOCK):
-        at = start + tl.arange(0, BLOCK)
+    masses = tl.zeros((SCAN,), tl.float64)
+    counts = tl.zeros((SCAN,), tl.int32)
+    for start in range(0, vocab_size, SCAN):
+        at = start + tl.arange(0, SCAN)
         x = _relative(scores, at, vocab_size, highest, temperature)
         kept = (x >= high) | ((x >= low) & (at <= last_tie))
         masses += tl.where(kept, tl.exp(x), 0.0).to(tl.float64)
@@ -201,7 +205,7 @@ def _relative(scores, at, vocab_size, highest, temperature):
     return tl.div_rn(value - highest, temperature)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_entries"])
 def penalise_kernel(
     logits, rows, token_ids, counts, repetition, frequency, presence, row_stride, num_entries, BLOCK: tl.constexpr
 ):
@@ -217,7 +221,7 @@ def penalise_kernel(
     tl.store(at, score, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_entries"])
 def add_kernel(logits, rows, token_ids, values, row_stride, num_entries, BLOCK: tl.constexpr):
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = entry < num_entries
