@@ -48,7 +48,7 @@ PROFILE = WorkerProfile(
     hears_between_steps=False,
 )
 MIX = Mix((Kind("chat", 0.8, 300, 150), Kind("document", 0.2, 3000, 60)), rate_rps=14.0, burst=1.5)
-NUM_REQUESTS = 500
+NUM_REQUESTS = 300
 
 
 def simulated(policy: PolicyName, split: Split, report_s: float) -> RunResult:
