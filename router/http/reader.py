@@ -178,6 +178,11 @@ class RequestReader:
                     raise self._fail(self._body_too_large())
                 is_large = is_large or int(value) > STRANGERS_BODY_BYTES
             elif len(name) == 17 and name.lower() == b"transfer-encoding":
+                before, _, last = value.lower().rpartition(b",")
+                if before and last.strip() == b"chunked":
+                    raise self._fail(
+                        HttpError(501, "The only transfer coding served is chunked.", code="not_implemented")
+                    )
                 is_large = True  # perhaps
             elif len(name) == 13 and name.lower() == b"authorization":
                 authorization = value

@@ -101,7 +101,6 @@ WRONG_REQUESTS = {
     "a list of lengths": post(b"hello").replace(b"Length: 5", b"Length: 5, 5"),
     "a length with a sign": post(b"hello").replace(b"Length: 5", b"Length: +5"),
     "a length of 23 digits": post(b"").replace(b"Length: 0", b"Length: 99999999999999999999999"),
-    "packed chunks": chunked(b"0\r\n\r\n").replace(b": chunked", b": gzip, chunked"),
     "a chunk extension of 8 kB": chunked(b"5;" + b"a" * 8000 + b"\r\nhello\r\n0\r\n\r\n"),
     "a negative chunk": chunked(b"-5\r\nhello\r\n0\r\n\r\n"),
     "a path out of the house": get("/v1/models/../../etc/passwd"),
