@@ -40,12 +40,14 @@ class Wish:
 
 @dataclass(slots=True)
 class Kept(Generic[M]):
-    """A member and what is known of it. `since_s` is monotonic."""
+    """A member and what is known of it. `since_s` is monotonic; `last_death` is why it ended last, "" once it serves
+    again."""
 
     member: M
     policy: RestartPolicy
     status: MemberStatus
     since_s: float
+    last_death: str = ""
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     keeper: asyncio.Task[None] | None = None
 

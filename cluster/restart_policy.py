@@ -66,7 +66,7 @@ class RestartPolicy:
             self.deaths = 0
         self.deaths += 1
         if self.is_unproven and self.deaths >= FIRST_TRIES:
-            return GiveUp(reason)
+            return GiveUp(f"given up after {FIRST_TRIES} tries: {reason}")
         self.restarts += 1
         doublings = min(self.deaths - 1, 30)  # 2.0 ** 2000 would overflow
         return Restart(now_s + min(self.config.backoff_s * 2.0**doublings, self.config.backoff_max_s), self.deaths)

@@ -212,7 +212,7 @@ class Supervisor:
                     raise StartFailed(f"{kept.status.name}: {verdict.reason}")
                 await self.router.expect(self.expected)
                 return
-            kept.status.restarts = kept.policy.restarts
+            kept.status.restarts, kept.last_death = kept.policy.restarts, reason
             self._note(kept, "dead", f"{reason}; starting it again in {verdict.at_s - now_s:.1f} s")
             await asyncio.sleep(verdict.at_s - now_s)
 
@@ -250,7 +250,8 @@ class Supervisor:
             follow.cancel()
 
     async def _launch(self, kept: Kept[M]) -> None:
-        self._note(kept, "starting", "starting its processes")
+        before = f", after: {kept.last_death}" if kept.last_death else ""
+        self._note(kept, "starting", f"starting its processes{before}")
         await kept.member.launch()
         kept.status.pids = kept.member.pids
         self._observer.launched(kept.status)
@@ -271,6 +272,7 @@ class Supervisor:
 
     def _serves(self, kept: Kept[M], detail: str) -> None:
         kept.policy.up(time.monotonic())
+        kept.last_death = ""
         if kept.status.state != "ready":
             kept.ready.set()
             self._note(kept, "ready", detail)

@@ -167,11 +167,13 @@ class FakeGroup(FakeMember):
 @dataclass
 class Watcher:
     told: list[tuple[str, str]] = field(default_factory=list)
+    details: list[str] = field(default_factory=list)
     members: list[MemberStatus] = field(default_factory=list)
     changed_event: asyncio.Event = field(default_factory=asyncio.Event)
 
     def changed(self, member: MemberStatus, members: list[MemberStatus]) -> None:
         self.told.append((member.name, member.state))
+        self.details.append(member.detail)
         self.members = members
         self.changed_event.set()
 
@@ -409,11 +411,26 @@ async def test_a_group_that_never_starts_is_given_up_and_the_others_serve_on() -
         broken.serve = fails  # type: ignore[method-assign]
         broken.found_room.set()
         await it.until(lambda: it.state_of("decode-1") == "failed")
-        assert it.kept("decode-1").status.detail == "no memory"
+        assert it.kept("decode-1").status.detail == "given up after 3 tries: no memory"
         assert it.supervisor.expected == wanted(0, 1)
         assert it.state_of("decode-0") == "ready"
         await it.supervisor.let_go(it.kept("decode-1"), migrate=True)
         assert it.supervisor.group("decode-1") is None
+
+
+@scenario
+async def test_why_a_group_has_ended_is_said_while_it_starts_again() -> None:
+    async with serving("decode") as it:
+        group = it.groups["decode-0"]
+        for number, reason in ((2, "out of memory"), (3, "killed")):
+
+            def serves_again(number: int = number) -> bool:
+                return group.num_launches == number and it.state_of("decode-0") == "ready"
+
+            it.watcher.details.clear()
+            group.die(reason)
+            await it.until(serves_again)
+            assert f"starting its processes, after: {reason}" in it.watcher.details
 
 
 @scenario
