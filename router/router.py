@@ -106,8 +106,11 @@ class Router:
             self._front = front
             allow_all_files()
             estate = None
-            if self._keeper is not None and self._config.fronts == 1:
+            if self._keeper is not None:
                 estate = await loop.run_in_executor(pool, Estate.of_keeper, self._keeper)
+            if estate is not None and estate.listening and self._model_positions is not None:
+                # Clients of the router before are taken until the workers to come are known.
+                self._service.expect_max_model_len(self._model_positions)
             self._server = self._serving(front, access, estate)
             await self._service.start()
             cleanup.push_async_callback(self._service.close)
@@ -134,13 +137,14 @@ class Router:
         if self._config.fronts == 1:
             return HttpServer(self._config.http, front, check_caller=front.check_caller, estate=estate)
         log_style = LogStyle.of_this_process()
-        setup = FrontSetup(self._config, self._model_name, self._model_dir, self._service.max_model_len, log_style)
+        longest, keeper = self._service.max_model_len, self._keeper if estate is not None else None
+        setup = FrontSetup(self._config, self._model_name, self._model_dir, longest, log_style, keeper=keeper)
 
         def link_of(send: Callable[[DispatcherMessage], None]) -> FrontLink:
             tally = FrontTally(front.counts, access.num_unauthenticated, front.trace_counts)
             return FrontLink(self._service, access, tally, front, send)
 
-        return FrontPool(self._config.fronts, setup, link_of)
+        return FrontPool(self._config.fronts, setup, link_of, estate)
 
     async def _tell_limits(self, fronts: FrontPool) -> None:
         while True:
@@ -149,8 +153,9 @@ class Router:
 
     async def take_over(self) -> None:
         """Goes on with what the router before has left undone. To be called when the workers to come are known."""
-        if isinstance(self._server, HttpServer):
-            await self._server.take_over()
+        if isinstance(self._server, FrontPool):
+            self._server.tell_limits(self._service.max_model_len, self._service.versions)
+        await self._server.take_over()
 
     def follow(self, config: DispatchConfig) -> None:
         """Takes up other settings of the dispatcher, as far as it can without a new start."""

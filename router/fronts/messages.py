@@ -7,6 +7,7 @@
       ------------ Enter ------------->  Entered          limits of API keys, counted in one place
       ------------ Settle, Counts ---->
       ------------ Ask --------------->  Answer           every path that is not a generation's
+      <----------- TakeOver -----------          once, when the workers to come are known
       <----------- Limits, Drain ------
 
 Requests have numbers that the front gives; ids would be most of each token's message. Fields called `pickled` hold
@@ -141,6 +142,14 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeOver:
+    """Go on with the clients of the front before, whose requests may be as long as that."""
+
+    max_model_len: int | None
+    versions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Emitted:
     number: int
     token_ids: tuple[int, ...]
@@ -205,7 +214,7 @@ class Drain:
 
 
 FrontMessage = Listening | Submit | Cancel | Enter | Settle | Counts | Ask | Forget
-DispatcherMessage = Begin | Limits | Output | Entered | Answer | Drain
+DispatcherMessage = Begin | Limits | TakeOver | Output | Entered | Answer | Drain
 
 FRONTS = Vocabulary(
     {
@@ -223,5 +232,6 @@ FRONTS = Vocabulary(
         Entered: 35,
         Answer: 36,
         Drain: 37,
+        TakeOver: 38,
     }
 )

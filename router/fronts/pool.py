@@ -17,8 +17,9 @@ from typing import Any
 
 from slipstream.router.fronts.connection_counts import ConnectionCounts
 from slipstream.router.fronts.link import FrontLink
-from slipstream.router.fronts.messages import FRONTS, Begin, DispatcherMessage, Drain, Limits, Listening
+from slipstream.router.fronts.messages import FRONTS, Begin, DispatcherMessage, Drain, Limits, Listening, TakeOver
 from slipstream.router.fronts.setup import FrontSetup
+from slipstream.router.takeover.estate import Estate
 from slipstream.router.wire import FrameProtocol, WireError
 
 FIRST_RETRY_S = 0.2
@@ -30,15 +31,19 @@ log = logging.getLogger(__name__)
 
 class FrontPool:
     """`link_of` makes the dispatcher's end of a connection, given how to send on it. All fronts share one port: each
-    listens on it, and the system divides new connections between them."""
+    listens on it, and the system divides new connections between them. With an `estate` the port is that of the router
+    before, and each front goes on with the clients of the one before it."""
 
     def __init__(
         self,
         num_fronts: int,
         setup: FrontSetup,
         link_of: Callable[[Callable[[DispatcherMessage], None]], FrontLink],
+        estate: Estate | None = None,
     ) -> None:
         self._num_fronts = num_fronts
+        self._estate = estate
+        self._takes_over = False
         self._setup = setup
         self._link_of = link_of
         self._counts = ConnectionCounts(num_fronts)
@@ -57,13 +62,25 @@ class FrontPool:
     async def start(self) -> int:
         """Returns the port when all fronts listen on it. Raises OSError if it cannot be had or a front cannot serve."""
         http = self._setup.config.http
-        self._reserved = reserve_port(http.host, http.port)
+        inherited = self._estate.listening if self._estate is not None else []
+        self._reserved = inherited[0] if inherited else reserve_port(http.host, http.port)
+        if self._estate is not None and not inherited:
+            self._estate.keep_listening([self._reserved])
         port: int = self._reserved.getsockname()[1]
         self._setup = replace(self._setup, config=replace(self._setup.config, http=replace(http, port=port)))
-        fronts = [self._spawn() for _ in range(self._num_fronts)]
+        fronts = [self._spawn(slot) for slot in range(1, self._num_fronts + 1)]
         await asyncio.gather(*(front.listens for front in fronts))
         self._keepers = [asyncio.create_task(self._keep(front)) for front in fronts]
         return port
+
+    async def take_over(self) -> None:
+        """Has the fronts go on with the clients of those before them, from now on also when one is started anew."""
+        self._takes_over = True
+        for front in self._fronts:
+            self._have_taken_over(front)
+
+    def _have_taken_over(self, front: _Front) -> None:
+        front.protocol.send(TakeOver(self._setup.max_model_len, self._setup.versions))
 
     def tell_limits(self, max_model_len: int | None, versions: tuple[str, ...]) -> None:
         """The longest sequence or the versions of the model may have changed."""
@@ -77,6 +94,8 @@ class FrontPool:
         on a front that is gone stays so."""
         for keeper in self._keepers:
             keeper.cancel()
+        if self._estate is not None:
+            self._estate.farewell()
         for front in self._fronts:
             front.protocol.send(Drain(deadline_s))
         if not self._fronts:
@@ -96,10 +115,10 @@ class FrontPool:
             self._reserved.close()
         self._counts.close()
 
-    def _spawn(self) -> _Front:
+    def _spawn(self, slot: int) -> _Front:
         place = self._counts.take_place()
         try:
-            front = _Front(self._setup, self._link_of, self._counts.fd, place)
+            front = _Front(self._setup, self._link_of, self._counts.fd, place, slot)
         except OSError:
             self._counts.give_back(place)
             raise
@@ -116,8 +135,10 @@ class FrontPool:
                 log.warning("front process %d is gone with status %s", front.process.pid, front.process.returncode)
             await asyncio.sleep(retry_s)
             try:
-                front = self._spawn()
+                front = self._spawn(front.slot)
                 await front.listens
+                if self._takes_over:
+                    self._have_taken_over(front)
                 retry_s = FIRST_RETRY_S
             except OSError as error:
                 log.error("a front process does not start: %s", error)
@@ -139,9 +160,11 @@ class _Front:
         link_of: Callable[[Callable[[DispatcherMessage], None]], FrontLink],
         counts_fd: int,
         place: int,
+        slot: int,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.place = place  # in the connection counts
+        self.slot = slot  # its place at the keeper: the front that comes after it has the same
         self.listens: asyncio.Future[None] = loop.create_future()
         self.listens.add_done_callback(lambda future: future.exception())  # read, or the loop would complain
         self.lost: asyncio.Future[None] = loop.create_future()
@@ -157,7 +180,7 @@ class _Front:
                         sys.executable,
                         "-m",
                         "slipstream.router.fronts.process",
-                        *map(str, (theirs.fileno(), counts_fd, place)),
+                        *map(str, (theirs.fileno(), counts_fd, place, slot)),
                     ],
                     pass_fds=[theirs.fileno(), counts_fd],
                     stdin=subprocess.DEVNULL,

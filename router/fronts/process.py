@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import pickle
 import signal
 import socket
@@ -25,7 +26,7 @@ import uvloop
 from slipstream.router.api_front import ApiFront
 from slipstream.router.encoding import encode_pool
 from slipstream.router.fronts.connection_counts import SharedConnectionCount
-from slipstream.router.fronts.messages import FRONTS, Begin, Counts, Drain, Listening
+from slipstream.router.fronts.messages import FRONTS, Begin, Counts, Drain, Limits, Listening, TakeOver
 from slipstream.router.fronts.remote import RemoteAccess, RemoteDispatcher
 from slipstream.router.fronts.setup import FrontSetup
 from slipstream.router.fronts.tally import counts_of
@@ -35,6 +36,7 @@ from slipstream.router.http.reader import Request
 from slipstream.router.http.server import HttpServer
 from slipstream.router.open_files import allow_all_files
 from slipstream.router.router import LAST_WORDS_S, begin_tracing
+from slipstream.router.takeover.estate import Estate
 from slipstream.router.tokenizer import Tokenizer
 from slipstream.router.wire import FrameProtocol
 
@@ -47,8 +49,11 @@ log = logging.getLogger(__name__)
 class FrontProcess:
     """Life cycle: `run`. Everything on one event loop."""
 
-    def __init__(self, link: socket.socket, connections: SharedConnectionCount) -> None:
+    def __init__(self, link: socket.socket, connections: SharedConnectionCount, slot: int) -> None:
         self._socket = link
+        self._slot = slot
+        self._estate: Estate | None = None
+        self._taking_over: asyncio.Task[None] | None = None
         self._connections = connections
         self._begun: asyncio.Future[FrontSetup] = asyncio.get_running_loop().create_future()
         self._over = asyncio.Event()
@@ -74,6 +79,9 @@ class FrontProcess:
 
     async def _serve(self, setup: FrontSetup, cleanup: AsyncExitStack) -> HttpServer:
         config, loop = setup.config, asyncio.get_running_loop()
+        estate = None
+        if setup.keeper is not None:
+            estate = self._estate = await loop.run_in_executor(None, Estate.of_keeper, setup.keeper, self._slot)
         pool = cleanup.enter_context(encode_pool())
         files = cleanup.enter_context(ThreadPoolExecutor(1, thread_name_prefix="access"))
         tokenizer = await loop.run_in_executor(pool, Tokenizer.from_directory, setup.model_dir, pool)
@@ -91,6 +99,7 @@ class FrontProcess:
             check_caller=front.check_caller,
             shares_port=True,
             count=self._connections,
+            estate=estate,
         )
         self._count = lambda: Counts(
             counts_of(front.counts, access.num_unauthenticated, front.trace_counts), server.num_connections
@@ -126,12 +135,17 @@ class FrontProcess:
         match message:
             case Begin(pickled):
                 self._begun.set_result(pickle.loads(pickled))
+            case TakeOver(max_model_len, versions) if self._dispatcher is not None and self._server is not None:
+                self._dispatcher.received(Limits(max_model_len, versions))
+                self._taking_over = asyncio.create_task(self._server.take_over())
             case Drain(deadline_s):
                 self._draining = asyncio.create_task(self._drain(deadline_s))
             case _ if self._dispatcher is not None:
                 self._dispatcher.received(message)
 
     def _lost(self, reason: Exception | None) -> None:
+        if self._estate is not None and self._draining is None:
+            os._exit(0)  # without a word to the clients: the next router's front goes on with them
         if not self._begun.done():
             self._begun.set_exception(ConnectionError("the dispatcher is gone"))
         if self._dispatcher is not None:
@@ -161,11 +175,11 @@ def main() -> None:
     # The terminal sends Ctrl-C to all; the dispatcher's process decides when this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-    link_fd, counts_fd, place = map(int, sys.argv[1:])
+    link_fd, counts_fd, place, slot = map(int, sys.argv[1:])
     link, connections = socket.socket(fileno=link_fd), SharedConnectionCount(counts_fd, place)
 
     async def run() -> None:
-        await FrontProcess(link, connections).run()
+        await FrontProcess(link, connections, slot).run()
 
     try:
         uvloop.run(run())

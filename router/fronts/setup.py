@@ -33,7 +33,7 @@ class LogStyle:
 
 @dataclass(frozen=True, slots=True)
 class FrontSetup:
-    """`config.http` has the port that all fronts share."""
+    """`config.http` has the port that all fronts share. At the `keeper` a front leaves its clients to the next one."""
 
     config: RouterConfig
     model: str
@@ -41,3 +41,4 @@ class FrontSetup:
     max_model_len: int | None
     log: LogStyle
     versions: tuple[str, ...] = ()
+    keeper: Path | None = None

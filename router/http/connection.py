@@ -13,7 +13,7 @@ from slipstream.router.config import HttpConfig
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange, Handler
 from slipstream.router.http.reader import CheckCaller, Request, RequestReader
-from slipstream.router.takeover.estate import Estate, Inherited
+from slipstream.router.takeover.estate import Estate, Inherited, Kept
 from slipstream.router.takeover.journal import NOTHING, Phase, Unfinished
 from slipstream.router.takeover.notes import NO_NOTES, JournalNotes, Notes
 
@@ -66,8 +66,8 @@ class HttpConnection(asyncio.Protocol):
     A client that shuts down its sending side counts as gone, as in most servers: there is no way to tell it from
     one that has left.
 
-    With a `number` at the keeper, all that goes in and out is noted in a journal from the first bytes on, and an
-    `inherited` connection goes on where the router before has left it.
+    Of a connection that is `kept` for the next router all that goes in and out is noted in its journal, and an
+    `inherited` one goes on where the router before has left it.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class HttpConnection(asyncio.Protocol):
         config: HttpConfig,
         handler: Handler,
         owner: ConnectionOwner,
-        number: int | None = None,
+        kept: Kept | None = None,
         *,
         inherited: Inherited | None = None,
     ) -> None:
@@ -98,8 +98,8 @@ class HttpConnection(asyncio.Protocol):
         self._write_timer: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
         self._inherited = inherited
-        self._number = number
-        self._journal = inherited.journal if inherited is not None else None
+        self._kept = kept
+        self._journal = kept.journal if kept is not None else None
         self._before: Unfinished | None = None  # what the exchange that begins now had come to
 
     # ---- the owner's side
@@ -169,8 +169,6 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._discards_input:
             return
-        if self._journal is None and self._number is not None:
-            self._begin_journal(self._number)
         if self._journal is not None:
             self._journal.received(data)
         if self._exchange is not None or self._pending:
@@ -275,27 +273,15 @@ class HttpConnection(asyncio.Protocol):
 
     # ---- what outlives this process
 
-    def _begin_journal(self, number: int) -> None:
-        """Before the first bytes are taken."""
-        if self._owner.estate is not None:
-            self._journal = self._owner.estate.begin_journal(number)
-        if self._journal is None:
-            self._forget()
-
     def _forget(self) -> None:
-        if self._journal is not None:
-            self._journal.close()
-            self._journal = None
-        if self._number is not None and self._owner.estate is not None:
-            self._owner.estate.forget(self._number)
-        self._number = None
+        if self._kept is not None and self._owner.estate is not None:
+            self._kept.journal.close()
+            self._owner.estate.forget(self._kept.number)
+        self._kept = self._journal = None
 
     def _go_on(self, inherited: Inherited) -> None:
         """Where the router before was killed."""
         journal, unfinished = inherited.journal, inherited.unfinished
-        if journal is None:
-            self._watch()
-            return
         if inherited.unsent:
             self._transport.write(inherited.unsent)
         if journal.phase == Phase.CLOSING:

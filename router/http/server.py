@@ -18,7 +18,7 @@ from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange, Handler
 from slipstream.router.http.reader import CheckCaller, Request
 from slipstream.router.http.tls import ServerTls
-from slipstream.router.takeover.estate import Estate
+from slipstream.router.takeover.estate import Estate, Kept
 from slipstream.router.takeover.listener import Listener, listening_at
 
 log = logging.getLogger(__name__)
@@ -118,7 +118,8 @@ class HttpServer:
     async def _listen_with(self, estate: Estate) -> Sequence[socket.socket]:
         sockets = estate.listening
         if not sockets:
-            sockets = await asyncio.to_thread(listening_at, self._config.host, self._config.port, BACKLOG)
+            host, port = self._config.host, self._config.port
+            sockets = await asyncio.to_thread(listening_at, host, port, BACKLOG, self._shares_port)
             estate.keep_listening(sockets)
         if (
             self._tls is not None
@@ -129,8 +130,8 @@ class HttpServer:
             self._listeners = [Listener(sock, estate, self._serve_kept) for sock in sockets]
         return sockets
 
-    async def _serve_kept(self, sock: socket.socket, number: int | None) -> None:
-        make = functools.partial(HttpConnection, self._config, self._handler, self, number)
+    async def _serve_kept(self, sock: socket.socket, kept: Kept | None) -> None:
+        make = functools.partial(HttpConnection, self._config, self._handler, self, kept)
         await asyncio.get_running_loop().connect_accepted_socket(make, sock)
 
     async def take_over(self) -> None:
@@ -143,7 +144,7 @@ class HttpServer:
         for inherited in connections:
             await loop.connect_accepted_socket(
                 functools.partial(
-                    HttpConnection, self._config, self._handler, self, inherited.number, inherited=inherited
+                    HttpConnection, self._config, self._handler, self, inherited.kept, inherited=inherited
                 ),
                 inherited.sock,
             )

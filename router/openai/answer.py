@@ -114,7 +114,8 @@ class Answer:
             def send(text: str, logprobs: list[TokenEntry]) -> None:
                 if counts_on:
                     self._form.tell_usage(self._usage())
-                exchange.write(self._form.text_chunk(choice.index, text, logprobs))
+                if not self._notes.has_ended(choice.index):
+                    exchange.write(self._form.text_chunk(choice.index, text, logprobs))
 
             end = await self._run(choice, exchange, send)
             if counts_on:
@@ -122,8 +123,9 @@ class Answer:
             final = self._form.final_chunk(choice.index, end.text, end.logprobs, end.reason)
             if is_only:
                 return final  # leaves together with the end of the stream
-            self._notes.spoil()  # they do not tell that one choice of several has ended
-            exchange.write(final)
+            if not self._notes.has_ended(choice.index):
+                self._notes.ended(choice.index)
+                exchange.write(final)
             return b""
 
         try:

@@ -9,9 +9,10 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.router.takeover.journal import NOTHING, Journal, JournalError, Phase
+from slipstream.router.takeover.journal import Journal, JournalError, Phase
 from slipstream.router.takeover.keeper import MAX_FDS, MESSAGE, Kind
 from slipstream.router.takeover.socket_bytes import socket_bytes
 
@@ -21,23 +22,31 @@ PATIENCE_S = 10.0
 MAX_LIVES = 2  # an exchange that has outlived so many routers may be what kills them
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A connection that the keeper has, too, by its number there."""
+
+    number: int
+    journal: Journal
+
+
 class Inherited:
-    """A client connection of a router that is gone. Without a journal nothing has come yet. `unsent` was given to the
-    socket, which had not taken it yet."""
+    """A client connection of a router that is gone. `unsent` was given to the socket, which had not taken it yet."""
 
-    __slots__ = ("journal", "number", "sock", "unfinished", "unsent")
+    __slots__ = ("journal", "kept", "sock", "unfinished", "unsent")
 
-    def __init__(self, number: int, sock: socket.socket, journal: Journal | None, unsent: bytes) -> None:
-        self.number = number
+    def __init__(self, number: int, sock: socket.socket, journal: Journal, unsent: bytes) -> None:
+        """Raises JournalError."""
+        self.kept = Kept(number, journal)
         self.sock = sock
         self.journal = journal
-        self.unfinished = journal.unfinished() if journal is not None else NOTHING
+        self.unfinished = journal.unfinished()
         self.unsent = unsent
 
     @property
     def is_running(self) -> bool:
         """An answer was under way."""
-        return self.journal is not None and self.journal.phase in (Phase.RUNNING, Phase.STREAMING)
+        return self.journal.phase in (Phase.RUNNING, Phase.STREAMING)
 
 
 class Estate:
@@ -53,13 +62,15 @@ class Estate:
         self.connections: list[Inherited] = []
 
     @classmethod
-    def of_keeper(cls, path: Path) -> Estate | None:
-        """What the router before has left at a keeper, if there is one; None: nothing will be kept. Blocks a little."""
+    def of_keeper(cls, path: Path, place: int = 0) -> Estate | None:
+        """What the router before has left at a keeper, if there is one; None: nothing will be kept. Blocks a little.
+        Each of several fronts has a `place` of its own."""
         link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         link.settimeout(PATIENCE_S)
         estate = cls(link)
         try:
             link.connect(str(path))
+            link.send(MESSAGE.pack(Kind.HELLO, place))
             estate._inherit()
         except (OSError, struct.error, ValueError) as error:
             link.close()
@@ -80,18 +91,18 @@ class Estate:
             else:
                 self._inherit_connection(number, *fds)
 
-    def _inherit_connection(self, number: int, sock_fd: int, *journal_fd: int) -> None:
+    def _inherit_connection(self, number: int, sock_fd: int, journal_fd: int) -> None:
         sock = socket.socket(fileno=sock_fd)
         try:
-            journal = Journal(*journal_fd) if journal_fd else None
-            unsent = missing_of(sock, journal)
-            if unsent is not None:
-                self.connections.append(Inherited(number, sock, journal, unsent))
+            journal = Journal(journal_fd)
+            try:
+                self.connections.append(Inherited(number, sock, journal, missing_of(sock, journal)))
                 return
-            if journal is not None:
+            except (JournalError, OSError):
                 journal.close()
+                raise
         except (JournalError, OSError) as error:
-            log.warning("a connection cannot be gone on with: %s", error)
+            log.warning("a client's connection ends here: %s", error)
         sock.close()
         self.forget(number)
 
@@ -101,16 +112,8 @@ class Estate:
             self._last += 1
             self._send(Kind.LISTENING, self._last, [sock.fileno()])
 
-    def keep(self, sock: socket.socket) -> int | None:
-        """Leaves a connection to the next router. Returns its number; None: it ends with this process."""
-        if not self._is_open:
-            return None
-        self._last += 1
-        return self._last if self._send(Kind.CONNECTION, self._last, [sock.fileno()]) else None
-
-    def begin_journal(self, number: int) -> Journal | None:
-        """To be written from the first byte on that comes or goes on a kept connection. None: it cannot be gone on
-        with once something has come."""
+    def keep(self, sock: socket.socket) -> Kept | None:
+        """Leaves a connection to the next router, before anything is read from it. None: it ends with this process."""
         if not self._is_open:
             return None
         try:
@@ -118,12 +121,13 @@ class Estate:
         except OSError as error:
             log.warning("a connection will not outlive this router: %s", error)
             return None
-        is_kept = self._send(Kind.JOURNAL, number, [fd])
+        self._last += 1
+        is_kept = self._send(Kind.CONNECTION, self._last, [sock.fileno(), fd])
         os.close(fd)
         if not is_kept:
             journal.close()
             return None
-        return journal
+        return Kept(self._last, journal)
 
     def forget(self, number: int) -> None:
         """A connection is over: it stays open for the client as long as the keeper has it."""
@@ -144,8 +148,7 @@ class Estate:
         self._close_link()
         for inherited in self.connections:
             inherited.sock.close()
-            if inherited.journal is not None:
-                inherited.journal.close()
+            inherited.journal.close()
         self.connections = []
 
     def _tell_forgotten(self) -> None:
@@ -182,17 +185,18 @@ class Estate:
         self._link.close()
 
 
-def missing_of(sock: socket.socket, journal: Journal | None) -> bytes | None:
-    """What the client has still to get of what it was sent; None: nobody can go on with this connection."""
-    try:
-        counts = socket_bytes(sock)
-    except OSError:
-        return None  # broken
-    if journal is None:
-        return b"" if counts == (0, 0) else None
+def missing_of(sock: socket.socket, journal: Journal) -> bytes:
+    """What the client has still to get of what it was sent. Raises JournalError if nobody can go on with this
+    connection, OSError if it is broken."""
+    counts = socket_bytes(sock)
     # What was read from the socket and not noted is lost; one byte more is the end of the client's sending.
     if counts.num_read != journal.in_bytes:
-        return None
-    if journal.is_spoiled or (journal.num_lives >= MAX_LIVES and journal.phase != Phase.IDLE):
-        return None
-    return journal.unsent(counts.num_written)
+        raise JournalError(f"{counts.num_read} bytes were read, {journal.in_bytes} of them are known")
+    if journal.is_spoiled:
+        raise JournalError("its exchange was one that cannot be told well enough")
+    if journal.num_lives >= MAX_LIVES and journal.phase != Phase.IDLE:
+        raise JournalError(f"its request has outlived {journal.num_lives} routers already, and may be what kills them")
+    unsent = journal.unsent(counts.num_written)
+    if unsent is None:
+        raise JournalError("more waits to be sent than is kept")
+    return unsent

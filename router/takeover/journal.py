@@ -30,7 +30,7 @@ KEPT_LOG_BYTES = 1024 * 1024  # that an idle connection may go on having
 # Magic, phase, spoiled, lives; bytes in and out, length of the log; the answer's identity.
 HEADER = struct.Struct("<IHHIQQQ16sQQ")
 ENTRY = struct.Struct("<HHI")  # kind, choice, length in bytes
-INPUT, TOKENS, VERSION = 1, 2, 3
+INPUT, TOKENS, VERSION, ENDED = 1, 2, 3, 4
 
 
 class Phase(IntEnum):
@@ -81,16 +81,17 @@ class Header(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """What there is to go on from: whether anything has been sent, packed int32 `tokens` by choice, and the version of
-    the model that they come from."""
+    """What there is to go on from: whether anything has been sent, packed int32 `tokens` by choice, the version of the
+    model that they come from, and which choices have `ended`."""
 
     request: bytes
     head_sent: bool
     version: str
+    ended: frozenset[int]
     tokens: dict[int, bytes]
 
 
-NOTHING = Unfinished(b"", False, "", {})
+NOTHING = Unfinished(b"", False, "", frozenset(), {})
 
 
 class Journal:
@@ -169,6 +170,11 @@ class Journal:
         if not self._is_spoiled:
             self._append(TOKENS, choice, packed_ids)
 
+    def ended(self, choice: int) -> None:
+        """With the next `sent`, the client has all of a choice."""
+        if not self._is_spoiled:
+            self._append(ENDED, choice, b"")
+
     def served_by(self, version: str) -> None:
         """From now on tokens come from this version of the model."""
         if not self._is_spoiled:
@@ -234,18 +240,19 @@ class Journal:
 
     def unfinished(self) -> Unfinished:
         """The request, as far as it has come, and its tokens. Raises JournalError."""
-        request, version, tokens = bytearray(), "", dict[int, bytearray]()
+        request, version, ended, tokens = bytearray(), "", set[int](), dict[int, bytearray]()
         for kind, choice, data in self._entries():
             if kind == INPUT:
                 request += data
             elif kind == VERSION:
                 version = data.decode("utf-8", "replace")
+            elif kind == ENDED:
+                ended.add(choice)
             else:
                 tokens.setdefault(choice, bytearray()).extend(data)
         head_sent = self._phase == Phase.STREAMING
-        return Unfinished(
-            bytes(request), head_sent, version, {choice: bytes(packed) for choice, packed in tokens.items()}
-        )
+        packed_ids = {choice: bytes(packed) for choice, packed in tokens.items()}
+        return Unfinished(bytes(request), head_sent, version, frozenset(ended), packed_ids)
 
     def close(self) -> None:
         self._memory.close()
@@ -255,7 +262,7 @@ class Journal:
         while at < end:
             kind, choice, length = ENTRY.unpack_from(self._memory, at)
             at += ENTRY.size
-            if kind not in (INPUT, TOKENS, VERSION) or at + length > end:
+            if kind not in (INPUT, TOKENS, VERSION, ENDED) or at + length > end:
                 raise JournalError("an entry of the journal makes no sense")
             yield kind, choice, self._memory[at : at + length]
             at += length

@@ -1,10 +1,11 @@
 """Holds a router's listening sockets and client connections, so that they outlive it: the next router gets them.
 
-It lives in another process on the same host, the cluster's driver, as a thread that nearly always sleeps. A router
+It lives in another process on the same host, the cluster's driver, as threads that nearly always sleep. A router
 hands over what it has by its file descriptors, over a Unix socket (SOCK_SEQPACKET, SCM_RIGHTS):
 
-    keeper -> router   (LISTENING | CONNECTION)* READY                         once, at the beginning
-    router -> keeper   LISTENING, CONNECTION, JOURNAL, FORGET, FAREWELL        with a number that the router gives
+    router -> keeper   HELLO                       with the number of its place: each of several fronts has its own
+    keeper -> router   (LISTENING | CONNECTION)* READY
+    router -> keeper   LISTENING, CONNECTION, FORGET, FAREWELL        with a number that the router gives
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ log = logging.getLogger(__name__)
 
 MESSAGE = struct.Struct("<BxxxxxxxQ")  # kind, number
 MAX_FDS = 8
-SEND_PATIENCE_S = 10.0  # for a router that does not take what is its own
+PATIENCE_S = 10.0  # with a router that does not say who it is, or does not take what is its own
 
 
 class Kind(IntEnum):
     """Of a message."""
 
     LISTENING = 1  # with the sockets
-    CONNECTION = 2  # with the socket and, from the keeper, its journal, if it has one
-    JOURNAL = 3  # of the connection with that number
-    READY = 4  # that was all
-    FORGET = 5
-    FAREWELL = 6  # the router ends in order: nobody comes after it
+    CONNECTION = 2  # with the socket and its journal
+    READY = 3  # that was all
+    FORGET = 4
+    FAREWELL = 5  # the router ends in order: nobody comes after it
+    HELLO = 6
 
 
 class Keeper:
-    """One router at a time: when the next one connects, the one before is gone, whatever it may think itself.
+    """Of each place there is one router at a time: the next one gets what is there when the one before has gone.
 
     keeper = Keeper()     # raises OSError
     ... start a router with `keeper.path` ...
@@ -50,8 +51,11 @@ class Keeper:
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="slipstream-keeper-"))
-        self._kept: dict[int, tuple[Kind, list[int]]] = {}
-        self._link: socket.socket | None = None
+        self._places: dict[int, Place] = {}
+        self._links: set[socket.socket] = set()
+        self._lock = threading.Lock()  # of the two above
+        self._is_closed = False
+        self._threads: list[threading.Thread] = []
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._door.bind(str(self.path))
@@ -70,11 +74,17 @@ class Keeper:
 
     def close(self) -> None:
         """Lets go of everything. Idempotent."""
-        for sock in (self._door, self._link):
-            if sock is not None:
-                with suppress(OSError):  # not connected, or gone
-                    sock.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            self._is_closed = True
+            links = list(self._links)
+        for sock in (self._door, *links):
+            with suppress(OSError):  # not connected, or gone
+                sock.shutdown(socket.SHUT_RDWR)
         self._thread.join()
+        for thread in self._threads:
+            thread.join()
+        for place in self._places.values():
+            place.forget_all()
         self._remove()
 
     def _remove(self) -> None:
@@ -82,49 +92,71 @@ class Keeper:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _run(self) -> None:
-        try:
-            while True:
-                try:
-                    link, _ = self._door.accept()
-                except OSError:
-                    return  # closed
-                with link:
-                    self._link = link
-                    self._serve(link)
-        finally:
-            self._forget_all()
+        while True:
+            try:
+                link, _ = self._door.accept()
+            except OSError:
+                return  # closed
+            with self._lock:
+                if self._is_closed:
+                    link.close()
+                    return
+                self._links.add(link)
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
+            thread = threading.Thread(target=self._serve, args=(link,), name="client-keeper-link", daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def _serve(self, link: socket.socket) -> None:
         """Until the router is gone."""
         try:
-            link.settimeout(SEND_PATIENCE_S)
-            for number, (kind, fds) in self._kept.items():
-                socket.send_fds(link, [MESSAGE.pack(kind, number)], fds)
-            link.send(MESSAGE.pack(Kind.READY, max(self._kept, default=0)))
-            link.settimeout(None)
-            while True:
-                message, fds, _, _ = socket.recv_fds(link, MESSAGE.size, MAX_FDS)
-                if not message:
-                    return
-                self._take(message, list(fds))
+            link.settimeout(PATIENCE_S)
+            kind, number = MESSAGE.unpack(link.recv(MESSAGE.size))
+            if kind != Kind.HELLO:
+                raise ValueError(f"the first message is of kind {kind}")
+            with self._lock:
+                place = self._places.setdefault(number, Place())
+            with place.lock:
+                place.serve(link)
         except (OSError, ValueError, struct.error) as error:
             log.warning("the router's connection for what outlives it broke: %s", error)
+        finally:
+            with self._lock:
+                self._links.discard(link)
+            link.close()
+
+
+class Place:
+    """What one router has, and after it the next one. `lock` is held by whoever serves one of them."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._kept: dict[int, tuple[Kind, list[int]]] = {}
+
+    def serve(self, link: socket.socket) -> None:
+        """Tells a router what there is, and takes what it has, until it is gone. Raises OSError, ValueError."""
+        for number, (kind, fds) in self._kept.items():
+            socket.send_fds(link, [MESSAGE.pack(kind, number)], fds)
+        link.send(MESSAGE.pack(Kind.READY, max(self._kept, default=0)))
+        link.settimeout(None)
+        while True:
+            message, fds, _, _ = socket.recv_fds(link, MESSAGE.size, MAX_FDS)
+            if not message:
+                return
+            self._take(message, list(fds))
 
     def _take(self, message: bytes, fds: list[int]) -> None:
         kind, number = MESSAGE.unpack(message)
         if kind in (Kind.LISTENING, Kind.CONNECTION):
             self._kept[number] = (Kind(kind), fds)
             return
-        if kind == Kind.JOURNAL and number in self._kept:
-            self._kept[number][1].extend(fds)
-            return
         close_all(fds)
         if kind == Kind.FORGET:
             close_all(self._kept.pop(number, (kind, []))[1])
         elif kind == Kind.FAREWELL:
-            self._forget_all()
+            self.forget_all()
 
-    def _forget_all(self) -> None:
+    def forget_all(self) -> None:
         for _, fds in self._kept.values():
             close_all(fds)
         self._kept.clear()

@@ -12,15 +12,15 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable
 
-from slipstream.router.takeover.estate import Estate
+from slipstream.router.takeover.estate import Estate, Kept
 
 log = logging.getLogger(__name__)
 
 MAX_AT_ONCE = 64  # that are accepted before other things get their turn
 OUT_OF_FILES_PAUSE_S = 0.5
 
-# Gets a connection, and its number at the keeper if that has it.
-Serve = Callable[[socket.socket, int | None], Awaitable[object]]
+# Gets a connection, and what the keeper has of it.
+Serve = Callable[[socket.socket, Kept | None], Awaitable[object]]
 
 
 class Listener:
@@ -75,14 +75,16 @@ class Listener:
             log.debug("a client was gone before it was served: %s", error)
 
 
-def listening_at(host: str, port: int, backlog: int) -> list[socket.socket]:
-    """A socket for each address that `host` stands for, with one port for all. Raises OSError."""
+def listening_at(host: str, port: int, backlog: int, reuse_port: bool) -> list[socket.socket]:
+    """A socket for each address that `host` stands for, with one port for all, which with `reuse_port` others may share
+    that say so as well. Raises OSError."""
     sockets: list[socket.socket] = []
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     try:
         for family, address in dict.fromkeys((info[0], info[4][0]) for info in found):
             chosen = port or (sockets[0].getsockname()[1] if sockets else 0)
-            sockets.append(socket.create_server((str(address), chosen), family=family, backlog=backlog))
+            at = (str(address), chosen)
+            sockets.append(socket.create_server(at, family=family, backlog=backlog, reuse_port=reuse_port))
     except OSError:
         for sock in sockets:
             sock.close()

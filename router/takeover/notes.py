@@ -20,12 +20,15 @@ def new_identity() -> Identity:
 
 
 class Notes(Protocol):
-    """Tokens that a choice `got` count as told to the client with the next bytes that are sent; `spoil`: what comes now
-    could not be gone on with. `resumed` is how far a choice had come at the router before, None of a new answer."""
+    """That a choice `got` tokens, or `ended`, counts as told to the client with the next bytes that are sent; `spoil`:
+    what comes now could not be gone on with. `resumed` is how far a choice had come at the router before, None of a new
+    answer; one that `has_ended` there is computed to its end again, for the usage, and not sent."""
 
     def identity(self) -> Identity: ...
     def resumed(self, choice: int) -> Resumed | None: ...
+    def has_ended(self, choice: int) -> bool: ...
     def got(self, choice: int, delta: Delta, version: str) -> None: ...
+    def ended(self, choice: int) -> None: ...
     def spoil(self) -> None: ...
 
 
@@ -38,7 +41,13 @@ class NoNotes:
     def resumed(self, choice: int) -> Resumed | None:
         return None
 
+    def has_ended(self, choice: int) -> bool:
+        return False
+
     def got(self, choice: int, delta: Delta, version: str) -> None:
+        pass
+
+    def ended(self, choice: int) -> None:
         pass
 
     def spoil(self) -> None:
@@ -65,6 +74,12 @@ class JournalNotes:
         if self._before is None:
             return None
         return Resumed(self._before.tokens.get(choice, b""), self._before.version)
+
+    def has_ended(self, choice: int) -> bool:
+        return self._before is not None and choice in self._before.ended
+
+    def ended(self, choice: int) -> None:
+        self._journal.ended(choice)
 
     def got(self, choice: int, delta: Delta, version: str) -> None:
         if version != self._version:

@@ -49,10 +49,11 @@ def test_a_request_and_its_tokens_are_found_by_the_next_router(shared: Shared) -
     journal.tokens(1, pack_ids([5]))
     journal.sent(b"ab", Phase.STREAMING)
     journal.tokens(0, pack_ids([3]))
+    journal.ended(1)
     journal.sent(b"c", Phase.STREAMING)
     found = shared.reopened()
     assert found.unfinished() == Unfinished(
-        b"POST / HTTP/1.1\r\n\r\n", True, "v1", {0: pack_ids([1, 2, 3]), 1: pack_ids([5])}
+        b"POST / HTTP/1.1\r\n\r\n", True, "v1", frozenset({1}), {0: pack_ids([1, 2, 3]), 1: pack_ids([5])}
     )
     assert (found.phase, found.identity, found.in_bytes) == (Phase.STREAMING, Identity(7, 1_700_000_000, 9), 19)
     assert [found.unsent(written) for written in (0, 1, 3)] == [b"abc", b"bc", b""]

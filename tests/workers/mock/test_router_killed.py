@@ -38,8 +38,9 @@ def text_of(prompt: list[int], num_tokens: int) -> str:
 class Serving:
     """A router that can be killed, at the same ports again and again, and two mock workers."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, num_fronts: int) -> None:
         self._path = folder / "router.json"
+        self._num_fronts = num_fronts
         self.keeper = Keeper()
         self._ports = [0, 0]
         self.start_router()
@@ -59,7 +60,7 @@ class Serving:
             "model_dir": str(MODEL_DIR),
             "token": "secret",
             "keeper": str(self.keeper.path),
-            "router": {"http": {"port": http_port}, "worker_port": worker_port},
+            "router": {"http": {"port": http_port}, "worker_port": worker_port, "fronts": self._num_fronts},
         }
         self._path.write_text(json.dumps(program))
         command = [sys.executable, "-m", "slipstream.router.main", "--config", str(self._path)]
@@ -89,10 +90,10 @@ class Serving:
                 assert self.workers.poll() is None
 
 
-@pytest.fixture(scope="module")
-def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+@pytest.fixture(scope="module", params=[1, 2], ids=["one process", "two fronts"])
+def serving(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Serving]:
     """Of all tests; each leaves it with a router."""
-    serving = Serving(tmp_path_factory.mktemp("killed"))
+    serving = Serving(tmp_path_factory.mktemp("killed"), request.param)
     try:
         serving.wait_until_ready()
         yield serving
@@ -156,6 +157,24 @@ def test_streams_and_whole_answers_go_on_after_the_last_byte(serving: Serving) -
             answer = request.result(TIMEOUT_S)
             assert answer.status_code == 200
             assert answer.json()["choices"][0]["text"] == text_of(prompt, 300)
+
+
+def test_a_killed_front_is_followed_by_one_that_goes_on(serving: Serving) -> None:
+    fronts = Path(f"/proc/{serving.router.pid}/task/{serving.router.pid}/children").read_text().split()
+    prompts = [[20 + (5 * number + i) % 250 for i in range(30)] for number in range(8)]
+    with httpx.Client(base_url=serving.url, timeout=TIMEOUT_S) as client, ThreadPoolExecutor(8) as threads:
+        begun = [threading.Event() for _ in prompts]
+        streams = [
+            threads.submit(read_stream, client, event, prompt=prompt, max_tokens=500)
+            for prompt, event in zip(prompts, begun, strict=True)
+        ]
+        for event in begun:
+            assert event.wait(TIMEOUT_S)
+        for pid in fronts:
+            os.kill(int(pid), signal.SIGKILL)
+        for prompt, stream in zip(prompts, streams, strict=True):
+            assert stream.result(TIMEOUT_S).texts == {0: text_of(prompt, 500)}
+    assert serving.router.poll() is None
 
 
 def test_connections_without_a_request_and_clients_to_come_wait_for_the_next_router(serving: Serving) -> None:
