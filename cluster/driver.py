@@ -103,6 +103,8 @@ class Driver:
         watch = Watch(self._console, self._state_file, own, self._config.router.http.tls.is_on)
         with keeping_clients(self._console) as keeper, _signals(stop, at_once):
             supervisor, fleet = self._supervised(session, watch, keeper)
+            if own is not None and keeper is not None:
+                own.reaper.remove(keeper.parent)  # should this process be killed
             try:
                 if not await _unless(stop, self._bring_up(supervisor, fleet, watch)):
                     self._console.say("interrupted before it was up; everything is being stopped")
