@@ -257,11 +257,11 @@ def _now(coroutine: Any) -> None:
 
 def find_profile(name: str) -> WorkerProfile:
     """A shipped profile by name, or a file. Raises ProfileError."""
-    shipped = PROFILES / f"{name}.json"
-    if shipped.exists():
-        return WorkerProfile.read(shipped)
-    path = Path(name).expanduser()
-    if not path.exists():
-        known = ", ".join(sorted(one.stem for one in PROFILES.glob("*.json")))
-        raise ProfileError(f"profile: {name!r} is neither a file nor one of {known}")
-    return WorkerProfile.read(path)
+    for path in (PROFILES / f"{name}.json", Path(name).expanduser()):
+        try:
+            if path.exists():
+                return WorkerProfile.read(path)
+        except OSError:  # a name that is too long for one
+            break
+    known = ", ".join(sorted(one.stem for one in PROFILES.glob("*.json")))
+    raise ProfileError(f"profile: {name[:80]!r} is neither a file nor one of {known}")

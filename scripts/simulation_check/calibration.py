@@ -72,16 +72,20 @@ def calibrate(get: Get, target: Target, model_dir: Path) -> WorkerProfile:
         for concurrency in CONCURRENCY:
             for length in WAVE_PROMPTS:
                 seen = ask([length] * concurrency, ANSWER_TOKENS, concurrency, seed=100 * number + concurrency)
-                waves.append(_wave(seen, length))
+                if (wave := wave_of(seen, length)) is not None:
+                    waves.append(wave)
     lengths = [length for length in LONE_PROMPTS if length < longest] * LONE_TIMES
     lone = [_lone(get, one, length) for one, length in zip(ask(lengths, 2, 1, seed=2), lengths, strict=True)]
     return profile_from(told["roles"], waves, lone, model_dir)
 
 
-def _wave(seen: Sequence[Seen], num_prompt: int) -> Wave:
-    """While all of them decode: from the last first token to the first end."""
-    step_s = statistics.median(gap for one in seen for gap in one.gaps_between(_last_begin(seen), _first_end(seen)))
-    return Wave(len(seen), len(seen) * (num_prompt + 0.5 * ANSWER_TOKENS), step_s)
+def wave_of(seen: Sequence[Seen], num_prompt: int) -> Wave | None:
+    """While all of them decode: from the last first token to the first end. None where the first had ended by then, as
+    on a machine that others use."""
+    gaps = [gap for one in seen for gap in one.gaps_between(_last_begin(seen), _first_end(seen))]
+    if not gaps:
+        return None
+    return Wave(len(seen), len(seen) * (num_prompt + 0.5 * ANSWER_TOKENS), statistics.median(gaps))
 
 
 def _last_begin(seen: Sequence[Seen]) -> float:

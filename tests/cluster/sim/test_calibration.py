@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.simulation_check.calibration import Wave, lone_prompt, profile_from
+from scripts.simulation_check.calibration import Wave, lone_prompt, profile_from, wave_of
 from scripts.simulation_check.load import Seen
 from slipstream.cluster.sim.profile import RoleProfile
 
@@ -51,3 +51,12 @@ def test_a_role_that_hardly_computed_prompts_is_taken_for_like_the_other_one() -
 def test_gaps_are_those_in_which_all_decode() -> None:
     seen = Seen(0.0, 1.0, 1.5, 6, (1.0, 1.1, 1.25, 1.3, 1.4, 1.5))
     assert seen.gaps_between(1.1, 1.4) == pytest.approx([0.15, 0.05, 0.1])
+
+
+def test_a_wave_whose_answers_were_never_all_there_tells_nothing() -> None:
+    early = Seen(0.0, 0.1, 0.4, 4, (0.1, 0.2, 0.3, 0.4))
+    late = Seen(0.0, 0.5, 0.8, 4, (0.5, 0.6, 0.7, 0.8))
+    assert wave_of([early, late], 16) is None
+    wave = wave_of([early, early], 16)
+    assert wave is not None
+    assert wave.step_s == pytest.approx(0.1)

@@ -233,6 +233,7 @@ def test_the_command_writes_what_it_found(tmp_path: Path) -> None:
     [
         (["--workload", "nowhere.csv"], "neither a file nor one of chat"),
         (["--profile", "abacus"], "neither a file nor one of"),
+        (["--profile", "x" * 5000], "neither a file nor one of"),
         (["--split", "many"], "a split is P:D"),
         (["--split", "9999:2"], "a split has at most 10000 workers, got '9999:2'"),
         (["--speed", "0"], "speed must be over 0"),
