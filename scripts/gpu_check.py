@@ -48,6 +48,7 @@ class Step:
 # In order of importance: a run may be cut off.
 STEPS = {
     "tests": Step("gpu_tests", "Tests on the device", 180, 60),
+    "compiling": Step("ahead", "Compiling", 90, 30),
     "ceilings": Step("ceilings", "Ceilings", 40, 20),
     "kernels": Step("kernels", "Kernels", 150, 60),
     "engine": Step("engine", "Engine", 170, 90),

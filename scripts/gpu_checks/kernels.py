@@ -48,6 +48,7 @@ def cases(tune: bool = False) -> Iterator[tuple[str, Case]]:
 
 
 def _measure(setting: Setting, case: Case, known: Ceilings) -> None:
+    print(f"{case.name} ...", flush=True)  # should it hang
     try:
         call = case.setup(setting.device)
         timing = time_calls(call, setting.device)

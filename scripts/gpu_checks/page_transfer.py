@@ -12,47 +12,56 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpu_checks.ceilings import ceilings
+from gpu_checks.ceilings import Ceilings, ceilings
 from gpu_checks.setting import Setting
-from gpu_checks.transfer_process import Job
+from gpu_checks.transfer_process import REPORT, Job
 
 STEP = "transfer"
 TARGET = 0.5
 PROCESS = Path(__file__).with_name("transfer_process.py")
 FULL_JOB = Job(num_layers=32, num_pages=1024, num_heads=8, head_bytes=8192, num_moved=256, slab_pages=256, rounds=20)
 DRY_JOB = Job(num_layers=2, num_pages=16, num_heads=2, head_bytes=1024, num_moved=8, slab_pages=4, rounds=2)
-SECONDS = 50.0
+SECONDS = 35.0  # of one way, both processes
 
 
 def run(setting: Setting) -> None:
     known = ceilings(setting)
     job = DRY_JOB if setting.is_dry else FULL_JOB
-    environment = _environment(setting)
-    for way in ("pull", "agents"):
-        if way == "agents" and not _has_ucxx(environment):
-            setting.add(STEP, way, note="skipped: ucxx is not installed (--wheels DIR unpacks wheel files)")
-            continue
-        found = _two_processes(way, job, setting, environment)
-        if isinstance(found, str):
-            setting.add(STEP, way, failed=True, note=found)
-            continue
-        rate = job.total_bytes / found["seconds"]
-        share = 2 * rate / known.bytes_per_s
-        note = f"{job.total_bytes / 1e6:.0f} MB a transfer, median of {job.rounds}; {found['note']}"
-        setting.add(STEP, way, rate / 1e9, "GB/s", share=share, target=None if setting.is_dry else TARGET, note=note)
+    _measure(setting, "pull", job, dict(os.environ), known)
+    try:
+        environment = _with_wheels(setting)
+    except subprocess.CalledProcessError as error:
+        setting.add(STEP, "agents", failed=True, note=f"the wheels could not be unpacked: {error}")
+        return
+    if not _has_ucxx(environment):
+        setting.add(STEP, "agents", note="skipped: ucxx is not installed (--wheels DIR unpacks wheel files)")
+        return
+    _measure(setting, "agents", job, environment, known)
 
 
-def _environment(setting: Setting) -> dict[str, str]:
-    """With a folder of unpacked wheels on the path where there are any."""
+def _measure(setting: Setting, way: str, job: Job, environment: dict[str, str], known: Ceilings) -> None:
+    found = _two_processes(way, job, setting, environment)
+    if isinstance(found, str):
+        setting.add(STEP, way, failed=True, note=found)
+        return
+    rate = job.total_bytes / found["seconds"]
+    share = 2 * rate / known.bytes_per_s
+    note = f"{job.total_bytes / 1e6:.0f} MB a transfer, median of {job.rounds}; {found['note']}"
+    setting.add(STEP, way, rate / 1e9, "GB/s", share=share, target=None if setting.is_dry else TARGET, note=note)
+
+
+def _with_wheels(setting: Setting) -> dict[str, str]:
+    """With a folder of unpacked wheels on the path where there are any. Raises CalledProcessError."""
     environment = dict(os.environ)
     if setting.wheels is not None:
-        site = setting.book.path.parent / "site"
+        site = setting.book.path.parent.resolve() / "site"
         wheels = [str(path) for path in sorted(setting.wheels.glob("*.whl"))]
-        command = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", str(site)]
-        subprocess.run([*command, *wheels], check=True)
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile", "--upgrade"]
+        subprocess.run([*command, "--target", str(site), *wheels], check=True)
         environment["PYTHONPATH"] = f"{site}:{environment.get('PYTHONPATH', '')}"
     return environment
 
@@ -63,7 +72,7 @@ def _has_ucxx(environment: dict[str, str]) -> bool:
 
 
 def _two_processes(way: str, job: Job, setting: Setting, environment: dict[str, str]) -> dict[str, float | str] | str:
-    """What the decode process reports as its last line, or why there is nothing. The two speak over a pair of pipes."""
+    """What the decode process reports, or why there is nothing. The two speak over a pair of pipes."""
     to_decode, to_prefill = os.pipe(), os.pipe()
     base = [sys.executable, str(PROCESS), json.dumps(job.as_dict()), way, setting.device.type]
     ends: Sequence[tuple[str, int, int]] = (
@@ -84,14 +93,17 @@ def _two_processes(way: str, job: Job, setting: Setting, environment: dict[str, 
     for fd in (*to_decode, *to_prefill):
         os.close(fd)  # ours; the processes have theirs, and one that dies ends the other's reading
     outputs = []
+    deadline = time.monotonic() + SECONDS
     for process in reversed(processes):
         try:
-            outputs.append(process.communicate(timeout=SECONDS)[0])
+            outputs.append(process.communicate(timeout=max(1.0, deadline - time.monotonic()))[0])
         except subprocess.TimeoutExpired:
             process.kill()
             outputs.append(process.communicate()[0] + f"no end within {SECONDS:.0f} s")
-    if any(process.returncode for process in processes):
+    results = [line for line in outputs[0].splitlines() if line.startswith(REPORT)]
+    if any(process.returncode for process in processes) or not results:
         print("\n".join(outputs), flush=True)
         return " / ".join(output.strip().splitlines()[-1] if output.strip() else "" for output in outputs)[:300]
-    found: dict[str, float | str] = json.loads(outputs[0].strip().splitlines()[-1])
+    # Native libraries may have warned of something after it.
+    found: dict[str, float | str] = json.loads(results[-1].removeprefix(REPORT))
     return found

@@ -123,6 +123,7 @@ def _executor(model: Llama, ops: Ops, kv: torch.Tensor, limits: EngineLimits) ->
         kv,
         max_num_seqs=limits.max_num_seqs,
         max_model_len=limits.max_model_len,
+        max_step_tokens=limits.max_step_tokens,
         recorder=CudaGraphRecorder(kv.device),
         sampling=gpu_module("sampling"),
     )

@@ -28,7 +28,8 @@ from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
 
 PREFILL, DECODE = PeerId("prefill-0", 1), PeerId("decode-0", 1)
 TLS = {"cuda": "posix,self,tcp,cuda_copy,cuda_ipc", "cpu": "posix,self,tcp"}
-STAGING_SLOTS = 6  # messages in both directions
+STAGING_SLOTS = 16  # messages in both directions; of those of a direction half may be on their way
+REPORT = "report: "  # what a line with the result begins with
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +206,7 @@ def report(job: Job, pool: Tensor, expected: str, whole: Callable[[], None], not
         begun = time.perf_counter()
         whole()
         seconds.append(time.perf_counter() - begun)
-    print(json.dumps({"seconds": statistics.median(seconds), "note": note}))
+    print(REPORT + json.dumps({"seconds": statistics.median(seconds), "note": note}), flush=True)
 
 
 if __name__ == "__main__":

@@ -134,7 +134,13 @@ def build_runner(
     if isinstance(model, Llama) and device.type == "cuda":
         longest = min(model.config.max_position_embeddings, num_pages * config.page_tokens)
         max_model_len = min(longest, config.max_model_len or longest)
-        return build_gpu_runner(model, kv, max_num_seqs=config.max_num_seqs, max_model_len=max_model_len)
+        return build_gpu_runner(
+            model,
+            kv,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=max_model_len,
+            max_step_tokens=config.max_step_tokens,
+        )
     return ModelRunner(model, kv)
 
 

@@ -15,7 +15,9 @@ from slipstream.workers.models.llama import Llama
 log = logging.getLogger(__name__)
 
 
-def build_gpu_runner(model: Llama, kv: Tensor, *, max_num_seqs: int, max_model_len: int) -> ModelRunner:
+def build_gpu_runner(
+    model: Llama, kv: Tensor, *, max_num_seqs: int, max_model_len: int, max_step_tokens: int
+) -> ModelRunner:
     """With Triton kernels and recorded decode steps; with plain torch, after a warning, where the kernels do not serve
     the model or are not there."""
     ops = gpu_module("ops")
@@ -36,6 +38,7 @@ def build_gpu_runner(model: Llama, kv: Tensor, *, max_num_seqs: int, max_model_l
         kv,
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
+        max_step_tokens=max_step_tokens,
         recorder=recorder,
         sampling=gpu_module("sampling"),
     )

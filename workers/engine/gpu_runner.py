@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,11 +18,13 @@ from slipstream.kernels.device_inputs import DeviceInputs
 from slipstream.kernels.ops import AttentionShape, AttentionStep
 from slipstream.workers.engine.gpu_buckets import batch_buckets
 from slipstream.workers.engine.gpu_graphs import DecodeGraphs, Recorder
-from slipstream.workers.engine.gpu_inputs import DecodeInputs, StepUpload
+from slipstream.workers.engine.gpu_inputs import PAD_SLOT, DecodeInputs, StepUpload
 from slipstream.workers.engine.gpu_sampler import GpuSampler
 from slipstream.workers.engine.plan import SampledTokens, SamplingRow, StepPlan
 from slipstream.workers.engine.runner import Model, ModelRunner
 from slipstream.workers.engine.step_arrays import StepArrays
+
+SHORT_PROMPT_TOKENS = 80  # more than the products for decoding take
 
 
 class DeviceOps(Protocol):
@@ -44,7 +47,8 @@ class GpuRunner(ModelRunner):
     """A `ModelRunner` that never waits for the device but for a step's tokens.
 
     `sampling` is `kernels.gpu.sampling`, if it is there. `record` makes the graphs; without it, and where recording
-    fails, every step is queued kernel by kernel. All ranks of a group must call the same methods in the same order.
+    fails, every step is queued kernel by kernel. `max_step_tokens` are the most of a prompt that a step computes. All
+    ranks of a group must call the same methods in the same order.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class GpuRunner(ModelRunner):
         *,
         max_num_seqs: int,
         max_model_len: int,
+        max_step_tokens: int,
         recorder: Recorder,
         sampling: Any = None,
     ) -> None:
@@ -62,15 +67,24 @@ class GpuRunner(ModelRunner):
         self._device_model = model
         self._ops = ops
         self._max_model_len = max_model_len
+        self._longest_prompt = min(max_step_tokens, max_model_len)
         self._upload = StepUpload(kv.device)
         self._inputs = DecodeInputs(max_num_seqs, -(-max_model_len // self._page_tokens), kv.device)
         self._graphs = DecodeGraphs(self._decode, batch_buckets(max_num_seqs), recorder)
         self._gpu_sampler = GpuSampler(model.config.vocab_size, kv.device, sampling)
 
     def record(self) -> None:
-        """Records decode steps for all batch buckets; takes seconds and no pages."""
+        """Records decode steps for all batch buckets, and computes what else a step may consist of once: kernels are
+        compiled now and not while somebody waits for a token, and a step that the memory does not suffice for is known
+        now. Takes seconds and no pages. Raises torch.OutOfMemoryError."""
         with torch.inference_mode():
             self._graphs.record()
+            for bucket in self._graphs.buckets:
+                logits = self._model.logits(self._graphs.replay(bucket))
+                if logits is not None:
+                    self._gpu_sampler.sample(logits, [])
+            for num_tokens in sorted({min(SHORT_PROMPT_TOKENS, self._longest_prompt), self._longest_prompt}):
+                self._compute(self._prompt_of_nobody(num_tokens), None)
 
     @property
     def recorded_batches(self) -> tuple[int, ...]:
@@ -96,6 +110,18 @@ class GpuRunner(ModelRunner):
         attention = self._ops.begin_device_step(step.inputs, self._device_model.attention, self.kv)
         hidden = self._device_model.run(step.token_ids, attention, self.kv, layer_done)
         return hidden.index_select(0, step.sample_rows) if len(step.sample_rows) else None
+
+    def _prompt_of_nobody(self, num_tokens: int) -> StepArrays:
+        """A step whose keys and values go nowhere, and which samples nothing."""
+        return StepArrays(
+            token_ids=np.zeros(num_tokens, np.int32),
+            positions=np.arange(num_tokens, dtype=np.int32),
+            slots=np.full(num_tokens, PAD_SLOT, np.int32),
+            query_starts=np.array([0, num_tokens], np.int32),
+            kv_lens=np.array([num_tokens], np.int32),
+            page_table=np.zeros((1, -(-num_tokens // self._page_tokens)), np.int32),
+            sample_rows=np.zeros(0, np.int32),
+        )
 
     def _decode(self, num_rows: int) -> Tensor:
         """A decode step over the static inputs, [rows, hidden_size]."""

@@ -49,7 +49,13 @@ class Subject:
         shape = kv_shape(model.config, model.tp, 96, CONFIG.page_tokens)
         self.kv = torch.full(shape, float("nan"))
         self.runner = GpuRunner(
-            model, self.ops, self.kv, max_num_seqs=6, max_model_len=CONFIG.max_model_len or 0, recorder=self.recorder
+            model,
+            self.ops,
+            self.kv,
+            max_num_seqs=6,
+            max_model_len=CONFIG.max_model_len or 0,
+            max_step_tokens=CONFIG.max_step_tokens,
+            recorder=self.recorder,
         )
         self.limits = engine_limits(model_dir, CONFIG)
 
@@ -91,6 +97,12 @@ def test_recording_leaves_no_trace_in_the_pool(tiny_model_dir: Callable[[str], P
     assert subject.kv.isnan().all()
 
 
+def test_before_the_first_request_the_longest_step_has_been_computed(tiny_model_dir: Callable[[str], Path]) -> None:
+    subject = Subject(tiny_model_dir("llama"))
+    subject.runner.record()
+    assert max(bound for rows, decodes, _, bound in subject.ops.begun if decodes == 0) == CONFIG.max_step_tokens
+
+
 def test_what_cannot_be_recorded_runs_kernel_by_kernel_with_a_warning(
     tiny_model_dir: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -116,12 +128,13 @@ def test_steps_whose_pages_are_sent_report_each_layer(tiny_model_dir: Callable[[
     subject = Subject(tiny_model_dir("llama"))
     subject.runner.record()
     subject.kv.zero_()
+    num_replays = subject.recorder.num_replays
     subject.runner.sink = sink = Sink()
     engine = subject.engine()
     engine.add_prefill(make_request("a", [5]), make_ticket(1, 0, 1))  # one token: looks like decoding
     run(engine, check=False)
     assert sink.layers == [-1, 0, 1, 2]
-    assert subject.recorder.num_replays == 0
+    assert subject.recorder.num_replays == num_replays
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 16, 20, 48, 100, 256])
