@@ -74,20 +74,20 @@ class DevicePagePool:
             self._computed[layer] = torch.cuda.current_stream(self.device).record_event()
 
     def gather(self, layer: int, page_ids: PageIds, heads: range, out: Buffer) -> None:
-        with self._copying():
+        with self.copying():
             picked = torch.empty(len(out), dtype=torch.uint8, device=self.device)
             self.queue_gather(layer, page_ids, heads, picked)
             torch.from_numpy(out).copy_(picked)
 
     def scatter(self, layer: int, page_ids: PageIds, heads: range, src: Buffer) -> None:
-        with self._copying():
+        with self.copying():
             done = self.queue_scatter(layer, page_ids, heads, torch.from_numpy(src).to(self.device))
         if done is not None:
             done.synchronize()
 
     def queue_gather(self, layer: int, page_ids: PageIds, heads: range, out: Tensor) -> torch.cuda.Event | None:
         """As `gather`, into bytes on the device, which are there after the event; None: they are there now."""
-        with self._copying():
+        with self.copying():
             if self._stream is not None and layer in self._computed:
                 self._stream.wait_event(self._computed[layer])
             ids = self._on_device(page_ids)
@@ -96,7 +96,7 @@ class DevicePagePool:
 
     def queue_scatter(self, layer: int, page_ids: PageIds, heads: range, src: Tensor) -> torch.cuda.Event | None:
         """As `scatter`, from bytes on the device, which must stay until the event; None: it is done."""
-        with self._copying():
+        with self.copying():
             if self._stream is not None:
                 # The pages may have belonged to a sequence whose last step is still queued.
                 self._stream.wait_stream(torch.cuda.default_stream(self.device))
@@ -104,7 +104,9 @@ class DevicePagePool:
             self._copy.scatter_pages(self._kv, ids, src, layers=range(layer, layer + 1), heads=heads)
             return None if self._stream is None else self._stream.record_event()
 
-    def _copying(self) -> AbstractContextManager[object]:
+    def copying(self) -> AbstractContextManager[object]:
+        """The copies' stream is the current one within. Memory that it copies to must be allocated so: memory that the
+        model's stream gave back would be there at once, and be written by what is still queued in that stream."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def _on_device(self, page_ids: PageIds) -> Tensor:
