@@ -14,6 +14,7 @@ the wrong size, and the transfer fails.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
@@ -31,13 +32,15 @@ from slipstream.workers.device_pages import DevicePagePool, PageCopy
 
 SLOT_ALIGNMENT = 4096
 MAX_IN_FLIGHT = 8
+SPIN_S = 50e-6  # a copy of a slab takes less
+PAUSE_S = 50e-6
 
 
 class DeviceSlots:
     """Equal slots of one allocation in device memory, made when the first is taken. Raises StagingError if there is
     not room for two."""
 
-    def __init__(self, slot_bytes: int, total_bytes: int, device: torch.device) -> None:
+    def __init__(self, slot_bytes: int, total_bytes: int, pool: DevicePagePool) -> None:
         self._slot_bytes = -(-slot_bytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
         self.num_slots = total_bytes // self._slot_bytes
         if self.num_slots < 2:
@@ -45,7 +48,7 @@ class DeviceSlots:
                 f"{total_bytes} bytes of staging a direction hold {self.num_slots} messages of {slot_bytes} bytes, "
                 f"at least 2 are needed: raise staging_mib or lower slab_pages"
             )
-        self._device = device
+        self._pool = pool
         self._memory: Tensor | None = None
         self._free = list(reversed(range(self.num_slots)))
 
@@ -56,7 +59,9 @@ class DeviceSlots:
     def take(self, num_bytes: int) -> tuple[int, Tensor]:
         """A slot and the first bytes of its memory. There must be one."""
         if self._memory is None:
-            self._memory = torch.empty(self.num_slots * self._slot_bytes, dtype=torch.uint8, device=self._device)
+            total_bytes = self.num_slots * self._slot_bytes
+            with self._pool.copying():
+                self._memory = torch.empty(total_bytes, dtype=torch.uint8, device=self._pool.device)
         slot = self._free.pop()
         return slot, self._memory[slot * self._slot_bytes :][:num_bytes]
 
@@ -87,11 +92,12 @@ class DeviceStagedTransport(OverTransport[Transport]):
     def __init__(self, transport: Transport, pool: DevicePagePool, message_bytes: int, staging_bytes: int) -> None:
         super().__init__(transport, trailer_bytes=0)
         self._pool = pool
-        self._outgoing = DeviceSlots(message_bytes, staging_bytes // 2, pool.device)
-        self._incoming = DeviceSlots(message_bytes, staging_bytes // 2, pool.device)
+        self._outgoing = DeviceSlots(message_bytes, staging_bytes // 2, pool)
+        self._incoming = DeviceSlots(message_bytes, staging_bytes // 2, pool)
         self._gatherings: deque[_Gathering] = deque()  # in the order in which their stream works them off
         self._scatterings: deque[_Scattering] = deque()
         self._is_current = False  # the device is the thread's own
+        self._spin_until = 0.0
         # Half the slots at most: a peer that has stalled must not stop the others.
         self._max_in_flight = max(1, min(MAX_IN_FLIGHT, self._outgoing.num_slots // 2))
 
@@ -126,12 +132,18 @@ class DeviceStagedTransport(OverTransport[Transport]):
         while self._scatterings and _has_passed(self._scatterings[0].event):
             self._finish(self._scatterings.popleft())
             busy = True
+        if busy:
+            self._spin_until = time.perf_counter() + SPIN_S
         return busy
 
     def wait(self, timeout_s: float) -> None:
-        # Copies take microseconds; what they hold up is not to sleep on a file descriptor.
+        # Copies take microseconds; what they hold up is not to sleep on a file descriptor. But pages may wait for a
+        # layer that is still to be computed, and a thread that never pauses keeps the interpreter from the one that
+        # queues the model's kernels: that one gives it up at each launch, and would wait up to 5 ms to have it back.
         if not self._gatherings and not self._scatterings:
             super().wait(timeout_s)
+        elif time.perf_counter() >= self._spin_until:
+            time.sleep(PAUSE_S)
 
     def close(self) -> None:
         while self._gatherings:

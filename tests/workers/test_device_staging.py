@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,10 +14,12 @@ from slipstream.kv_transfer.agent import TransferAgent
 from slipstream.kv_transfer.config import TransferConfig
 from slipstream.kv_transfer.events import Received, ReceiveFailed, SendFailed, Sent, TransferEvent
 from slipstream.kv_transfer.loopback import LoopbackNetwork
+from slipstream.kv_transfer.page_transport import Pages
 from slipstream.kv_transfer.pool import HostPagePool
 from slipstream.kv_transfer.staging import StagingError
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
-from slipstream.workers.device_staging import DeviceSlots, StagedDevicePool
+from slipstream.workers import device_staging
+from slipstream.workers.device_staging import DeviceSlots, DeviceStagedTransport, StagedDevicePool
 
 PREFILL, DECODE = PeerId("prefill-0", 1), PeerId("decode-0", 1)
 LAYERS, PAGES, HEADS = 3, 20, 4
@@ -80,4 +85,23 @@ def test_an_end_without_checksums_and_one_with_do_not_understand_each_other_and_
 
 def test_memory_for_less_than_two_messages_is_refused() -> None:
     with pytest.raises(StagingError, match="at least 2 are needed"):
-        DeviceSlots(5000, 16000, torch.device("cpu"))
+        DeviceSlots(5000, 16000, StagedDevicePool(torch.zeros(1, 1, 1, 8)))
+
+
+def test_a_layer_that_is_still_being_computed_is_waited_for_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without, the thread that queues the model's kernels would get the interpreter only every few milliseconds."""
+
+    class LatePool(StagedDevicePool):
+        def queue_gather(self, *args: Any, **kwargs: Any) -> Any:
+            return SimpleNamespace(query=lambda: False)
+
+    now, pauses = [100.0], list[float]()
+    clock = SimpleNamespace(perf_counter=lambda: now[0], sleep=pauses.append)
+    monkeypatch.setattr(device_staging, "time", clock)
+    transport = DeviceStagedTransport(LoopbackNetwork().open(), LatePool(torch.zeros(1, 2, 1, 64)), 4096, 1 << 16)
+    transport.start(SimpleNamespace())  # type: ignore[arg-type]
+    transport.send(SimpleNamespace(), 1, Pages(0, np.array([1]), range(1), 0), lambda error: None)
+    assert not transport.progress()
+    transport.wait(1.0)
+    assert pauses == [device_staging.PAUSE_S]
+    assert transport.num_in_flight == 1
