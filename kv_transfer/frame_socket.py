@@ -52,6 +52,14 @@ class FrameSocket:
             raise
 
     @property
+    def is_within_host(self) -> bool:
+        """Both ends have the same address. Ask when the connection is made."""
+        try:
+            return bool(self._connection.getpeername()[0] == self._connection.getsockname()[0])
+        except OSError:
+            return False
+
+    @property
     def wants_to_write(self) -> bool:
         return bool(self._outgoing)
 

@@ -14,7 +14,7 @@ import hmac
 
 from slipstream.kv_transfer.ticket import TransferAddress
 
-VERSION = b"slipstream kv 4 "
+VERSION = b"slipstream kv 5 "
 PROOF_BYTES = 32
 
 

@@ -183,23 +183,40 @@ class SendHandoff(_Handoff):
         self._progress(now)
         return True
 
+    def all_layers_ready(self, num_pages: int, now: float) -> bool:
+        """As `pages_ready` of each layer, before any of it; messages leave slab by slab."""
+        num_slabs = self.plans[0].slabs_within(num_pages)
+        if self.state is not State.ACTIVE or not num_slabs:
+            return False
+        self._next_slab = [num_slabs] * len(self._next_slab)
+        for plan, ready in self._ready.items():
+            ready.extend(range(plan.index(num_slabs, 0)))
+        self._progress(now)
+        return True
+
     def has_ready(self, plan: StreamPlan) -> bool:
         return self.state is State.ACTIVE and bool(self._ready[plan])
 
-    def take(self, plan: StreamPlan, now: float) -> Message | None:
-        """The next message to post on this stream; it counts as in flight until `sent` is called for it."""
+    def take(self, plan: StreamPlan, now: float, max_layers: int = 1) -> Message | None:
+        """The next message to post on this stream, of at most so many layers; it counts as in flight until `sent` is
+        called for it."""
         if not self.has_ready(plan):
             return None
         self._start_one(now)
-        return plan.message(self._ready[plan].popleft())
+        ready, num_layers = self._ready[plan], 1
+        index = ready.popleft()
+        while num_layers < max_layers and ready and plan.follows(index + num_layers - 1, ready[0]):
+            ready.popleft()
+            num_layers += 1
+        return plan.message(index, num_layers)
 
-    def sent(self, error: str | None, now: float) -> list[Action]:
+    def sent(self, message: Message, error: str | None, now: float) -> list[Action]:
         """The transport has let go of a posted message, `error` says why if it did not go out."""
         self._end_one()
         if error is not None:
             actions = self.fail(f"a message could not be sent: {error}", now)
             return actions or self._settle(now)
-        self._num_done += 1
+        self._num_done += message.num_layers
         self._progress(now)
         return self._settle(now)
 
@@ -224,30 +241,30 @@ class ReceiveHandoff(_Handoff):
         if plan is None:
             return self.fail(f"rank {source_rank} of the source has nothing to send here", now)
         try:
-            message = plan.message(index)
+            message = plan.message_of(index, num_bytes)
         except TicketError as error:
             return self.fail(f"rank {source_rank} of the source sent {error}", now)
-        if self._seen[plan][index]:
+        seen, numbers = self._seen[plan], slice(index, index + message.num_layers)
+        if any(seen[numbers]):
             return self.fail(f"message {index} of source rank {source_rank} came twice", now)
-        if num_bytes != message.num_bytes:
-            reason = f"message {index} of source rank {source_rank} has {num_bytes} bytes, not {message.num_bytes}"
-            return self.fail(reason, now)
-        self._seen[plan][index] = 1
+        seen[numbers] = bytes([1]) * message.num_layers
         self._start_one(now)
         return [Land(plan, message)]
 
-    def received(self, plan: StreamPlan, index: int, error: str | None, is_whole: bool, now: float) -> list[Action]:
+    def received(
+        self, plan: StreamPlan, message: Message, error: str | None, is_whole: bool, now: float
+    ) -> list[Action]:
         """Nothing touches the message's pages any more. `is_whole`: it is in place, and its checksum was right."""
         self._end_one()
         reason = None
         if error is not None:
-            reason = f"message {index} broke off: {error}"
+            reason = f"message {message.index} broke off: {error}"
         elif not is_whole:
-            reason = f"message {index} of source rank {plan.stream.source_rank} has a wrong checksum"
+            reason = f"message {message.index} of source rank {plan.stream.source_rank} has a wrong checksum"
         if reason is not None:
             actions = self.fail(reason, now)
             return actions or self._settle(now)
         if self.state is State.ACTIVE:
-            self._num_done += 1
+            self._num_done += message.num_layers
             self._progress(now)
         return self._settle(now)

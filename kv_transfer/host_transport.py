@@ -78,6 +78,9 @@ class HostTransport:
     def send_record(self, link: Link, record: bytes) -> None:
         self._of(link).send_record(link, record)
 
+    def joins_layers(self, link: Link) -> bool:
+        return self._of(link).joins_layers(link)
+
     def can_send(self, link: Link, num_in_flight: int) -> bool:
         return self._of(link).can_send(link, num_in_flight)
 

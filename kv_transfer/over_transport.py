@@ -6,6 +6,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from slipstream.kv_transfer.page_transport import Landed, Pages
 from slipstream.kv_transfer.ticket import TransferAddress
 from slipstream.kv_transfer.transport import Arrival, Link, Transport, TransportEvents
 
@@ -42,6 +43,17 @@ class OverTransport(Generic[Wire]):
 
     def send_record(self, link: Link, record: bytes) -> None:
         self._transport.send_record(link, record)
+
+    def joins_layers(self, link: Link) -> bool:
+        return False
+
+    def refuses(self, arrival: Arrival, pages: Pages, landed: Landed) -> bool:
+        """Several layers, which the peer was told not to join. Then the message is gone."""
+        if pages.num_layers == 1:
+            return False
+        self.discard(arrival)
+        landed(f"{pages.num_layers} layers in one message, where they are not joined", False)
+        return True
 
     def discard(self, arrival: Arrival) -> None:
         raw = self._raw(arrival)

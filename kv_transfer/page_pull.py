@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
+import xxhash
 
 from slipstream.kv_transfer.page_transport import Pages
 from slipstream.kv_transfer.pool import HostPagePool, HostPages, PageIds
 from slipstream.kv_transfer.row_copy import MIN_BYTES, RowCopy, copy_rows
 
+# In one call. What Python does for several at once is still in the caches, which their bytes sweep; but the other end
+# waits for the first of them.
+BATCH_BYTES = 4 << 20
+
+Item = TypeVar("Item")
+
 
 @dataclass(frozen=True, slots=True)
 class PagePull:
-    """`pages` of this rank's pool are to hold `source_heads` of `source_ids` of `source`, in the same layer."""
+    """`pages` of this rank's pool are to hold `source_heads` of `source_ids` of `source`, in the same layers."""
 
     pages: Pages
     source: HostPages
@@ -22,12 +32,21 @@ class PagePull:
     source_heads: range
 
 
+def take_batch(pool: HostPages, waiting: deque[Item], pages_of: Callable[[Item], Pages]) -> list[Item]:
+    """The first of those that wait, as many as belong in one call."""
+    batch: list[Item] = []
+    left = BATCH_BYTES
+    while waiting and left > 0:
+        batch.append(waiting.popleft())
+        left -= _num_bytes(pool, pages_of(batch[-1]))
+    return batch
+
+
 def sum_pages(pool: HostPages, several: Sequence[Pages]) -> list[int]:
     """The checksum of each."""
     if pool.copy is None or any(_num_bytes(pool, pages) < MIN_BYTES for pages in several):
         return [_sum_by_numpy(pool, pages) for pages in several]
-    copies = [RowCopy(None, None, pool.table(p.layer, p.heads), p.page_ids, len(p.page_ids), p.seed) for p in several]
-    checksums = copy_rows(pool.copy, copies)
+    checksums = copy_rows(pool.copy, [_as_sum(pool, pages) for pages in several])
     return [_known(checksum) for checksum in checksums]
 
 
@@ -35,31 +54,49 @@ def pull_pages(pool: HostPagePool, pulls: Sequence[PagePull]) -> list[int | None
     """Copies, and returns the checksum of what was found at each source; None where it names pages it does not have."""
     if pool.copy is None or any(_num_bytes(pool, pull.pages) < MIN_BYTES for pull in pulls):
         return [_pull_by_numpy(pool, pull) for pull in pulls]
-    return copy_rows(pool.copy, [as_row_copy(pool, pull) for pull in pulls])
+    return copy_rows(pool.copy, [_as_copy(pool, pull) for pull in pulls])
 
 
-def as_row_copy(pool: HostPagePool, pull: PagePull) -> RowCopy:
+def _as_sum(pool: HostPages, pages: Pages) -> RowCopy:
+    table, ids = pool.rows(pages.layer, pages.num_layers, pages.page_ids, pages.heads)
+    return RowCopy(None, None, table, ids, len(ids), pages.seed)
+
+
+def _as_copy(pool: HostPagePool, pull: PagePull) -> RowCopy:
     pages = pull.pages
-    to, source = pool.table(pages.layer, pages.heads), pull.source.table(pages.layer, pull.source_heads)
-    return RowCopy(to, pages.page_ids, source, pull.source_ids, len(pages.page_ids), pages.seed, past_caches=True)
+    to, ids = pool.rows(pages.layer, pages.num_layers, pages.page_ids, pages.heads)
+    source, source_ids = pull.source.rows(pages.layer, pages.num_layers, pull.source_ids, pull.source_heads)
+    return RowCopy(to, ids, source, source_ids, len(ids), pages.seed, past_caches=True)
 
 
 def _sum_by_numpy(pool: HostPages, pages: Pages) -> int:
-    out = np.empty(_num_bytes(pool, pages), np.uint8)
-    return pool.gather_summed(pages.layer, pages.page_ids, pages.heads, out, pages.seed)
+    return _checksum(_gather(pool, pages, pages.page_ids, pages.heads), pages.seed)
 
 
 def _pull_by_numpy(pool: HostPagePool, pull: PagePull) -> int | None:
     pages, ids = pull.pages, pull.source_ids
     if not 0 <= ids.min() <= ids.max() < pull.source.geometry.num_pages:
         return None
-    found = np.empty(_num_bytes(pool, pages), np.uint8)
-    pull.source.gather(pages.layer, ids, pull.source_heads, found)
-    return pool.scatter_summed(pages.layer, pages.page_ids, pages.heads, found, pages.seed)
+    found = _gather(pull.source, pages, ids, pull.source_heads)
+    for layer, some in enumerate(found, pages.layer):
+        pool.scatter(layer, pages.page_ids, pages.heads, some)
+    return _checksum(found, pages.seed)
+
+
+def _gather(pool: HostPages, pages: Pages, page_ids: PageIds, heads: range) -> npt.NDArray[np.uint8]:
+    """[layers, bytes of one]"""
+    found = np.empty((pages.num_layers, len(page_ids) * len(heads) * pool.geometry.head_bytes), np.uint8)
+    for layer, out in enumerate(found, pages.layer):
+        pool.gather(layer, page_ids, heads, out)
+    return found
+
+
+def _checksum(found: npt.NDArray[np.uint8], seed: int) -> int:
+    return xxhash.xxh3_64_intdigest(found.data, seed=seed)
 
 
 def _num_bytes(pool: HostPages, pages: Pages) -> int:
-    return len(pages.page_ids) * len(pages.heads) * pool.geometry.head_bytes
+    return pages.num_layers * len(pages.page_ids) * len(pages.heads) * pool.geometry.head_bytes
 
 
 def _known(checksum: int | None) -> int:

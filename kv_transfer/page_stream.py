@@ -47,10 +47,10 @@ class PageStream:
 
     def __init__(self, library: StreamLibrary, pool: HostPages, pages: Pages, spoil: bool = False) -> None:
         self._library = library
-        table = pool.table(pages.layer, pages.heads)
-        job = RowCopy(None, None, table, pages.page_ids, len(pages.page_ids), pages.seed, past_caches=True)
+        table, ids = pool.rows(pages.layer, pages.num_layers, pages.page_ids, pages.heads)
+        job = RowCopy(None, None, table, ids, len(ids), pages.seed, past_caches=True)
         self._job, self._table = pack_copies([job]), table  # whose memory the native side refers to
-        self._num_bytes = len(pages.page_ids) * table.row_bytes + CHECKSUM_BYTES
+        self._num_bytes = len(ids) * table.row_bytes + CHECKSUM_BYTES
         self.handle: int | None = library.open(self._job, 0x10 if spoil else 0)
         assert self.handle is not None, "a rank's own page ids are checked where they come in"
 

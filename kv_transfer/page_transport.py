@@ -26,12 +26,14 @@ whether it came whole, that is with the right checksum."""
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """What a message carries: `heads` of `page_ids`, in one layer. `seed` of the checksum says which message it is."""
+    """What a message carries: `heads` of `page_ids`, in one layer after the other. `seed` of the checksum says which
+    message it is."""
 
     layer: int
     page_ids: PageIds
     heads: range
     seed: int
+    num_layers: int = 1
 
 
 class PageTransport(Protocol):
@@ -49,6 +51,9 @@ class PageTransport(Protocol):
     def disconnect(self, link: Link) -> None: ...
 
     def send_record(self, link: Link, record: bytes) -> None: ...
+
+    def joins_layers(self, link: Link) -> bool:
+        """Messages on this link may have several layers, in either direction."""
 
     def can_send(self, link: Link, num_in_flight: int) -> bool:
         """There is room for one more message beside so many on this link, and others are not held up by it."""
@@ -83,12 +88,15 @@ class DevicePool(Protocol):
 
 
 class FireDrill:
-    """Spoils one of `every` messages sent (0: none), to see whether the other end notices."""
+    """Spoils one of `every` messages sent (0: none), to see whether the other end notices. One of several layers counts
+    as so many."""
 
     def __init__(self, every: int) -> None:
         self._every = every
-        self._num_messages = 0
+        self._num_layers = 0
 
-    def strikes(self) -> bool:
-        self._num_messages += 1
-        return bool(self._every) and self._num_messages % self._every == 0
+    def strikes(self, num_layers: int = 1) -> bool:
+        """Call for each message that is sent."""
+        before = self._num_layers
+        self._num_layers += num_layers
+        return bool(self._every) and before // self._every < self._num_layers // self._every

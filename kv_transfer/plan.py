@@ -1,13 +1,14 @@
 """The list of messages of a hand-off, which both ends derive from the ticket alone.
 
 A message carries one layer of one slab: up to `slab_pages` consecutive wanted pages, the heads of its stream. Beside
-it travels the XXH3-64 of these bytes.
+it travels the XXH3-64 of these bytes. Layers of a slab that are ready together may be joined, one after the other: the
+message then has the number of the first, and its length says how many there are.
 
     pages of the sequence   0  1  2  3 | 4  5  6  7 | 8  9 10 11 | 12 ...      slab_pages = 4
     wanted                           [3|4  5  6  7 | 8  9]                     first_page = 3, num_pages = 7
     slabs                         slab 0|  slab 1  |slab 2
 
-    message   [ slab pages, stream heads, head_bytes ]
+    message   [ layers, slab pages, stream heads, head_bytes ]
 
 Slabs end on multiples of `slab_pages` of the *sequence*, not of the wanted pages: prefill runs in chunks that start
 at the sequence's first token, so a chunk of that many pages completes whole slabs wherever the destination's cached
@@ -34,10 +35,11 @@ class TicketError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Pages `first .. first + num_pages` of the wanted ones, in one layer."""
+    """Pages `first .. first + num_pages` of the wanted ones, in layers `layer .. layer + num_layers`."""
 
     index: int
     layer: int
+    num_layers: int
     first: int
     num_pages: int
     num_bytes: int
@@ -81,6 +83,7 @@ class StreamPlan:
 
     @property
     def num_messages(self) -> int:
+        """If none are joined."""
         return self.num_slabs * self.ticket.num_layers
 
     @property
@@ -88,6 +91,11 @@ class StreamPlan:
         """Bytes of all pages of this stream."""
         ticket = self.ticket
         return ticket.num_layers * ticket.num_pages * self.stream.num_heads * ticket.head_bytes
+
+    @property
+    def layer_bytes(self) -> int:
+        """Of a whole slab."""
+        return self.ticket.slab_pages * self.stream.num_heads * self.ticket.head_bytes
 
     def slab_end(self, slab: int) -> int:
         """The page of the sequence that the slab ends before."""
@@ -104,16 +112,30 @@ class StreamPlan:
     def index(self, slab: int, layer: int) -> int:
         return slab * self.ticket.num_layers + layer
 
-    def message(self, index: int) -> Message:
-        """Raises TicketError if there is no such message."""
+    def message(self, index: int, num_layers: int = 1) -> Message:
+        """With so many layers from this number on. Raises TicketError if there is no such message."""
         if not 0 <= index < self.num_messages:
             raise TicketError(f"message {index} of a stream with {self.num_messages}")
         ticket = self.ticket
         slab, layer = divmod(index, ticket.num_layers)
+        if not 1 <= num_layers <= ticket.num_layers - layer:
+            raise TicketError(f"{num_layers} layers from layer {layer} on, of {ticket.num_layers}")
         first = max((self._first_slab + slab) * ticket.slab_pages, ticket.first_page)
         num_pages = self.slab_end(slab) - first
-        num_bytes = num_pages * self.stream.num_heads * ticket.head_bytes
-        return Message(index, layer, first - ticket.first_page, num_pages, num_bytes)
+        num_bytes = num_layers * num_pages * self.stream.num_heads * ticket.head_bytes
+        return Message(index, layer, num_layers, first - ticket.first_page, num_pages, num_bytes)
+
+    def message_of(self, index: int, num_bytes: int) -> Message:
+        """The message of this number and length. Raises TicketError if there is none."""
+        one = self.message(index)
+        num_layers, rest = divmod(num_bytes, one.num_bytes)
+        if rest or not 1 <= num_layers <= self.ticket.num_layers - one.layer:
+            raise TicketError(f"message {index} with {num_bytes} bytes, not {one.num_bytes} a layer")
+        return self.message(index, num_layers)
+
+    def follows(self, index: int, next_index: int) -> bool:
+        """`next_index` is the layer behind `index`, of the same slab."""
+        return next_index == index + 1 and next_index % self.ticket.num_layers != 0
 
     def tag(self, index: int) -> int:
         return MessageTag(self.ticket.transfer_id, self.stream.source_rank, index).pack()

@@ -46,7 +46,7 @@ class HostPages:
         self._geometry = PoolGeometry(*array.shape)
         self.copy = copy if copy is not None else native_copy_rows()
         self._address = int(array.ctypes.data)
-        self._tables: dict[tuple[int, int, int], Table] = {}  # one for each layer and stream that were asked for
+        self._tables: dict[tuple[int, int, int, int], Table] = {}  # one for each layer and stream that were asked for
 
     @property
     def geometry(self) -> PoolGeometry:
@@ -67,14 +67,22 @@ class HostPages:
         assert checksum is not None, "page ids are checked where they come in"
         return checksum
 
-    def table(self, layer: int, heads: range) -> Table:
-        """These heads of each page of the layer."""
-        key = layer, heads.start, heads.stop
+    def rows(self, layer: int, num_layers: int, page_ids: PageIds, heads: range) -> tuple[Table, PageIds]:
+        """These heads of pages in one layer after the other, and which of the table's rows those are."""
+        table = self.table(layer, heads, num_layers)
+        if num_layers == 1:
+            return table, page_ids
+        return table, (page_ids + self._geometry.num_pages * np.arange(num_layers)[:, None]).reshape(-1)
+
+    def table(self, layer: int, heads: range, num_layers: int = 1) -> Table:
+        """These heads of each page of so many layers."""
+        key = layer, num_layers, heads.start, heads.stop
         if (table := self._tables.get(key)) is None:
             geometry = self._geometry
             first = layer * geometry.num_pages * geometry.page_bytes + heads.start * geometry.head_bytes
             row_bytes = len(heads) * geometry.head_bytes
-            table = Table(self._array, self._address + first, geometry.num_pages, row_bytes, geometry.page_bytes)
+            num_rows = num_layers * geometry.num_pages
+            table = Table(self._array, self._address + first, num_rows, row_bytes, geometry.page_bytes)
             self._tables[key] = table
         return table
 

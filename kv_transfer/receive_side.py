@@ -166,7 +166,7 @@ class ReceiveSide:
                     if known is not None and known.source.name == source.name and known.source.epoch < source.epoch:
                         self._drop(other, f"{source.name} has restarted")
                 self._links[link] = record
-                self._transport.send_record(link, encode_record(Welcome()))
+                self._transport.send_record(link, encode_record(Welcome(self._transport.joins_layers(link))))
             case Abort(transfer_id, reason) if (hello := self._links[link]) is not None:
                 self._on_abort(TransferKey(me, transfer_id), hello.source, reason)
             case _:
@@ -229,7 +229,8 @@ class ReceiveSide:
             case [Land(plan, message)]:
                 source.num_in_flight += 1
                 page_ids = receiving.page_ids[message.first : message.first + message.num_pages]
-                pages = Pages(message.layer, page_ids, plan.stream.destination_heads, plan.seed(message.index))
+                seed = plan.seed(message.index)
+                pages = Pages(message.layer, page_ids, plan.stream.destination_heads, seed, message.num_layers)
                 landed = partial(self._on_landed, source, receiving, plan, message)
                 self._transport.receive(arrival, pages, landed)
             case _:
@@ -252,7 +253,7 @@ class ReceiveSide:
             source.moved_s = now
         elif error is None:
             self._counters.checksum_failures += 1
-        self._apply(receiving, receiving.handoff.received(plan, message.index, error, is_whole, now))
+        self._apply(receiving, receiving.handoff.received(plan, message, error, is_whole, now))
 
     # ---- the machinery
 

@@ -34,7 +34,9 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    pass
+    """`joins_layers`: messages may have several layers of a slab."""
+
+    joins_layers: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,8 @@ def encode_record(record: Record) -> bytes:
     match record:
         case Hello(source, source_rank, destination):
             fields = ["hello", source.name, source.epoch, source_rank, destination.name, destination.epoch]
-        case Welcome():
-            fields = ["welcome"]
+        case Welcome(joins_layers):
+            fields = ["welcome", joins_layers]
         case Reject(reason):
             fields = ["reject", reason[:MAX_REASON_CHARS]]
         case Abort(transfer_id, reason):
@@ -83,8 +85,8 @@ def decode_record(encoded: bytes) -> Record:
     match fields:
         case ["hello", str(name), int(epoch), int(rank), str(to_name), int(to_epoch)]:
             return Hello(PeerId(name, epoch), rank, PeerId(to_name, to_epoch))
-        case ["welcome"]:
-            return Welcome()
+        case ["welcome", bool(joins_layers)]:
+            return Welcome(joins_layers)
         case ["reject", str(reason)]:
             return Reject(reason)
         case ["abort", int(transfer_id), str(reason)]:

@@ -17,11 +17,13 @@ from slipstream.kv_transfer.counters import Counters
 from slipstream.kv_transfer.events import SendFailed, Sent, TransferEvent
 from slipstream.kv_transfer.handoff import Action, CutLinks, Finish, SendHandoff, TellPeers
 from slipstream.kv_transfer.page_transport import Pages, PageTransport
-from slipstream.kv_transfer.plan import StreamPlan
+from slipstream.kv_transfer.plan import Message, StreamPlan
 from slipstream.kv_transfer.pool import PageIds
 from slipstream.kv_transfer.records import Abort, Hello, Record, Reject, Welcome, encode_record
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
 from slipstream.kv_transfer.transport import Link, TransportError
+
+MAX_JOINED_BYTES = 4 << 20  # of layers that leave in one message
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +33,7 @@ class _Outbound:
     link: Link
     answer_by_s: float
     is_open: bool = False  # the destination has said Welcome
+    joins_layers: bool = False
     num_in_flight: int = 0
     moved_s: float = float("-inf")  # when a message of any transfer last went out
     ready: deque[_SendStream] = field(default_factory=deque)
@@ -107,9 +110,7 @@ class SendSide:
             self._apply(sending, handoff.fail(str(error), now, is_unreachable=True))
             return
         self._apply(sending, handoff.begin(now))
-        if num_ready_pages:
-            for layer in range(ticket.num_layers):
-                handoff.pages_ready(layer, num_ready_pages, now)
+        if num_ready_pages and handoff.all_layers_ready(num_ready_pages, now):
             self._queue(sending)
 
     def pages_ready(self, key: TransferKey, layer: int, num_pages: int) -> None:
@@ -142,8 +143,9 @@ class SendSide:
     def on_record(self, link: Link, record: Record) -> None:
         outbound = self._by_link[link]
         match record:
-            case Welcome():
+            case Welcome(joins_layers):
                 outbound.is_open = True
+                outbound.joins_layers = joins_layers and self._transport.joins_layers(link)
             case Reject(reason):
                 self._drop(outbound, f"{outbound.destination.name} refuses: {reason}")
             case Abort(transfer_id, reason):
@@ -190,25 +192,32 @@ class SendSide:
             return False
         stream = outbound.ready[0]
         sending, plan = stream.sending, stream.plan
-        message = sending.handoff.take(plan, self._clock())
+        message = sending.handoff.take(plan, self._clock(), self._max_layers(outbound, plan))
         if message is None:
             outbound.ready.popleft()
             stream.is_queued = False
             return True
         page_ids = sending.page_ids[message.first : message.first + message.num_pages]
-        pages = Pages(message.layer, page_ids, plan.stream.source_heads, plan.seed(message.index))
+        seed = plan.seed(message.index)
+        pages = Pages(message.layer, page_ids, plan.stream.source_heads, seed, message.num_layers)
         outbound.num_in_flight += 1
-        done = partial(self._on_sent, stream, message.num_bytes)
+        done = partial(self._on_sent, stream, message)
         self._transport.send(outbound.link, plan.tag(message.index), pages, done)
         return True
 
-    def _on_sent(self, stream: _SendStream, num_bytes: int, error: str | None) -> None:
+    def _max_layers(self, outbound: _Outbound, plan: StreamPlan) -> int:
+        """The first message has one, so that the other end can begin."""
+        if not outbound.joins_layers or not outbound.num_in_flight:
+            return 1
+        return max(1, MAX_JOINED_BYTES // plan.layer_bytes)
+
+    def _on_sent(self, stream: _SendStream, message: Message, error: str | None) -> None:
         stream.outbound.num_in_flight -= 1
         now = self._clock()
         if error is None:
-            self._counters.bytes_sent += num_bytes
+            self._counters.bytes_sent += message.num_bytes
             stream.outbound.moved_s = now
-        self._apply(stream.sending, stream.sending.handoff.sent(error, now))
+        self._apply(stream.sending, stream.sending.handoff.sent(message, error, now))
 
     # ---- the machinery
 

@@ -2,7 +2,7 @@
 
 greeting  ... layers, pages, heads, head_bytes of the pool
 record    kind | bytes
-offers    kind | core | layer, first head, heads, pages, number, tag, page ids | layer, ...
+offers    kind | core | layer, layers, first head, heads, pages, number, tag, page ids | layer, ...
 sums      kind | number, checksum | number, checksum | ...
 taken     kind | number | number | ...
 
@@ -26,7 +26,7 @@ from slipstream.kv_transfer.pool import HostPages, PageIds
 from slipstream.kv_transfer.pool_memory import view_of
 from slipstream.kv_transfer.transport import Arrival, Done
 
-_OFFER = struct.Struct("<IIIIQQ")  # as in the picture; page ids have 8 bytes each
+_OFFER = struct.Struct("<IIIIQQQ")  # as in the picture; page ids have 8 bytes each
 _SUM = struct.Struct("<QQ")
 _NUMBER = struct.Struct("<Q")
 _GEOMETRY = struct.Struct("<QQQQ")
@@ -61,6 +61,7 @@ class Offer:
     link: SharedLink
     number: int
     layer: int
+    num_layers: int
     heads: range
     page_ids: PageIds
     checksum: int | None = None  # follows when the peer has summed them up
@@ -89,7 +90,7 @@ def map_pool(file: int, body: bytes, ours: PoolGeometry) -> HostPages:
 
 def encode_offer(pages: Pages, number: int, tag: int) -> bytes:
     heads, page_ids = pages.heads, pages.page_ids
-    head = _OFFER.pack(pages.layer, heads.start, len(heads), len(page_ids), number, tag)
+    head = _OFFER.pack(pages.layer, pages.num_layers, heads.start, len(heads), len(page_ids), number, tag)
     return head + page_ids.tobytes()
 
 
@@ -105,7 +106,7 @@ def read_offers(link: SharedLink, geometry: PoolGeometry, body: bytes) -> Iterat
     while at < len(body):
         if len(body) - at < _OFFER.size:
             raise ValueError("half an offer")
-        layer, first_head, num_heads, num_pages, number, tag = _OFFER.unpack_from(body, at)
+        layer, num_layers, first_head, num_heads, num_pages, number, tag = _OFFER.unpack_from(body, at)
         at += _OFFER.size
         if first_head + num_heads > geometry.num_heads or 8 * num_pages > len(body) - at:
             raise ValueError(f"an offer of heads {first_head} + {num_heads} of {geometry.num_heads}, {num_pages} pages")
@@ -113,8 +114,11 @@ def read_offers(link: SharedLink, geometry: PoolGeometry, body: bytes) -> Iterat
             raise ValueError(f"offer {number} was made twice")
         page_ids = np.frombuffer(body, np.int64, num_pages, at)
         at += 8 * num_pages
-        offer = link.offered[number] = Offer(link, number, layer, range(first_head, first_head + num_heads), page_ids)
-        yield Arrival(tag, num_pages * num_heads * geometry.head_bytes, offer)
+        if num_layers != 1 and num_pages and not 0 <= page_ids.min() <= page_ids.max() < geometry.num_pages:
+            raise ValueError("an offer of pages that its sender does not have")  # they would be some of another layer
+        heads = range(first_head, first_head + num_heads)
+        offer = link.offered[number] = Offer(link, number, layer, num_layers, heads, page_ids)
+        yield Arrival(tag, num_layers * num_pages * num_heads * geometry.head_bytes, offer)
 
 
 def read_core(body: bytes) -> int | None:

@@ -9,14 +9,14 @@ from collections import deque
 from dataclasses import dataclass
 
 from slipstream.kv_transfer.cores import current_core
-from slipstream.kv_transfer.page_pull import sum_pages
+from slipstream.kv_transfer.page_pull import sum_pages, take_batch
 from slipstream.kv_transfer.page_transport import FireDrill, Pages
 from slipstream.kv_transfer.pool import HostPagePool
 from slipstream.kv_transfer.shared_link import SharedLink, encode_offer, encode_offers, encode_sums
 from slipstream.kv_transfer.transport import Done
 
 MAX_IN_FLIGHT = 32  # of a link; far enough ahead that neither end waits for the other, near enough for the L3 cache
-MAX_BATCH = 8  # sums in one call: what Python does for them is done at once, before they sweep it out of the caches
+MAX_BATCH = 8  # offers in one packet
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +74,11 @@ class Offers:
         return [(link, packet) for link, parts in offers.items() for packet in encode_offers(parts, core)]
 
     def _sum_up(self) -> list[tuple[SharedLink, bytes]]:
-        some = [self._sums.popleft() for _ in range(min(MAX_BATCH, len(self._sums)))]
+        some = take_batch(self._pool, self._sums, lambda one: one.pages)
         wanted = [one for one in some if one.number in one.link.offers]
         sums: dict[SharedLink, list[tuple[int, int]]] = {}
         for one, checksum in zip(wanted, sum_pages(self._pool, [one.pages for one in wanted]), strict=True):
-            told = checksum ^ 0x10 if self._drill.strikes() else checksum
+            told = checksum ^ 0x10 if self._drill.strikes(one.pages.num_layers) else checksum
             sums.setdefault(one.link, []).append((one.number, told))
         return [(link, encode_sums(some)) for link, some in sums.items()]
 

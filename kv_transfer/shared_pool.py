@@ -73,7 +73,7 @@ class SharedPoolTransport:
         self._events: TransportEvents | None = None
         self._links: dict[int, SharedLink] = {}  # by the file descriptors of their sockets
         self._offers = Offers(pool, drill)
-        self._pulls = Pulls(pool, self._wake_fd)
+        self._pulls = Pulls(pool)
         self._spin_until = 0.0
 
     @property
@@ -141,6 +141,9 @@ class SharedPoolTransport:
 
     # ---- messages
 
+    def joins_layers(self, link: Link) -> bool:
+        return True
+
     def can_send(self, link: Link, num_in_flight: int) -> bool:
         return self._offers.has_room(num_in_flight)
 
@@ -159,8 +162,8 @@ class SharedPoolTransport:
         assert isinstance(offer, Offer)
         if not offer.link.is_alive:
             landed("the link is down", False)
-        elif offer.layer != pages.layer:
-            landed(f"layer {offer.layer} was offered for {pages.layer}", False)
+        elif (offer.layer, offer.num_layers) != (pages.layer, pages.num_layers):
+            landed(f"{offer.num_layers} layers from {offer.layer} on were offered for {pages.layer}", False)
         elif (len(offer.page_ids), len(offer.heads)) != (len(pages.page_ids), len(pages.heads)):
             landed(f"{len(offer.page_ids)} pages of {len(offer.heads)} heads do not fit", False)
         else:
@@ -204,9 +207,8 @@ class SharedPoolTransport:
             self._send_offers()
             busy = True
         if self._pulls.has_work:
-            finished = self._pulls.work()
-            self._land(finished)
-            busy |= bool(finished) or self._pulls.has_more
+            self._land(self._pulls.work())
+            busy = True
         if busy:
             self._spin_until = time.perf_counter() + SPIN_S
         return busy
@@ -299,7 +301,6 @@ class SharedPoolTransport:
     def close(self) -> None:
         for link in list(self._links.values()):
             self.disconnect(link)
-        self._pulls.close()
         self._door.close()
         self._poller.close()
         os.close(self._wake_fd)

@@ -77,6 +77,8 @@ class StagedTransport(OverTransport[Transport]):
         self._transport.send(link, tag, buffer, partial(self._on_sent, slot, done))
 
     def receive(self, arrival: Arrival, pages: Pages, landed: Landed) -> None:
+        if self.refuses(arrival, pages, landed):
+            return
         taken = self._incoming.take()
         assert taken is not None
         slot, memory = taken

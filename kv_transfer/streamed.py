@@ -18,7 +18,7 @@ from slipstream.kv_transfer.pool import HostPagePool
 from slipstream.kv_transfer.transport import Arrival, Buffer, Done, Link, Transport
 
 MAX_IN_FLIGHT = 8  # messages of a link, and from a peer
-TURN_BYTES = 2 << 20  # after which the wire is looked after; it packs what it has room for while it is given a message
+TURN_BYTES = 8 << 20  # after which the wire is looked after; it packs what it has room for while it is given a message
 
 
 class StreamTransport(Transport, Protocol):
@@ -41,6 +41,9 @@ class StreamedTransport(OverTransport[StreamTransport]):
         self._drill = drill
         self._num_sent_bytes = 0  # since `progress`
 
+    def joins_layers(self, link: Link) -> bool:
+        return True
+
     def can_send(self, link: Link, num_in_flight: int) -> bool:
         return num_in_flight < MAX_IN_FLIGHT and self._num_sent_bytes < TURN_BYTES
 
@@ -48,7 +51,7 @@ class StreamedTransport(OverTransport[StreamTransport]):
         return num_in_flight < MAX_IN_FLIGHT
 
     def send(self, link: Link, tag: int, pages: Pages, done: Done) -> None:
-        stream = PageStream(self._library, self._pool, pages, spoil=self._drill.strikes())
+        stream = PageStream(self._library, self._pool, pages, spoil=self._drill.strikes(pages.num_layers))
         self._num_sent_bytes += len(stream)
         self._transport.send(link, tag, stream, partial(_on_sent, stream, done))
 

@@ -305,6 +305,7 @@ class UcxTransport:
         try:
             address = libucxx.UCXAddress.create_from_buffer(worker_address)
             link.endpoint = libucxx.UCXEndpoint.create_from_worker_address(link.worker, address, True)
+            link.is_within_host = link.socket.is_within_host
         except (libucxx.UCXError, RuntimeError) as error:
             self._lose(link, f"UCX cannot reach it: {error}")
 

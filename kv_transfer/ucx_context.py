@@ -71,11 +71,11 @@ def _open_context(tls: str) -> Any:
     options = {
         "TLS": tls,
         "POSIX_ERROR_HANDLING": "y",
-        "POSIX_FIFO_SIZE": "256",  # lets one end run on while the other is not scheduled
+        "POSIX_FIFO_SIZE": "128",  # lets one end run on while the other is not scheduled
         "POSIX_SEG_SIZE": str(SEGMENT_BYTES),
         # 12 MiB of segments from the start, for the FIFO and the window of a link (`ucx_link`). When UCX wants more it
         # crashes if /dev/shm is full, and when it may not have more (RX_MAX_BUFS) messages stay where they are.
-        "POSIX_RX_BUFS_GROW": "768",
+        "POSIX_RX_BUFS_GROW": "384",
         "WARN_UNUSED_ENV_VARS": "n",
     }
     if _names_no_device(tls):

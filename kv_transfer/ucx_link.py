@@ -9,6 +9,8 @@ messages that it has not been told of:
                      \\\\               2   /
     receiver           takes 1, 2 .. -------'
 
+On one host it also tells which core it runs on, so that the sender can leave it (`cores.py`).
+
 The window is a fraction of the L3 cache, so what a message is unpacked from is still there, and no more than the shared
 memory that the receiver has for it: several messages may be there in part, so each must find room for the rest.
 """
@@ -21,16 +23,18 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from slipstream.kv_transfer.cores import current_core, leave_core
 from slipstream.kv_transfer.frame_socket import FrameSocket
 from slipstream.kv_transfer.transport import Done
 from slipstream.kv_transfer.ucp import Content, Probed, Request, Ucp
 
-SEGMENT_BYTES = 16 << 10  # what UCX cuts messages into, and
-SEGMENT_PAYLOAD_BYTES = SEGMENT_BYTES - 128  # what is in one beside UCX's headers
+SEGMENT_BYTES = 32 << 10  # what UCX cuts messages into; it counts the bytes of one in 16 bits
+SEGMENT_PAYLOAD_BYTES = SEGMENT_BYTES - 1024  # whole blocks of a stream (`page_stream.cpp`), beside UCX's headers
 WINDOW_BYTES = 8 << 20  # in whole segments
-ACKNOWLEDGE_BYTES = 2 << 20
+ACKNOWLEDGE_BYTES = 512 << 10
 _RECORD, _ACK = b"\0", b"\1"  # what a frame after the greeting begins with
-_COUNT = struct.Struct("<I")
+_TAKEN = struct.Struct("<II")  # how many messages, by a receiver on which core
+_NO_CORE = (1 << 32) - 1
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +51,7 @@ class UcxLink:
     greeting: bytes = b""  # that was sent
     endpoint: Any = None  # as soon as the peer's greeting has told its worker's address
     is_alive: bool = True
+    is_within_host: bool = False
     operations: list[_Operation] = field(default_factory=list)
     untaken: set[Probed] = field(default_factory=set)  # probed messages that nobody has received yet
     held: deque[tuple[int, Content, Done]] = field(default_factory=deque)  # messages that the window keeps back
@@ -76,7 +81,8 @@ class UcxLink:
         self.num_taken += 1
         self.num_taken_bytes += _in_segments(probed.num_bytes)
         if self.num_taken_bytes >= ACKNOWLEDGE_BYTES:
-            self.socket.send(_ACK + _COUNT.pack(self.num_taken))
+            core = current_core() if self.is_within_host else None
+            self.socket.send(_ACK + _TAKEN.pack(self.num_taken, _NO_CORE if core is None else core))
             with contextlib.suppress(OSError):  # shows when the socket is read
                 self.socket.flush()
             self.num_taken = self.num_taken_bytes = 0
@@ -86,8 +92,9 @@ class UcxLink:
 
     def read_frame(self, frame: bytes) -> bytes | None:
         """The record in it, if it is one."""
-        if frame.startswith(_ACK) and len(frame) == len(_ACK) + _COUNT.size:
-            (num_taken,) = _COUNT.unpack_from(frame, len(_ACK))
+        if frame.startswith(_ACK) and len(frame) == len(_ACK) + _TAKEN.size:
+            num_taken, core = _TAKEN.unpack_from(frame, len(_ACK))
+            leave_core(core)
             for _ in range(min(num_taken, len(self.unacknowledged))):
                 self.num_unacknowledged_bytes -= self.unacknowledged.popleft()
             self._post()

@@ -96,10 +96,12 @@ class WatchedLandings:
         transport.receive = self.receive  # type: ignore[method-assign]
 
     def receive(self, arrival: Arrival, pages: Pages, landed: Landed) -> None:
-        self._receive(arrival, pages, partial(self._landed, pages.layer, landed))
+        layers = range(pages.layer, pages.layer + pages.num_layers)
+        self._receive(arrival, pages, partial(self._landed, layers, landed))
 
-    def _landed(self, layer: int, landed: Landed, error: str | None, is_whole: bool) -> None:
-        self.layers.append((layer, time.perf_counter()))
+    def _landed(self, layers: range, landed: Landed, error: str | None, is_whole: bool) -> None:
+        now = time.perf_counter()
+        self.layers += [(layer, now) for layer in layers]
         landed(error, is_whole)
 
 

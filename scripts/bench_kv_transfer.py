@@ -5,7 +5,8 @@
 
 Prints GB/s (1e9 bytes of pages a second, from `send` to verified and in place) and CPU seconds per GB of each side's
 process, medians over all repeats of all rounds. The pages hold random bytes, and every run is compared afterwards. In
-a round every way has its turn. With `--nixl-python`, a Python that has `nixl` and `numpy` installed, NIXL moves the
+a round every way has its turn; *memory copy* is one thread that copies the same pages within its own process, without
+checksums. With `--nixl-python`, a Python that has `nixl` and `numpy` installed, NIXL moves the
 same pages in the same run, as it comes and in its best configuration.
 """
 
@@ -39,6 +40,7 @@ from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
 SOURCE, DESTINATION = PeerId("prefill", 1), PeerId("decode", 1)
 NIXL = Path(__file__).with_name("bench_kv_nixl.py")
 OUR_WAYS = {"auto", "shared_memory", "ucx"}
+MEMORY_COPY = "memory copy"
 NIXL_WAYS = {"NIXL default": "default", "NIXL best": "best"}
 
 
@@ -95,12 +97,18 @@ def cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def open_end(case: Case, peer: PeerId, config: TransferConfig) -> tuple[TransferAgent, np.ndarray, Events, list[int]]:
-    generator = np.random.default_rng(len(peer.name))
+def open_pool(case: Case, seed: int) -> tuple[PoolMemory, np.ndarray, list[int]]:
+    """A pool of random bytes, and those of its pages that take part."""
+    generator = np.random.default_rng(seed)
     shape = (case.num_layers, 2 * case.num_pages, case.num_heads, case.head_bytes)
     memory = PoolMemory(math.prod(shape))
     array = np.frombuffer(memory.buffer, np.uint8).reshape(shape)
     array.reshape(-1).view(np.uint64)[:] = generator.integers(0, 1 << 64, array.size // 8, np.uint64)
+    return memory, array, generator.permutation(2 * case.num_pages)[: case.num_pages].tolist()
+
+
+def open_end(case: Case, peer: PeerId, config: TransferConfig) -> tuple[TransferAgent, np.ndarray, Events, list[int]]:
+    memory, array, page_ids = open_pool(case, len(peer.name))
     events: Events = SimpleQueue()
     agent = TransferAgent(
         HostPagePool(array, memory),
@@ -110,7 +118,6 @@ def open_end(case: Case, peer: PeerId, config: TransferConfig) -> tuple[Transfer
         config=config,
         on_event=lambda event: events.put((time.perf_counter(), event)),
     )
-    page_ids = generator.permutation(2 * case.num_pages)[: case.num_pages].tolist()
     return agent, array, events, page_ids
 
 
@@ -169,6 +176,23 @@ def run(case: Case, config: TransferConfig, repeats: int) -> Figures:
     return figures
 
 
+def run_memory_copy(case: Case, repeats: int) -> Figures:
+    _, source, source_ids = open_pool(case, 1)
+    _, to, ids = open_pool(case, 2)
+    pages, to_pages = (array.reshape(*array.shape[:2], -1) for array in (source, to))
+    figures = Figures()
+    for _ in range(repeats):
+        to[:, ids] = 0
+        cpu, began = cpu_s(), time.perf_counter()
+        for layer, to_layer in zip(pages, to_pages, strict=True):
+            for source_id, page_id in zip(source_ids, ids, strict=True):
+                to_layer[page_id] = layer[source_id]
+        figures.rates.append(case.gigabytes / (time.perf_counter() - began))
+        figures.sending.append(0.0)
+        figures.receiving.append((cpu_s() - cpu) / case.gigabytes)
+    return figures
+
+
 def run_nixl(case: Case, python: str, way: str, repeats: int) -> Figures:
     arguments = [case.num_layers, case.num_pages, case.page_bytes, repeats, way]
     done = subprocess.run([python, str(NIXL), *map(str, arguments)], capture_output=True, text=True, check=True)
@@ -188,13 +212,15 @@ def main() -> None:
     ours = [way for way in options.ways.split(",") if way]
     if unknown := set(ours) - OUR_WAYS:
         parser.error(f"--ways: {', '.join(sorted(unknown))} is none of {', '.join(sorted(OUR_WAYS))}")
-    ways = ours + (list(NIXL_WAYS) if options.nixl_python else [])
+    ways = ours + [MEMORY_COPY] + (list(NIXL_WAYS) if options.nixl_python else [])
     for case in CASES if options.case is None else [CASES[options.case]]:
         figures = {way: Figures() for way in ways}
         for _ in range(options.rounds):
             for way in ways:
                 if way in NIXL_WAYS:
                     figures[way].extend(run_nixl(case, options.nixl_python, NIXL_WAYS[way], options.repeats))
+                elif way == MEMORY_COPY:
+                    figures[way].extend(run_memory_copy(case, options.repeats))
                 else:
                     config = TransferConfig(transport=way, tls=options.tls, slab_pages=options.slab_pages)
                     figures[way].extend(run(case, config, options.repeats))

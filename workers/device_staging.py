@@ -118,6 +118,8 @@ class DeviceStagedTransport(OverTransport[Transport]):
         self._gatherings.append(_Gathering(event, link, tag, memory, partial(self._on_sent, slot, done)))
 
     def receive(self, arrival: Arrival, pages: Pages, landed: Landed) -> None:
+        if self.refuses(arrival, pages, landed):
+            return
         slot, memory = self._incoming.take(arrival.num_bytes)
         self._transport.receive(arrival, _buffer(memory), partial(self._on_received, pages, slot, memory, landed))
 

@@ -103,6 +103,7 @@ class SendMachine(EndMachine):
         self.note(self.handoff.begin(self.now))
         self.ready_pages = [0, 0]
         self.taken: set[tuple[int, int]] = set()
+        self.sending: list[Message] = []
         self.num_sent = 0
 
     @rule(layer=st.integers(0, 1), num_pages=st.integers(0, 12))
@@ -111,26 +112,31 @@ class SendMachine(EndMachine):
             self.ready_pages[layer] = max(self.ready_pages[layer], num_pages)
         self.handoff.pages_ready(layer, num_pages, self.now)
 
-    @rule(stream=st.integers(0, 1))
-    def take(self, stream: int) -> None:
+    @rule(stream=st.integers(0, 1), max_layers=st.integers(1, 3))
+    def take(self, stream: int, max_layers: int) -> None:
         had_one = self.handoff.has_ready(self.plans[stream])
-        message = self.handoff.take(self.plans[stream], self.now)
+        message = self.handoff.take(self.plans[stream], self.now, max_layers)
         assert (message is not None) == had_one
         if message is None:
             return
         assert self.handoff.state is State.ACTIVE
-        assert (stream, message.index) not in self.taken
-        assert TICKET.first_page + message.first + message.num_pages <= self.ready_pages[message.layer]
-        self.taken.add((stream, message.index))
+        assert 1 <= message.num_layers <= max_layers
+        for number in range(message.num_layers):
+            assert (stream, message.index + number) not in self.taken
+            self.taken.add((stream, message.index + number))
+            end = TICKET.first_page + message.first + message.num_pages
+            assert end <= self.ready_pages[message.layer + number]
+        self.sending.append(message)
         self.num_in_flight += 1
 
     @precondition(lambda self: self.num_in_flight)
     @rule(error=st.sampled_from([None, None, None, "the link broke"]))
     def sent(self, error: str | None) -> None:
         self.num_in_flight -= 1
-        self.num_sent += error is None
+        message = self.sending.pop()
+        self.num_sent += message.num_layers if error is None else 0
         was_active = self.handoff.state is State.ACTIVE
-        self.note(self.handoff.sent(error, self.now))
+        self.note(self.handoff.sent(message, error, self.now))
         self.was_failed |= was_active and error is not None
 
     @invariant()
@@ -155,14 +161,17 @@ class ReceiveMachine(EndMachine):
     @rule(
         source_rank=st.sampled_from([0, 0, 1, 1, 2]),
         index=st.integers(0, 6),
+        num_layers=st.sampled_from([1, 1, 2, 3]),
         wrong_bytes=st.sampled_from([0, 0, 0, 0, 1]),
     )
-    def accept(self, source_rank: int, index: int, wrong_bytes: int) -> None:
-        size = self.plans[0].message(index).num_bytes if index < self.plans[0].num_messages else 8
+    def accept(self, source_rank: int, index: int, num_layers: int, wrong_bytes: int) -> None:
+        size = num_layers * self.plans[0].message(index).num_bytes if index < self.plans[0].num_messages else 8
         actions = self.handoff.accept(source_rank, index, size + wrong_bytes, self.now)
         match actions:
             case [Land(plan, message)]:
                 assert not wrong_bytes
+                assert message.num_layers == num_layers
+                assert index % TICKET.num_layers + num_layers <= TICKET.num_layers
                 self.num_in_flight += 1
                 self.receiving.append((plan, message))
             case _:
@@ -171,11 +180,12 @@ class ReceiveMachine(EndMachine):
     @rule()
     def accept_what_is_missing(self) -> None:
         """Random picks alone would seldom complete a hand-off."""
-        busy = {(p.stream.source_rank, m.index) for p, m in self.receiving} | self.placed
+        busy = {(p.stream.source_rank, m.index + n) for p, m in self.receiving for n in range(m.num_layers)}
+        busy |= self.placed
         for plan in self.plans:
             for index in range(plan.num_messages):
                 if (plan.stream.source_rank, index) not in busy:
-                    self.accept(plan.stream.source_rank, index, 0)
+                    self.accept(plan.stream.source_rank, index, 1, 0)
 
     @precondition(lambda self: self.receiving)
     @rule(outcome=st.sampled_from([(None, True)] * 10 + [("the link broke", False), (None, False)]))
@@ -184,8 +194,9 @@ class ReceiveMachine(EndMachine):
         self.num_in_flight -= 1
         error, is_whole = outcome
         if is_whole:
-            self.placed.add((plan.stream.source_rank, message.index))
-        self.note(self.handoff.received(plan, message.index, error, is_whole, self.now))
+            numbers = range(message.index, message.index + message.num_layers)
+            self.placed |= {(plan.stream.source_rank, number) for number in numbers}
+        self.note(self.handoff.received(plan, message, error, is_whole, self.now))
 
     @rule()
     def receive_all(self) -> None:
@@ -227,6 +238,17 @@ def test_slabs_leave_layer_by_layer_as_they_become_ready() -> None:
     assert drain(handoff, plan) == [(0, 1), (1, 1), (2, 0)]
 
 
+def test_layers_of_a_slab_that_are_ready_are_joined() -> None:
+    plan = send_plans()[0]
+    handoff = SendHandoff([plan], 0.0, LEASE_S)
+    assert not handoff.all_layers_ready(3, 0.0)  # the first slab ends at page 4
+    assert handoff.all_layers_ready(8, 0.0)
+    messages = []
+    while (message := handoff.take(plan, 0.0, 8)) is not None:
+        messages.append((message.index, message.layer, message.num_layers, message.num_bytes))
+    assert messages == [(0, 0, 2, 512), (2, 0, 2, 1024)]
+
+
 def test_a_ticket_for_no_pages_is_done_at_once() -> None:
     plans = [StreamPlan(make_ticket(num_pages=0), streams_between(1, 1, 4)[0])]
     for handoff in (SendHandoff(plans, 0.0, LEASE_S), ReceiveHandoff(plans, 0.0, LEASE_S)):
@@ -240,7 +262,17 @@ Fault = Callable[[ReceiveHandoff, float], list[Action]]
     ("fault", "reason"),
     [
         (lambda h, now: h.accept(0, 0, 256, now) and h.accept(0, 0, 256, now), "message 0 of source rank 0 came twice"),
-        (lambda h, now: h.accept(0, 1, 24, now), "message 1 of source rank 0 has 24 bytes, not 256"),
+        (lambda h, now: h.accept(0, 0, 512, now) and h.accept(0, 1, 256, now), "message 1 of source rank 0 came twice"),
+        (lambda h, now: h.accept(0, 1, 256, now) and h.accept(0, 0, 512, now), "message 0 of source rank 0 came twice"),
+        (lambda h, now: h.accept(0, 1, 24, now), "rank 0 of the source sent message 1 with 24 bytes, not 256 a layer"),
+        (
+            lambda h, now: h.accept(0, 0, 768, now),
+            "rank 0 of the source sent message 0 with 768 bytes, not 256 a layer",
+        ),
+        (
+            lambda h, now: h.accept(0, 1, 512, now),
+            "rank 0 of the source sent message 1 with 512 bytes, not 256 a layer",
+        ),
         (lambda h, now: h.accept(3, 1, 256, now), "rank 3 of the source has nothing to send here"),
         (lambda h, now: h.accept(0, 6, 256, now), "rank 0 of the source sent message 6 of a stream with 6"),
         (lambda h, now: h.tick(now + LEASE_S), "no progress for 30 s"),
@@ -267,4 +299,6 @@ def test_what_stays_in_flight_past_the_grace_time_has_its_links_cut() -> None:
     assert handoff.fail("cancelled", 2.0) == [TellPeers("cancelled")]
     assert handoff.tick(3.9) == []
     assert handoff.tick(4.0) == [CutLinks()]
-    assert handoff.received(plan, 1, "the link was cut", False, 4.1) == [Finish("cancelled", 0, 3.0999999999999996)]
+    assert handoff.received(plan, plan.message(1), "the link was cut", False, 4.1) == [
+        Finish("cancelled", 0, 3.0999999999999996)
+    ]

@@ -85,6 +85,7 @@ HEAD_BYTES = st.one_of(st.integers(241, 3000), st.sampled_from([256, 512, 960, 1
     head_bytes=HEAD_BYTES,
     ids=st.permutations(range(NUM_PAGES)),
     num_pages=st.integers(1, NUM_PAGES),
+    num_layers=st.integers(1, 2),
     heads=st.sampled_from([range(4), range(2), range(2, 4), range(1, 2)]),
     packed_bytes=st.integers(1, 20_000),
     unpacked_bytes=st.integers(1, 20_000),
@@ -93,14 +94,14 @@ HEAD_BYTES = st.one_of(st.integers(241, 3000), st.sampled_from([256, 512, 960, 1
     seed=st.integers(0, 2**64 - 1),
 )
 def test_pages_arrive_whatever_the_pieces_and_their_order(
-    variant: str, head_bytes: int, ids: list[int], num_pages: int, heads: range, packed_bytes: int,
+    variant: str, head_bytes: int, ids: list[int], num_pages: int, num_layers: int, heads: range, packed_bytes: int,
     unpacked_bytes: int, order: object, in_order: bool, seed: int,
 ) -> None:  # fmt: skip
     streams = library(variant)
     source, destination = make_pool(head_bytes, 1), make_pool(head_bytes, 2)
     source_ids, ids_there = np.array(ids[:num_pages], np.int64), np.array(ids[::-1][:num_pages], np.int64)
-    sender = End(streams, source, Pages(1, source_ids, heads, seed))
-    receiver = End(streams, destination, Pages(1, ids_there, heads, seed))
+    sender = End(streams, source, Pages(0, source_ids, heads, seed, num_layers))
+    receiver = End(streams, destination, Pages(0, ids_there, heads, seed, num_layers))
     num_bytes = len(sender.stream)
     message = bytearray(num_bytes)
     to_pack, to_unpack = (
@@ -114,12 +115,14 @@ def test_pages_arrive_whatever_the_pieces_and_their_order(
         message[offset : offset + size] = sender.pack(offset, size)
 
     payload = np.empty(num_bytes - CHECKSUM_BYTES, np.uint8)
-    source.gather(1, source_ids, heads, payload)
+    for layer, some in enumerate(np.split(payload, num_layers)):
+        source.gather(layer, source_ids, heads, some)
     checksum = xxhash.xxh3_64_intdigest(payload.tobytes(), seed=seed)
     assert message == payload.tobytes() + checksum.to_bytes(CHECKSUM_BYTES, "little")
 
     expected = make_pool(head_bytes, 2)
-    expected.scatter(1, ids_there, heads, payload)
+    for layer, some in enumerate(np.split(payload, num_layers)):
+        expected.scatter(layer, ids_there, heads, some)
     for count, (offset, size) in enumerate(to_unpack):
         assert not receiver.stream.is_whole() or count == len(to_unpack)
         assert receiver.unpack(offset, bytes(message[offset : offset + size])) == OK

@@ -83,26 +83,30 @@ def test_a_copy_of_rows_that_are_not_there_touches_nothing_and_the_others_are_ma
 
 @pytest.mark.parametrize("page_bytes", [16, 2048])
 @pytest.mark.parametrize("has_native", [True, False])
+@pytest.mark.parametrize("num_layers", [1, 2])
 def test_pulling_gives_the_sum_that_the_source_has_made(
-    page_bytes: int, has_native: bool, monkeypatch: pytest.MonkeyPatch
+    page_bytes: int, has_native: bool, num_layers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not has_native:
         monkeypatch.setattr("slipstream.kv_transfer.pool.native_copy_rows", lambda: None)
-    shape = (2, 10, 4, page_bytes)
+    shape = (3, 10, 4, page_bytes)
     generator = np.random.default_rng(0)
     source = HostPagePool(generator.integers(0, 256, shape, np.uint8))
-    array = np.zeros((2, 12, 2, page_bytes), np.uint8)
+    array = np.zeros((3, 12, 2, page_bytes), np.uint8)
     pool = HostPagePool(array)
     ids, source_ids = np.array([11, 0, 4], np.int64), np.array([1, 9, 2], np.int64)
-    [told] = sum_pages(source, [Pages(1, source_ids, range(2, 4), 77)])
-    pull = PagePull(Pages(1, ids, range(2), 77), source, source_ids, range(2, 4))
+    [told] = sum_pages(source, [Pages(1, source_ids, range(2, 4), 77, num_layers)])
+    pull = PagePull(Pages(1, ids, range(2), 77, num_layers), source, source_ids, range(2, 4))
     assert pull_pages(pool, [pull]) == [told]
     expected = np.zeros_like(array)
-    gathered = np.empty(math.prod((3, 2, page_bytes)), np.uint8)
-    source.gather(1, source_ids, range(2, 4), gathered)
-    expected[1, ids] = gathered.reshape(3, 2, page_bytes)
+    gathered = np.empty((num_layers, math.prod((3, 2, page_bytes))), np.uint8)
+    for layer, some in enumerate(gathered, 1):
+        source.gather(layer, source_ids, range(2, 4), some)
+        expected[layer, ids] = some.reshape(3, 2, page_bytes)
+    assert told == xxhash.xxh3_64_intdigest(gathered.tobytes(), seed=77)
     assert (array == expected).all()
-    assert pull_pages(pool, [PagePull(pull.pages, source, np.array([1, 10, 2], np.int64), range(2, 4))]) == [None]
+    beyond = np.array([1, 10 * num_layers, 2], np.int64)
+    assert pull_pages(pool, [PagePull(pull.pages, source, beyond, range(2, 4))]) == [None]
 
 
 def test_without_a_build_there_is_one_warning(

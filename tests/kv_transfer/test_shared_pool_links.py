@@ -12,7 +12,7 @@ import os
 import resource
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from queue import SimpleQueue
 from typing import Any
@@ -20,12 +20,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slipstream.kv_transfer import shared_offers
 from slipstream.kv_transfer.agent import TransferAgent
 from slipstream.kv_transfer.config import TransferConfig
 from slipstream.kv_transfer.events import Received, ReceiveFailed, SendFailed, Sent, TransferEvent
 from slipstream.kv_transfer.greeting import Greeter
 from slipstream.kv_transfer.layout import PoolGeometry
-from slipstream.kv_transfer.pool import HostPagePool
+from slipstream.kv_transfer.page_pull import sum_pages
+from slipstream.kv_transfer.page_transport import Pages
+from slipstream.kv_transfer.pool import HostPagePool, HostPages
 from slipstream.kv_transfer.pool_memory import PoolMemory, view_of
 from slipstream.kv_transfer.shared_link import fill_packets
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
@@ -33,6 +36,7 @@ from tests.kv_transfer.tickets import make_ticket
 
 SHAPE = (2, 32, 2, 8192)
 PAGE_IDS = range(16)
+NUM_MESSAGES = 5  # two of a layer each; then there is something in flight, and both layers of a slab are joined
 EVENT_S = 20.0
 
 transfer_ids = count()
@@ -208,15 +212,21 @@ def test_a_caller_that_guesses_the_name_is_turned_away(open_rank: Open, caplog: 
     assert_transfers(open_rank("prefill", 7), destination)
 
 
-def test_pages_that_change_after_they_were_offered_are_caught(open_rank: Open) -> None:
+def test_pages_that_change_after_they_were_offered_are_caught(open_rank: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a reader finds that went on too late: it must not take it for what was meant."""
+    summed_up: list[int] = []  # pages of a layer
+
+    def sum_up(pool: HostPages, several: Sequence[Pages]) -> list[int]:
+        sums = sum_pages(pool, several)
+        summed_up.extend(len(pages.page_ids) * pages.num_layers for pages in several)
+        return sums
+
+    monkeypatch.setattr(shared_offers, "sum_pages", sum_up)
     source, destination = open_rank("prefill", 7), open_rank("decode")
     ticket = destination.ticket()
-    # Offered before anybody expects them, so they lie there unread.
+    # Offered and summed up before anybody expects them, so they lie there unread.
     source.agent.send(ticket, PAGE_IDS, len(PAGE_IDS))
-    wait_until(lambda: source.agent.stats().messages_in_flight == 8)
-    wait_until(lambda: destination.agent.stats().links_open == 1)
-    time.sleep(0.05)
+    wait_until(lambda: sum(summed_up) == SHAPE[0] * len(PAGE_IDS))
     source.pages[1, 5, 1, 100] ^= 1
     destination.agent.expect(ticket, PAGE_IDS, source.peer, 1)
     failed = destination.next_event()

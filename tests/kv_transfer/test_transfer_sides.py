@@ -94,6 +94,9 @@ class WireEnd:
     def send_record(self, link: Any, record: bytes) -> None:
         self._wire._records.append((self._name, record))
 
+    def joins_layers(self, link: Any) -> bool:
+        return False
+
     def can_send(self, link: Any, num_in_flight: int) -> bool:
         return num_in_flight == 0
 
