@@ -268,6 +268,7 @@ def main() -> None:
     parser.add_argument("--dynamo", type=Path, metavar="VENV", help="a virtual environment that has ai-dynamo")
     parser.add_argument("--dynamo-modes", default="round-robin", help="its --router-mode, several with commas")
     parser.add_argument("--mocker-args", default="--speedup-ratio 1e6", help="for Dynamo's mocker; no time at all")
+    parser.add_argument("--not-kept", action="store_true", help="and a router whose clients end with it")
     parser.add_argument("--beside", type=Path, metavar="CHECKOUT", help="another version of this repository, too")
     parser.add_argument("--long-prompts", type=int, metavar="N", help="the ITL while N connections send long prompts")
     parser.add_argument("--lock", type=Path)
@@ -286,6 +287,8 @@ def main() -> None:
         for count in args.fronts.split(",") if args.fronts else [""]:
             router = args.router | ({"fronts": int(count)} if count else {})
             starters.append(slipstream(model_dir, args.shape, settings, router))
+        if args.not_kept:
+            starters.append(slipstream(model_dir, args.shape, settings, args.router, kept=False))
         if args.beside is not None:
             starters.append(slipstream(model_dir, args.shape, settings, args.router, args.beside.resolve()))
         for mode in args.dynamo_modes.split(",") if args.dynamo else []:

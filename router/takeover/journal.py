@@ -2,7 +2,7 @@
 
     bytes 0..255     two headers, of which `CURRENT` says which one holds: a kill between two writes leaves the other
     RING             the last bytes given to the socket, at their number modulo RING_BYTES
-    LOG              entries since the request began: what the client sent of it, the tokens that its choices have got
+    LOG              entries since the request began: what the client sent of it, what its choices have got
 
 Bytes count from the first one that was read on the connection. The kernel knows how many of the bytes given to the
 socket it has taken (`socket_bytes`), so what is missing after a kill is sent again from the ring, not one byte twice.
@@ -18,19 +18,22 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
-MAGIC = 0x534C4B31
-CURRENT = 0  # the byte that says which header holds
-HEADERS = (32, 144)
+from slipstream.router.messages import pack_ids
+
+MAGIC = b"SLIPKEP1"
+CURRENT = 8  # the byte that says which header holds
+HEADERS = (64, 128)
 RING = 256
 RING_BYTES = 128 * 1024  # more than waits in the process for one slow reader: `connection.WRITE_BUFFER_BYTES`
 LOG = RING + RING_BYTES
 FIRST_LOG_BYTES = 32 * 1024
 KEPT_LOG_BYTES = 1024 * 1024  # that an idle connection may go on having
 
-# Magic, phase, spoiled, lives; bytes in and out, length of the log; the answer's identity.
-HEADER = struct.Struct("<IHHIQQQ16sQQ")
+HEADER = struct.Struct("<HHIQQQ")  # phase, spoiled, lives; bytes in and out, length of the log
 ENTRY = struct.Struct("<HHI")  # kind, choice, length in bytes
-INPUT, TOKENS, VERSION, ENDED = 1, 2, 3, 4
+ONE_TOKEN = struct.Struct("<HHIi")
+IDENTITY_ENTRY = struct.Struct("<16sQQ")
+INPUT, TOKENS, VERSION, ENDED, IDENTITY = KINDS = range(1, 6)
 
 
 class Phase(IntEnum):
@@ -52,46 +55,24 @@ class Identity(NamedTuple):
     seed: int
 
 
-NO_IDENTITY = Identity(0, 0, 0)
-
-
 class JournalError(Exception):
     """The memory is not that of a journal."""
 
 
-class Header(NamedTuple):
-    """`num_lives` counts the routers that the exchange has outlived; `is_spoiled`: it cannot be taken over."""
-
-    phase: Phase
-    is_spoiled: bool
-    num_lives: int
-    in_bytes: int
-    out_bytes: int
-    log_bytes: int
-    identity: Identity
-
-    @classmethod
-    def unpack_from(cls, memory: mmap.mmap, offset: int) -> Header:
-        magic, phase, spoiled, lives, ins, outs, logged, number, created_s, seed = HEADER.unpack_from(memory, offset)
-        if magic != MAGIC or logged > len(memory) - LOG:
-            raise JournalError("this is no journal of a connection")
-        identity = Identity(int.from_bytes(number, "little"), created_s, seed)
-        return cls(Phase(phase), bool(spoiled), lives, ins, outs, logged, identity)
-
-
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """What there is to go on from: whether anything has been sent, packed int32 `tokens` by choice, the version of the
-    model that they come from, and which choices have `ended`."""
+    """What there is to go on from: whether anything has been sent, the identity of the answer if it has got one, packed
+    int32 `tokens` by choice, the version of the model that they come from, and which choices have `ended`."""
 
     request: bytes
     head_sent: bool
+    identity: Identity | None
     version: str
     ended: frozenset[int]
     tokens: dict[int, bytes]
 
 
-NOTHING = Unfinished(b"", False, "", frozenset(), {})
+NOTHING = Unfinished(b"", False, None, "", frozenset(), {})
 
 
 class Journal:
@@ -101,129 +82,125 @@ class Journal:
     def __init__(self, fd: int) -> None:
         """Takes over an open memory file, which is closed. Raises JournalError, OSError."""
         try:
-            self._memory = mmap.mmap(fd, 0)
-            if len(self._memory) < LOG:
-                raise JournalError("the memory is too small for a journal")
-            self._header = Header.unpack_from(self._memory, HEADERS[self._memory[CURRENT] & 1])
+            memory = self._memory = mmap.mmap(fd, 0)
         except ValueError as error:
             raise JournalError(str(error)) from error
         finally:
             os.close(fd)
-        self._phase, self._is_spoiled, self._num_lives, self._in, self._out, self._logged, self._identity = self._header
+        if len(memory) < LOG or memory[: len(MAGIC)] != MAGIC or memory[CURRENT] > 1:
+            raise JournalError("this is no journal of a connection")
+        self._place = memory[CURRENT]
+        phase, spoiled, self.num_lives, self.in_bytes, self._out, self._logged = HEADER.unpack_from(
+            memory, HEADERS[self._place]
+        )
+        if phase not in Phase.__members__.values() or LOG + self._logged > len(memory):
+            raise JournalError("the header of the journal makes no sense")
+        self.phase = Phase(phase)
+        self.is_spoiled = bool(spoiled)
 
     @classmethod
     def create(cls) -> tuple[Journal, int]:
         """A new one, and an open file of its memory for others. Raises OSError."""
         fd = os.memfd_create("slipstream-connection", os.MFD_CLOEXEC)
         os.ftruncate(fd, LOG + FIRST_LOG_BYTES)
-        os.pwrite(fd, HEADER.pack(MAGIC, Phase.IDLE, False, 0, 0, 0, 0, bytes(16), 0, 0), HEADERS[0])
+        os.pwrite(fd, MAGIC, 0)
         return cls(os.dup(fd)), fd
-
-    @property
-    def phase(self) -> Phase:
-        return self._phase
-
-    @property
-    def is_spoiled(self) -> bool:
-        return self._is_spoiled
-
-    @property
-    def num_lives(self) -> int:
-        return self._num_lives
-
-    @property
-    def in_bytes(self) -> int:
-        return self._in
-
-    @property
-    def identity(self) -> Identity | None:
-        """Of the answer that is under way, if it has got one."""
-        return self._identity if self._identity != NO_IDENTITY else None
 
     # ---- what happens on the connection
 
     def received(self, data: bytes) -> None:
         """The client has sent something."""
-        self._in += len(data)
-        if not self._is_spoiled:
+        self.in_bytes += len(data)
+        if not self.is_spoiled:
             self._append(INPUT, 0, data)
         self.commit()
 
     def begun(self) -> None:
         """A whole request is there."""
-        if self._phase in (Phase.IDLE, Phase.ENDED):
-            self._phase = Phase.RUNNING
+        if self.phase in (Phase.IDLE, Phase.ENDED):
+            self.phase = Phase.RUNNING
             self.commit()
 
     def spoil(self) -> None:
         """What is under way cannot be told well enough to go on with it. The next exchange can."""
-        self._is_spoiled = True
+        self.is_spoiled = True
         self.commit()
 
     def named(self, identity: Identity) -> None:
         """The answer has got its identity."""
-        self._identity = identity
-        self.commit()
+        if not self.is_spoiled:
+            number = identity.number.to_bytes(16, "little")
+            self._append(IDENTITY, 0, IDENTITY_ENTRY.pack(number, identity.created_s, identity.seed))
+            self.commit()
+
+    def token(self, choice: int, token_id: int) -> None:
+        """A choice has got a token; it holds with the next `sent`."""
+        begin = LOG + self._logged
+        if self.is_spoiled or begin + ONE_TOKEN.size > len(self._memory):
+            self.tokens(choice, pack_ids((token_id,)))
+            return
+        ONE_TOKEN.pack_into(self._memory, begin, TOKENS, choice, 4, token_id)
+        self._logged += ONE_TOKEN.size
 
     def tokens(self, choice: int, packed_ids: bytes) -> None:
-        """A choice has got tokens; they hold with the next `sent`."""
-        if not self._is_spoiled:
+        """Several at once."""
+        if not self.is_spoiled:
             self._append(TOKENS, choice, packed_ids)
 
     def ended(self, choice: int) -> None:
         """With the next `sent`, the client has all of a choice."""
-        if not self._is_spoiled:
+        if not self.is_spoiled:
             self._append(ENDED, choice, b"")
 
     def served_by(self, version: str) -> None:
         """From now on tokens come from this version of the model."""
-        if not self._is_spoiled:
+        if not self.is_spoiled:
             self._append(VERSION, 0, version.encode())
 
     def sent(self, data: bytes, phase: Phase) -> None:
         """To be called before `data` is given to the socket."""
+        begin = self._out % RING_BYTES
+        end = begin + len(data)
+        if end <= RING_BYTES:
+            self._memory[RING + begin : RING + end] = data
+        else:
+            self._fill_ring(data)
+        self._out += len(data)
+        self.phase = phase
+        self.commit()
+
+    def _fill_ring(self, data: bytes) -> None:
+        """With what does not fit between here and its end."""
         kept = data[-RING_BYTES:]
         begin = (self._out + len(data) - len(kept)) % RING_BYTES
-        room = RING_BYTES - begin
-        memory = self._memory
-        if len(kept) <= room:
-            memory[RING + begin : RING + begin + len(kept)] = kept
-        else:
-            memory[RING + begin : LOG] = kept[:room]
-            memory[RING : RING + len(kept) - room] = kept[room:]
-        self._out += len(data)
-        self._phase = phase
-        self.commit()
+        room = min(RING_BYTES - begin, len(kept))
+        self._memory[RING + begin : RING + begin + room] = kept[:room]
+        self._memory[RING : RING + len(kept) - room] = kept[room:]
 
     def rest(self) -> None:
         """The exchange is over, and nothing of the next one has come."""
-        self._phase, self._is_spoiled, self._num_lives, self._logged = Phase.IDLE, False, 0, 0
-        self._identity = NO_IDENTITY
+        self.phase, self.is_spoiled, self.num_lives, self._logged = Phase.IDLE, False, 0, 0
         self.commit()
         if len(self._memory) > LOG + KEPT_LOG_BYTES:
             self._memory.resize(LOG + FIRST_LOG_BYTES)
 
     def outlive(self) -> None:
         """Another router goes on with it."""
-        self._num_lives += 1
+        self.num_lives += 1
         self.commit()
 
     def commit(self) -> None:
-        place = 1 - (self._memory[CURRENT] & 1)
-        number, created_s, seed = self._identity
+        """What was noted holds from now on."""
+        place = self._place = 1 - self._place
         HEADER.pack_into(
             self._memory,
             HEADERS[place],
-            MAGIC,
-            self._phase,
-            self._is_spoiled,
-            self._num_lives,
-            self._in,
+            self.phase,
+            self.is_spoiled,
+            self.num_lives,
+            self.in_bytes,
             self._out,
             self._logged,
-            number.to_bytes(16, "little"),
-            created_s,
-            seed,
         )
         self._memory[CURRENT] = place
 
@@ -240,19 +217,23 @@ class Journal:
 
     def unfinished(self) -> Unfinished:
         """The request, as far as it has come, and its tokens. Raises JournalError."""
-        request, version, ended, tokens = bytearray(), "", set[int](), dict[int, bytearray]()
+        request, identity, version = bytearray(), None, ""
+        ended, tokens = set[int](), dict[int, bytearray]()
         for kind, choice, data in self._entries():
             if kind == INPUT:
                 request += data
             elif kind == VERSION:
                 version = data.decode("utf-8", "replace")
+            elif kind == IDENTITY:
+                number, created_s, seed = IDENTITY_ENTRY.unpack(data)
+                identity = Identity(int.from_bytes(number, "little"), created_s, seed)
             elif kind == ENDED:
                 ended.add(choice)
             else:
                 tokens.setdefault(choice, bytearray()).extend(data)
-        head_sent = self._phase == Phase.STREAMING
+        head_sent = self.phase == Phase.STREAMING
         packed_ids = {choice: bytes(packed) for choice, packed in tokens.items()}
-        return Unfinished(bytes(request), head_sent, version, frozenset(ended), packed_ids)
+        return Unfinished(bytes(request), head_sent, identity, version, frozenset(ended), packed_ids)
 
     def close(self) -> None:
         self._memory.close()
@@ -262,7 +243,7 @@ class Journal:
         while at < end:
             kind, choice, length = ENTRY.unpack_from(self._memory, at)
             at += ENTRY.size
-            if kind not in (INPUT, TOKENS, VERSION, ENDED) or at + length > end:
+            if kind not in KINDS or at + length > end:
                 raise JournalError("an entry of the journal makes no sense")
             yield kind, choice, self._memory[at : at + length]
             at += length

@@ -63,9 +63,8 @@ class JournalNotes:
         self._version = before.version if before is not None else ""
 
     def identity(self) -> Identity:
-        known = self._journal.identity
-        if known is not None:
-            return known
+        if self._before is not None and self._before.identity is not None:
+            return self._before.identity
         identity = new_identity()
         self._journal.named(identity)
         return identity
@@ -85,7 +84,10 @@ class JournalNotes:
         if version != self._version:
             self._version = version
             self._journal.served_by(version)
-        self._journal.tokens(choice, pack_ids([token_id for token_id, _ in delta]))
+        if len(delta) == 1:
+            self._journal.token(choice, delta[0][0])
+        else:
+            self._journal.tokens(choice, pack_ids([token_id for token_id, _ in delta]))
 
     def spoil(self) -> None:
         self._journal.spoil()

@@ -20,6 +20,8 @@ from typing import Literal
 import psutil
 import yaml
 
+from slipstream.router.takeover.keeper import Keeper
+
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "bench"
 START_TIMEOUT_S = 60.0
@@ -55,11 +57,16 @@ def family(pid: int) -> list[psutil.Process]:
 
 @contextmanager
 def slipstream(
-    model_dir: Path, shape: Shape, settings: dict[str, str], router: dict[str, object], root: Path = ROOT
+    model_dir: Path,
+    shape: Shape,
+    settings: dict[str, str],
+    router: dict[str, object],
+    root: Path = ROOT,
+    kept: bool = True,
 ) -> Iterator[Stack]:
     """A router as a plain program and one process with all mock workers of each role, from the checkout `root`. With
     prefill workers every prompt goes to one, without, none does. `settings` are those of the mock workers' profile,
-    `router` goes into the router's config."""
+    `router` goes into the router's config. Its clients are `kept`, as in a cluster, if that version knows how."""
     num_prefill, num_decode = SHAPES[shape]
     dispatch = {"local_prefill_max_tokens": 0 if num_prefill else ALWAYS_LOCAL}
     config = {
@@ -71,6 +78,10 @@ def slipstream(
     }
     with tempfile.TemporaryDirectory() as directory, ExitStack() as running:
         folder = Path(directory)
+        if kept and (root / "router" / "takeover").exists():
+            keeper = Keeper()
+            running.callback(keeper.close)
+            config["keeper"] = str(keeper.path)
         (folder / "router.yaml").write_text(yaml.safe_dump(config))
         command = [sys.executable, "-m", "slipstream.router.main", "--config", str(folder / "router.yaml")]
         front = running.enter_context(process("router", command, folder, {}, subprocess.PIPE, root))
@@ -90,6 +101,8 @@ def slipstream(
                 workers.append(running.enter_context(process(role, command, folder, token, None, root)))
         wait_ready(f"{addresses['http']}/health/ready", None, folder)
         name = "slipstream" if root == ROOT else f"slipstream in {root.name}"
+        if not kept:
+            name += ", clients not kept"
         yield Stack(name, addresses["http"], {"router": [front], "workers": workers})
 
 
