@@ -112,7 +112,7 @@ class Router:
                 # Clients of the router before are taken until the workers to come are known.
                 self._service.expect_max_model_len(self._model_positions)
             self._server = self._serving(front, access, estate)
-            await self._service.start()
+            await self._service.start(estate)
             cleanup.push_async_callback(self._service.close)
             cleanup.push_async_callback(self._server.stop)  # also if only some of the fronts start
             http_port = await self._server.start()

@@ -27,6 +27,7 @@ from slipstream.router.signals import Signals
 from slipstream.router.stages import attempts_of
 from slipstream.router.status import Snapshot
 from slipstream.router.stream import GenerationStream
+from slipstream.router.takeover.estate import Estate
 from slipstream.router.version_status import VersionStatus
 from slipstream.router.wire import FrameEncoder, WireError, decode_payload
 from slipstream.router.worker_port import WorkerPort
@@ -75,9 +76,13 @@ class GenerationService:
         self._idle.set()
         self._is_admitting = True
 
-    async def start(self) -> None:
-        """Lets workers connect. Raises OSError if the address cannot be had."""
-        await self._port.start()
+    async def start(self, estate: Estate | None = None) -> None:
+        """Lets workers connect, where the router before did if there is an estate of it. Raises OSError if the address
+        cannot be had."""
+        inherited = estate.for_workers if estate is not None else []
+        await self._port.start(inherited[0] if inherited else None)
+        if estate is not None and not inherited:
+            estate.keep_listening(self._port.sockets, for_workers=True)
 
     @property
     def worker_address(self) -> tuple[str, int]:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.actions import Action, Close, Emit, Finish, Send
@@ -23,6 +24,7 @@ from slipstream.router.wire import MAX_FRAME_BYTES, FrameProtocol, Message, Wire
 
 # A stranger may make us buffer this much before it has shown the token.
 MAX_HELLO_BYTES = 64 << 10
+BACKLOG = 512
 CLOSE_TIMEOUT_S = 2.0
 PINGS_PER_LEASE = 4
 
@@ -69,13 +71,22 @@ class WorkerPort:
 
     # ---- life cycle
 
-    async def start(self) -> None:
-        """Listens on `worker_host:worker_port`. Raises OSError if that address cannot be had."""
+    async def start(self, listening: socket.socket | None = None) -> None:
+        """Listens on `worker_host:worker_port`, or where a router before did. Raises OSError if the address cannot be
+        had."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            self._accept, self._config.worker_host, self._config.worker_port, backlog=512
-        )
+        if listening is not None:
+            self._server = await loop.create_server(self._accept, sock=listening, backlog=BACKLOG)
+        else:
+            host, port = self._config.worker_host, self._config.worker_port
+            self._server = await loop.create_server(self._accept, host, port, backlog=BACKLOG)
         self._schedule_beat()
+
+    @property
+    def sockets(self) -> Sequence[socket.socket]:
+        """That listen for workers. Valid between `start` and `close`."""
+        assert self._server is not None
+        return self._server.sockets
 
     @property
     def address(self) -> tuple[str, int]:

@@ -154,6 +154,8 @@ class HttpServer:
 
     async def drain(self, deadline_s: float) -> bool:
         """Stop accepting, let running responses end. True if all did within `deadline_s`."""
+        if self.estate is not None:
+            self.estate.farewell()
         self._end_listening()
         for connection in list(self._connections):
             connection.close_when_idle()
@@ -165,7 +167,8 @@ class HttpServer:
         return True
 
     async def stop(self) -> None:
-        """Cut what is left and wait until its handlers have ended."""
+        """Cut what is left and wait until its handlers have ended. Without a drain before, what the next server of this
+        estate can go on with stays."""
         self._end_listening()
         for connection in list(self._connections):
             connection.abort()
@@ -174,7 +177,7 @@ class HttpServer:
     def _end_listening(self) -> None:
         self._draining = True
         if self.estate is not None:
-            self.estate.farewell()
+            self.estate.close()
         for server in self._servers:
             server.close()
         for listener in self._listeners:

@@ -58,7 +58,8 @@ class Estate:
         self._forgotten: deque[int] = deque()  # that the keeper could not be told yet
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_open = True
-        self.listening: list[socket.socket] = []
+        self.listening: list[socket.socket] = []  # for clients
+        self.for_workers: list[socket.socket] = []
         self.connections: list[Inherited] = []
 
     @classmethod
@@ -86,8 +87,9 @@ class Estate:
             self._last = max(self._last, number)
             if kind == Kind.READY:
                 return
-            if kind == Kind.LISTENING:
-                self.listening.extend(socket.socket(fileno=fd) for fd in fds)
+            if kind in (Kind.LISTENING, Kind.WORKERS):
+                sockets = self.listening if kind == Kind.LISTENING else self.for_workers
+                sockets.extend(socket.socket(fileno=fd) for fd in fds)
             else:
                 self._inherit_connection(number, *fds)
 
@@ -106,11 +108,11 @@ class Estate:
         sock.close()
         self.forget(number)
 
-    def keep_listening(self, sockets: Sequence[socket.socket]) -> None:
-        """The next router accepts who comes while there is none."""
+    def keep_listening(self, sockets: Sequence[socket.socket], for_workers: bool = False) -> None:
+        """The next router accepts who comes while there is none, and nobody else gets the port meanwhile."""
         for sock in sockets:
             self._last += 1
-            self._send(Kind.LISTENING, self._last, [sock.fileno()])
+            self._send(Kind.WORKERS if for_workers else Kind.LISTENING, self._last, [sock.fileno()])
 
     def keep(self, sock: socket.socket) -> Kept | None:
         """Leaves a connection to the next router, before anything is read from it. None: it ends with this process."""

@@ -4,8 +4,8 @@ It lives in another process on the same host, the cluster's driver, as threads t
 hands over what it has by its file descriptors, over a Unix socket (SOCK_SEQPACKET, SCM_RIGHTS):
 
     router -> keeper   HELLO                       with the number of its place: each of several fronts has its own
-    keeper -> router   (LISTENING | CONNECTION)* READY
-    router -> keeper   LISTENING, CONNECTION, FORGET, FAREWELL        with a number that the router gives
+    keeper -> router   (LISTENING | WORKERS | CONNECTION)* READY
+    router -> keeper   LISTENING, WORKERS, CONNECTION, FORGET, FAREWELL        with a number that the router gives
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ PATIENCE_S = 10.0  # with a router that does not say who it is, or does not take
 class Kind(IntEnum):
     """Of a message."""
 
-    LISTENING = 1  # with the sockets
+    LISTENING = 1  # for clients, with the socket
     CONNECTION = 2  # with the socket and its journal
     READY = 3  # that was all
     FORGET = 4
     FAREWELL = 5  # the router ends in order: nobody comes after it
     HELLO = 6
+    WORKERS = 7  # the socket that listens for workers
 
 
 class Keeper:
@@ -147,7 +148,7 @@ class Place:
 
     def _take(self, message: bytes, fds: list[int]) -> None:
         kind, number = MESSAGE.unpack(message)
-        if kind in (Kind.LISTENING, Kind.CONNECTION):
+        if kind in (Kind.LISTENING, Kind.WORKERS, Kind.CONNECTION):
             self._kept[number] = (Kind(kind), fds)
             return
         close_all(fds)

@@ -53,22 +53,33 @@ class Serving:
             env={**os.environ, "SLIPSTREAM_WORKER_TOKEN": "secret"},
         )
 
-    def start_router(self) -> None:
+    def start_router(self, admin_port: int | None = None) -> bool:
+        """Whether it listens."""
         http_port, worker_port = self._ports
         program: dict[str, Any] = {
             "model": "m",
             "model_dir": str(MODEL_DIR),
             "token": "secret",
             "keeper": str(self.keeper.path),
-            "router": {"http": {"port": http_port}, "worker_port": worker_port, "fronts": self._num_fronts},
+            "router": {
+                "http": {"port": http_port},
+                "worker_port": worker_port,
+                "fronts": self._num_fronts,
+                "admin": {"port": admin_port},
+            },
         }
         self._path.write_text(json.dumps(program))
         command = [sys.executable, "-m", "slipstream.router.main", "--config", str(self._path)]
         self.router = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.router.stdout is not None
-        listening = json.loads(self.router.stdout.readline())
+        line = self.router.stdout.readline()
+        if not line:
+            self.router.communicate(timeout=TIMEOUT_S)
+            return False
+        listening = json.loads(line)
         self.url, self.worker_address = listening["http"], listening["workers"]
         self._ports = [int(self.url.rpartition(":")[2]), int(self.worker_address.rpartition(":")[2])]
+        return True
 
     @property
     def address(self) -> tuple[str, int]:
@@ -175,6 +186,24 @@ def test_a_killed_front_is_followed_by_one_that_goes_on(serving: Serving) -> Non
         for prompt, stream in zip(prompts, streams, strict=True):
             assert stream.result(TIMEOUT_S).texts == {0: text_of(prompt, 500)}
     assert serving.router.poll() is None
+
+
+def test_a_router_that_fails_to_start_leaves_clients_and_ports_to_the_next(serving: Serving) -> None:
+    prompt, begun = [80] * 20, threading.Event()
+    with (
+        httpx.Client(base_url=serving.url, timeout=TIMEOUT_S) as client,
+        ThreadPoolExecutor(1) as threads,
+        socket.create_server(("127.0.0.1", 0)) as taken,
+    ):
+        stream = threads.submit(read_stream, client, begun, prompt=prompt, max_tokens=500)
+        assert begun.wait(TIMEOUT_S)
+        serving.kill()
+        assert not serving.start_router(admin_port=taken.getsockname()[1])
+        host, _, port = serving.worker_address.rpartition(":")
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server((host, int(port)))
+        assert serving.start_router()
+        assert stream.result(TIMEOUT_S).texts == {0: text_of(prompt, 500)}
 
 
 def test_connections_without_a_request_and_clients_to_come_wait_for_the_next_router(serving: Serving) -> None:
