@@ -79,6 +79,7 @@ class FrontProcess:
 
     async def _serve(self, setup: FrontSetup, cleanup: AsyncExitStack) -> HttpServer:
         config, loop = setup.config, asyncio.get_running_loop()
+        allow_all_files()
         estate = None
         if setup.keeper is not None:
             estate = self._estate = await loop.run_in_executor(None, Estate.of_keeper, setup.keeper, self._slot)
@@ -92,7 +93,6 @@ class FrontProcess:
         access.open()
         cleanup.push_async_callback(access.close)
         front = ApiFront(setup.model, tokenizer, dispatcher, access, tracer)
-        allow_all_files()
         server = self._server = HttpServer(
             config.http,
             DividedHandler(front, dispatcher, self._tell_counts),

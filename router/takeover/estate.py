@@ -73,6 +73,7 @@ class Estate:
             link.connect(str(path))
             link.send(MESSAGE.pack(Kind.HELLO, place))
             estate._inherit()
+            estate._tell_forgotten()  # now the keeper listens again
         except (OSError, struct.error, ValueError) as error:
             link.close()
             log.warning("client connections will not outlive this router: %s", error)
@@ -82,7 +83,7 @@ class Estate:
 
     def _inherit(self) -> None:
         while True:
-            message, fds, _, _ = socket.recv_fds(self._link, MESSAGE.size, MAX_FDS)
+            message, fds, _, _ = socket.recv_fds(self._link, MESSAGE.size, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
             kind, number = MESSAGE.unpack(message)
             self._last = max(self._last, number)
             if kind == Kind.READY:
@@ -106,7 +107,7 @@ class Estate:
         except (JournalError, OSError) as error:
             log.warning("a client's connection ends here: %s", error)
         sock.close()
-        self.forget(number)
+        self._forgotten.append(number)
 
     def keep_listening(self, sockets: Sequence[socket.socket], for_workers: bool = False) -> None:
         """The next router accepts who comes while there is none, and nobody else gets the port meanwhile."""

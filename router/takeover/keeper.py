@@ -141,7 +141,7 @@ class Place:
         link.send(MESSAGE.pack(Kind.READY, max(self._kept, default=0)))
         link.settimeout(None)
         while True:
-            message, fds, _, _ = socket.recv_fds(link, MESSAGE.size, MAX_FDS)
+            message, fds, _, _ = socket.recv_fds(link, MESSAGE.size, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
             if not message:
                 return
             self._take(message, list(fds))

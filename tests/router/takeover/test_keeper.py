@@ -213,6 +213,22 @@ def test_many_connections_that_are_given_up_at_once_are_all_forgotten(start: Sta
     asyncio.run(main())
 
 
+def test_a_router_that_can_go_on_with_none_of_many_connections_tells_so_and_starts(start: StartRouter) -> None:
+    router = start()
+    listening = router.listen()
+    clients = []
+    for _ in range(1000):
+        clients.append(connect(listening))
+        _, _, journal = router.accept(listening)
+        journal.spoil()
+        journal.close()
+    router.kill()
+    assert not start().estate.connections
+    for client in clients:
+        assert is_closed(client)
+        client.close()
+
+
 def test_descriptors_are_not_leaked(start: StartRouter) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
