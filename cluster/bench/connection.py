@@ -68,7 +68,7 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         self.is_closed = True
-        self._transport.close()
+        self._transport.abort()  # a farewell over TLS would wait for the other side's, and the run may be over
 
     # ---- asyncio.Protocol
 

@@ -98,7 +98,9 @@ class _Users:
         return self.over.is_set() or (self.quota is not None and self.run.num_started >= self.quota)
 
     async def pause(self, seconds: float) -> None:
-        """Shorter if it is over meanwhile."""
+        """Shorter if it is over meanwhile, and none for who has nothing more to ask."""
+        if self.is_spent:
+            return
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.over.wait()
