@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any, cast
 
@@ -209,11 +209,20 @@ class FrameProtocol(asyncio.Protocol):
 
     def send(self, message: Any) -> None:
         """Queues a message; does nothing on a connection that is closing. Raises WireError for unsendable values."""
+        if not self._outgoing:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._queue(message)
+
+    def send_batch(self, messages: Iterable[Any]) -> None:
+        """The same for all that a turn of the loop has to say: it leaves at once, with what was queued before."""
+        for message in messages:
+            self._queue(message)
+        self._flush()
+
+    def _queue(self, message: Any) -> None:
         if self._transport is None or self._closing:
             return
         frame = self._encoder.encode(message)
-        if not self._outgoing:
-            asyncio.get_running_loop().call_soon(self._flush)
         self._outgoing.append(frame)
         self._outgoing_bytes += len(frame)
         waiting = self._outgoing_bytes + self._transport.get_write_buffer_size()

@@ -119,7 +119,9 @@ class _Serving:
         self._blocks_timer: asyncio.TimerHandle | None = None
         self._protocol = FrameProtocol(self._received, self._lost)
         self._closed = asyncio.Event()
-        self._timer: asyncio.Handle | None = None
+        self._out: list[WorkerMessage] = []
+        self._turn: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._timer_due_s = 0.0
         self._stats_timer: asyncio.TimerHandle | None = None
         self._welcome: asyncio.Future[None] = self._loop.create_future()
@@ -149,11 +151,11 @@ class _Serving:
         self.is_draining = True
         self.next_role = next_role
         self._engine.refuse("the worker drains")
-        self._tell([])
+        self._take_turn_soon()
 
     async def close(self) -> None:
         """What is queued for the router is sent, within a moment."""
-        for handle in (self._timer, self._blocks_timer, self._stats_timer):
+        for handle in (self._turn, self._timer, self._blocks_timer, self._stats_timer):
             if handle is not None:
                 handle.cancel()
         self._protocol.close()
@@ -170,7 +172,7 @@ class _Serving:
             case Welcome():
                 if not self._welcome.done():
                     self._welcome.set_result(None)
-                self._tell([])
+                self._take_turn_soon()
                 self._tell_stats()
             case Rejected(reason):
                 if not self._welcome.done():
@@ -181,9 +183,8 @@ class _Serving:
                 self._blocks.resync()
                 self._set_blocks_timer()
             case _ if isinstance(message, RouterMessage):
-                answers = self._engine.handle(message, time.monotonic())
-                self._set_timer()  # first: what a step that is due at once brings leaves with the answers, in one write
-                self._tell(answers)
+                self._out += self._engine.handle(message, time.monotonic())
+                self._take_turn_soon()
             case _:
                 self._protocol.abort(WireError(f"{type(message).__name__} is not for workers"))
 
@@ -194,23 +195,32 @@ class _Serving:
         if not self.over.done():
             self.over.set_result(None)
 
-    def _advance(self) -> None:
-        self._timer = None
-        self._tell(self._engine.advance(time.monotonic()))
+    def _take_turn_soon(self) -> None:
+        """Once whatever else the loop has to do is done: also for a step that is due at once, because `call_at` would
+        have it wait for the next millisecond now and then, as uvloop's clock counts in those."""
+        if self._turn is None:
+            self._turn = self._loop.call_soon(self._take_turn)
 
-    def _tell(self, messages: Sequence[WorkerMessage]) -> None:
-        for message in messages:
-            self._protocol.send(message)
-        step_times = self._engine.step_times(time.monotonic())
-        if step_times is not None:
-            self._protocol.send(step_times)
-        credits = self._engine.credits()
-        if credits is not None:
-            self._protocol.send(credits)
+    def _take_turn(self) -> None:
+        """One batch, as a real worker has one a step: answers to all that came, what a step that is due brings, and
+        what is free then."""
+        self._turn = None
+        now_s = time.monotonic()
+        out, self._out = self._out, []
+        out += self._engine.advance(now_s)
+        for news in (self._engine.step_times(now_s), self._engine.credits()):
+            if news is not None:
+                out.append(news)
+        if out:
+            self._protocol.send_batch(out)
         self._set_blocks_timer()
         if self.is_draining and self._engine.num_attempts == 0 and not self.over.done():
             self.over.set_result(None)
         self._set_timer()
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._take_turn()
 
     def _set_blocks_timer(self) -> None:
         due_s = self._blocks.next_due_s()
@@ -228,20 +238,19 @@ class _Serving:
         self._stats_timer = self._loop.call_later(STATS_INTERVAL_S, self._tell_stats)
 
     def _set_timer(self) -> None:
-        """Without a time to wait for, the next step comes after whatever else the loop has to do: `call_at` would have
-        it wait for the next millisecond now and then, because uvloop's clock counts in those."""
         due_s = self._engine.next_deadline_s()
+        wait_s = due_s - time.monotonic() if due_s is not None else None
+        if wait_s is not None and wait_s <= 0:
+            self._take_turn_soon()
+            return
         if self._timer is not None:
             if due_s is not None and self._timer_due_s <= due_s:
                 return
             self._timer.cancel()
             self._timer = None
-        if due_s is not None:
+        if due_s is not None and wait_s is not None:
             self._timer_due_s = due_s
-            wait_s = due_s - time.monotonic()
-            self._timer = (
-                self._loop.call_later(wait_s, self._advance) if wait_s > 0 else self._loop.call_soon(self._advance)
-            )
+            self._timer = self._loop.call_later(wait_s, self._on_timer)
 
 
 async def run_mock_workers(configs: Sequence[MockConfig]) -> None:
