@@ -1,36 +1,35 @@
-"""The paper that a hand-off travels on: who sends which pages where, in plain values that fit in a message."""
+"""The paper that a hand-off travels on: who sends which pages where, in plain values that fit in a message.
+
+Every request brings a ticket, and peers are looked up with every message: so these are named tuples (`router.codec`).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class PeerId:
+class PeerId(NamedTuple):
     """A worker group and its incarnation. A restarted or reconnected worker has a new epoch; old tickets are void."""
 
     name: str
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class TransferAddress:
+class TransferAddress(NamedTuple):
     """Where a rank's transport listens."""
 
     host: str
     port: int
 
 
-@dataclass(frozen=True, slots=True)
-class TransferKey:
+class TransferKey(NamedTuple):
     """Names a transfer on either side."""
 
     destination: PeerId
     transfer_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class HandoffTicket:
+class HandoffTicket(NamedTuple):
     """A landing place that a decode worker has reserved.
 
     The pages of the sequence from `first_page` on are wanted, `num_pages` of them (the pages before are already

@@ -5,7 +5,9 @@ What there is several times a request is a tuple: a frozen dataclass takes three
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from slipstream.kv_transfer.ticket import PeerId
@@ -34,6 +36,10 @@ class Emit(NamedTuple):
     request_id: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
+
+
+# An `Emit` of a tuple of its fields: as by calling the class, which takes twice as long, for each token.
+emit_of: Callable[[tuple[str, tuple[int, ...], tuple[TokenLogprob, ...]]], Emit] = partial(tuple.__new__, Emit)
 
 
 class Finish(NamedTuple):

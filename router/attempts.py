@@ -6,7 +6,7 @@ dropped here.
 
 from __future__ import annotations
 
-from slipstream.router.actions import Emit
+from slipstream.router.actions import emit_of
 from slipstream.router.credits import Charge
 from slipstream.router.generation import GenerationError
 from slipstream.router.history import PagesLanded
@@ -52,9 +52,10 @@ class AttemptFlow:
         state.decode = decode
         decode.request_ids.add(request_id)
         self._placer.begin(state, placement, now)
-        charge = decode_charge(decode, state.num_tokens)
+        num_tokens = state.num_tokens
+        charge = decode_charge(decode, num_tokens)
         if group is None:
-            charge = charge._replace(tokens=state.num_tokens - state.decode_cached_tokens)
+            charge = charge._replace(tokens=num_tokens - state.decode_cached_tokens)
         seq = decode.ledger.spend(charge)
         if group is None:
             self._book.send(decode, Generate(seq, state.engine_request()))
@@ -62,7 +63,7 @@ class AttemptFlow:
             return
         state.prefill = group
         group.request_ids.add(request_id)
-        group.ledger.hold(request_id, prefill_charge(group, state.num_tokens))
+        group.ledger.hold(request_id, prefill_charge(group, num_tokens))
         self._book.reserve_deadlines.set(request_id, now)
         self._book.send(decode, Reserve(seq, state.engine_request(), group.peer, group.hello.tp))
 
@@ -192,10 +193,12 @@ class AttemptFlow:
     def _foresee(self, state: RequestState, decode: WorkerState, group: WorkerState | None, now: float) -> None:
         """The KV of a request will be where it is placed, and so will its conversation."""
         state.num_predicted_cached = self._index.cached_tokens(group or decode, state)
+        session = state.request.session
         for worker in (decode, group):
             if worker is not None:
                 self._index.expect(worker, state, now)
-                self._sessions.note(state.request.session, worker, state.request.tenant)
+                if session:
+                    self._sessions.note(session, worker, state.request.tenant)
 
     def _current(self, worker: WorkerState, message: Reserved | TokenChunk | HandedOff | Failed) -> RequestState | None:
         """The request a message is about, if it is of the current attempt and the worker has a part in that."""
@@ -214,7 +217,7 @@ class AttemptFlow:
             state.record.timeline.mark("first_token", now)
             self._book.signals.first_token(state, now)
         self._book.totals.num_output_tokens += len(part.token_ids)
-        self._book.actions.append(Emit(state.request_id, part.token_ids, part.logprobs))
+        self._book.actions.append(emit_of((part.request_id, part.token_ids, part.logprobs)))
 
     def _on_first_token(self, state: RequestState, group: WorkerState, chunk: TokenChunk, now: float) -> None:
         """The prefill group has sampled: the client has its token, and the decode worker may go on from it."""

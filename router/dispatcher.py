@@ -117,7 +117,7 @@ class Dispatcher:
     def next_deadline(self) -> float | None:
         """When `tick` is due next; None: nothing is waiting for a time."""
         first = self._book.next_deadline()
-        for due in (self._versions.next_deadline(), self._wake_s if self._book.queue else None):
+        for due in (self._versions.next_deadline(), self._wake_s if self._book.queue.waiting else None):
             if due is not None and (first is None or due < first):
                 first = due
         return first
@@ -281,11 +281,11 @@ class Dispatcher:
             return []
         match message:
             case StepOutput():
-                num_waiting = len(self._book.queue)
+                num_waiting = len(self._book.queue.waiting)
                 for chunk in message.chunks:
                     self._flow.on_chunk(worker, chunk, now)
                 # Of a worker that drains nothing else tells that a prompt is computed and can leave it now.
-                if len(self._book.queue) == num_waiting and not (worker.draining and self._migrations.has_wishes):
+                if len(self._book.queue.waiting) == num_waiting and not (worker.draining and self._migrations.wishes):
                     return self._take_actions()  # tokens make no room: credits do
             case Credits():
                 try:
@@ -348,9 +348,9 @@ class Dispatcher:
         """Places what fits now and hands out the actions."""
         book = self._book
         self._wake_s = None
-        if self._migrations.has_wishes:
+        if self._migrations.wishes:
             self._migrations.begin_what_fits(now)
-        if book.queue and self._roster.decode_workers:
+        if book.queue.waiting and self._roster.decode_workers:
             self._index.expire(now)
             for version, lane in book.queue:
                 wake_s = match_credits(book, version, lane, self._roster, self._placer, self._flow.start, now)

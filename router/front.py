@@ -7,6 +7,7 @@ from typing import Protocol
 
 import orjson
 
+from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.access.access import Access
 from slipstream.router.api_front import ApiFront
 from slipstream.router.http.errors import HttpError
@@ -109,7 +110,7 @@ class Front(ApiFront):
             "closed_links": snapshot.closed_links,
             "totals": snapshot.totals,
         }
-        return orjson.dumps(status, option=orjson.OPT_NON_STR_KEYS)
+        return orjson.dumps(status, default=PeerId._asdict, option=orjson.OPT_NON_STR_KEYS)
 
     async def signals(self, request: Request, exchange: Exchange) -> None:
         """What was asked of the cluster lately, and how it did: what the planner decides from."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from slipstream.router.messages import FinishReason, SamplingParams, pack_ids
 
@@ -47,8 +47,7 @@ class Resumed:
     version: str
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateRequest:
+class GenerateRequest(NamedTuple):
     """`prompt_ids` as a list or packed by `messages.pack_ids`. Lower `priority` is more urgent. `cache_salt` keeps
     prefix caches of different values apart; `tenant` is for accounting and fairness. `request_id` is unique; `names`
     are what else the client may ask for it by, and may be used again.

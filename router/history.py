@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from slipstream.kv_transfer.ticket import PeerId
@@ -55,8 +55,7 @@ class RequestEvent(NamedTuple):
     moved_to: PeerId | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PagesLanded:
+class PagesLanded(NamedTuple):
     """A hand-off that came whole. `seconds` from the first page to the last, as the decode worker measured it."""
 
     time_s: float
@@ -118,9 +117,9 @@ class RequestRecord:
     def _bounded(self, decision: Decision) -> Decision:
         self.num_full_decisions += 1
         if self.num_full_decisions > MAX_FULL_DECISIONS:
-            return replace(decision, candidates=tuple(c for c in decision.candidates if decision.chose(c)))
+            return decision._replace(candidates=tuple(c for c in decision.candidates if decision.chose(c)))
         if len(decision.candidates) > MAX_CANDIDATES:
-            return replace(decision, candidates=tuple(decision.candidates[:MAX_CANDIDATES]))
+            return decision._replace(candidates=tuple(decision.candidates[:MAX_CANDIDATES]))
         return decision
 
     @property

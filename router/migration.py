@@ -78,27 +78,23 @@ class Migrations:
         self._book = book
         self._index = index
         self._sessions = sessions
-        self._wishes: dict[str, _Wish] = {}  # those under way, too
+        self.wishes: dict[str, _Wish] = {}  # by request id; those under way, too
         self._late_tokens = FIRST_LATE_TOKENS  # that come between the last question and the stop, as was seen lately
-
-    @property
-    def has_wishes(self) -> bool:
-        return bool(self._wishes)
 
     # ---- who is to move
 
     def wish(self, state: RequestState, to: PeerId | None = None) -> None:
         """The request is to go on elsewhere, as soon as it decodes and there is room."""
         if state.decode is not None and state.move is None:
-            self._wishes[state.request_id] = _Wish(state.decode, to)
+            self.wishes[state.request_id] = _Wish(state.decode, to)
 
     def begin_what_fits(self, now: float) -> None:
         """Moves those for whom there is room."""
         num_without_room = 0
-        for request_id, wish in list(islice(self._wishes.items(), LOOKAHEAD)):
+        for request_id, wish in list(islice(self.wishes.items(), LOOKAHEAD)):
             state = self._book.get(request_id)
             if state is None or state.decode is not wish.source:
-                del self._wishes[request_id]
+                del self.wishes[request_id]
             elif state.move is None and state.phase == "decode" and self._may_move(wish.source):
                 destination = self._destination(state, wish, now) if num_without_room < MAX_WITHOUT_ROOM else None
                 if destination is not None:
@@ -275,7 +271,7 @@ class Migrations:
         either they are there, or the destination will say Failed."""
         source, destination = move.source, move.destination
         old_attempt = state.attempt
-        del self._wishes[state.request_id]
+        del self.wishes[state.request_id]
         self._book.end_move(state, "moved")
         progress.moved(state, destination, is_whole=move.has_landed)
         source.request_ids.discard(state.request_id)
@@ -319,11 +315,11 @@ class Migrations:
         if move.is_source_told:
             self._book.send(move.source, Resume(state.request_id, state.attempt))
         state.record.note("decode", now, state.attempt, f"stays on {move.source.name}: {reason}")
-        wish = self._wishes[state.request_id]
+        wish = self.wishes[state.request_id]
         if result != "refused":
             wish.avoid.add(move.destination.peer)
         if wish.num_tries >= MAX_TRIES:
-            del self._wishes[state.request_id]
+            del self.wishes[state.request_id]
 
     def expire(self, now: float) -> None:
         """Ends what takes too long."""
@@ -364,7 +360,7 @@ class Migrations:
                 continue
             num_moves += 1
             assert (state.phase, state.decode) == ("decode", move.source), state.request_id
-            assert state.request_id in self._wishes
+            assert state.request_id in self.wishes
             assert state.request_id in self._book.move_deadlines
             assert state.attempt < move.attempt <= state.last_attempt
             for worker in (move.source, move.destination):

@@ -6,7 +6,7 @@ leaves through `finish`, once; `fail_attempt` brings it back to the queue as lon
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from slipstream.router.actions import Action, Finish, Send
 from slipstream.router.admission import check_admission
@@ -50,6 +50,7 @@ class RequestBook:
         self._index = index
         self._versions = versions
         self._requests: dict[str, RequestState] = {}
+        self.get: Callable[[str], RequestState | None] = self._requests.get  # asked with every token
         self._queue_deadlines = DeadlineRing(config.queue_timeout_s)
         self._request_deadlines = Deadlines()
         self.reserve_deadlines = DeadlineRing(config.reserve_timeout_s)
@@ -76,9 +77,6 @@ class RequestBook:
 
     def __getitem__(self, request_id: str) -> RequestState:
         return self._requests[request_id]
-
-    def get(self, request_id: str) -> RequestState | None:
-        return self._requests.get(request_id)
 
     def next_deadline(self) -> float | None:
         first = None  # a plain loop: this is asked after every message

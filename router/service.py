@@ -9,7 +9,10 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol, TypeVar
 
+import msgpack
+
 from slipstream.router.actions import Emit, Finish
+from slipstream.router.codec import WireError, decoder
 from slipstream.router.config import DispatchConfig, RouterConfig
 from slipstream.router.dispatcher import Dispatcher
 from slipstream.router.generation import (
@@ -22,14 +25,13 @@ from slipstream.router.generation import (
 )
 from slipstream.router.history import RequestRecord
 from slipstream.router.measured import RoleMeasured
-from slipstream.router.messages import EngineRequest, Generate, Role, TokenLogprob
+from slipstream.router.messages import EngineRequest, Role, TokenLogprob
 from slipstream.router.signals import Signals
 from slipstream.router.stages import attempts_of
 from slipstream.router.status import Snapshot
 from slipstream.router.stream import GenerationStream
 from slipstream.router.takeover.estate import Estate
 from slipstream.router.version_status import VersionStatus
-from slipstream.router.wire import FrameEncoder, WireError, decode_payload
 from slipstream.router.worker_port import WorkerPort
 
 log = logging.getLogger(__name__)
@@ -70,7 +72,8 @@ class GenerationService:
             deliver=self._deliver,
         )
         self._coming_max_model_len: int | None = None
-        self._encoder = FrameEncoder()
+        self._packer = msgpack.Packer()
+        self._decode_request = decoder(EngineRequest)
         self._receivers: dict[str, Receiver] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -229,9 +232,9 @@ class GenerationService:
         sampling, salt, priority = request.sampling, request.cache_salt, request.priority
         without_prompt = EngineRequest(request.request_id, 0, b"", b"", sampling, salt, priority)
         try:
-            decode_payload(memoryview(self._encoder.encode(Generate(0, without_prompt)))[4:])
-        except WireError as error:
-            raise InvalidRequestError(str(error)) from error
+            self._decode_request(msgpack.unpackb(self._packer.pack(without_prompt), use_list=False))
+        except (WireError, OverflowError, ValueError, TypeError) as error:
+            raise InvalidRequestError(f"the request cannot be sent to a worker: {error}") from error
 
 
 def log_story(record: RequestRecord) -> None:

@@ -19,7 +19,7 @@ class VersionLanes:
         self._ageing_s = ageing_s
         self._default_ttft_s = default_ttft_s
         self._lanes: dict[str, WorkQueue] = {}
-        self._versions: dict[str, str] = {}  # of those that wait
+        self.waiting: dict[str, str] = {}  # who waits, by request id, and for which version
 
     def set_default_ttft(self, seconds: float) -> None:
         """As in `WorkQueue`."""
@@ -28,10 +28,10 @@ class VersionLanes:
             lane.set_default_ttft(seconds)
 
     def __len__(self) -> int:
-        return len(self._versions)
+        return len(self.waiting)
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._versions
+        return request_id in self.waiting
 
     def __iter__(self) -> Iterator[tuple[str, WorkQueue]]:
         """Versions that have somebody waiting, as it is now."""
@@ -70,11 +70,11 @@ class VersionLanes:
         self._lane_for(state).push_front(state)
 
     def take(self, request_id: str, now: float) -> None:
-        version = self._versions.pop(request_id)
+        version = self.waiting.pop(request_id)
         self._lanes[version].take(request_id, now)
 
     def remove(self, request_id: str) -> None:
-        version = self._versions.pop(request_id)
+        version = self.waiting.pop(request_id)
         self._lanes[version].remove(request_id)
 
     def settle(self, state: RequestState, num_tokens: int) -> None:
@@ -92,10 +92,11 @@ class VersionLanes:
             self.push(state)
 
     def _lane_for(self, state: RequestState) -> WorkQueue:
-        lane = self._lanes.get(state.version)
+        version = state.version
+        lane = self._lanes.get(version)
         if lane is None:
             if len(self._lanes) >= MAX_EMPTY_LANES:
                 self._lanes = dict(self)
-            lane = self._lanes[state.version] = WorkQueue(self._ageing_s, self._default_ttft_s)
-        self._versions[state.request_id] = state.version
+            lane = self._lanes[version] = WorkQueue(self._ageing_s, self._default_ttft_s)
+        self.waiting[state.request_id] = version
         return lane

@@ -77,11 +77,13 @@ class WordCache:
         ids: list[bytes] = []
         start = 0
         for match in self._added.finditer(text):
-            if not self._append(text[start : match.start()], ids):
+            if start < match.start() and not self._append(text[start : match.start()], ids):
                 return None
             ids.append(self._added_ids[match[0]])
             start = match.end()
-        return b"".join(ids) if self._append(text[start:], ids) else None
+        if start < len(text) and not self._append(text[start:], ids):
+            return None
+        return b"".join(ids)
 
     def _append(self, text: str, ids: list[bytes]) -> bool:
         """Add the ids of a text without added tokens. False if there are words in it that are not known."""

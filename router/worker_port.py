@@ -214,8 +214,8 @@ class WorkerPort:
         self._joined.clear()
         self.note_change()
 
-    def handle(self, hello: Hello, message: WorkerMessage) -> None:
-        self.perform(self._dispatcher.worker_message(hello.worker, message, time.monotonic()))
+    def handle(self, hello: Hello, message: WorkerMessage, now: float) -> None:
+        self.perform(self._dispatcher.worker_message(hello.worker, message, now))
 
     def forget(self, connection: _Connection, reason: Exception | None) -> None:
         """A connection is over."""
@@ -316,11 +316,11 @@ class _Connection:
         )
 
     def _received(self, message: Message) -> None:
-        self.heard_s = time.monotonic()
+        self.heard_s = now = time.monotonic()
         if not isinstance(message, WorkerMessage):
             self.protocol.abort(WireError(f"{type(message).__name__} is not for routers"))
         elif self.hello is not None:
-            self._port.handle(self.hello, message)
+            self._port.handle(self.hello, message, now)
         elif isinstance(message, Hello):
             self._end_hello_timer()
             self._port.join(self, message)

@@ -16,7 +16,7 @@ objects that only Slipstream's own processes, of one version, ever exchange.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from slipstream.router.generation import EarlyEnd, GenerateRequest, GenerationFinish, Resumed, Slo
 from slipstream.router.history import Timeline
@@ -59,11 +59,10 @@ class Submit:
     @classmethod
     def of(cls, request: GenerateRequest, number: int) -> Submit:
         """Raises ValueError or OverflowError if the prompt is none."""
-        values = {field.name: getattr(request, field.name) for field in fields(request)}
-        return cls(number=number, **values | {"prompt_ids": request.packed_prompt()})
+        return cls(number=number, **request._asdict() | {"prompt_ids": request.packed_prompt()})
 
     def request(self) -> GenerateRequest:
-        return GenerateRequest(**{field.name: getattr(self, field.name) for field in fields(GenerateRequest)})
+        return GenerateRequest(**{name: getattr(self, name) for name in GenerateRequest._fields})
 
 
 @dataclass(frozen=True, slots=True)

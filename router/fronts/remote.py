@@ -79,7 +79,7 @@ class RemoteDispatcher:
             raise ShuttingDownError
         number = next(self._numbers)
         if self._traces:
-            request = replace(request, wants_record=True)
+            request = request._replace(wants_record=True)
         try:
             message = Submit.of(request, number)
         except (ValueError, OverflowError) as error:

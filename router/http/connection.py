@@ -95,6 +95,8 @@ class HttpConnection(asyncio.Protocol):
         self._bytes_ahead = 0
         self._watched: tuple[str, int] | None = None
         self._read_timer: asyncio.TimerHandle | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._idle_since_s = 0.0  # of the loop's clock
         self._write_timer: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
         self._inherited = inherited
@@ -334,7 +336,20 @@ class HttpConnection(asyncio.Protocol):
         elif waits == "body":
             self._read_timer = self._loop.call_later(self._limits.body_s, self._read_timed_out, "body")
         elif waits == "idle":
-            self._read_timer = self._loop.call_later(self._limits.idle_s, self._close)
+            self._idle_since_s = self._loop.time()
+            if self._idle_timer is None:
+                self._idle_timer = self._loop.call_later(self._limits.idle_s, self._check_idle)
+
+    def _check_idle(self) -> None:
+        """This timer is not set anew for each request, but looks what the time is when it goes off."""
+        self._idle_timer = None
+        if self._watched is None or self._watched[0] != "idle":
+            return
+        left_s = self._idle_since_s + self._limits.idle_s - self._loop.time()
+        if left_s > 0.0:
+            self._idle_timer = self._loop.call_later(left_s, self._check_idle)
+        else:
+            self._close()
 
     def _read_timed_out(self, what: str) -> None:
         self._read_timer = None
@@ -362,6 +377,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _stop_timers(self) -> None:
         self._stop_read_timer()
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
+        for timer in (self._idle_timer, self._write_timer):
+            if timer is not None:
+                timer.cancel()
+        self._idle_timer = self._write_timer = None

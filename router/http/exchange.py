@@ -44,6 +44,7 @@ class Exchange:
         "_is_resumed",
         "_sink",
         "caller",
+        "congested",
         "ended",
         "head_sent",
         "header_lines",
@@ -62,7 +63,8 @@ class Exchange:
         self.notes = notes
         self._body_allowed = request.method != "HEAD"
         self._http10 = request.http10
-        self._can_write: asyncio.Future[None] | None = None
+        self.congested = False  # more is waiting for a slow reader than is kept for it
+        self._can_write: asyncio.Future[None] | None = None  # if somebody waits for that
         self._head = b""
         self.request_id = ""  # goes with the response, whatever it will be, as X-Request-Id
         self.caller: Caller = ANYBODY
@@ -122,23 +124,20 @@ class Exchange:
         else:
             self.respond(error.status, error.body(), JSON, error.headers)
 
-    @property
-    def congested(self) -> bool:
-        """More is waiting for a slow reader than is kept for it."""
-        return self._can_write is not None
-
     async def drain(self) -> None:
         """Wait until the reader has caught up."""
-        while self._can_write is not None:
+        while self.congested:
+            if self._can_write is None:
+                self._can_write = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._can_write)
 
     def pause(self) -> None:
         """The connection's buffer is full."""
-        if self._can_write is None:
-            self._can_write = asyncio.get_running_loop().create_future()
+        self.congested = True
 
     def resume(self) -> None:
         """The connection's buffer has room again."""
+        self.congested = False
         if self._can_write is not None:
             self._can_write.set_result(None)
             self._can_write = None

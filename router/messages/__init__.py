@@ -1,7 +1,7 @@
 """What the router and the workers say to each other.
 
-Frozen dataclasses, with named tuples in them where there are several a request; `router.wire` turns them into
-MessagePack frames and back. `request`: what is to be computed. `attempts`: a request on its way through the workers.
+Named tuples, of which there are several a request, and frozen dataclasses; `router.wire` turns them into MessagePack
+frames and back. `request`: what is to be computed. `attempts`: a request on its way through the workers.
 `moves`: how it goes on elsewhere. `presence`: the workers themselves.
 
 A request may be tried more than once (a worker died, a page arrived broken): `attempt` numbers the tries, and whoever

@@ -28,16 +28,14 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 # ---- router -> worker
 
 
-@dataclass(frozen=True, slots=True)
-class Generate:
+class Generate(NamedTuple):
     """Decode worker: prefill here in chunks and decode. Converts a reservation of the same attempt, if there is one."""
 
     seq: int
     request: EngineRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Reserve:
+class Reserve(NamedTuple):
     """Decode worker: lease pages for the prompt and post receives for what `source` will send."""
 
     seq: int
@@ -46,8 +44,7 @@ class Reserve:
     source_tp: int
 
 
-@dataclass(frozen=True, slots=True)
-class Prefill:
+class Prefill(NamedTuple):
     """Prefill group: compute the prompt, sample one token, send the pages that the ticket asks for."""
 
     seq: int
@@ -55,8 +52,7 @@ class Prefill:
     ticket: HandoffTicket
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(NamedTuple):
     """Decode worker: decoding may begin after `token_ids` as soon as the pages are here."""
 
     request_id: str
@@ -64,8 +60,7 @@ class Start:
     token_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(NamedTuple):
     """Drop the attempt; free its pages when no transfer can touch them. Unknown ids are ignored."""
 
     request_id: str
@@ -75,8 +70,7 @@ class Cancel:
 # ---- worker -> router
 
 
-@dataclass(frozen=True, slots=True)
-class Reserved:
+class Reserved(NamedTuple):
     """Decode worker: pages are leased and receives are posted. `num_cached_tokens` of the prompt were already here."""
 
     request_id: str
@@ -105,15 +99,13 @@ class TokenChunk(NamedTuple):
     num_cached_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutput:
+class StepOutput(NamedTuple):
     """All tokens of one engine step."""
 
     chunks: tuple[TokenChunk, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class HandedOff:
+class HandedOff(NamedTuple):
     """Decode worker: all pages came whole and are its own now."""
 
     request_id: str

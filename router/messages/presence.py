@@ -15,7 +15,7 @@ worker                     router
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
 
@@ -47,8 +47,7 @@ class Hello:
     model_version: str = ""  # KV and tokens of different versions of a model never meet
 
 
-@dataclass(frozen=True, slots=True)
-class Credits:
+class Credits(NamedTuple):
     """What the worker could take on, counted after the message `ack_seq`; 0 before any."""
 
     ack_seq: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
@@ -47,8 +47,7 @@ class Choice:
         self.meter.finish(reason, self.output.num_tokens, usage, self.stream.timeline)
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceEnd:
+class ChoiceEnd(NamedTuple):
     """`text` and `logprobs` are what was held back to the end."""
 
     text: str
@@ -167,25 +166,28 @@ class Answer:
         """Hand the text of one choice to `on_text` as it becomes certain; what comes with the end is left to that.
         Raises GenerationFailed."""
         stream, output, meter, form, notes = choice.stream, choice.output, choice.meter, self._form, self._notes
-        record, prefix = stream.record, choice.prefix
+        record, prefix, version = stream.record, choice.prefix, ""
         last_logprobs: list[TokenEntry] = []
         resumed = notes.resumed(choice.index)
         if resumed is not None:
-            form.served_by(resumed.version)
+            version = resumed.version
+            form.served_by(version)
             text = output.add([(token_id, None) for token_id in unpack_ids(resumed.output_ids)])
             if text:
                 form.text_chunk(choice.index, prefix + text, [])  # which the client has
                 prefix = ""
 
         def take(delta: Delta) -> bool:
-            nonlocal prefix, last_logprobs
+            nonlocal prefix, last_logprobs, version
             meter.tokens(len(delta))
-            form.served_by(record.version)
+            if record.version != version:
+                version = record.version
+                form.served_by(version)
             finish = stream.finish  # known with the last delta
             ends_with_stop_token = finish is not None and delta[-1][0] == finish.stop_token_id
             text = output.add(delta, ends_with_stop_token and choice.hides_stop_token)
-            logprobs = output.take_logprobs()
-            if output.holds_logprobs:
+            logprobs = output.take_logprobs() if output.held else []
+            if output.held:
                 notes.spoil()  # they do not keep them
             if finish is not None and finish.reason in ("stop", "length"):
                 prefix, last_logprobs = prefix + text, logprobs

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 import orjson
@@ -23,7 +23,7 @@ from slipstream.router.openai.formats import AnswerHead, ChatFormat, CompletionF
 from slipstream.router.openai.guides import Guides
 from slipstream.router.openai.job import Asked, Job, Prompt, asked_attributes, counts_on, slo_of, used_by, wants_usage
 from slipstream.router.openai.output_text import OutputText
-from slipstream.router.openai.parsing import max_values, parse_body
+from slipstream.router.openai.parsing import parse_body
 from slipstream.router.openai.prompts import DEFAULT_COMPLETION_TOKENS, Prompts
 from slipstream.router.openai.sampling import SEED_MASK, check_token_ids, sampling_params
 from slipstream.router.openai.schema import ChatRequest, CompletionRequest, GenerationFields
@@ -98,7 +98,7 @@ class OpenAiApi:
 
     async def chat_completions(self, request: Request, exchange: Exchange) -> None:
         arrived_s = time.monotonic()
-        body = parse_body(request, ChatRequest, max_values(self._service.max_model_len))
+        body = parse_body(request, ChatRequest, self._service.max_model_len)
         asked = self._asked(body, exchange, arrived_s)
         packed_ids = await self._prompts.of_chat(body.messages)
         guide = await self._guides.of(body)
@@ -112,7 +112,7 @@ class OpenAiApi:
 
     async def completions(self, request: Request, exchange: Exchange) -> None:
         arrived_s = time.monotonic()
-        body = parse_body(request, CompletionRequest, max_values(self._service.max_model_len))
+        body = parse_body(request, CompletionRequest, self._service.max_model_len)
         asked = self._asked(body, exchange, arrived_s)
         for token_ids in body.id_lists:
             check_token_ids("prompt", token_ids, self._tokenizer.vocab_size)
@@ -125,7 +125,7 @@ class OpenAiApi:
             prompts.append(Prompt(packed_ids, self._sampling(body, max_tokens, body.logprobs, guide, seed)))
         if body.echo:
             texts = body.texts or await self._tokenizer.decode(body.id_lists)
-            prompts = [replace(prompt, text=text) for prompt, text in zip(prompts, texts, strict=True)]
+            prompts = [prompt._replace(text=text) for prompt, text in zip(prompts, texts, strict=True)]
         answer = self._head_of("cmpl-", identity)
         form = CompletionFormat(answer, self._tokenizer.pieces, body.logprobs is not None, wants_usage(body))
         await self._answer(exchange, Job(asked, answer.id, prompts, "prompt", form))
@@ -139,27 +139,28 @@ class OpenAiApi:
     async def _answer(self, exchange: Exchange, job: Job) -> None:
         """Have the job done and send what comes of it. Raises HttpError if nothing was sent yet."""
         choices: list[Choice] = []
-        num_choices = job.num_choices
-        if job.body.explain and num_choices > MAX_EXPLAINED_CHOICES:
+        body, num_choices, choices_per_prompt = job.body, job.num_choices, job.choices_per_prompt
+        if body.explain and num_choices > MAX_EXPLAINED_CHOICES:
             message = f"'explain' is served for up to {MAX_EXPLAINED_CHOICES} choices, got {num_choices}."
             raise HttpError(400, message, param="explain", code="invalid_value")
         permit, exchange.header_lines = await self._access.enter(
             job.asked.caller, self._model, job.num_reserved_tokens, num_choices
         )
-        self._metrics.choices.observe(job.choices_per_prompt)
+        self._metrics.choices.observe(choices_per_prompt)
         try:
             for index in range(num_choices):
                 choices.append(self._submit(job, index, exchange.notes))
+            await asyncio.sleep(0)  # the requests leave for their workers now; meanwhile the answer is prepared
             answer = Answer(
                 choices,
                 job.form,
                 num_prompt_tokens=sum([prompt.num_tokens for prompt in job.prompts]),
-                choices_per_prompt=job.choices_per_prompt,
+                choices_per_prompt=choices_per_prompt,
                 prompt_param=job.prompt_param,
-                explains=bool(job.body.explain),
+                explains=bool(body.explain),
             )
-            if job.body.stream:
-                await answer.send_stream(exchange, wants_usage(job.body), counts_on(job.body))
+            if body.stream:
+                await answer.send_stream(exchange, wants_usage(body), counts_on(body))
             else:
                 await answer.send_whole(exchange)
         finally:
@@ -174,10 +175,11 @@ class OpenAiApi:
     def _submit(self, job: Job, index: int, notes: Notes) -> Choice:
         """Queue one choice. Raises HttpError if it is not admitted."""
         body, asked, caller = job.body, job.asked, job.asked.caller
-        prompt = job.prompts[index // job.choices_per_prompt]
+        choices_per_prompt = job.choices_per_prompt
+        prompt = job.prompts[index // choices_per_prompt]
         sampling = prompt.sampling
-        if job.num_choices > 1:
-            sampling = sampling._replace(seed=(sampling.seed + index % job.choices_per_prompt) & SEED_MASK)
+        if choices_per_prompt > 1:
+            sampling = sampling._replace(seed=(sampling.seed + index % choices_per_prompt) & SEED_MASK)
         request_id, names = job.ids_of(index)
         request = GenerateRequest(
             request_id=request_id,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import orjson
@@ -43,8 +43,7 @@ class WholeChoice:
     finish_reason: FinishReason
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerHead:
+class AnswerHead(NamedTuple):
     """What every part of an answer repeats. `version` of the model is told as `system_fingerprint`, if it has one."""
 
     id: str
@@ -85,7 +84,7 @@ class ChunkFormat:
 
     def served_by(self, version: str) -> None:
         if version != self._answer.version:
-            self._answer = replace(self._answer, version=version)
+            self._answer = self._answer._replace(version=version)
             self._head = self._chunk_head()
 
     def tell_usage(self, usage: TokenUsage) -> None:

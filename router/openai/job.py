@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from slipstream.router.access.caller import Caller
 from slipstream.router.access.usage import UsageCounts
@@ -14,11 +14,11 @@ from slipstream.router.openai.formats import AnswerFormat
 from slipstream.router.openai.schema import ChatRequest, GenerationFields
 from slipstream.router.tracing.request_trace import Value
 
+NO_SLO = Slo()
 USUAL_OUTPUT_TOKENS = 1024  # reserved of a rate limit where a request says nothing; the end settles it
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(NamedTuple):
     """One prompt of a request. `text` is what `echo` repeats."""
 
     packed_ids: bytes  # shared by all choices; a list of ints would be nine times as large
@@ -30,8 +30,7 @@ class Prompt:
         return len(self.packed_ids) // 4
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """A request as it came. `exchange_id` is the id in the head of its answer, which the client may have chosen;
     `version` of the model is the one that was asked for, "" if none was."""
 
@@ -43,8 +42,7 @@ class Asked:
     arrived_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """A request that was found good. `answer_id` is the id in the body of its answer; `prompt_param` is the field its
     prompt came in."""
 
@@ -60,7 +58,7 @@ class Job:
 
     @property
     def choices_per_prompt(self) -> int:
-        return self.body.n or 1
+        return self.asked.body.n or 1
 
     @property
     def num_choices(self) -> int:
@@ -69,7 +67,8 @@ class Job:
     @property
     def num_reserved_tokens(self) -> int:
         """What it may use, as far as one can tell: an output without a stated length is taken for a usual one."""
-        output = self.body.expected_output_tokens or self.body.stated_max_tokens or USUAL_OUTPUT_TOKENS
+        body = self.asked.body
+        output = body.expected_output_tokens or body.stated_max_tokens or USUAL_OUTPUT_TOKENS
         num_choices = self.choices_per_prompt
         return sum(
             [prompt.num_tokens + num_choices * min(prompt.sampling.max_tokens, output) for prompt in self.prompts]
@@ -85,11 +84,12 @@ class Job:
 
 def used_by(choices: Sequence[Choice], job: Job) -> UsageCounts:
     """What a request has used in the end. A prompt is counted once for all its choices, as in the answer's usage."""
-    used = UsageCounts(num_requests=1, num_errors=int(len(choices) < job.num_choices))
+    choices_per_prompt = job.choices_per_prompt
+    used = UsageCounts(num_requests=1, num_errors=int(len(choices) < choices_per_prompt * len(job.prompts)))
     for choice in choices:
         finish = choice.stream.finish
         used.num_output_tokens += choice.output.num_tokens
-        if finish is not None and choice.index % job.choices_per_prompt == 0:
+        if finish is not None and choice.index % choices_per_prompt == 0:
             used.num_prompt_tokens += finish.usage.num_prompt_tokens
             used.num_cached_tokens += finish.usage.num_cached_tokens
         if choice.reason is None and finish is not None and finish.reason == "error":
@@ -125,7 +125,7 @@ def asked_attributes(job: Job) -> dict[str, Value]:
 def slo_of(body: GenerationFields) -> Slo:
     """In seconds."""
     if body.slo is None:
-        return Slo()
+        return NO_SLO
     ttft_ms, itl_ms = body.slo.ttft_ms, body.slo.itl_ms
     return Slo(ttft_ms and ttft_ms / 1e3, itl_ms and itl_ms / 1e3, bool(body.slo.strict))
 

@@ -23,24 +23,16 @@ class TokenEntry(NamedTuple):
 class OutputText:
     """`num_tokens` counts what was generated up to the stop, shown or not. `stopped` once a stop string was found."""
 
-    __slots__ = ("_detokenizer", "_entries", "_num_produced", "_num_released", "_stops", "num_tokens")
+    __slots__ = ("_detokenizer", "_num_produced", "_num_released", "_stops", "held", "num_tokens", "stopped")
 
     def __init__(self, pieces: PieceTable, stops: Sequence[str], include_stop: bool) -> None:
         self._detokenizer = Detokenizer(pieces)
         self._stops = StopMatcher(stops, include_stop) if stops else None
-        self._entries: deque[TokenEntry] = deque()
+        self.held: deque[TokenEntry] = deque()  # not released yet: a stop string may begin in their text
         self._num_produced = 0  # characters out of the detokenizer
         self._num_released = 0  # of these, past the watch for stop strings
         self.num_tokens = 0
-
-    @property
-    def stopped(self) -> bool:
-        return self._stops is not None and self._stops.matched is not None
-
-    @property
-    def holds_logprobs(self) -> bool:
-        """Some are not released yet: a stop string may begin in their text."""
-        return bool(self._entries)
+        self.stopped = False
 
     def add(self, delta: Delta, hides_last: bool = False) -> str:
         """The text that became certain with `delta`. `hides_last`: its last token ended the output; it counts but
@@ -50,13 +42,14 @@ class OutputText:
             self.num_tokens += 1
             piece = self._detokenizer.add(token_id)
             if logprob is not None:
-                self._entries.append(TokenEntry(token_id, logprob, self._num_produced))
+                self.held.append(TokenEntry(token_id, logprob, self._num_produced))
             self._num_produced += len(piece)
             if self._stops is None:
                 text += piece
                 continue
             text += self._stops.add(piece)
-            if self.stopped:
+            if self._stops.matched is not None:
+                self.stopped = True
                 break
         else:
             self.num_tokens += hides_last
@@ -70,6 +63,7 @@ class OutputText:
         text = self._detokenizer.finish()
         if self._stops is not None:
             text = self._stops.add(text)
+            self.stopped = self._stops.matched is not None
             if not self.stopped:
                 text += self._stops.finish()
         self._num_produced = self._num_released = self._num_released + len(text)
@@ -77,13 +71,13 @@ class OutputText:
 
     def take_logprobs(self) -> list[TokenEntry]:
         """Entries of the tokens whose text has been released since the last call; of tokens beyond a stop, none."""
-        if not self._entries:
+        if not self.held:
             return []
         if not self.stopped and (self._stops is None or not self._stops.num_held):
-            entries = list(self._entries)
-            self._entries.clear()
+            entries = list(self.held)
+            self.held.clear()
             return entries
         taken = []
-        while self._entries and self._entries[0].offset < self._num_released:
-            taken.append(self._entries.popleft())
+        while self.held and self.held[0].offset < self._num_released:
+            taken.append(self.held.popleft())
         return taken

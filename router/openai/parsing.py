@@ -26,9 +26,9 @@ def max_values(max_model_len: int | None) -> int:
     return max(MIN_MAX_VALUES, VALUES_PER_TOKEN * (max_model_len or 0))
 
 
-def parse_body(request: Request, model: type[Body], most_values: int = MIN_MAX_VALUES) -> Body:
+def parse_body(request: Request, model: type[Body], max_model_len: int | None = None) -> Body:
     """Raises HttpError 400 that names the first field at fault, or none if there are very many; 413 if the body has
-    more than `most_values` commas and brackets; 415 if it is declared to be something else, or compressed.
+    more commas and brackets than `max_values`; 415 if it is declared to be something else, or compressed.
 
     Parsing holds up the event loop, and takes as long as there are values: a text of 16 MiB is parsed in 10 ms, a list
     of as many bytes that is made of empty lists takes seconds.
@@ -52,6 +52,7 @@ def parse_body(request: Request, model: type[Body], most_values: int = MIN_MAX_V
         )
     body = request.body
     if len(body) > SMALL_BODY_BYTES:
+        most_values = max_values(max_model_len)
         num_values = body.count(b",") + body.count(b"[") + body.count(b"{")
         if num_values > most_values:
             message = f"The body has {num_values} commas and brackets; for this model there may be {most_values}."

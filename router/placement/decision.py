@@ -112,8 +112,7 @@ class Candidates(Sequence[Candidate]):
         return Candidate(decode, prefill, cost, fits, terms, num_cached)
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """What was decided and why, in plain values that outlive the workers.
 
     `candidates` come best first, the chosen one among them. `margin` is how much dearer the best other way was, None

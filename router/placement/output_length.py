@@ -19,6 +19,7 @@ import math
 from bisect import bisect_left
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 BINS_A_DOUBLING = 4
 NUM_BINS = 17 * BINS_A_DOUBLING  # up to 2**17 tokens
@@ -34,8 +35,7 @@ PRIOR_LOG2_MEAN, PRIOR_LOG2_SIGMA = 7.6, 1.6
 PRIOR_RATIO_SIGMA = 0.8  # a client's guess, in doublings
 
 
-@dataclass(frozen=True, slots=True)
-class OutputForecast:
+class OutputForecast(NamedTuple):
     """Tokens of the whole answer: the quantiles `QUANTILES`, none over max_tokens, and the mean."""
 
     low: int

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from slipstream.router.config import DispatchConfig, PlacementConfig, PolicyName, SloConfig
 from slipstream.router.links import Links
 from slipstream.router.placement.decision import Decision, Placement, PromptTimes, Wait, where_to
@@ -132,8 +130,7 @@ class Placer:
         self, decision: Decision, state: RequestState, decode: WorkerState, num_cached_tokens: int
     ) -> Decision:
         facts = f"{num_cached_tokens} of {state.num_tokens} tokens are in its prefix cache"
-        return replace(
-            decision,
+        return decision._replace(
             reason="cached_prefix",
             why=f"{where_to(decode, None)}: cached_prefix; {facts}",
             policy=self._policy.name,

@@ -87,7 +87,7 @@ def shortlist(
     Workers that failed it are taken only where nobody else could do it; a prefill group that failed it never, as the
     decode worker can prefill."""
     num_tokens, avoid = state.num_tokens, state.failed_on
-    version = state.version
+    version, session = state.version, state.request.session
     all_decodes, all_prefills = roster.workers_of("decode", version), roster.workers_of("prefill", version)
     cached: dict[WorkerState, int] = {}
     familiar: list[WorkerState] = []
@@ -99,7 +99,7 @@ def shortlist(
             cached.update(hits)
         else:
             cached.update([(worker, held) for worker, _ in hits if (held := index.held_tokens(worker, state))])
-        known = sessions.worker_of(state.request.session, role, state.request.tenant)
+        known = sessions.worker_of(session, role, state.request.tenant) if session else None
         if known is not None and known.version != version:
             known = None
         if known is not None:

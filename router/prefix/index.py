@@ -142,7 +142,7 @@ class PrefixIndex:
             return
         held, expected, masks, bit = holder.held, holder.expected, self._masks, holder.bit
         self._sweep()
-        new = [block for block in self._chain(state).ids if block not in held]
+        new = [block for block in self._chain(state, state.num_tokens).ids if block not in held]
         room = min(self._max_entries - self._num_entries, worker.hello.num_pages - len(expected))
         del new[max(room, 0) :]
         if not new:
@@ -216,7 +216,7 @@ class PrefixIndex:
         most = self.cached_tokens(worker, state) // worker.hello.page_tokens
         if holder is None or not most:
             return 0
-        ids, held = self._chain(state).ids, holder.held
+        ids, held = self._chain(state, state.num_tokens).ids, holder.held
         if ids[most - 1] in held:
             return most * worker.hello.page_tokens
         return bisect_left(range(most), True, key=lambda at: ids[at] not in held) * worker.hello.page_tokens
@@ -259,13 +259,13 @@ class PrefixIndex:
 
     # ---- inside
 
-    def _chain(self, state: RequestState) -> BlockChain:
-        """The request's blocks, up to the last full page of what it has by now."""
+    def _chain(self, state: RequestState, num_tokens: int) -> BlockChain:
+        """The request's blocks, up to the last full page of its `num_tokens` by now."""
         hello = next(iter(self._holders)).hello  # all have the same name of the model and size of pages
         chain = state.blocks
         if chain is None or chain.page_tokens != hello.page_tokens:
             chain = state.blocks = self._name_pages(state, hello)
-        if len(chain.ids) != state.num_tokens // hello.page_tokens:
+        if len(chain.ids) != num_tokens // hello.page_tokens:
             chain.extend(state.prompt_ids + state.output.packed_ids)
         return chain
 
@@ -273,9 +273,10 @@ class PrefixIndex:
         """(number of leading blocks, workers that have exactly so many of them), most first."""
         if not self._masks or not self._holders:
             return []
-        chain = self._chain(state)
+        num_tokens = state.num_tokens
+        chain = self._chain(state, num_tokens)
         # The last token is always computed: the one after it is sampled from what comes out.
-        num_usable = (state.num_tokens - 1) // chain.page_tokens
+        num_usable = (num_tokens - 1) // chain.page_tokens
         if self._latest is not None and self._latest[:3] == (chain, num_usable, self._version):
             return self._latest[3]
         masks, ids = self._masks, chain.ids

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
 from slipstream.router.actions import Action, Emit, Finish, Send
@@ -147,7 +147,7 @@ class World:
         if isinstance(message, Generate | Reserve | Prefill):
             asked = message.request
             sampling = asked.sampling._replace(max_tokens=self._lengths[asked.request_id])
-            message = replace(message, request=asked._replace(sampling=sampling))
+            message = message._replace(request=asked._replace(sampling=sampling))
         self._tell(worker, worker.engine.handle(message, self.now_s))
 
     def _wake(self, worker: _Worker, due_s: float) -> None:

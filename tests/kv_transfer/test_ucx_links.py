@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import os
 import random
@@ -155,7 +154,7 @@ def test_a_listener_that_never_answers_counts_as_unreachable(open_rank: Open) ->
     assert_transfers(source, destination)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = TransferAddress("127.0.0.1", silent.getsockname()[1])
-        ticket = dataclasses.replace(destination.ticket(), addresses=(address,))
+        ticket = destination.ticket()._replace(addresses=(address,))
         source.agent.send(ticket, PAGE_IDS, len(PAGE_IDS))
         failed = source.events.get(timeout=EVENT_S)
     assert isinstance(failed, SendFailed)
@@ -239,7 +238,7 @@ def test_garbage_and_callers_that_dawdle_leave_other_links_alone(open_rank: Open
 @pytest.mark.parametrize(("host", "port"), [("x" * 100, 1), ("a..b", 1), ("", 1), ("127.0.0.1", 0), ("127.0.0.1", -5)])
 def test_a_ticket_that_leads_nowhere_fails_alone(open_rank: Open, host: str, port: int) -> None:
     source, destination = open_rank("prefill", value=7), open_rank("decode")
-    ticket = dataclasses.replace(destination.ticket(), addresses=(TransferAddress(host, port),))
+    ticket = destination.ticket()._replace(addresses=(TransferAddress(host, port),))
     source.agent.send(ticket, PAGE_IDS, len(PAGE_IDS))
     assert isinstance(source.events.get(timeout=EVENT_S), SendFailed)
     assert_transfers(source, destination)

@@ -383,12 +383,12 @@ def test_what_is_not_admitted_raises_and_leaves_nothing():
 @pytest.mark.parametrize(
     "bad",
     [
-        replace(request(), sampling=SamplingParams(10, temperature=float("nan"))),
-        replace(request(), sampling=SamplingParams(10, seed=2**64)),
-        replace(request(), sampling=SamplingParams(10, top_k="5")),  # type: ignore[arg-type]
-        replace(request(), cache_salt="\ud800"),
-        replace(request(), priority=2**70),
-        replace(request(), prompt_ids=[2**31]),
+        request()._replace(sampling=SamplingParams(10, temperature=float("nan"))),
+        request()._replace(sampling=SamplingParams(10, seed=2**64)),
+        request()._replace(sampling=SamplingParams(10, top_k="5")),  # type: ignore[arg-type]
+        request()._replace(cache_salt="\ud800"),
+        request()._replace(priority=2**70),
+        request()._replace(prompt_ids=[2**31]),
     ],
 )
 def test_a_value_that_would_break_a_workers_connection_is_refused_on_admission(bad):

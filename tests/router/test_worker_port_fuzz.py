@@ -320,7 +320,7 @@ def test_nonsense_about_its_own_requests_ends_the_attempt_and_not_the_request(po
                 if isinstance(message, TokenChunk):
                     said.append(StepOutput((message._replace(**names),)))
                 else:
-                    said.append(replace(message, **names))
+                    said.append(message._replace(**names) if isinstance(message, tuple) else replace(message, **names))
             return said
 
         async def main() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -236,8 +235,8 @@ def test_what_cannot_be_taken_is_refused_and_harms_nobody(workers: Workers) -> N
     prefill.generate(request("wrong-role", prompt(5)))
     assert prefill.wait_failed("wrong-role").retryable
     reserved = decode.reserve(request("bad-ticket", prompt(40)), prefill)
-    ticket = dataclasses.replace(reserved.ticket, num_layers=77)
-    prefill.prefill(request("bad-ticket", prompt(40)), dataclasses.replace(reserved, ticket=ticket))
+    ticket = reserved.ticket._replace(num_layers=77)
+    prefill.prefill(request("bad-ticket", prompt(40)), reserved._replace(ticket=ticket))
     assert "num_layers" in prefill.wait_failed("bad-ticket").reason
     decode.cancel(request("bad-ticket", prompt(40)))
     tokens, _ = hand_off(prefill, decode, request("still-fine", prompt(40), salt="fine"))
