@@ -164,10 +164,17 @@ def page_dtype(runner: ModelRunner) -> str:
     return str(runner.kv.dtype).removeprefix("torch.")
 
 
-def _for_both_roles(config: WorkerConfig) -> EngineConfig:
-    """Built for as many sequences as either role may have."""
+def for_both_roles(config: WorkerConfig) -> EngineConfig:
+    """Built for as many sequences, as long ones and as much of a prompt in a step as either role may have."""
+    ours = config.engine
     other = config.in_role("decode" if config.role == "prefill" else "prefill").engine
-    return dataclasses.replace(config.engine, max_num_seqs=max(config.engine.max_num_seqs, other.max_num_seqs))
+    has_longest = ours.max_model_len is not None and other.max_model_len is not None
+    return dataclasses.replace(
+        ours,
+        max_num_seqs=max(ours.max_num_seqs, other.max_num_seqs),
+        max_step_tokens=max(ours.max_step_tokens, other.max_step_tokens),
+        max_model_len=max(ours.max_model_len or 0, other.max_model_len or 0) if has_longest else None,
+    )
 
 
 @contextmanager
@@ -190,7 +197,7 @@ def rank_parts(config: WorkerConfig, tp: TensorParallel, ended: Callable[[RankOu
         model_id=model_key(config.model, config.model_version),  # what the router knows it by
     )
     memory = KvMemory() if config.transfer.transport != "ucx" else None
-    runner = build_runner(config.model_dir, _for_both_roles(config), limits.num_pages, tp=tp, memory=memory)
+    runner = build_runner(config.model_dir, for_both_roles(config), limits.num_pages, tp=tp, memory=memory)
     pool_memory = memory.pool if memory is not None else None
     with closing(RankAgent(runner, pool_memory, tp, config, ended)) as agent:
         runner.sink = agent
