@@ -125,9 +125,12 @@ class Access:
             raise self._unauthenticated("expired", f"The API key {key.name!r} has expired.")
         return caller
 
-    def admit(self, caller: Caller, model: str, num_tokens: int, num_sequences: int) -> tuple[Permit, str]:
+    def admit(
+        self, caller: Caller, model: str, num_tokens: int, num_sequences: int, is_resumed: bool = False
+    ) -> tuple[Permit, str]:
         """Lets a request in, against the limits of its key. Returns a permit, which must be settled, and header lines
-        for the response. Raises HttpError 429, or 400 for what could never be let in."""
+        for the response. Raises HttpError 429, or 400 for what could never be let in; not for one that `is_resumed`,
+        which the router before has let in."""
         permit = Permit(caller, model, num_tokens, num_sequences)
         if caller.key is None:
             return permit, ""
@@ -137,6 +140,9 @@ class Access:
             raise HttpError(400, message, param="n", code="invalid_value")
         now = time.monotonic()
         limits = self._limits_of(caller.key, now)
+        if is_resumed:
+            limits.take(num_tokens, num_sequences, now)
+            return permit, limits.headers(now)
         try:
             limits.admit(caller.key, num_tokens, num_sequences, now)
         except RateLimited as limited:
@@ -144,9 +150,11 @@ class Access:
             raise self._limited(limited, limits.headers(now)) from None
         return permit, limits.headers(now)
 
-    async def enter(self, caller: Caller, model: str, num_tokens: int, num_sequences: int) -> tuple[Permit, str]:
+    async def enter(
+        self, caller: Caller, model: str, num_tokens: int, num_sequences: int, is_resumed: bool = False
+    ) -> tuple[Permit, str]:
         """`admit`, for whoever does not know where the limits are counted."""
-        return self.admit(caller, model, num_tokens, num_sequences)
+        return self.admit(caller, model, num_tokens, num_sequences, is_resumed)
 
     def caller_of(self, digest: bytes) -> Caller:
         """Who has the key with that digest, as a front process found it out. Raises HttpError 401."""

@@ -89,6 +89,11 @@ class KeyLimits:
             if wait_s > 0:
                 used = f"this key may use {self.tokens.per_minute:g} tokens a minute"
                 raise RateLimited("tokens", f"{used}, and this request asks for up to {num_tokens}", wait_s)
+        self.take(num_tokens, num_sequences, now)
+
+    def take(self, num_tokens: int, num_sequences: int, now: float) -> None:
+        """As `admit`, of a request that another router has let in: what is beyond the limits is owed."""
+        if self.tokens is not None:
             self.tokens.take(num_tokens, now)
         if self.requests is not None:
             self.requests.take(1, now)

@@ -175,7 +175,9 @@ class FrontLink:
         refusal, lines = None, ""
         try:
             caller = self._access.caller_of(message.digest)
-            permit, lines = self._access.admit(caller, message.model, message.num_tokens, message.num_sequences)
+            permit, lines = self._access.admit(
+                caller, message.model, message.num_tokens, message.num_sequences, message.is_resumed
+            )
             self._permits[message.number] = permit
         except HttpError as error:
             refusal = Refusal(error.status, error.message, error.kind, error.param, error.code, error.headers)

@@ -80,6 +80,7 @@ class Enter:
     model: str
     num_tokens: int
     num_sequences: int
+    is_resumed: bool
 
 
 @dataclass(frozen=True, slots=True)

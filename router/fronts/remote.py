@@ -120,10 +120,10 @@ class RemoteDispatcher:
         answer: Answer = await self._call(number, message, Forget(number))
         return answer
 
-    async def enter(self, digest: bytes, model: str, num_tokens: int, num_sequences: int) -> Entered:
+    async def enter(self, digest: bytes, model: str, num_tokens: int, num_sequences: int, is_resumed: bool) -> Entered:
         """Raises HttpError 503 if the dispatcher is gone."""
         number = next(self._numbers)
-        message = Enter(number, digest, model, num_tokens, num_sequences)
+        message = Enter(number, digest, model, num_tokens, num_sequences, is_resumed)
         entered: Entered = await self._call(number, message, settled(number, model, NO_USAGE))
         return entered
 
@@ -203,10 +203,12 @@ class RemoteAccess(Access):
         super().__init__(replace(config, usage_file=None), executor)
         self._dispatcher = dispatcher
 
-    async def enter(self, caller: Caller, model: str, num_tokens: int, num_sequences: int) -> tuple[Permit, str]:
+    async def enter(
+        self, caller: Caller, model: str, num_tokens: int, num_sequences: int, is_resumed: bool = False
+    ) -> tuple[Permit, str]:
         if caller.key is None:
             return RemotePermit(caller, model, num_tokens, num_sequences, 0), ""
-        entered = await self._dispatcher.enter(caller.key.digest, model, num_tokens, num_sequences)
+        entered = await self._dispatcher.enter(caller.key.digest, model, num_tokens, num_sequences, is_resumed)
         refusal = entered.refusal
         if refusal is not None:
             raise HttpError(

@@ -144,7 +144,11 @@ class OpenAiApi:
             message = f"'explain' is served for up to {MAX_EXPLAINED_CHOICES} choices, got {num_choices}."
             raise HttpError(400, message, param="explain", code="invalid_value")
         permit, exchange.header_lines = await self._access.enter(
-            job.asked.caller, self._model, job.num_reserved_tokens, num_choices
+            job.asked.caller,
+            self._model,
+            job.num_reserved_tokens,
+            num_choices,
+            is_resumed=exchange.notes.resumed(0) is not None,
         )
         self._metrics.choices.observe(choices_per_prompt)
         try:

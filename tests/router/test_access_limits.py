@@ -52,6 +52,19 @@ def test_requests_over_the_rate_are_refused_with_the_time_till_the_next():
     limits.admit(key, 1, 1, 1.0)
 
 
+def test_what_another_router_has_let_in_is_never_refused_and_owed():
+    limits = limits_of()
+    for _ in range(3):
+        limits.take(400, 2, 0.0)
+    with pytest.raises(RateLimited, match="6 of 4 sequences"):
+        limits.admit(KEY, 1, 1, 0.0)
+    for _ in range(3):
+        limits.settle(400, 400, 2, 0.0)
+    with pytest.raises(RateLimited) as limited:
+        limits.admit(KEY, 60, 1, 0.0)
+    assert limited.value.retry_after_s == pytest.approx(66.0)  # 600 tokens too many, and the 60
+
+
 def test_tokens_are_reserved_and_settled():
     limits = limits_of(replace(KEY, max_concurrent=None))
     limits.admit(replace(KEY, max_concurrent=None), 500, 1, 0.0)
