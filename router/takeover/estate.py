@@ -56,6 +56,7 @@ class Estate:
         self._link = link
         self._last = 0
         self._forgotten: deque[int] = deque()  # that the keeper could not be told yet
+        self._spare: list[tuple[Journal, int]] = []  # with an open file of each
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_open = True
         self.listening: list[socket.socket] = []  # for clients
@@ -120,7 +121,7 @@ class Estate:
         if not self._is_open:
             return None
         try:
-            journal, fd = Journal.create()
+            journal, fd = self._spare.pop() if self._spare else Journal.create()
         except OSError as error:
             log.warning("a connection will not outlive this router: %s", error)
             return None
@@ -131,6 +132,15 @@ class Estate:
             journal.close()
             return None
         return Kept(self._last, journal)
+
+    def prepare(self, num_connections: int) -> None:
+        """Has journals ready for so many connections: between accepting one and keeping it there should be no time in
+        which the router could be killed."""
+        try:
+            while self._is_open and len(self._spare) < num_connections:
+                self._spare.append(Journal.create())
+        except OSError as error:
+            log.warning("connections may not outlive this router: %s", error)
 
     def forget(self, number: int) -> None:
         """A connection is over: it stays open for the client as long as the keeper has it."""
@@ -186,6 +196,10 @@ class Estate:
             self._loop = None
         self._is_open = False
         self._link.close()
+        for journal, fd in self._spare:
+            journal.close()
+            os.close(fd)
+        self._spare = []
 
 
 def missing_of(sock: socket.socket, journal: Journal) -> bytes:

@@ -16,7 +16,7 @@ from slipstream.router.takeover.estate import Estate, Kept
 
 log = logging.getLogger(__name__)
 
-MAX_AT_ONCE = 64  # that are accepted before other things get their turn
+MAX_AT_ONCE = 16  # that are accepted before other things get their turn
 OUT_OF_FILES_PAUSE_S = 0.5
 
 # Gets a connection, and what the keeper has of it.
@@ -34,6 +34,7 @@ class Listener:
         self._tasks: set[asyncio.Future[object]] = set()
         self._pause: asyncio.TimerHandle | None = None
         sock.setblocking(False)
+        estate.prepare(MAX_AT_ONCE)
         self._loop.add_reader(sock, self._accept)
 
     @property
@@ -49,6 +50,10 @@ class Listener:
             self._sock.close()
 
     def _accept(self) -> None:
+        self._accept_some()
+        self._estate.prepare(MAX_AT_ONCE)
+
+    def _accept_some(self) -> None:
         for _ in range(MAX_AT_ONCE):
             try:
                 sock, _ = self._sock.accept()

@@ -141,20 +141,28 @@ def read_stream(client: httpx.Client, first: threading.Event, **fields: Any) -> 
     return told
 
 
+def wait_for_requests(client: httpx.Client, num_requests: int) -> None:
+    """So many choices wait or run. Whoever is killed with a client that it has just accepted may take it along."""
+    status: dict[str, Any] = {"num_waiting": 0, "num_running": 0}
+    while status["num_waiting"] + status["num_running"] < num_requests:
+        status = client.get("/cluster/status").json()
+
+
 def test_streams_and_whole_answers_go_on_after_the_last_byte(serving: Serving) -> None:
     prompts = [[20 + (7 * number + i) % 250 for i in range(30)] for number in range(12)]
     with httpx.Client(base_url=serving.url, timeout=TIMEOUT_S) as client, ThreadPoolExecutor(24) as threads:
         begun = [threading.Event() for _ in prompts]
         streams = [
-            threads.submit(read_stream, client, event, prompt=prompt, max_tokens=400, n=1 + number % 2)
+            threads.submit(read_stream, client, event, prompt=prompt, max_tokens=900, n=1 + number % 2)
             for number, (prompt, event) in enumerate(zip(prompts, begun, strict=True))
         ]
         whole = [
-            threads.submit(client.post, "/v1/completions", json={"model": "m", "prompt": prompt, "max_tokens": 300})
+            threads.submit(client.post, "/v1/completions", json={"model": "m", "prompt": prompt, "max_tokens": 900})
             for prompt in prompts
         ]
         for event in begun:
             assert event.wait(TIMEOUT_S)
+        wait_for_requests(client, 6 * 3 + len(whole))
         for _ in range(2):
             serving.kill()
             serving.start_router()
@@ -162,12 +170,12 @@ def test_streams_and_whole_answers_go_on_after_the_last_byte(serving: Serving) -
             time.sleep(0.3)  # so that the second kill finds other tokens sent than the first
         for number, (prompt, stream) in enumerate(zip(prompts, streams, strict=True)):
             told = stream.result(TIMEOUT_S)
-            assert told.texts == {choice: text_of(prompt, 400) for choice in range(1 + number % 2)}
-            assert (len(told.heads), told.num_done, told.usage) == (1, 1, 400 * (1 + number % 2))
+            assert told.texts == {choice: text_of(prompt, 900) for choice in range(1 + number % 2)}
+            assert (len(told.heads), told.num_done, told.usage) == (1, 1, 900 * (1 + number % 2))
         for prompt, request in zip(prompts, whole, strict=True):
             answer = request.result(TIMEOUT_S)
             assert answer.status_code == 200
-            assert answer.json()["choices"][0]["text"] == text_of(prompt, 300)
+            assert answer.json()["choices"][0]["text"] == text_of(prompt, 900)
 
 
 def test_a_killed_front_is_followed_by_one_that_goes_on(serving: Serving) -> None:
