@@ -117,8 +117,8 @@ class RayConfig:
 
 @dataclass(frozen=True, slots=True)
 class RestartConfig:
-    """What dies is started again after `backoff_s`, twice as long after each further death up to `backoff_max_s`;
-    after `stable_s` of good health the count begins anew."""
+    """What dies is started again after `backoff_s`, twice as long after each further death up to `backoff_max_s`, but
+    no later than a quarter of the time for which it had served; after `stable_s` of good health the count begins anew."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 

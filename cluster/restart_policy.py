@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from slipstream.cluster.config import RestartConfig
 
 FIRST_TRIES = 3
+MOST_WAIT = 0.25  # of the time for which it had served
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,9 @@ class RestartPolicy:
 
         starting --cluster_ready--> settled
         starting: any death -> GiveUp           (a bad model or config is not cured by trying again)
-        settled:  death n in a row -> Restart after backoff_s * 2**(n-1), at most backoff_max_s, for ever
+        settled:  death n in a row -> Restart after backoff_s * 2**(n-1), at most backoff_max_s, for ever;
+                  after having served, no later than a quarter of the time for which it had (but for backoff_s):
+                  what dies again and again is down for a fifth of the time then, while clients wait for it
         settled:  a member that was up for stable_s has a clean slate
         added_later: as settled, but death FIRST_TRIES before it was ever up -> GiveUp
 
@@ -69,4 +72,7 @@ class RestartPolicy:
             return GiveUp(f"given up after {FIRST_TRIES} tries: {reason}")
         self.restarts += 1
         doublings = min(self.deaths - 1, 30)  # 2.0 ** 2000 would overflow
-        return Restart(now_s + min(self.config.backoff_s * 2.0**doublings, self.config.backoff_max_s), self.deaths)
+        wait_s = min(self.config.backoff_s * 2.0**doublings, self.config.backoff_max_s)
+        if up_since_s is not None:
+            wait_s = min(wait_s, max((now_s - up_since_s) * MOST_WAIT, self.config.backoff_s))
+        return Restart(now_s + wait_s, self.deaths)
