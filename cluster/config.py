@@ -118,7 +118,7 @@ class RayConfig:
 @dataclass(frozen=True, slots=True)
 class RestartConfig:
     """What dies is started again after `backoff_s`, twice as long after each further death up to `backoff_max_s`, but
-    no later than a quarter of the time for which it had served; after `stable_s` of good health the count begins anew."""
+    no later than a quarter of the time for which it had served; after `stable_s` in good health it counts anew."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
