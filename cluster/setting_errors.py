@@ -9,11 +9,13 @@ import dataclasses
 import difflib
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Hashable, Iterator
 from typing import Any
 
+import yaml
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -21,6 +23,7 @@ from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.settings_file import ConfigError, Key, SettingsFile
 
 MAX_ROUNDS = 64
+EXPONENT = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]{1,2}")
 MAX_NUMBER = 2**31 - 1  # of seconds, MiB, tokens: what is beyond is a slip, and too large for what takes them
 NO_AMOUNTS = ("version", "resources")  # a name that may be a date; what users count in units of their own
 
@@ -154,7 +157,16 @@ def _sentence(file: SettingsFile, error: ErrorDetails) -> str:
         return f"{file.place(named)}: {reason if named == key else reason.partition(' ')[2]}"
     reason = error["msg"].removeprefix("Input ").replace("should be", "must be", 1)
     reason = reason[:1].lower() + reason[1:]
-    return f"{file.place(key)}: {reason}, got {_shown(error['input'])}"
+    meant = _number_in_yaml(error["input"]) if kind == "float_type" else None
+    hint = f"; YAML takes that for text, write {meant}" if meant else ""
+    return f"{file.place(key)}: {reason}, got {_shown(error['input'])}{hint}"
+
+
+def _number_in_yaml(value: object) -> str | None:
+    """How YAML 1.1 writes 1e-3, with a point and a sign, if it is such a number that was meant."""
+    if not isinstance(value, str) or not EXPONENT.fullmatch(value):
+        return None
+    return str(yaml.safe_dump(float(value))).split()[0]
 
 
 def _shown(value: object) -> str:

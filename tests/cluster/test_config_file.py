@@ -194,6 +194,14 @@ MODEL = "model: {path: tiny}\n"
         ),
         (MODEL + "engine: {num_threads: 100000}\n", "c.yaml:2: engine.num_threads: must be at most 1024, got 100000"),
         (MODEL + "drain_timeout_s: .inf\n", "c.yaml:2: drain_timeout_s: must be finite and not negative, got inf"),
+        (
+            MODEL + "restart: {backoff_s: 1e-3}\n",
+            'c.yaml:2: restart.backoff_s: must be a valid number, got "1e-3"; YAML takes that for text, write 0.001',
+        ),
+        (
+            MODEL + "ray: {object_store_mib: 1e3}\n",
+            'c.yaml:2: ray.object_store_mib: must be a valid integer, got "1e3"',
+        ),
         (MODEL + "drain_timeout_s: .nan\n", "c.yaml:2: drain_timeout_s: "),
         (MODEL + "name: a b\n", "c.yaml:2: name: must consist of 1 to 64 letters, digits, - and _"),
         (MODEL + "name: -x\n", "c.yaml:2: name: must consist of 1 to 64 letters, digits, - and _"),
