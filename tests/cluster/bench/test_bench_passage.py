@@ -108,6 +108,7 @@ def test_prompts_that_wait_for_each_other_are_not_taken_for_long() -> None:
     found = stretch([*streams, *waiting], alone_s, MESSAGE_S)
     assert found is not None
     assert found.factor == pytest.approx(2.0)
+    assert found.noise == 0.0  # only four of them had the worker for themselves
 
 
 def test_prompts_that_nobody_decoded_beside_tell_no_stretch() -> None:

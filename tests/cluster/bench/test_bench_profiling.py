@@ -179,15 +179,6 @@ def test_a_profile_that_its_measurements_bear_out_is_not_doubted() -> None:
     assert not list(doubts(profile([role("prefill", prefill), role("decode", decode)], alone=alone), alone))
 
 
-def test_prompts_that_differ_by_half_beside_streams_are_doubted_where_cores_are_shared() -> None:
-    roles = [role("prefill", measured_times(False, True)), role("decode", measured_times(True, False))]
-    noisy = replace(profile(roles), noise=0.5)
-    told = list(doubts(noisy, Alone()))
-    assert len(told) == 1
-    assert "differed by 50%" in told[0]
-    assert not list(doubts(replace(noisy, shared_cores=False), Alone()))
-
-
 def test_lone_prompts_that_a_cache_knew_tell_nothing() -> None:
     new = [streamed([], 100, 0.02), streamed([], 102, 0.03), streamed([], 101, 0.9)]
     assert lone_prompts([*new, streamed([], 100, 0.001, cached=96)]) == LonePrompts(101, pytest.approx(0.03))
