@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from typing import Any
 
 from ucxx._lib import libucxx
@@ -82,14 +83,24 @@ def _open_context(tls: str) -> Any:
         options["RNDV_THRESH"] = "intra:inf,inter:auto"
     features = (libucxx.Feature.TAG, libucxx.Feature.WAKEUP)
     try:
-        return libucxx.UCXContext(options, feature_flags=features)
+        context = libucxx.UCXContext(options, feature_flags=features)
     except (libucxx.UCXError, RuntimeError) as error:
         raise TransportError(f"UCX with TLS={tls!r} does not start: {error}") from error
+    if _asks_for_cuda(tls) and not re.search(r"\bcuda_\w+/", context.info):  # lists what it uses, as "cuda_ipc/cuda"
+        raise TransportError(
+            f"UCX with TLS={tls!r} finds no GPU, and would take memory of one for the host's and crash: "
+            f"UCX_LOG_LEVEL=debug tells what its CUDA part misses"
+        )
+    return context
 
 
 def _names_no_device(tls: str) -> bool:
     """Device memory must not be copied through the host, as it would be in eager messages."""
     return not tls.startswith("^") and "cuda" not in tls and "all" not in tls.split(",")
+
+
+def _asks_for_cuda(tls: str) -> bool:
+    return not tls.startswith("^") and any(name.startswith("cuda") for name in tls.split(","))
 
 
 def _without_shm(tls: str) -> str:
