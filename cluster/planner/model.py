@@ -66,12 +66,12 @@ class WorkerModel:
     max_slots: int
     max_step_tokens: int
 
-    def prompt_s(self, num_tokens: float, num_cached: float, beside_s: float = 0.0) -> tuple[float, int]:
-        """Seconds to compute a prompt in chunks, each with `beside_s` of decoding in it; and the number of chunks."""
+    def prompt_s(self, num_tokens: float, num_cached: float) -> tuple[float, int]:
+        """Seconds to compute a prompt in chunks with nothing beside it; and the number of chunks."""
         chunk_s, token_s, pair_s = self.prefill
         new = max(num_tokens - num_cached, 1.0)
         num_chunks = max(math.ceil(new / self.max_step_tokens), 1)
-        return num_chunks * (chunk_s + beside_s) + new * token_s + new * (num_tokens - 0.5 * new) * pair_s, num_chunks
+        return num_chunks * chunk_s + new * token_s + new * (num_tokens - 0.5 * new) * pair_s, num_chunks
 
     def max_batch(self, context_tokens: float) -> float:
         """Sequences that have room at once."""
@@ -159,18 +159,19 @@ def _steady(
     base_s, by_seq_s, by_token_s = decode.decode
     slope_s = by_seq_s + by_token_s * context
 
-    def gap_at(batch: float) -> tuple[float, float, list[float]]:
-        """Seconds between tokens with so many sequences, the share of time with prompts in the steps, and what the
-        prompts take."""
+    alone = [decode.prompt_s(isl, isl * cached) for isl in points] if local else []
+    alone_s, num_chunks = sum(seconds for seconds, _ in alone), sum(num for _, num in alone)
+
+    def gap_at(batch: float) -> tuple[float, float]:
+        """Seconds between tokens with so many sequences, and the share of time with prompts in the steps."""
         step_s = base_s + slope_s * batch
         if not local:
-            return step_s, 0.0, []
-        computed = [decode.prompt_s(isl, isl * cached, slope_s * batch) for isl in points]
-        prompts_s = [seconds for seconds, _ in computed]
-        chunk_s = max(sum(prompts_s) / sum(num for _, num in computed), step_s)
-        share = local_per_s * sum(prompts_s) / num_points
+            return step_s, 0.0
+        prompts_s = alone_s + num_chunks * slope_s * batch
+        chunk_s = max(prompts_s / num_chunks, step_s)
+        share = local_per_s * prompts_s / num_points
         busy = min(share, 1.0)
-        return 1.0 / (busy / chunk_s + (1.0 - busy) / step_s), share, prompts_s
+        return 1.0 / (busy / chunk_s + (1.0 - busy) / step_s), share
 
     # ---- decode: the batch at which as many tokens leave as come
     max_batch = decode.max_batch(demand.isl + demand.osl)
@@ -182,7 +183,8 @@ def _steady(
             batch = after
             break
         batch = after
-    itl_s, local_load, local_s = gap_at(batch)
+    itl_s, local_load = gap_at(batch)
+    local_s = [seconds + num * slope_s * batch for seconds, num in alone]  # what the prompts take, beside the batch
     decode_load = max(decode_load, local_load)
 
     # ---- prefill: waits and own time by prompt length
