@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from slipstream.kernels.gpu.decode_linear import decode_linear
+from slipstream.kernels.gpu.decode_linear import DecodeConfig, decode_linear
 from slipstream.kernels.gpu.fp8_linear import fp8_linear
 from slipstream.kernels.gpu.int4_linear import int4_linear
 from slipstream.kernels.gpu.page_copy import gather_pages, scatter_pages
@@ -16,6 +16,8 @@ from slipstream.kernels.gpu.rms_norm import rms_norm
 from slipstream.kernels.gpu.sampling import Draws, Penalties, Updates, add_scores, penalise, sample
 from slipstream.kernels.gpu.silu_mul import silu_mul
 from slipstream.kernels.quantized_weight import Fp8Weight, Int4Weight
+
+NOTHING_NEW = ", by a kernel that another batch has had compiled"
 
 
 def bf16(*shape: int) -> Tensor:
@@ -79,6 +81,10 @@ def launches() -> dict[str, Callable[[], object]]:
         calls[f"decode_linear {name} {num_rows} gated"] = partial(
             decode_linear, bf16(num_rows, 4096), weight, norm_weight=norm_weight, eps=1e-5, gated=True
         )
+    gated = partial(decode_linear, weight=bf16(28672, 4096), norm_weight=norm_weight, eps=1e-5, gated=True)
+    calls[f"decode_linear bf16 9 gated{NOTHING_NEW}"] = partial(gated, bf16(9, 4096))
+    split = DecodeConfig(block_rows=16, block_outputs=16, block_inputs=256, num_splits=2, num_warps=4, num_stages=3)
+    calls["decode_linear bf16 1 gated by splits"] = partial(gated, bf16(1, 4096), config=split)
     for name, num_rows, weight in (
         ("bf16", 4, bf16(4096, 14336)),
         ("fp8", 64, fp8(4096, 14336)),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kernels.gpu.linear_launches import NOTHING_NEW
 from tests.kernels.gpu.sm90 import SHARED_MEMORY_BYTES, Resources
 
 pytestmark = pytest.mark.timeout(400)  # everything is compiled where nothing has been before
@@ -32,6 +33,11 @@ def compiled() -> list[Resources]:
 def test_all_launches_compile_and_fit_into_shared_memory(compiled: list[Resources]) -> None:
     assert len({kernel.kernel for kernel in compiled}) > 10
     assert not [kernel for kernel in compiled if kernel.shared_bytes > SHARED_MEMORY_BYTES]
+
+
+def test_another_number_of_rows_is_no_other_kernel(compiled: list[Resources]) -> None:
+    """It would be compiled while somebody waits for a token."""
+    assert not [kernel for kernel in compiled if kernel.launch.endswith(NOTHING_NEW)]
 
 
 def test_registers_suffice(compiled: list[Resources]) -> None:
