@@ -143,8 +143,8 @@ class RoleTimes:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSignals:
-    """A connected worker: its sizes, its credits, and what the router knows to be on it. `prefill_share` of its time
-    went lately into the prompts that were placed there."""
+    """A connected worker: its sizes, its credits, and what the router knows to be on it. `num_running` of its sequences
+    are past their prefill. `prefill_share` of its time went lately into the prompts that were placed there."""
 
     name: str
     role: Role
@@ -160,6 +160,7 @@ class WorkerSignals:
     free_pages: int
     free_tokens: int
     num_seqs: int
+    num_running: int
     context_tokens: int
     remaining_tokens: float
     num_pending: int
@@ -191,6 +192,7 @@ class WorkerSignals:
             free_pages=ledger.free_pages,
             free_tokens=ledger.free_tokens,
             num_seqs=load.num_seqs,
+            num_running=load.num_running,
             context_tokens=load.context_tokens,
             remaining_tokens=max(load.remaining_tokens, 0.0),
             num_pending=load.num_pending,

@@ -22,7 +22,8 @@ class PlannerConfig:
     `start_s` and `switch_s` are what a new worker and a new role are taken to need until they have been seen. After a
     change nothing is changed for `settle_s`; each time that a change is taken back within `horizon_s`, the wait before
     the next one doubles. At most `max_step` of the workers (and at least one; twice as many where less than half of the
-    target is kept) switch or go at once, and at most as many as there are come. `class_name`
+    target is kept, and the rest of the way without settling) switch or go at once, and at most as many as there are
+    come. `class_name`
     ("module.Class", made with this configuration) is a planner of one's own.
     """
 

@@ -28,9 +28,11 @@ class Corrections:
     prefill: float = 1.0
     decode: float = 1.0
 
-    def learn(self, predicted: Outlook, per_s: float, signals: Signals, is_behind: bool) -> None:
+    def learn(self, predicted: Outlook, itl_s: float, per_s: float, signals: Signals, is_behind: bool) -> None:
         """`predicted` is of the workers that are there, under the load of `per_s` that has come to them lately, with
-        the corrections so far. `is_behind`: requests have been waiting through the whole short window."""
+        the corrections so far. `itl_s` is its time between tokens; where answers are late, that of as many as run: near
+        saturation a load that is a little off makes other batches altogether, and that is no fault of the times.
+        `is_behind`: requests have been waiting through the whole short window."""
         short = signals.short
         num_first = short.ttft_s.count
         if is_behind:
@@ -53,8 +55,8 @@ class Corrections:
                 self.prefill = _moved(self.prefill, 0.5)
             else:
                 self.decode = _moved(self.decode, 0.5)
-        if short.itl_s.count >= MIN_SAMPLES and predicted.itl_s > 0.0 and predicted.decode_load < MEANS_NOTHING:
-            self.decode = _moved(self.decode, _error(short.itl_s.mean, predicted.itl_s, signals.slo_itl_s))
+        if short.itl_s.count >= MIN_SAMPLES and itl_s > 0.0 and predicted.decode_load < MEANS_NOTHING:
+            self.decode = _moved(self.decode, _error(short.itl_s.mean, itl_s, signals.slo_itl_s))
 
 
 def _error(seen_s: float, predicted_s: float, slo_s: float) -> float:

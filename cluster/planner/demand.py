@@ -76,9 +76,9 @@ class DemandWatch:
         return self._trend
 
 
-def demand_of(signals: Signals, per_s: float, backlog: float = 0.0) -> Demand | None:
-    """`per_s` requests a second of the mix that came lately, and `backlog` more that are to be served soon. None while
-    nothing has come at all."""
+def demand_of(signals: Signals, per_s: float, backlog: float = 0.0, least_osl: float = 0.0) -> Demand | None:
+    """`per_s` requests a second of the mix that came lately, and `backlog` more that are to be served soon. Answers are
+    of at least `least_osl` tokens. None while nothing has come at all."""
     window = mix_window(signals)
     if window is None:
         return None
@@ -90,7 +90,7 @@ def demand_of(signals: Signals, per_s: float, backlog: float = 0.0) -> Demand | 
     return Demand(
         per_s + backlog / RECOVER_S,
         window.isl.points,
-        answer_tokens(signals),
+        max(answer_tokens(signals), least_osl),
         levels,
         signals.short.cached_share if signals.short.num_prompt_tokens else signals.long.cached_share,
         min(max(signals.long.burstiness, 1.0), MAX_BURSTINESS),

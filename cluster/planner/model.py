@@ -207,7 +207,7 @@ def _steady(
     gap_s, gap_page_s = decode.gap
     hand_off_s = (1.0 - local) * (gap_s + gap_page_s * demand.isl * (1.0 - cached) / decode.page_tokens)
     mean_itl_s = itl_s + hand_off_s / max(steps, 1.0)
-    sigma_s = _itl_sigma_s(mean_itl_s, slope_s, batch, steps, local_per_s, local_s)
+    sigma_s = _itl_sigma_s(mean_itl_s, itl_s, gap_at(0.0)[0], batch, demand.burstiness, steps, local_per_s, local_s)
     has_slot = min(max((FULL - decode_load) / (FULL - ALMOST_FULL), 0.0), 1.0)
 
     attainment = 0.0
@@ -248,17 +248,37 @@ def _in_time(left_s: float, p_wait: float, wait_s: float) -> float:
     return 1.0 - p_wait * math.exp(-left_s / wait_s) if wait_s > 0.0 else 1.0
 
 
+def batch_variance(batch: float, gap_s: float, empty_s: float) -> float:
+    """Of the sequences that decode together, around a mean of `batch`: Poisson's, and more the nearer to saturation, as
+    each that is there too many makes all of them stay longer. Exact where arrivals are Poisson, lengths exponential and
+    steps grow linearly with the batch: negative binomial then."""
+    return batch * min(gap_s / empty_s, 1e3) if empty_s > 0.0 else batch
+
+
 def _itl_sigma_s(
-    itl_s: float, slope_s: float, batch: float, steps: float, local_per_s: float, local_s: Sequence[float]
+    mean_s: float,
+    itl_s: float,
+    empty_s: float,
+    batch: float,
+    burstiness: float,
+    steps: float,
+    local_per_s: float,
+    local_s: Sequence[float],
 ) -> float:
-    """How far the mean gap of a request lies from the mean of all: other batches than the mean one (Poisson), and more
-    or fewer prompts beside it."""
-    batch_s = slope_s * math.sqrt(batch)
+    """How far the mean gap of a request lies from the mean of all: other batches than the mean one, and more or fewer
+    prompts beside it. `empty_s` is the gap of a batch of nobody. What the batch is off by stays so for an answer's time
+    times gap / `empty_s`; a request sees the mean of it over its own time."""
+    batch_s = 0.0
+    if batch > 0.0 and itl_s > 0.0:
+        stays = min(max(empty_s / itl_s, 1e-3), 1.0)  # an answer's time over that
+        averaged = 2.0 / stays * (1.0 - (1.0 - math.exp(-stays)) / stays)
+        variance = batch_variance(batch, itl_s, empty_s) * 0.5 * (1.0 + burstiness)
+        batch_s = (itl_s - empty_s) / batch * math.sqrt(variance * averaged)
     prompts_s = 0.0
     if local_s and steps:
         num_beside = local_per_s * steps * itl_s
         prompts_s = math.sqrt(num_beside * sum(one * one for one in local_s) / len(local_s)) / steps
-    return math.sqrt((MIN_NOISE * itl_s) ** 2 + 0.5 * batch_s * batch_s + prompts_s * prompts_s)
+    return math.sqrt((MIN_NOISE * mean_s) ** 2 + batch_s * batch_s + prompts_s * prompts_s)
 
 
 def _normal(x: float) -> float:

@@ -2,8 +2,10 @@
 
     not changing --> settled --> load and corrections --> do the pools that are there hold?
                                     yes: would fewer workers, and would they have for `horizon_s`? --> fewer
-                                    no:  the cheapest that hold with room to grow, or else hold, or else
-                                         those that serve most --> switch roles, add
+                                    no:  the fewest that hold with room to grow, or else hold, and of so many
+                                         those that bear most; or else those that serve most --> switch roles, add
+
+They do not hold either where most of the answers that run are late, whatever is predicted (`running`).
 
 What keeps it from swinging: nothing is changed while a change is under way, nor before what is seen is of the cluster
 as it is now; fewer workers have to have been enough, with `margin`, at every look for the whole horizon; where nothing
@@ -35,6 +37,7 @@ from slipstream.cluster.planner.demand import (
     demand_of,
     has_shifted,
     local_share_of,
+    mix_window,
 )
 from slipstream.cluster.planner.history import ChangeHistory
 from slipstream.cluster.planner.look import Look, figures
@@ -48,14 +51,16 @@ from slipstream.cluster.planner.options import (
     smaller,
     towards,
 )
+from slipstream.cluster.planner.running import Running, running_of
 from slipstream.cluster.planner.worker_models import worker_models
 from slipstream.router.signals import Signals
 
 GAIN = 0.1  # of the requests have to be served in time that would not be, where nothing keeps the levels
 ROOM = 0.4  # of the margin: so much more load has to be bearable, too, or the next worker would come too late
-URGENT = 0.5  # of the target: below it twice as many workers change at once, and up to three come for each
+URGENT = 0.5  # of the target: below it twice as many workers change at once, and up to three come for each there is
 CLEARLY_SHORT = 0.8  # of the target: more than chance
 ALIKE = 0.02  # attainments that differ by less are the same
+ROOMS = (1.25, 1.5, 2.0, 3.0)  # times as much load: where roles are switched, to the split that bears most
 WORTH = 0.05  # of the requests: roles are not switched for less, as the model is not that exact
 
 
@@ -71,6 +76,7 @@ class SloPlanner:
         self._first_total = 0
         self._busy_s: float | None = None  # when there was last something to do
         self._behind_since_s: float | None = None
+        self._way: tuple[Pools, Pools] | None = None  # of an urgent change: what it made at first, and where it leads
         self._was_short = False  # at the last look the levels were predicted not to be kept
         self._needed_all_s: float | None = None  # when no smaller cluster would have been enough
 
@@ -132,6 +138,14 @@ class SloPlanner:
         if look.fleet.is_changing and not self._history.is_stuck(look.now):
             return self._hold(look, "changing", "workers are on their way from one state to another")
         left_s = self._history.settles_s - look.now
+        way, self._way = self._way, None
+        if left_s > 0.0 and way is not None and look.pools == way[0] and look.limits.allows(way[1]):
+            goal = way[1]
+            then = towards(look.pools, goal, 2 * self._step(look))
+            actions = actions_for(look.pools, then, look.fleet, look.signals)
+            if not isinstance(actions, str):
+                self._way = (then, goal) if then != goal else None
+                return self._change(look, "slo", f"{goal} is where the change before was to lead", then, actions)
         if left_s > 0.0:
             return self._hold(look, "settling", f"what is seen is not yet of the cluster as it is: {left_s:.0f} s more")
         return None
@@ -168,31 +182,39 @@ class SloPlanner:
         if models is None:
             return self._hold(look, "no_workers", "nothing has been measured yet")
         per_s = max(self._watch.rate(0.0), 0.0)
-        seen = demand_of(signals, per_s)
+        mix = mix_window(signals)
+        measured = (
+            worker_models(signals, Corrections()) or models
+        )  # by the workers' own word, which is of their batches
+        running = running_of(signals, measured[1], mix.isl.mean if mix is not None else 1.0)
+        least_osl = running.osl(max(per_s, signals.short.offered_per_s))
+        seen = demand_of(signals, per_s, least_osl=least_osl)
         if seen is None:
             seen = Demand(0.0, (1.0,), 1.0, ())
         may_grow = look.pools.total < look.limits.max_workers
         lead_s = self._history.start_s if may_grow else self._history.switch_s
         backlog = backlog_of(signals)
-        planned = demand_of(signals, max(self._watch.rate(lead_s), per_s), backlog) or seen
+        planned = demand_of(signals, max(self._watch.rate(lead_s), per_s), backlog, least_osl) or seen
         look.predict = lambda pools, factor: outlook(
             pools.num_prefill, pools.num_decode, *models, planned.times(factor)
         )
         look.seen = figures(planned, per_s, backlog, self._watch.trend, self.corrections)
         now_seen = outlook(look.pools.num_prefill, look.pools.num_decode, *models, seen, local_share_of(signals))
-        self._correct(look, now_seen, seen)
+        self._correct(look, now_seen, seen, running)
         current = look.outlook(look.pools)
         with_room = look.outlook(look.pools, 1.0 + ROOM * config.margin)
-        if with_room.attainment < config.target_attainment:
+        is_late = self._is_late(running)
+        if is_late or with_room.attainment < config.target_attainment:
             self._needed_all_s = now
             is_confirmed, self._was_short = self._was_short, True
-            if not is_confirmed and with_room.attainment > CLEARLY_SHORT * config.target_attainment:
+            if not (is_confirmed or is_late) and with_room.attainment > CLEARLY_SHORT * config.target_attainment:
                 why = f"{look.pools} is predicted to keep {current.attainment:.0%}, and more at the next look perhaps"
                 return self._hold(look, "holds", why)
             ahead = 1.0  # roles can be switched again soon; what is started now has to last until more could be there
             if may_grow and planned.per_s > 0.0:
                 ahead = max(self._watch.rate(2.0 * lead_s + config.settle_s) / planned.per_s, 1.0)
-            return self._grow(look, current, planned.per_s, ahead)
+            late = running.in_time if is_late else None
+            return self._grow(look, current, planned.per_s, ahead, self._seen_attainment(signals, running), late)
         self._was_short = False
         if self._behind_since_s is not None and signals.oldest_wait_s > signals.slo_ttft_s:
             self._needed_all_s = now
@@ -201,7 +223,7 @@ class SloPlanner:
         later = self._watch.rate(2.0 * lead_s) / planned.per_s if planned.per_s > 0.0 else 1.0
         return self._shrink(look, (1.0 + config.margin) * max(later, 1.0))
 
-    def _correct(self, look: Look, predicted: Outlook, seen: Demand) -> None:
+    def _correct(self, look: Look, predicted: Outlook, seen: Demand, running: Running) -> None:
         """Where what is seen is of these workers alone, and of this load: answers that finish now were begun when they
         were there."""
         if has_shifted(look.signals):
@@ -213,7 +235,8 @@ class SloPlanner:
         behind_s = look.now - self._behind_since_s if self._behind_since_s is not None else 0.0
         is_behind = behind_s >= look.signals.short.span_s
         if self._behind_since_s is None or is_behind:
-            self.corrections.learn(predicted, seen.per_s, look.signals, is_behind)
+            itl_s = running.gap_s * self.corrections.decode if self._is_late(running) else predicted.itl_s
+            self.corrections.learn(predicted, itl_s, seen.per_s, look.signals, is_behind)
 
     def _shrink(self, look: Look, factor: float) -> PlannerDecision:
         """The levels are kept. Would they be with fewer, and would they have been all the time?"""
@@ -246,12 +269,26 @@ class SloPlanner:
                 look.reject(pools, self._history.why_not(now))
         return self._hold(look, "holds", f"{look.pools} keeps the levels")
 
-    def _grow(self, look: Look, current: Outlook, planned_per_s: float, ahead: float) -> PlannerDecision:
-        """The levels are not kept. What would, and if the load becomes so many times as large?"""
+    def _grow(
+        self,
+        look: Look,
+        current: Outlook,
+        planned_per_s: float,
+        ahead: float,
+        seen_attainment: float,
+        late: float | None,
+    ) -> PlannerDecision:
+        """The levels are not kept. What would, and if the load becomes `ahead` times as large? `late`: that few
+        of the answers that run are in time, whatever is predicted."""
         config, history, now = self._config, self._history, look.now
         best: tuple[tuple[float, ...], Pools] | None = None
         # Near saturation a queue that has not built up yet may never: what is seen to hold is not left for a guess.
-        holds_now = max(current.attainment, self._seen_attainment(look.signals)) >= config.target_attainment
+        seen = late if late is not None else max(current.attainment, seen_attainment)
+        holds_now = seen >= config.target_attainment
+        serves = (
+            current.goodput_per_s if late is not None else max(current.goodput_per_s, seen_attainment * planned_per_s)
+        )
+        bears_now = self._bears(look, look.pools)
         may_add, room = history.may_add(now), (1.0 + 1.25 * ROOM * config.margin) * ahead
         for pools in candidates(look.pools, look.limits):
             if pools == look.pools or pools.total < look.pools.total:
@@ -264,9 +301,13 @@ class SloPlanner:
                 continue
             if holds:
                 with_room = look.outlook(pools, room).attainment >= config.target_attainment
-                rank: tuple[float, ...] = (0.0 if with_room else 1.0, cost, -predicted.attainment)
+                bears = self._bears(look, pools)
+                if late is not None and pools.total == look.pools.total and bears <= bears_now:
+                    look.note(pools, predicted, "answers are late, and it bears no more than what is there")
+                    continue
+                rank: tuple[float, ...] = (0.0 if with_room else 1.0, pools.total, -bears, cost, -predicted.attainment)
                 look.note(pools, predicted, "more workers or changes than needed" if with_room else "holds, but barely")
-            elif predicted.goodput_per_s < current.goodput_per_s + GAIN * planned_per_s or planned_per_s <= 0.0:
+            elif predicted.goodput_per_s < serves + GAIN * planned_per_s or planned_per_s <= 0.0:
                 look.note(pools, predicted, "serves no more than what is there")
                 continue
             else:
@@ -283,15 +324,16 @@ class SloPlanner:
             return f"{max(predicted.attainment, could):.0%}"
 
         said = f"{look.pools} is predicted to keep {kept(current)}"
+        if late is not None:
+            said += f", and of the answers that run {late:.0%} are in time"
         if best is None:
             return self._hold(look, "best_there_is", f"{said}, and nothing within the limits would do better")
         goal = best[1]
-        seen = max(current.attainment, self._seen_attainment(look.signals))
         if best[0][0] < 2.0 and goal.total == look.pools.total and look.outlook(goal).attainment < seen + WORTH:
             # It has more room; but roles switch in seconds, and can when there is more to be won.
             look.reject(goal, "not better by more than the model may be off")
             return self._hold(look, "holds", f"{said}, {goal} {kept(look.outlook(goal))}, which is as good")
-        is_urgent = current.attainment < URGENT * config.target_attainment
+        is_urgent = min(current.attainment, seen) < URGENT * config.target_attainment
         then = towards(look.pools, goal, self._step(look) * (2 if is_urgent else 1), 3 if is_urgent else 1)
         actions = actions_for(look.pools, then, look.fleet, look.signals)
         if isinstance(actions, str):
@@ -301,17 +343,28 @@ class SloPlanner:
             look.reject(goal, history.why_not(now))
             return self._hold(look, "backed_off", f"{said}; {goal} would do better, but {history.why_not(now)}")
         look.reject(goal, "")
+        self._way = (then, goal) if is_urgent and then != goal and goal.total == look.pools.total else None
         reason: Reason = "slo" if best[0][0] < 2.0 else "goodput"
         why = f"{said}; {goal} {kept(look.outlook(goal))}" + ("" if then == goal else f", of which {then} is the way")
         return self._change(look, reason, why, then, actions)
 
-    def _seen_attainment(self, signals: Signals) -> float:
-        """Of the short window, the worse of first tokens and whole answers; 0 while requests wait, or few say."""
+    def _is_late(self, running: Running) -> bool:
+        """Most of the answers that run are, and they are more than chance."""
+        return running.num >= MIN_ARRIVALS and running.in_time < URGENT * self._config.target_attainment
+
+    def _bears(self, look: Look, pools: Pools) -> float:
+        """So many times the load."""
+        target = self._config.target_attainment
+        return max((one for one in ROOMS if look.outlook(pools, one).attainment >= target), default=1.0)
+
+    def _seen_attainment(self, signals: Signals, running: Running) -> float:
+        """Of the short window, the worse of first tokens, whole answers and those that run; 0 while requests wait,
+        or few say."""
         short = signals.short
         ttft, whole = short.ttft_attainment, short.attainment
         if ttft is None or whole is None or self._behind_since_s is not None:
             return 0.0
-        return min(ttft, whole) if min(short.ttft_s.count, short.osl.count) >= MIN_ARRIVALS else 0.0
+        return min(ttft, whole, running.in_time) if min(short.ttft_s.count, short.osl.count) >= MIN_ARRIVALS else 0.0
 
     # ---- what is said
 

@@ -302,6 +302,7 @@ class Plant:
             free_pages=NUM_PAGES - pages,
             free_tokens=max(20_000 - sum(seq.isl for _, seq in worker.prompts), 0),
             num_seqs=num_seqs,
+            num_running=num_seqs,
             context_tokens=sum(seq.isl + seq.osl for seq in worker.running),
             remaining_tokens=sum(seq.left for seq in worker.running),
             num_pending=len(worker.prompts),

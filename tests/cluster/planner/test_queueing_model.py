@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.cluster.planner.model import Demand, Level, WorkerModel, erlang_c, outlook
+from slipstream.cluster.planner.model import Demand, Level, WorkerModel, batch_variance, erlang_c, outlook
 from slipstream.cluster.planner.options import Limits, Move, Pools, candidates, have_room, smaller, towards
 from slipstream.router.signals import WorkerSignals
 
@@ -40,6 +40,28 @@ def test_a_batch_is_what_littles_law_gives() -> None:
     step_s = 0.010 + (3e-4 + 1e-8 * 195) * seen.batch
     assert seen.batch == pytest.approx(4.0 * 199 * step_s, rel=0.05)
     assert seen.local_share == 0.0
+
+
+def test_a_batch_varies_as_the_chain_of_arrivals_and_ends_does() -> None:
+    """One more with each arrival, one less with each end, at the pace of the step that so many have."""
+    per_s, steps, base_s, slope_s = 1.65, 400, 0.009, 0.001
+    shares = [1.0]
+    for num in range(1, 400):
+        shares.append(shares[-1] * per_s * steps * (base_s + slope_s * num) / num)
+    whole = sum(shares)
+    mean = sum(num * share for num, share in enumerate(shares)) / whole
+    variance = sum((num - mean) ** 2 * share for num, share in enumerate(shares)) / whole
+    assert variance > 2.5 * mean  # far beyond Poisson
+    assert batch_variance(mean, base_s / (1.0 - per_s * steps * slope_s), base_s) == pytest.approx(variance, rel=0.02)
+
+
+def test_near_saturation_a_mean_within_the_level_leaves_many_late() -> None:
+    """25 together on average take as long as the level allows 28."""
+    near = outlook(4, 1, WORKER, WORKER, demand(7.28, 100, 200, itl_s=0.0184))
+    far = outlook(4, 1, WORKER, WORKER, demand(4.0, 100, 200, itl_s=0.0184))
+    assert near.itl_s < 0.0184
+    assert near.attainment < 0.85
+    assert far.attainment > 0.97
 
 
 def test_pages_bound_the_batch() -> None:
@@ -137,7 +159,7 @@ def test_what_runs_on_a_worker_needs_pages_and_slots_elsewhere() -> None:
     def worker(free_slots: int, free_pages: int, num_seqs: int) -> WorkerSignals:
         return WorkerSignals(
             *("d", "decode", False, 1, 16, 100, 8, 1000, 512, 4096),
-            *(free_slots, free_pages, 100, num_seqs, 0, 0.0, 0, 0, 0.0),
+            *(free_slots, free_pages, 100, num_seqs, num_seqs, 0, 0.0, 0, 0, 0.0),
         )
 
     leaving = [worker(4, 60, 4)]
