@@ -26,6 +26,7 @@ class Transfer:
         "begun_s",
         "done",
         "dst",
+        "is_aborted",
         "is_complete",
         "is_over",
         "left_bytes",
@@ -44,7 +45,7 @@ class Transfer:
         self.rate = 0.0
         self.begun_s = self.since_s = now_s
         self.turn = 0  # of its planned end: a later one replaces it
-        self.is_complete = self.is_over = False
+        self.is_complete = self.is_over = self.is_aborted = False
 
 
 class Card:
@@ -90,7 +91,8 @@ class Network:
         self._send(transfer, tail_bytes)
 
     def abort(self, transfer: Transfer) -> None:
-        """No byte moves any more, and nobody is told."""
+        """No byte moves any more, and nobody is told, also of bytes that are all through and have not landed yet."""
+        transfer.is_aborted = True
         if not transfer.is_over:
             transfer.is_over = True
             self.num_in_flight -= 1
@@ -191,4 +193,5 @@ class Network:
         self._clock.at(self._clock.now_s + self._latency_s, self._landed, transfer)
 
     def _landed(self, transfer: Transfer) -> None:
-        transfer.done(transfer.what, self._clock.now_s - transfer.begun_s)
+        if not transfer.is_aborted:
+            transfer.done(transfer.what, self._clock.now_s - transfer.begun_s)

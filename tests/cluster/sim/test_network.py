@@ -77,6 +77,16 @@ def test_a_cut_stops_what_is_on_its_way_and_it_goes_on_where_it_was() -> None:
     assert line.landed["cut"][0] == pytest.approx(5.0)
 
 
+def test_what_is_aborted_when_all_of_it_is_through_does_not_land_either() -> None:
+    line, src, dst = Line(latency_s=0.5), Card(), Card()
+    transfer = line.network.open(src, dst, 100.0, line.done, line.gone, "a")
+    line.network.finish(transfer, 0.0)
+    line.clock.at(1.2, line.network.abort, transfer)  # its last byte has left at 1.0 s
+    line.run()
+    assert not line.landed
+    assert line.network.num_in_flight == 0
+
+
 def test_what_is_aborted_never_lands_and_leaves_its_share_to_others() -> None:
     line = Line()
     src = Card()
