@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from slipstream.cluster.planner.config import PlannerConfig
 from slipstream.cluster.sim.command import sim_command
 from slipstream.cluster.sim.config import FaultConfig, SimConfig, SimConfigError, Split, load_sim_config
 from slipstream.cluster.sim.fleet import SimFleet
@@ -16,7 +15,7 @@ from slipstream.cluster.sim.report import as_json, report_of
 from slipstream.cluster.sim.run import RunResult, SimRun, find_profile
 from slipstream.cluster.sim.world import World, WorldConfig
 from slipstream.cluster.workload.workload import Workload, open_workload
-from slipstream.router.config import DispatchConfig, SloConfig
+from slipstream.router.config import DispatchConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 SHARED = """{"timestamp": 0, "input_length": 2100, "output_length": 50, "hash_ids": [0, 1, 2, 3, 4]}
@@ -103,22 +102,6 @@ def test_a_queue_that_nobody_serves_times_out() -> None:
     assert set(result.outcomes.ends) <= {"stop", "queue_timeout", "deadline_unreachable"}
     assert result.outcomes.ends["queue_timeout"] + result.outcomes.ends["deadline_unreachable"] > 0
     assert result.num_failed == 200 - result.outcomes.ends["stop"]
-
-
-def test_the_planner_moves_workers_to_where_the_load_is() -> None:
-    config = SimConfig(planner=PlannerConfig(enabled=True, settle_s=5.0))
-    workload = open_workload("isl=6000,osl=10,rate=14,spread=0.2", 1200)
-    result = SimRun(config, find_profile(config.profile), workload, 1200 / 14).run("slo", Split(1, 3))
-    assert result.outcomes.ends["stop"] == 1200
-    assert any(decision.actions for decision in result.decisions)
-
-
-def test_the_planner_does_not_go_back_and_forth_between_splits_that_it_predicts_alike() -> None:
-    config = SimConfig(slo=SloConfig(2000.0, 50.0), planner=PlannerConfig(enabled=True))
-    workload = open_workload("isl=8000,osl=300,rate=7,spread=1", 1500)
-    result = SimRun(config, find_profile(config.profile), workload, 1500 / 7).run("slo", Split(2, 6))
-    # Without prefill workers is predicted to keep 12% more than to begin with, and 1% less than that later on.
-    assert [(one.num_prefill, one.num_decode) for one in result.decisions] == [(0, 8)]
 
 
 def world_of(profile: WorkerProfile) -> World:

@@ -1,0 +1,25 @@
+"""The planner over the simulated cluster, with the production dispatcher between them."""
+
+from __future__ import annotations
+
+from slipstream.cluster.planner.config import PlannerConfig
+from slipstream.cluster.sim.config import SimConfig, Split
+from slipstream.cluster.sim.run import SimRun, find_profile
+from slipstream.cluster.workload.workload import open_workload
+from slipstream.router.config import SloConfig
+
+
+def test_the_planner_moves_workers_to_where_the_load_is() -> None:
+    config = SimConfig(planner=PlannerConfig(enabled=True, settle_s=5.0))
+    workload = open_workload("isl=6000,osl=10,rate=14,spread=0.2", 1200)
+    result = SimRun(config, find_profile(config.profile), workload, 1200 / 14).run("slo", Split(1, 3))
+    assert result.outcomes.ends["stop"] == 1200
+    assert any(decision.actions for decision in result.decisions)
+
+
+def test_the_planner_does_not_go_back_and_forth_between_splits_that_it_predicts_alike() -> None:
+    config = SimConfig(slo=SloConfig(2000.0, 50.0), planner=PlannerConfig(enabled=True))
+    workload = open_workload("isl=8000,osl=300,rate=7,spread=1", 1500)
+    result = SimRun(config, find_profile(config.profile), workload, 1500 / 7).run("slo", Split(2, 6))
+    # Without prefill workers is predicted to keep 12% more than to begin with, and 1% less than that later on.
+    assert [(one.num_prefill, one.num_decode) for one in result.decisions] == [(0, 8)]
