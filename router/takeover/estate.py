@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import select
 import socket
 import struct
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from slipstream.router.takeover.socket_bytes import socket_bytes
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 10.0
+LEFT = "the client has left"
 MAX_LIVES = 2  # an exchange that has outlived so many routers may be what kills them
 
 
@@ -54,9 +56,12 @@ class Estate:
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
+        self._poll = select.poll()
+        self._poll.register(link, select.POLLOUT)
         self._last = 0
         self._forgotten: deque[int] = deque()  # that the keeper could not be told yet
         self._spare: list[tuple[Journal, int]] = []  # with an open file of each
+        self._ends: Counter[str] = Counter()  # of inherited connections, by reason
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_open = True
         self.listening: list[socket.socket] = []  # for clients
@@ -74,12 +79,14 @@ class Estate:
             link.connect(str(path))
             link.send(MESSAGE.pack(Kind.HELLO, place))
             estate._inherit()
-            estate._tell_forgotten()  # now the keeper listens again
+            estate._tell_forgotten()  # only now does the keeper listen
         except (OSError, struct.error, ValueError) as error:
             link.close()
             log.warning("client connections will not outlive this router: %s", error)
             return None
         link.setblocking(False)
+        for reason, count in estate._ends.items():
+            log.info("connections of the router before that end here: %d, %s", count, reason)
         return estate
 
     def _inherit(self) -> None:
@@ -105,8 +112,10 @@ class Estate:
             except (JournalError, OSError):
                 journal.close()
                 raise
-        except (JournalError, OSError) as error:
-            log.warning("a client's connection ends here: %s", error)
+        except JournalError as error:
+            self._ends[str(error)] += 1
+        except OSError:
+            self._ends[LEFT] += 1
         sock.close()
         self._forgotten.append(number)
 
@@ -132,6 +141,11 @@ class Estate:
             journal.close()
             return None
         return Kept(self._last, journal)
+
+    @property
+    def has_room(self) -> bool:
+        """The keeper takes another connection at once, or there is none."""
+        return not self._is_open or bool(self._poll.poll(0))
 
     def prepare(self, num_connections: int) -> None:
         """Has journals ready for so many connections: between accepting one and keeping it there should be no time in
@@ -206,13 +220,14 @@ def missing_of(sock: socket.socket, journal: Journal) -> bytes:
     """What the client has still to get of what it was sent. Raises JournalError if nobody can go on with this
     connection, OSError if it is broken."""
     counts = socket_bytes(sock)
-    # What was read from the socket and not noted is lost; one byte more is the end of the client's sending.
+    if counts.num_read == journal.in_bytes + 1:  # the end of the client's sending counts as one
+        raise JournalError(LEFT)
     if counts.num_read != journal.in_bytes:
-        raise JournalError(f"{counts.num_read} bytes were read, {journal.in_bytes} of them are known")
+        raise JournalError("what was read last is not known")
     if journal.is_spoiled:
-        raise JournalError("its exchange was one that cannot be told well enough")
+        raise JournalError("the journal does not tell all of what was under way")
     if journal.num_lives >= MAX_LIVES and journal.phase != Phase.IDLE:
-        raise JournalError(f"its request has outlived {journal.num_lives} routers already, and may be what kills them")
+        raise JournalError(f"they have outlived {MAX_LIVES} routers already, and may be what kills them")
     unsent = journal.unsent(counts.num_written)
     if unsent is None:
         raise JournalError("more waits to be sent than is kept")

@@ -118,6 +118,7 @@ class Keeper:
             with self._lock:
                 place = self._places.setdefault(number, Place())
             with place.lock:
+                place.hand_over(link)
                 place.serve(link)
         except (OSError, ValueError, struct.error) as error:
             log.warning("the router's connection for what outlives it broke: %s", error)
@@ -134,11 +135,19 @@ class Place:
         self.lock = threading.Lock()
         self._kept: dict[int, tuple[Kind, list[int]]] = {}
 
+    def hand_over(self, link: socket.socket) -> None:
+        """Tells a router what there is. Raises OSError where that fails; then nothing is there any more: the ports must
+        be free for a router that begins with nothing."""
+        try:
+            for number, (kind, fds) in self._kept.items():
+                socket.send_fds(link, [MESSAGE.pack(kind, number)], fds)
+            link.send(MESSAGE.pack(Kind.READY, max(self._kept, default=0)))
+        except OSError:
+            self.forget_all()
+            raise
+
     def serve(self, link: socket.socket) -> None:
-        """Tells a router what there is, and takes what it has, until it is gone. Raises OSError, ValueError."""
-        for number, (kind, fds) in self._kept.items():
-            socket.send_fds(link, [MESSAGE.pack(kind, number)], fds)
-        link.send(MESSAGE.pack(Kind.READY, max(self._kept, default=0)))
+        """Takes what a router has, until it is gone. Raises OSError, ValueError."""
         link.settimeout(None)
         while True:
             message, fds, _, _ = socket.recv_fds(link, MESSAGE.size, MAX_FDS, socket.MSG_CMSG_CLOEXEC)

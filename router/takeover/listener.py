@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 MAX_AT_ONCE = 16  # that are accepted before other things get their turn
 OUT_OF_FILES_PAUSE_S = 0.5
+KEEPER_PAUSE_S = 0.005
+MAX_PAUSES = 200  # in a row: then clients are served that nobody keeps
 
 # Gets a connection, and what the keeper has of it.
 Serve = Callable[[socket.socket, Kept | None], Awaitable[object]]
@@ -33,6 +35,7 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Future[object]] = set()
         self._pause: asyncio.TimerHandle | None = None
+        self._num_pauses = 0
         sock.setblocking(False)
         estate.prepare(MAX_AT_ONCE)
         self._loop.add_reader(sock, self._accept)
@@ -55,6 +58,11 @@ class Listener:
 
     def _accept_some(self) -> None:
         for _ in range(MAX_AT_ONCE):
+            if not self._estate.has_room and self._num_pauses < MAX_PAUSES:
+                self._num_pauses += 1
+                self._wait(KEEPER_PAUSE_S)
+                return
+            self._num_pauses = 0
             try:
                 sock, _ = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -63,12 +71,15 @@ class Listener:
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     raise
                 log.warning("no client can be accepted: %s", error)
-                self._loop.remove_reader(self._sock)
-                self._pause = self._loop.call_later(OUT_OF_FILES_PAUSE_S, self._resume)
+                self._wait(OUT_OF_FILES_PAUSE_S)
                 return
             task = asyncio.ensure_future(self._serve(sock, self._estate.keep(sock)))
             self._tasks.add(task)
             task.add_done_callback(self._served)
+
+    def _wait(self, pause_s: float) -> None:
+        self._loop.remove_reader(self._sock)
+        self._pause = self._loop.call_later(pause_s, self._resume)
 
     def _resume(self) -> None:
         self._pause = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -11,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.router.takeover.estate import MAX_LIVES, Estate
+from slipstream.router.takeover.estate import MAX_LIVES, Estate, Kept
 from slipstream.router.takeover.journal import Journal, Phase
-from slipstream.router.takeover.keeper import Keeper
+from slipstream.router.takeover.keeper import MESSAGE, Keeper, Kind
+from slipstream.router.takeover.listener import Listener
 
 TIMEOUT_S = 10.0
 
@@ -35,7 +37,7 @@ class Router:
         self.sockets = list(estate.listening)
 
     def listen(self) -> socket.socket:
-        listening = socket.create_server(("127.0.0.1", 0))
+        listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.estate.keep_listening([listening])
         self.sockets.append(listening)
         return listening
@@ -227,6 +229,55 @@ def test_a_router_that_can_go_on_with_none_of_many_connections_tells_so_and_star
     for client in clients:
         assert is_closed(client)
         client.close()
+
+
+def test_after_a_hand_over_that_failed_the_next_router_begins_with_nothing(
+    start: StartRouter, keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipstream.router.takeover.keeper.PATIENCE_S", 0.2)
+    router = start()
+    listening = router.listen()
+    clients = []
+    for _ in range(500):
+        clients.append(connect(listening))
+        router.accept(listening)[2].close()
+    address = listening.getsockname()
+    router.kill()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as deaf:
+        deaf.connect(str(keeper.path))
+        deaf.send(MESSAGE.pack(Kind.HELLO, 0))  # and takes nothing
+        hung_up = select.poll()
+        hung_up.register(deaf, 0)
+        assert hung_up.poll(TIMEOUT_S * 1e3)
+    for client in clients:
+        assert is_closed(client)
+        client.close()
+    following = start()
+    assert not following.estate.listening
+    socket.create_server(address).close()
+
+
+def test_a_burst_of_clients_is_kept_to_the_last(start: StartRouter) -> None:
+    num_clients = 600
+
+    async def main() -> None:
+        router, served = start(), asyncio.Queue[Kept | None]()
+
+        async def serve(sock: socket.socket, kept: Kept | None) -> None:
+            router.sockets.append(sock)
+            served.put_nowait(kept)
+
+        listener = Listener(router.listen(), router.estate, serve)
+        clients = [socket.create_connection(listener.sock.getsockname()) for _ in range(num_clients)]
+        for _ in range(num_clients):
+            kept = await asyncio.wait_for(served.get(), TIMEOUT_S)
+            assert kept is not None
+            kept.journal.close()
+        for client in clients:
+            client.close()
+        listener.close()
+
+    asyncio.run(main())
 
 
 def test_descriptors_are_not_leaked(start: StartRouter) -> None:
