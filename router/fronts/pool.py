@@ -111,6 +111,8 @@ class FrontPool:
             with contextlib.suppress(asyncio.CancelledError):
                 await keeper
         await asyncio.gather(*map(self._end, list(self._fronts)))
+        if self._estate is not None:
+            self._estate.close()
         if self._reserved is not None:
             self._reserved.close()
         self._counts.close()

@@ -1,10 +1,11 @@
 """A front process: HTTP, tokenising, detokenising and event streams, for a dispatcher in another process.
 
-    python -m slipstream.router.fronts.process FD COUNTS_FD PLACE
+    python -m slipstream.router.fronts.process FD COUNTS_FD PLACE SLOT
 
-FD is the inherited end of a socket pair, COUNTS_FD that of `ConnectionCounts`, where this front has a place. When the
-other end of the pair closes, the dispatcher is gone: streams end with an error, and so does the process. It lives no
-longer than the process that started it, however that ends.
+FD is the inherited end of a socket pair, COUNTS_FD that of `ConnectionCounts`, where this front has a place; SLOT is
+its place at the keeper. When the other end of the pair closes, the dispatcher is gone: streams end with an error, or
+wait at the keeper for the next router, and the process ends. It lives no longer than the process that started it,
+however that ends.
 """
 
 from __future__ import annotations

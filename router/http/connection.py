@@ -221,10 +221,13 @@ class HttpConnection(asyncio.Protocol):
         self._watch()
 
     def _begin(self, request: Request | HttpError) -> None:
-        if isinstance(request, HttpError):
-            self._refuse(request)
-            return
         before, self._before = self._before, None
+        if isinstance(request, HttpError):
+            if before is not None and before.head_sent:
+                self.abort()  # what the router before had let in; a part of its answer has left already
+            else:
+                self._refuse(request)
+            return
         notes: Notes = NO_NOTES
         if self._journal is not None:
             self._journal.begun()
@@ -276,10 +279,14 @@ class HttpConnection(asyncio.Protocol):
     # ---- what outlives this process
 
     def _forget(self) -> None:
-        if self._kept is not None and self._owner.estate is not None:
-            self._kept.journal.close()
-            self._owner.estate.forget(self._kept.number)
-        self._kept = self._journal = None
+        kept, self._kept, self._journal = self._kept, None, None
+        if kept is None or self._owner.estate is None:
+            return
+        self._owner.estate.forget(kept.number)
+        if self._task is None:
+            kept.journal.close()
+        else:
+            self._task.add_done_callback(lambda _: kept.journal.close())  # until then it may take notes
 
     def _go_on(self, inherited: Inherited) -> None:
         """Where the router before was killed."""
@@ -298,6 +305,8 @@ class HttpConnection(asyncio.Protocol):
         if unfinished.request:
             self._pending.extend(self._reader.feed(unfinished.request))
         self._advance()
+        if self._owner.draining:
+            self.close_when_idle()
 
     # ---- the end of the connection
 

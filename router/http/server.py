@@ -18,7 +18,7 @@ from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange, Handler
 from slipstream.router.http.reader import CheckCaller, Request
 from slipstream.router.http.tls import ServerTls
-from slipstream.router.takeover.estate import Estate, Kept
+from slipstream.router.takeover.estate import Estate, Inherited, Kept
 from slipstream.router.takeover.listener import Listener, listening_at
 
 log = logging.getLogger(__name__)
@@ -121,33 +121,34 @@ class HttpServer:
             host, port = self._config.host, self._config.port
             sockets = await asyncio.to_thread(listening_at, host, port, BACKLOG, self._shares_port)
             estate.keep_listening(sockets)
-        if (
-            self._tls is not None
-        ):  # whose state ends with its process: clients to come wait, those that are there do not
+        if self._tls is not None:  # whose state ends with its process: only clients to come wait for the next one
             for sock in sockets:
                 await self._listen(sock=sock)
         else:
             self._listeners = [Listener(sock, estate, self._serve_kept) for sock in sockets]
         return sockets
 
-    async def _serve_kept(self, sock: socket.socket, kept: Kept | None) -> None:
-        make = functools.partial(HttpConnection, self._config, self._handler, self, kept)
-        await asyncio.get_running_loop().connect_accepted_socket(make, sock)
+    async def _serve_kept(self, sock: socket.socket, kept: Kept | None, inherited: Inherited | None = None) -> None:
+        """Raises OSError for a connection that is broken already."""
+        make = functools.partial(HttpConnection, self._config, self._handler, self, kept, inherited=inherited)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(make, sock)
+        except OSError:
+            if kept is not None and self.estate is not None:
+                self.estate.forget(kept.number)
+            raise
 
     async def take_over(self) -> None:
         """Goes on with the connections that the router before has left."""
         estate = self.estate
         if estate is None:
             return
-        loop = asyncio.get_running_loop()
         connections, estate.connections = estate.connections, []
         for inherited in connections:
-            await loop.connect_accepted_socket(
-                functools.partial(
-                    HttpConnection, self._config, self._handler, self, inherited.kept, inherited=inherited
-                ),
-                inherited.sock,
-            )
+            try:
+                await self._serve_kept(inherited.sock, inherited.kept, inherited)
+            except OSError as error:
+                log.warning("a client's connection ends here: %s", error)
         if connections:
             num_running = sum([inherited.is_running for inherited in connections])
             log.info("took over %d connections, %d of them with a request", len(connections), num_running)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import select
@@ -13,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipstream.router.open_files import allow_all_files
 from slipstream.router.takeover.journal import Journal, JournalError, Phase
-from slipstream.router.takeover.keeper import MAX_FDS, MESSAGE, Kind
+from slipstream.router.takeover.keeper import MAX_FDS, MESSAGE, Kind, close_all
 from slipstream.router.takeover.socket_bytes import socket_bytes
 
 log = logging.getLogger(__name__)
@@ -64,6 +66,7 @@ class Estate:
         self._ends: Counter[str] = Counter()  # of inherited connections, by reason
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_open = True
+        self._most_files = allow_all_files() // 2  # from there on for connections only: a journal takes one more each
         self.listening: list[socket.socket] = []  # for clients
         self.for_workers: list[socket.socket] = []
         self.connections: list[Inherited] = []
@@ -80,11 +83,13 @@ class Estate:
             link.send(MESSAGE.pack(Kind.HELLO, place))
             estate._inherit()
             estate._tell_forgotten()  # only now does the keeper listen
+            link.setblocking(False)
         except (OSError, struct.error, ValueError) as error:
-            link.close()
+            estate.close()
+            for sock in (*estate.listening, *estate.for_workers):
+                sock.close()
             log.warning("client connections will not outlive this router: %s", error)
             return None
-        link.setblocking(False)
         for reason, count in estate._ends.items():
             log.info("connections of the router before that end here: %d, %s", count, reason)
         return estate
@@ -99,8 +104,12 @@ class Estate:
             if kind in (Kind.LISTENING, Kind.WORKERS):
                 sockets = self.listening if kind == Kind.LISTENING else self.for_workers
                 sockets.extend(socket.socket(fileno=fd) for fd in fds)
-            else:
+            elif len(fds) == 2:
                 self._inherit_connection(number, *fds)
+            else:
+                log.warning("a client's connection ends here: too many files are open")
+                close_all(fds)
+                self._forgotten.append(number)
 
     def _inherit_connection(self, number: int, sock_fd: int, journal_fd: int) -> None:
         sock = socket.socket(fileno=sock_fd)
@@ -127,7 +136,7 @@ class Estate:
 
     def keep(self, sock: socket.socket) -> Kept | None:
         """Leaves a connection to the next router, before anything is read from it. None: it ends with this process."""
-        if not self._is_open:
+        if not self._is_open or sock.fileno() >= self._most_files:
             return None
         try:
             journal, fd = self._spare.pop() if self._spare else Journal.create()
@@ -199,6 +208,8 @@ class Estate:
         except BlockingIOError:
             return False
         except OSError as error:
+            if error.errno == errno.ETOOMANYREFS:  # descriptors under way
+                return False
             log.warning("client connections will not outlive this router: its keeper is gone: %s", error)
             self._close_link()
             return False

@@ -23,8 +23,11 @@ from slipstream.router.messages import pack_ids
 MAGIC = b"SLIPKEP1"
 CURRENT = 8  # the byte that says which header holds
 HEADERS = (64, 128)
+BUSY = 9  # the byte that says that a large part is being written into the ring, over what may not have been sent yet
 RING = 256
-RING_BYTES = 128 * 1024  # more than waits in the process for one slow reader: `connection.WRITE_BUFFER_BYTES`
+RESENT_BYTES = 128 * 1024  # more than waits in the process for one slow reader: `connection.WRITE_BUFFER_BYTES`
+SMALL_PART_BYTES = 32 * 1024  # for which `BUSY` is not set: the ring has room for it beside what may have to be resent
+RING_BYTES = RESENT_BYTES + SMALL_PART_BYTES
 LOG = RING + RING_BYTES
 FIRST_LOG_BYTES = 32 * 1024
 KEPT_LOG_BYTES = 1024 * 1024  # that an idle connection may go on having
@@ -102,9 +105,13 @@ class Journal:
     def create(cls) -> tuple[Journal, int]:
         """A new one, and an open file of its memory for others. Raises OSError."""
         fd = os.memfd_create("slipstream-connection", os.MFD_CLOEXEC)
-        os.ftruncate(fd, LOG + FIRST_LOG_BYTES)
-        os.pwrite(fd, MAGIC, 0)
-        return cls(os.dup(fd)), fd
+        try:
+            os.ftruncate(fd, LOG + FIRST_LOG_BYTES)
+            os.pwrite(fd, MAGIC, 0)
+            return cls(os.dup(fd)), fd
+        except OSError:
+            os.close(fd)
+            raise
 
     # ---- what happens on the connection
 
@@ -159,6 +166,9 @@ class Journal:
 
     def sent(self, data: bytes, phase: Phase) -> None:
         """To be called before `data` is given to the socket."""
+        is_large = len(data) > SMALL_PART_BYTES
+        if is_large:
+            self._memory[BUSY] = 1
         begin = self._out % RING_BYTES
         end = begin + len(data)
         if end <= RING_BYTES:
@@ -168,6 +178,8 @@ class Journal:
         self._out += len(data)
         self.phase = phase
         self.commit()
+        if is_large:
+            self._memory[BUSY] = 0
 
     def _fill_ring(self, data: bytes) -> None:
         """With what does not fit between here and its end."""
@@ -186,6 +198,7 @@ class Journal:
 
     def outlive(self) -> None:
         """Another router goes on with it."""
+        self._memory[BUSY] = 0
         self.num_lives += 1
         self.commit()
 
@@ -209,7 +222,7 @@ class Journal:
     def unsent(self, written_bytes: int) -> bytes | None:
         """What was given to the socket and not taken by it; None: more than is kept, or the count makes no sense."""
         missing = self._out - written_bytes
-        if not 0 <= missing <= RING_BYTES:
+        if not 0 <= missing <= (0 if self._memory[BUSY] else RESENT_BYTES):
             return None
         begin = written_bytes % RING_BYTES
         first = self._memory[RING + begin : min(RING + begin + missing, LOG)]

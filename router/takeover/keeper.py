@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 MESSAGE = struct.Struct("<BxxxxxxxQ")  # kind, number
 MAX_FDS = 8
+SPARE_FILES = 256  # of those that this process may have open, for everything else that it does
+OUT_OF_FILES_PAUSE_S = 0.5
 PATIENCE_S = 10.0  # with a router that does not say who it is, or does not take what is its own
 
 
@@ -55,7 +57,7 @@ class Keeper:
         self._places: dict[int, Place] = {}
         self._links: set[socket.socket] = set()
         self._lock = threading.Lock()  # of the two above
-        self._is_closed = False
+        self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -64,7 +66,7 @@ class Keeper:
         except OSError:
             self._remove()
             raise
-        allow_all_files()
+        self._most_files = allow_all_files() - SPARE_FILES
         self._thread = threading.Thread(target=self._run, name="client-keeper", daemon=True)
         self._thread.start()
 
@@ -76,7 +78,7 @@ class Keeper:
     def close(self) -> None:
         """Lets go of everything. Idempotent."""
         with self._lock:
-            self._is_closed = True
+            self._closing.set()
             links = list(self._links)
         for sock in (self._door, *links):
             with suppress(OSError):  # not connected, or gone
@@ -96,10 +98,13 @@ class Keeper:
         while True:
             try:
                 link, _ = self._door.accept()
-            except OSError:
-                return  # closed
+            except OSError as error:
+                if self._closing.wait(OUT_OF_FILES_PAUSE_S):
+                    return
+                log.warning("a router cannot be let in yet: %s", error)
+                continue
             with self._lock:
-                if self._is_closed:
+                if self._closing.is_set():
                     link.close()
                     return
                 self._links.add(link)
@@ -116,7 +121,7 @@ class Keeper:
             if kind != Kind.HELLO:
                 raise ValueError(f"the first message is of kind {kind}")
             with self._lock:
-                place = self._places.setdefault(number, Place())
+                place = self._places.setdefault(number, Place(self._most_files))
             with place.lock:
                 place.hand_over(link)
                 place.serve(link)
@@ -129,10 +134,13 @@ class Keeper:
 
 
 class Place:
-    """What one router has, and after it the next one. `lock` is held by whoever serves one of them."""
+    """What one router has, and after it the next one. `lock` is held by whoever serves one of them. Connections are
+    kept as long as no more than `most_files` are open in this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_files: int) -> None:
         self.lock = threading.Lock()
+        self._most_files = most_files
+        self._is_full = False
         self._kept: dict[int, tuple[Kind, list[int]]] = {}
 
     def hand_over(self, link: socket.socket) -> None:
@@ -158,7 +166,15 @@ class Place:
     def _take(self, message: bytes, fds: list[int]) -> None:
         kind, number = MESSAGE.unpack(message)
         if kind in (Kind.LISTENING, Kind.WORKERS, Kind.CONNECTION):
-            self._kept[number] = (Kind(kind), fds)
+            # Where descriptors have no room the system delivers fewer. Each gets the lowest number that is free.
+            if len(fds) == (2 if kind == Kind.CONNECTION else 1) and max(fds) < self._most_files:
+                self._kept[number] = (Kind(kind), fds)
+                self._is_full = False
+            else:
+                close_all(fds)
+                if not self._is_full:
+                    log.warning("too many files are open here: further clients end with their router")
+                self._is_full = True
             return
         close_all(fds)
         if kind == Kind.FORGET:

@@ -1,5 +1,6 @@
 """What is noted of a connection is there for whoever opens its memory, as it was at the last commit."""
 
+import errno
 import os
 import random
 
@@ -15,7 +16,9 @@ from slipstream.router.takeover.journal import (
     KEPT_LOG_BYTES,
     LOG,
     NOTHING,
+    RESENT_BYTES,
     RING_BYTES,
+    SMALL_PART_BYTES,
     Identity,
     Journal,
     JournalError,
@@ -32,6 +35,10 @@ class Shared:
 
     def reopened(self) -> Journal:
         return Journal(os.dup(self.fd))
+
+
+class KilledError(Exception):
+    """In the midst of something."""
 
 
 @pytest.fixture
@@ -118,10 +125,42 @@ def test_a_large_request_makes_the_memory_larger_and_rest_gives_it_back(shared: 
 
 
 def test_more_than_the_ring_holds_cannot_be_sent_again(shared: Shared) -> None:
-    shared.journal.sent(bytes(RING_BYTES + 1), Phase.STREAMING)
+    shared.journal.sent(bytes(RESENT_BYTES + 1), Phase.STREAMING)
     assert shared.reopened().unsent(0) is None
-    assert shared.reopened().unsent(1) == bytes(RING_BYTES)
-    assert shared.reopened().unsent(RING_BYTES + 2) is None  # more than was ever given
+    assert shared.reopened().unsent(1) == bytes(RESENT_BYTES)
+    assert shared.reopened().unsent(RESENT_BYTES + 2) is None  # more than was ever given
+
+
+@pytest.mark.parametrize("size", [SMALL_PART_BYTES, SMALL_PART_BYTES + 1, 2 * RING_BYTES])
+def test_a_part_that_was_half_written_never_takes_the_place_of_what_waits(
+    shared: Shared, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared.journal.sent(b"a" * RESENT_BYTES, Phase.STREAMING)
+
+    def die() -> None:
+        raise KilledError
+
+    with monkeypatch.context() as killing:
+        killing.setattr(shared.journal, "commit", die)
+        with pytest.raises(KilledError):
+            shared.journal.sent(b"b" * size, Phase.STREAMING)
+    found = shared.reopened()
+    assert found.unsent(RESENT_BYTES) == b""  # a client that had taken all goes on in any case
+    assert found.unsent(0) == (b"a" * RESENT_BYTES if size <= SMALL_PART_BYTES else None)
+    found.outlive()
+    found.sent(b"c", Phase.STREAMING)
+    assert shared.reopened().unsent(RESENT_BYTES) == b"c"
+
+
+def test_without_room_for_another_file_none_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_more(fd: int) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, "dup", no_more)
+    with pytest.raises(OSError, match="too many"):
+        Journal.create()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @settings(max_examples=60, deadline=None)
@@ -133,7 +172,7 @@ def test_what_is_missing_is_the_end_of_what_was_sent(sizes: list[int], data: st.
         part = rng.randbytes(size)
         shared.journal.sent(part, Phase.STREAMING)
         sent += part
-    written = data.draw(st.integers(max(len(sent) - RING_BYTES, 0), len(sent)))
+    written = data.draw(st.integers(max(len(sent) - RESENT_BYTES, 0), len(sent)))
     assert shared.reopened().unsent(written) == sent[written:]
 
 

@@ -231,6 +231,40 @@ def test_a_router_that_can_go_on_with_none_of_many_connections_tells_so_and_star
         client.close()
 
 
+def test_a_connection_whose_descriptors_got_lost_ends_alone(keeper: Keeper, start: StartRouter) -> None:
+    router = start()
+    listening = router.listen()
+    with connect(listening) as client, connect(listening) as other:
+        sock, _ = listening.accept()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:  # as the system hands them over in part
+            link.connect(str(keeper.path))
+            link.send(MESSAGE.pack(Kind.HELLO, 1))
+            socket.send_fds(link, [MESSAGE.pack(Kind.CONNECTION, 1)], [sock.fileno()])
+            link.send(MESSAGE.pack(Kind.CONNECTION, 2))
+        sock.close()
+        assert is_closed(client)
+        at_other_place = Estate.of_keeper(keeper.path, 1)
+        assert at_other_place is not None
+        assert not at_other_place.connections
+        at_other_place.close()
+        router.accept(listening)
+        router.kill()
+        assert len(start().estate.connections) == 1
+        other.close()
+
+
+def test_what_there_is_no_room_for_is_not_kept(keeper: Keeper, start: StartRouter) -> None:
+    router = start()
+    listening = router.listen()
+    place = keeper._places[0]
+    with connect(listening) as client:
+        place._most_files = 3
+        router.accept(listening)
+        router.kill()
+        assert is_closed(client)
+    assert not start().estate.connections
+
+
 def test_after_a_hand_over_that_failed_the_next_router_begins_with_nothing(
     start: StartRouter, keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
