@@ -5,7 +5,8 @@
                                     no:  the fewest that hold with room to grow, or else hold, and of so many
                                          those that bear most; or else those that serve most --> switch roles, add
 
-They do not hold either where most of the answers that run are late, whatever is predicted (`running`).
+They do not hold either where most of the answers that run are late, whatever is predicted (`running`). That may be a
+burst's doing: for pools that would not hold either, they have to be late at the next look, too.
 
 What keeps it from swinging: nothing is changed while a change is under way, nor before what is seen is of the cluster
 as it is now; fewer workers have to have been enough, with `margin`, at every look for the whole horizon; where nothing
@@ -78,6 +79,7 @@ class SloPlanner:
         self._behind_since_s: float | None = None
         self._way: tuple[Pools, Pools] | None = None  # of an urgent change: what it made at first, and where it leads
         self._was_short = False  # at the last look the levels were predicted not to be kept
+        self._num_late_looks = 0  # in a row, the latest among them, at which most of the answers that ran were late
         self._needed_all_s: float | None = None  # when no smaller cluster would have been enough
 
     def decide(self, signals: Signals, fleet: FleetState, now: float) -> PlannerDecision:
@@ -204,6 +206,7 @@ class SloPlanner:
         current = look.outlook(look.pools)
         with_room = look.outlook(look.pools, 1.0 + ROOM * config.margin)
         is_late = self._is_late(running)
+        self._num_late_looks = self._num_late_looks + 1 if is_late else 0
         if is_late or with_room.attainment < config.target_attainment:
             self._needed_all_s = now
             is_confirmed, self._was_short = self._was_short, True
@@ -309,6 +312,9 @@ class SloPlanner:
                 look.note(pools, predicted, "more workers or changes than needed" if with_room else "holds, but barely")
             elif predicted.goodput_per_s < serves + GAIN * planned_per_s or planned_per_s <= 0.0:
                 look.note(pools, predicted, "serves no more than what is there")
+                continue
+            elif self._num_late_looks == 1:
+                look.note(pools, predicted, "does not keep the levels, and answers are late only since this look")
                 continue
             else:
                 rank = (2.0, -round(math.log(predicted.goodput_per_s) / ALIKE), cost)

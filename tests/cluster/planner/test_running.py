@@ -120,6 +120,17 @@ def test_the_rest_of_an_urgent_way_is_gone_without_settling_in_between() -> None
     assert all(isinstance(one, SwitchRole) and one.role == "decode" for one in on.actions)
 
 
+def test_pools_that_would_not_hold_either_are_for_answers_that_are_late_at_two_looks() -> None:
+    """Forty requests a second of 100 tokens: four workers cannot bear it, in whatever roles."""
+    made = planner()
+    workers = of(3, 40)
+    first, second = (made.decide(signals(at_s, workers, 100.0, 40.0), fleet(workers), at_s) for at_s in (100.0, 102.0))
+    assert (first.reason, first.actions) == ("best_there_is", ())
+    assert any("late only since this look" in one.rejected for one in first.alternatives)
+    assert second.reason == "goodput"
+    assert {one.role for one in second.actions if isinstance(one, SwitchRole)} == {"decode"}
+
+
 def test_answers_that_are_in_time_change_nothing() -> None:
     made = planner()
     for at in range(10):
