@@ -300,9 +300,9 @@ class HttpConnection(asyncio.Protocol):
             journal.rest()
             unfinished = NOTHING
         if inherited.is_running:
-            journal.outlive()
             self._before = unfinished
         if unfinished.request:
+            journal.outlive()
             self._pending.extend(self._reader.feed(unfinished.request))
         self._advance()
         if self._owner.draining:

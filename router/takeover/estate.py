@@ -237,7 +237,7 @@ def missing_of(sock: socket.socket, journal: Journal) -> bytes:
         raise JournalError("what was read last is not known")
     if journal.is_spoiled:
         raise JournalError("the journal does not tell all of what was under way")
-    if journal.num_lives >= MAX_LIVES and journal.phase != Phase.IDLE:
+    if journal.num_lives >= MAX_LIVES and journal.phase not in (Phase.ENDED, Phase.CLOSING):
         raise JournalError(f"they have outlived {MAX_LIVES} routers already, and may be what kills them")
     unsent = journal.unsent(counts.num_written)
     if unsent is None:
