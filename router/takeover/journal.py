@@ -30,7 +30,7 @@ SMALL_PART_BYTES = 32 * 1024  # for which `BUSY` is not set: the ring has room f
 RING_BYTES = RESENT_BYTES + SMALL_PART_BYTES
 LOG = RING + RING_BYTES
 FIRST_LOG_BYTES = 32 * 1024
-KEPT_LOG_BYTES = 1024 * 1024  # that an idle connection may go on having
+KEPT_LOG_BYTES = 128 * 1024  # that an idle connection may go on having
 
 HEADER = struct.Struct("<HHIQQQ")  # phase, spoiled, lives; bytes in and out, length of the log
 ENTRY = struct.Struct("<HHI")  # kind, choice, length in bytes
@@ -265,7 +265,11 @@ class Journal:
         begin = LOG + self._logged
         end = begin + ENTRY.size + len(data)
         if end > len(self._memory):
-            self._memory.resize(max(2 * len(self._memory), end))
+            try:
+                self._memory.resize(max(2 * len(self._memory), end))
+            except OSError:  # there is no memory: the connection goes on, and ends with this process
+                self.is_spoiled = True
+                return
         ENTRY.pack_into(self._memory, begin, kind, choice, len(data))
         self._memory[begin + ENTRY.size : end] = data
         self._logged += ENTRY.size + len(data)
