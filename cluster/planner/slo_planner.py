@@ -6,7 +6,7 @@
                                          those that bear most; or else those that serve most --> switch roles, add
 
 They do not hold either where most of the answers that run are late, whatever is predicted (`running`). That may be a
-burst's doing: for pools that would not hold either, they have to be late at the next look, too.
+burst's doing: for pools that would not keep half of the target either, they have to be late at the next look, too.
 
 What keeps it from swinging: nothing is changed while a change is under way, nor before what is seen is of the cluster
 as it is now; fewer workers have to have been enough, with `margin`, at every look for the whole horizon; where nothing
@@ -313,7 +313,10 @@ class SloPlanner:
             elif predicted.goodput_per_s < serves + GAIN * planned_per_s or planned_per_s <= 0.0:
                 look.note(pools, predicted, "serves no more than what is there")
                 continue
-            elif self._num_late_looks == 1:
+            elif (
+                self._num_late_looks == 1
+                and predicted.goodput_per_s < URGENT * config.target_attainment * planned_per_s
+            ):
                 look.note(pools, predicted, "does not keep the levels, and answers are late only since this look")
                 continue
             else:

@@ -120,7 +120,7 @@ def test_the_rest_of_an_urgent_way_is_gone_without_settling_in_between() -> None
     assert all(isinstance(one, SwitchRole) and one.role == "decode" for one in on.actions)
 
 
-def test_pools_that_would_not_hold_either_are_for_answers_that_are_late_at_two_looks() -> None:
+def test_pools_that_would_keep_few_requests_either_are_for_answers_that_are_late_at_two_looks() -> None:
     """Forty requests a second of 100 tokens: four workers cannot bear it, in whatever roles."""
     made = planner()
     workers = of(3, 40)
