@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from slipstream.cluster.listening import is_host
+from slipstream.cluster.host_name import is_host
 from slipstream.cluster.planner.config import PlannerConfig
 from slipstream.kv_transfer.config import TransferConfig
 from slipstream.router.config import RouterConfig

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import errno
-import ipaddress
-import re
 import socket
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from slipstream.cluster.config import ClusterConfig
-
-LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")  # with underscores, which Docker's names have
-MAX_NAME_CHARS = 253  # RFC 1035
+from slipstream.cluster.config import ClusterConfig
 
 
 class Listener(NamedTuple):
@@ -52,14 +46,3 @@ def why_not_there(listener: Listener) -> str | None:
             return f"{section}.{prefix}port: port {port} at {host} cannot be used: {error.strerror}"
         return f"{section}.{prefix}host: nothing can listen at {host} on this machine: {error.strerror or error}"
     return None
-
-
-def is_host(text: str) -> bool:
-    """Whether it has the form of an IP address or of a host's name. A name whose last part is a number is an address
-    that went wrong."""
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        labels = text.removesuffix(".").split(".")
-        return len(text) <= MAX_NAME_CHARS and all(map(LABEL.fullmatch, labels)) and not labels[-1].isdigit()
-    return True
