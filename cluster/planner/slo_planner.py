@@ -62,6 +62,7 @@ URGENT = 0.5  # of the target: below it twice as many workers change at once, an
 CLEARLY_SHORT = 0.8  # of the target: more than chance
 ALIKE = 0.02  # attainments that differ by less are the same
 ROOMS = (1.25, 1.5, 2.0, 3.0)  # times as much load: where roles are switched, to the split that bears most
+HAIR = 0.01  # of the requests
 WORTH = 0.05  # of the requests: roles are not switched for less, as the model is not that exact
 
 
@@ -344,6 +345,11 @@ class SloPlanner:
             return self._hold(look, "holds", f"{said}, {goal} {kept(look.outlook(goal))}, which is as good")
         is_urgent = min(current.attainment, seen) < URGENT * config.target_attainment
         then = towards(look.pools, goal, self._step(look) * (2 if is_urgent else 1), 3 if is_urgent else 1)
+        is_as_good = seen >= config.target_attainment - HAIR and look.outlook(then).attainment < seen + WORTH
+        if is_as_good and then not in (goal, look.pools):
+            # What is there holds but for a hair, and half the way would be all for a while.
+            look.reject(goal, f"{then}, which is the way, is no better than what is there")
+            return self._hold(look, "holds", f"{said}, {then} {kept(look.outlook(then))}, which is the way to {goal}")
         actions = actions_for(look.pools, then, look.fleet, look.signals)
         if isinstance(actions, str):
             look.reject(goal, actions)
