@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from slipstream.cluster.config import RestartConfig
 
 FIRST_TRIES = 3
-MOST_WAIT = 0.25  # of the time for which it had served
+MAX_WAIT_SHARE = 0.25  # of the time for which it had served
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,5 +74,5 @@ class RestartPolicy:
         doublings = min(self.deaths - 1, 30)  # 2.0 ** 2000 would overflow
         wait_s = min(self.config.backoff_s * 2.0**doublings, self.config.backoff_max_s)
         if up_since_s is not None:
-            wait_s = min(wait_s, max((now_s - up_since_s) * MOST_WAIT, self.config.backoff_s))
+            wait_s = min(wait_s, max((now_s - up_since_s) * MAX_WAIT_SHARE, self.config.backoff_s))
         return Restart(now_s + wait_s, self.deaths)

@@ -290,7 +290,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _go_on(self, inherited: Inherited) -> None:
         """Where the router before was killed."""
-        journal, unfinished = inherited.journal, inherited.unfinished
+        journal, unfinished = inherited.kept.journal, inherited.unfinished
         if inherited.unsent:
             self._transport.write(inherited.unsent)
         if journal.phase == Phase.CLOSING:

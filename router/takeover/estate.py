@@ -16,12 +16,11 @@ from pathlib import Path
 
 from slipstream.router.open_files import allow_all_files
 from slipstream.router.takeover.journal import Journal, JournalError, Phase
-from slipstream.router.takeover.keeper import MAX_FDS, MESSAGE, Kind, close_all
+from slipstream.router.takeover.keeper import MAX_FDS, MESSAGE, PATIENCE_S, Kind, close_all
 from slipstream.router.takeover.socket_bytes import socket_bytes
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 10.0
 LEFT = "the client has left"
 MAX_LIVES = 2  # an exchange that has outlived so many routers may be what kills them
 
@@ -37,20 +36,19 @@ class Kept:
 class Inherited:
     """A client connection of a router that is gone. `unsent` was given to the socket, which had not taken it yet."""
 
-    __slots__ = ("journal", "kept", "sock", "unfinished", "unsent")
+    __slots__ = ("kept", "sock", "unfinished", "unsent")
 
     def __init__(self, number: int, sock: socket.socket, journal: Journal, unsent: bytes) -> None:
         """Raises JournalError."""
         self.kept = Kept(number, journal)
         self.sock = sock
-        self.journal = journal
         self.unfinished = journal.unfinished()
         self.unsent = unsent
 
     @property
     def is_running(self) -> bool:
         """An answer was under way."""
-        return self.journal.phase in (Phase.RUNNING, Phase.STREAMING)
+        return self.kept.journal.phase in (Phase.RUNNING, Phase.STREAMING)
 
 
 class Estate:
@@ -107,7 +105,7 @@ class Estate:
             elif len(fds) == 2:
                 self._inherit_connection(number, *fds)
             else:
-                log.warning("a client's connection ends here: too many files are open")
+                self._ends["too many files are open"] += 1
                 close_all(fds)
                 self._forgotten.append(number)
 
@@ -184,7 +182,7 @@ class Estate:
         self._close_link()
         for inherited in self.connections:
             inherited.sock.close()
-            inherited.journal.close()
+            inherited.kept.journal.close()
         self.connections = []
 
     def _tell_forgotten(self) -> None:

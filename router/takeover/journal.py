@@ -254,6 +254,8 @@ class Journal:
     def _entries(self) -> Iterator[tuple[int, int, bytes]]:
         at, end = LOG, LOG + self._logged
         while at < end:
+            if at + ENTRY.size > end:
+                raise JournalError("the last entry of the journal is not whole")
             kind, choice, length = ENTRY.unpack_from(self._memory, at)
             at += ENTRY.size
             if kind not in KINDS or at + length > end:

@@ -26,10 +26,10 @@ from slipstream.router.open_files import allow_all_files
 log = logging.getLogger(__name__)
 
 MESSAGE = struct.Struct("<BxxxxxxxQ")  # kind, number
-MAX_FDS = 8
+MAX_FDS = 2  # in a message
 SPARE_FILES = 256  # of those that this process may have open, for everything else that it does
 OUT_OF_FILES_PAUSE_S = 0.5
-PATIENCE_S = 10.0  # with a router that does not say who it is, or does not take what is its own
+PATIENCE_S = 10.0  # of both sides with each other, till all that is kept has been handed over
 
 
 class Kind(IntEnum):

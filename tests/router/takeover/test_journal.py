@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from slipstream.router.messages import pack_ids
 from slipstream.router.takeover.journal import (
     CURRENT,
+    ENTRY,
     FIRST_LOG_BYTES,
+    HEADER,
     HEADERS,
     KEPT_LOG_BYTES,
     LOG,
@@ -182,6 +184,16 @@ def test_other_memory_is_no_journal(size: int) -> None:
     os.ftruncate(fd, size)
     with pytest.raises(JournalError):
         Journal(fd)
+
+
+def test_an_entry_that_is_not_whole_is_refused(shared: Shared) -> None:
+    shared.journal.received(b"request")
+    place = os.pread(shared.fd, 1, CURRENT)[0]
+    header = bytearray(os.pread(shared.fd, HEADER.size, HEADERS[place]))
+    header[-8:] = (ENTRY.size - 1).to_bytes(8, "little")  # the length of the log
+    os.pwrite(shared.fd, header, HEADERS[place])
+    with pytest.raises(JournalError, match="not whole"):
+        shared.reopened().unfinished()
 
 
 def test_entries_that_make_no_sense_are_refused(shared: Shared) -> None:
