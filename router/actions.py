@@ -1,6 +1,7 @@
-"""What the dispatcher wants done.
+"""Actions: what the dispatcher asks its shell to do.
 
-What there is several times a request is a tuple: a frozen dataclass takes three times as long to make.
+Actions that occur several times per request are named tuples, because a frozen dataclass takes three times as long to
+create.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from slipstream.router.messages import RouterMessage, TokenLogprob
 
 
 class Send(NamedTuple):
-    """A message for a worker, in order."""
+    """Send a message to a worker, after all earlier ones to the same worker."""
 
     worker: PeerId
     message: RouterMessage
@@ -31,19 +32,19 @@ class Close:
 
 
 class Emit(NamedTuple):
-    """The next tokens for the client. `logprobs` is empty or has one entry a token."""
+    """The next tokens for the client. `logprobs` is empty or has one entry per token."""
 
     request_id: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
 
 
-# An `Emit` of a tuple of its fields: as by calling the class, which takes twice as long, for each token.
+# Makes an `Emit` from a tuple of its fields. Calling the class does the same but takes twice as long, on every token.
 emit_of: Callable[[tuple[str, tuple[int, ...], tuple[TokenLogprob, ...]]], Emit] = partial(tuple.__new__, Emit)
 
 
 class Finish(NamedTuple):
-    """The end of a request, after its last tokens. Exactly one comes for each submitted request."""
+    """The end of a request, after its last tokens. Every submitted request gets exactly one."""
 
     request_id: str
     finish: GenerationFinish

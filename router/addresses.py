@@ -1,4 +1,4 @@
-"""Where a router listens. Without imports: who only wants to know need not load a router."""
+"""Where a router listens. This module imports nothing of the router, so reading an address does not load one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where clients and where workers connect to, and where operators ask: None if that is where clients do."""
+    """The endpoints for clients, for workers and for operators (None: operators use the clients' endpoint)."""
 
     http: Endpoint
     workers: Endpoint

@@ -1,7 +1,7 @@
-"""Who is let in: bounds of the queue, and deadlines that a request has no hope to meet.
+"""Admission control: refuses requests when the queue is full or when their deadline is out of reach.
 
-To turn somebody away who would have been served is worse than to let somebody wait in vain. So a deadline counts as
-out of reach only while there is a queue, a known pace, and even half of the wait that they predict is too long.
+Refusing a request that would have been served is worse than letting one wait in vain. So a deadline counts as out of
+reach only if there is a queue, its pace is known, and even half of the predicted wait would be too long.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from slipstream.router.generation import (
 from slipstream.router.pace import PlacementPace
 from slipstream.router.version_lanes import VersionLanes
 
-HOPE = 0.5  # of the predicted wait
+HOPE = 0.5  # the share of the predicted wait that a deadline is compared with
 
 
 def check_admission(
     request: GenerateRequest, queue: VersionLanes, pace: PlacementPace, config: DispatchConfig, now: float
 ) -> None:
-    """Raises AdmissionError if the request had better come back later."""
+    """Raises AdmissionError if the request should be turned away."""
     if not queue:
         return
     if len(queue) >= config.max_queued_requests:
@@ -40,15 +40,15 @@ def check_admission(
 
 
 def most_queued_of(tenant: str, config: DispatchConfig) -> int:
-    """How many requests of one tenant may wait. Half of the places are always left to the others, if there can be
-    any: requests without a tenant are everybody's."""
+    """How many requests of one tenant may wait at once. A named tenant may fill half of the queue, so the other half is
+    always left for the rest; requests without a tenant may fill all of it, because they can be anybody's."""
     if config.max_queued_per_tenant is not None:
         return config.max_queued_per_tenant
     return max(config.max_queued_requests // 2, 1) if tenant else config.max_queued_requests
 
 
 def deadlines_of(request: GenerateRequest, config: DispatchConfig) -> list[tuple[str, float]]:
-    """What the wait in the queue must stay below, by name."""
+    """The request's deadlines as (name, seconds): limits that its time in the queue must stay below."""
     deadlines = [("queue_timeout_s", config.queue_timeout_s)]
     if request.timeout_s is not None:
         deadlines.append(("timeout_s", request.timeout_s))

@@ -1,4 +1,4 @@
-"""What every process that faces clients serves: the API, behind keys, counted and traced."""
+"""The HTTP handler of every process that faces clients: it checks keys, serves the API, counts and traces."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from slipstream.router.tracing.tracer import TraceCounts, Tracer
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
-ADMIN_PATHS = ("/metrics", "/cluster/")  # and all below
-CLIENT_LEFT = 499  # nginx's number for it; counted, never sent
+ADMIN_PATHS = ("/metrics", "/cluster/")  # and everything below them
+CLIENT_LEFT = 499  # nginx's status for a client that disconnected; counted, never sent
 
 
 class ApiFront:
@@ -43,32 +43,33 @@ class ApiFront:
         self._routes.add("GET", "/health/live", self.live)
 
     async def __call__(self, request: Request, exchange: Exchange) -> None:
-        """Serve one request. The client's X-Request-Id comes back if it is a harmless one, else a new id."""
+        """Serve one request. The response carries the client's X-Request-Id if that is a harmless one, else a new
+        id."""
         await self._serve(self._routes, request, exchange, is_open=request.path in OPEN_PATHS)
 
     @staticmethod
     def request_id_of(request: Request) -> str:
-        """The id that the client gave, if it is a harmless one, else a new one."""
+        """The client's X-Request-Id if it is a harmless one, else a new id."""
         given = request.headers.get(b"x-request-id", b"")
         return given.decode("ascii") if REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
 
     @property
     def counts(self) -> FrontMetrics:
-        """What was counted here, and what was added to it from elsewhere."""
+        """The counts of this process, including what other fronts have reported to it."""
         return self._metrics
 
     @property
     def trace_counts(self) -> TraceCounts | None:
-        """What became of traces; None if none are made."""
+        """How many traces were sent, dropped or not accepted; None if tracing is off."""
         return self._tracer.counts if self._tracer is not None else None
 
     @property
     def check_caller(self) -> CheckCaller | None:
-        """For large bodies, which are not taken from strangers in the first place."""
+        """The check that a server runs before it accepts a large body, so that strangers cannot send one."""
         return self._access.caller_with if self._access.has_keys else None
 
     async def live(self, request: Request, exchange: Exchange) -> None:
-        """The process is here and its loop turns."""
+        """Liveness: the process is up and its event loop runs."""
         exchange.respond(200, b'{"status":"live"}')
 
     async def _serve(self, routes: Routes, request: Request, exchange: Exchange, *, is_open: bool) -> None:
@@ -94,7 +95,7 @@ class ApiFront:
                 self._tracer.end(exchange.trace, status, exchange.request_id)
 
     def _begin_trace(self, request: Request, exchange: Exchange) -> None:
-        """A caller's trace id is kept with the request's record also where no spans are made."""
+        """Start a trace if the request is sampled. The caller's trace id is recorded even if it is not."""
         traceparent = request.headers.get(b"traceparent")
         parent = None
         if traceparent is not None:

@@ -1,7 +1,7 @@
-"""What an attempt goes through between its place and its end, as its workers tell it.
+"""Drives one attempt of a request from its placement to its end, by the messages of its workers.
 
-`request_state` draws the automaton. Messages of old attempts and of workers without a part in the current one are
-dropped here.
+`request_state` draws the state machine. Messages about old attempts, and from workers that have no part in the current
+one, are dropped here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from slipstream.router.roster import WorkerState
 
 
 class AttemptFlow:
-    """Moves requests of the book forward."""
+    """Moves requests in the book from one state to the next."""
 
     def __init__(self, book: RequestBook, placer: Placer, index: PrefixIndex, sessions: Sessions) -> None:
         self._book = book
@@ -42,7 +42,7 @@ class AttemptFlow:
         self._sessions = sessions
 
     def start(self, state: RequestState, placement: Placement, now: float) -> None:
-        """Begins the attempt: the first message that spends credits."""
+        """Begins an attempt with the first message that spends credits: Generate (local) or Reserve (remote)."""
         request_id = state.request_id
         decode, group = placement.decode, placement.prefill
         self._book.leave_queue(state, now)
@@ -68,7 +68,8 @@ class AttemptFlow:
         self._book.send(decode, Reserve(seq, state.engine_request(), group.peer, group.hello.tp))
 
     def on_reserved(self, worker: WorkerState, message: Reserved, now: float) -> None:
-        """The landing place is there: prefill may start, or is not worth sending away any more."""
+        """The decode worker has reserved pages. Now the prefill group can start, unless the decode worker turned out to
+        have so much cached that it had better prefill the rest itself."""
         state = self._current(worker, message)
         if state is None or state.phase != "placed" or worker is not state.decode:
             return
@@ -83,7 +84,7 @@ class AttemptFlow:
         if decision is not None:
             group.request_ids.discard(state.request_id)
             state.prefill = None
-            state.num_predicted_cached = None  # that was of another worker
+            state.num_predicted_cached = None  # the prediction was for the prefill group
             self._placer.stay(state, worker, message.num_cached_tokens, now)
             self._book.totals.placements[decision.reason] += 1
             # The reservation has been charged; converting it takes nothing more.
@@ -98,7 +99,7 @@ class AttemptFlow:
             state.enter("prefill", now, f"on {group.name}")
 
     def on_chunk(self, worker: WorkerState, chunk: TokenChunk, now: float) -> None:
-        """Tokens came. The client gets those that are new, in order."""
+        """A worker sent tokens. Those that are new go to the client, in order."""
         state = self._current(worker, chunk)
         if state is None:
             return
@@ -121,7 +122,7 @@ class AttemptFlow:
         if ready:
             if state.paused_since_s is not None:
                 self._book.end_pause(state, now)
-            is_one = len(ready) == 1  # as nearly always
+            is_one = len(ready) == 1  # nearly always true
             num_new = len(ready[0].token_ids) if is_one else sum([len(part.token_ids) for part in ready])
             progress.tokens_came(state, num_new, now)
         for part in ready:
@@ -138,7 +139,7 @@ class AttemptFlow:
             self._on_decoding(state, now)
 
     def on_handed_off(self, worker: WorkerState, message: HandedOff, now: float) -> None:
-        """The decode worker owns all pages."""
+        """The decode worker has received and now owns all pages."""
         state = self._current(worker, message)
         if state is None or worker is not state.decode or state.handed_off:
             return
@@ -155,11 +156,12 @@ class AttemptFlow:
             self._on_decoding(state, now)
 
     def on_failed(self, worker: WorkerState, message: Failed, now: float) -> None:
-        """A worker gave up on its part."""
+        """A worker gave up its part of the attempt."""
         state = self._current(worker, message)
         if state is None:
             return
-        # If the reservation has failed and the Generate that was to convert it is on its way, that begins anew there.
+        # If a reservation fails while the Generate that was to convert it is on its way, that Generate will start from
+        # scratch at the worker, so the worker still has to be told to cancel it.
         silent = None if state.is_converted and state.phase == "prefill" else worker
         if not message.retryable:
             error = GenerationError("invalid_request", message.reason)
@@ -172,7 +174,7 @@ class AttemptFlow:
             assert state.decode is not None
             self._placer.links.failed(state.prefill.hello, state.decode.hello, now)
             state.num_unreachable += 1
-            # Of the two ends the decode worker can still do it alone.
+            # The prefill group cannot do it, but the decode worker can still prefill by itself.
             detail = f"{worker.name}: {message.reason}"
             self._book.fail_attempt(state, now, "unreachable", detail, blamed=[state.prefill], silent=worker)
             return
@@ -182,7 +184,7 @@ class AttemptFlow:
         self._book.fail_attempt(state, now, "worker_failed", detail, blamed=blamed, silent=silent)
 
     def on_lost(self, state: RequestState, worker: WorkerState, now: float, reason: str) -> None:
-        """A worker with a part in the request is gone."""
+        """A worker that had a part in the request was lost."""
         if worker is state.prefill and state.has_first_token:
             # Either the decode worker has all pages already, or it will say Failed.
             state.prefill = None
@@ -191,7 +193,7 @@ class AttemptFlow:
             self._book.fail_attempt(state, now, "worker_lost", detail, silent=worker)
 
     def _foresee(self, state: RequestState, decode: WorkerState, group: WorkerState | None, now: float) -> None:
-        """The KV of a request will be where it is placed, and so will its conversation."""
+        """Note in advance that the request's KV, and its conversation, will be on the workers it is placed on."""
         state.num_predicted_cached = self._index.cached_tokens(group or decode, state)
         session = state.request.session
         for worker in (decode, group):
@@ -201,7 +203,7 @@ class AttemptFlow:
                     self._sessions.note(session, worker, state.request.tenant)
 
     def _current(self, worker: WorkerState, message: Reserved | TokenChunk | HandedOff | Failed) -> RequestState | None:
-        """The request a message is about, if it is of the current attempt and the worker has a part in that."""
+        """The request that a message is about; None if it belongs to an old attempt or the worker has no part in it."""
         state = self._book.get(message.request_id)
         if state is None or state.attempt != message.attempt:
             return None
@@ -220,7 +222,7 @@ class AttemptFlow:
         self._book.actions.append(emit_of((part.request_id, part.token_ids, part.logprobs)))
 
     def _on_first_token(self, state: RequestState, group: WorkerState, chunk: TokenChunk, now: float) -> None:
-        """The prefill group has sampled: the client has its token, and the decode worker may go on from it."""
+        """The prefill group has sampled the first token, so the decode worker can be told to continue from it."""
         if state.phase != "prefill" or not chunk.token_ids:
             return
         assert state.decode is not None
@@ -235,7 +237,7 @@ class AttemptFlow:
             self._on_decoding(state, now)
 
     def _on_decoding(self, state: RequestState, now: float) -> None:
-        """The decode worker has all it needs; the prefill group has no part in the request any more."""
+        """The decode worker has everything it needs, so the prefill group no longer has a part in the request."""
         if state.phase == "prefill":
             state.record.note("first_token", now, state.attempt)
         if state.prefill is not None:

@@ -1,4 +1,4 @@
-"""The proof that the cluster works: a token generated over the whole path, before anybody is told that it is ready."""
+"""Readiness is proven: a token is generated over the whole path before the cluster is reported ready."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slipstream.router.stream import GenerationStream
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-PROMPT_TOKENS = 64  # several pages, one of them in part
+PROMPT_TOKENS = 64  # several pages, the last one only partly filled
 NUM_TOKENS = 2  # the first comes from the prefill group, the second from the decode worker, after the hand-off
 
 
@@ -35,10 +35,11 @@ class Cluster(Protocol):
 
 
 class Canary:
-    """Sends a request as soon as the workers are there, and again until one has come back whole.
+    """Sends a request as soon as the workers are there, and repeats it until one has been answered completely.
 
-    Whatever the policy, it takes the way over a prefill group if there is one; `needs_prefill_group` insists on that.
-    `missing` is what is still being waited for, None once it has sung.
+    Whatever the placement policy, the request goes through a prefill group if there is one; where
+    `needs_prefill_group` says so, the canary waits until there is. `missing` tells what is still being waited for;
+    it is None once the canary has succeeded.
     """
 
     def __init__(self, service: Cluster, needs_prefill_group: Callable[[], bool]) -> None:
@@ -67,7 +68,7 @@ class Canary:
             async with asyncio.timeout(RETRY_S):
                 await self._service.wait_for_join()
         except TimeoutError:
-            pass  # nobody new, but whoever is there may have recovered, and less may be asked for
+            pass  # no new worker, but an old one may have recovered, or a prefill group may no longer be required
 
     def _missing_worker(self) -> str | None:
         if not self._service.is_ready:
@@ -78,14 +79,14 @@ class Canary:
         return None
 
     async def _sing(self) -> str | None:
-        """One try. Returns what went wrong, if anything did."""
+        """Send one request. Returns what went wrong, or None."""
         longest = (self._service.max_model_len or 0) - NUM_TOKENS
         num_tokens = max(1, min(PROMPT_TOKENS, longest))
         request = GenerateRequest(
             request_id=f"canary-{secrets.token_hex(8)}",
-            prompt_ids=[1] * num_tokens,  # an id that every vocabulary has
+            prompt_ids=[1] * num_tokens,  # a token id that every vocabulary has
             sampling=SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True),
-            cache_salt=f"canary-{secrets.token_hex(8)}",  # or the second try would find the prompt cached
+            cache_salt=f"canary-{secrets.token_hex(8)}",  # otherwise the second try would find its prompt cached
             local_prefill_max_tokens=0,
         )
         try:

@@ -1,4 +1,4 @@
-"""Messages to prompt text, through the Jinja template that comes with a model."""
+"""Renders chat messages to prompt text with the Jinja template that comes with a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ChatTemplateError(ValueError):
 
 
 class GenerationBlock(Extension):
-    """`{% generation %}` marks the assistant's words for training; for serving it is transparent."""
+    """`{% generation %}` marks the assistant's words for training; when serving, its content is rendered as it is."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's interface
 
@@ -47,7 +47,7 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except TemplateError as error:
             raise ValueError(f"the chat template is not valid: {error}") from error
-        # Jinja copies the globals for each rendering; out of its ChainMap that takes longer than a short chat.
+        # Jinja copies the globals for each rendering; copying its ChainMap takes longer than rendering a short chat.
         self._template.globals = dict(self._template.globals)
         self._special_tokens = dict(special_tokens)
         self.source = source
@@ -64,7 +64,7 @@ class ChatTemplate:
                 **self._special_tokens,
             )
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-            # A template is a program on the client's data; whatever it stumbles over is the messages' fault.
+            # A template is a program that runs on the client's data: whatever it raises is the fault of the messages.
             raise ChatTemplateError(str(error)) from error
 
 
@@ -83,5 +83,5 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes HTML characters, which a prompt must not."""
+    """The `tojson` filter. Jinja's own escapes HTML characters, which must not happen in a prompt."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

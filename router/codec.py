@@ -1,12 +1,13 @@
 """Compiles a dataclass into a function that flattens it for MessagePack and one that checks and rebuilds it.
 
-A dataclass travels as an array of its fields in order, nested ones as arrays inside. The functions are written as
-source and compiled once a class, the way `dataclasses` itself does it: walking the field list on every call would
-cost about ten times as much, and a decode step carries one `TokenChunk` a stream.
+A dataclass travels as the array of its fields, in order; nested dataclasses are arrays inside it. The functions are
+generated as source and compiled once per class, as `dataclasses` itself does: walking the list of fields on every call
+would cost about ten times as much, and every decode step carries one `TokenChunk` per stream.
 
 Understood annotations: int, float, str, bytes, bool, Literal of strings, `X | None`, `tuple[X, ...]`, `tuple[A, B]`,
-dataclasses made of these, and named tuples made of these without dataclasses. What there is several times a request, or
-for each token, is a named tuple: it is made in a third of the time that a frozen dataclass takes, and travels as it is.
+dataclasses made of these, and named tuples made of these (but not of dataclasses). Messages that occur several times
+per request, or per token, are named tuples: they are created in a third of the time that a frozen dataclass takes, and
+are packed as they are.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Decoder = Callable[[Any], Any]
 
 
 class WireError(Exception):
-    """Bytes that are no message. The text names the message type and the field, and shows the offending value."""
+    """Bytes that are not a valid message. The text names the message type and the field, and shows the bad value."""
 
 
 def _refuse(place: str, expected: str, value: object) -> NoReturn:
@@ -33,7 +34,7 @@ def _refuse(place: str, expected: str, value: object) -> NoReturn:
 
 
 def _as_float(place: str, value: object) -> float:
-    """A number as float. NaN is refused: it compares unequal to itself and would poison every policy it meets."""
+    """A number as a float. NaN is refused: it compares unequal to itself and would poison any policy that reads it."""
     if type(value) is int:
         return float(value)
     if type(value) is not float or value != value:
@@ -106,13 +107,13 @@ def encoder(cls: type) -> Encoder:
 
 @cache
 def decoder(cls: type) -> Decoder:
-    """The function that checks an unpacked array and builds the dataclass or named tuple `cls` of it. Raises WireError
-    only."""
+    """The function that checks an unpacked array and builds an instance of the dataclass or named tuple `cls` from it.
+    It raises nothing but WireError."""
     return _DecoderSource(cls).compile()
 
 
 class _DecoderSource:
-    """Writes the body of one class's decoder, a statement a line."""
+    """Generates the source of one class's decoder, one statement per line."""
 
     def __init__(self, cls: type) -> None:
         self._cls = cls
@@ -133,7 +134,7 @@ class _DecoderSource:
         for name, variable in zip(names, variables, strict=True):
             self._check(0, hints[name], variable, f"{place}.{name}")
         if _is_named_tuple(self._cls):
-            self._names["new"] = tuple.__new__  # what its own __new__ calls, at twice the time
+            self._names["new"] = tuple.__new__  # the class's own __new__ calls this, and takes twice the time
             self._add(0, f"return new(cls, ({''.join(f'{v}, ' for v in variables)}))")
         else:
             self._add(0, f"return cls({', '.join(variables)})")

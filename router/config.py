@@ -14,13 +14,13 @@ PolicyName = Literal["slo", "kv", "least_loaded", "round_robin", "isl_threshold"
 MAX_HISTORY_REQUESTS = 100_000
 MAX_FRONTS = 64
 MAX_TRACING_TIMEOUT_S = 60.0
-MIN_LEASE_S = 0.1  # workers are pinged several times a lease
+MIN_LEASE_S = 0.1  # workers are pinged several times per lease
 
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig:
-    """PEM files of the certificate, with its chain, and of its key; both or none. A renewed pair is taken up without a
-    restart. At least TLS 1.2."""
+    """PEM files of the certificate (with its chain) and of its key: both or neither. A renewed pair is picked up
+    without a restart. Clients need TLS 1.2 or later."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -48,12 +48,12 @@ class HttpConfig:
     header_timeout_s: float = 10.0  # from the first byte of a request to its last header
     body_timeout_s: float = 30.0
     keep_alive_s: float = 75.0
-    write_timeout_s: float = 60.0  # a client that reads nothing for so long is gone
-    max_connections: int = 10_000  # more get a 503 and are closed, except for /health
+    write_timeout_s: float = 60.0  # a client that reads nothing for this long is disconnected
+    max_connections: int = 10_000  # further ones get a 503 (except for /health) and are closed
     tls: TlsConfig = field(default_factory=TlsConfig)
 
     def __post_init__(self) -> None:
-        if not self.host:  # which a socket takes for all interfaces
+        if not self.host:  # a socket takes an empty host for "all interfaces"
             raise ValueError("host must not be empty; 0.0.0.0 means all interfaces")
         for key in ("max_body_mib", "max_header_kib", "max_connections"):
             if getattr(self, key) < 1:
@@ -65,9 +65,9 @@ class HttpConfig:
 
 @dataclass(frozen=True, slots=True)
 class AdminConfig:
-    """`port` None: /metrics, /cluster/status and what is told of requests are served at the port of the API, and need
-    the key of an administrator where there are keys. A number (0: a free one): they are served there only, to whoever
-    reaches it, without TLS."""
+    """Where operators ask. With `port` None, /metrics, /cluster/... and the records of requests are served at the API's
+    port and, if there are keys, need an administrator's key. With a number (0: any free port) they are served at that
+    port only, without TLS, to anyone who can reach it."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -83,7 +83,7 @@ class AdminConfig:
 
 @dataclass(frozen=True, slots=True)
 class SloConfig:
-    """What requests that do not say otherwise are hoped to keep: time to the first token, and between tokens."""
+    """The service level of requests that do not bring their own: time to first token, and mean time between tokens."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -98,16 +98,16 @@ class SloConfig:
 
 @dataclass(frozen=True, slots=True)
 class PlacementConfig:
-    """Parameters of single policies, and how many workers a decision looks at.
+    """Parameters of individual policies, and how many workers a decision considers.
 
     kv             cost = `kv_prefill_scale` x pages to prefill and queued before + pages in use where it decodes
-    isl_threshold  remote if over `threshold_tokens` are uncached and fewer than `threshold_queued_prompts` wait in the
-                   prefill queue, both as NVIDIA Dynamo had it in 2025
+    isl_threshold  remote if more than `threshold_tokens` are uncached and fewer than `threshold_queued_prompts` wait in
+                   the prefill queue (the rule that NVIDIA Dynamo had in 2025)
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
-    max_candidates: int = 32  # workers of each side
+    max_candidates: int = 32  # workers considered of each role
     kv_prefill_scale: float = 1.0
     threshold_tokens: int = 512
     threshold_queued_prompts: int = 2
@@ -122,9 +122,10 @@ class PlacementConfig:
 
 @dataclass(frozen=True, slots=True)
 class VersionsConfig:
-    """`split` are the shares of versions of the model in new requests, of any sum; null: by the size of their pools. A
-    request with tokens whose version has lost its last decode worker waits `wait_s` for one to come back. Then, or at
-    once where none will, it goes on with another version (`continue_across`) or ends with an error."""
+    """Versions of the model that are served at the same time. `split` gives each version's share of new requests, in
+    any unit; null: in proportion to the size of their pools. If a version loses its last decode worker, its requests
+    that already have tokens wait `wait_s` for one to come back. After that, or at once if none is expected, they
+    continue on another version (`continue_across`) or end with an error."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -140,7 +141,7 @@ class VersionsConfig:
 
 
 def check_split(split: Mapping[str, float]) -> None:
-    """Raises ValueError that says what is wrong."""
+    """Raises ValueError with a sentence that says what is wrong."""
     for version, weight in split.items():
         if not version:
             raise ValueError("split has a version without a name")
@@ -152,15 +153,16 @@ def check_split(split: Mapping[str, float]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MigrationConfig:
-    """How running sequences move between decode workers. `max_at_once` of them leave or come to a worker at a time.
-    What has at least `precopy_pages` pages to send is copied while it decodes; fewer are sent while it stands still."""
+    """How running sequences move between decode workers. At most `max_at_once` of them are leaving, or arriving at, one
+    worker at a time. While at least `precopy_pages` pages remain to be sent, they are copied while the sequence goes on
+    decoding; fewer are sent while it is frozen."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     max_at_once: int = 2
     precopy_pages: int = 4
-    timeout_s: float = 60.0  # of all the copying; after that it goes on where it is
-    freeze_timeout_s: float = 5.0  # of the last pages, while it stands still
+    timeout_s: float = 60.0  # for all the copying; after that the sequence stays where it is
+    freeze_timeout_s: float = 5.0  # for the last pages, while the sequence is frozen
 
     def __post_init__(self) -> None:
         for key in ("max_at_once", "precopy_pages"):
@@ -173,9 +175,9 @@ class MigrationConfig:
 
 @dataclass(frozen=True, slots=True)
 class DispatchConfig:
-    """`policy` says how a request's workers are chosen. `local_prefill_max_tokens` draws a line for every policy:
-    prompts of at most so many uncached tokens are prefilled on the decode worker, longer ones on a prefill worker as
-    long as there is one. None: the policy decides."""
+    """How requests are queued and placed. `policy` says how a request's workers are chosen. `local_prefill_max_tokens`
+    overrules any policy: prompts with at most that many uncached tokens are prefilled on the decode worker, longer ones
+    on a prefill worker if there is one. None: the policy decides."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -189,10 +191,10 @@ class DispatchConfig:
     queue_timeout_s: float = 120.0
     request_timeout_s: float = 600.0
     reserve_timeout_s: float = 10.0
-    worker_lease_s: float = 10.0  # a worker that is silent for so long is lost
-    ageing_s: float = 5.0  # a class that has waited so long for each class before it gets every second turn
-    strict_slo: bool = False  # refuse at once whose `slo.ttft_ms` cannot be met, not only those that ask for it
-    max_queued_per_tenant: int | None = None  # None: half of max_queued_requests for each tenant that has a name
+    worker_lease_s: float = 10.0  # a worker that is silent for this long counts as lost
+    ageing_s: float = 5.0  # a class gets every second turn once it has waited this long per class ahead of it
+    strict_slo: bool = False  # refuse every request whose `slo.ttft_ms` cannot be met, not only those that ask for that
+    max_queued_per_tenant: int | None = None  # None: half of max_queued_requests for each named tenant
     versions: VersionsConfig = field(default_factory=VersionsConfig)
 
     def __post_init__(self) -> None:
@@ -215,23 +217,24 @@ class DispatchConfig:
 
 @dataclass(frozen=True, slots=True)
 class TracingConfig:
-    """Spans over OTLP/HTTP, to `otlp_endpoint`: a base URL (http://collector:4318, the path /v1/traces is added) or the
-    whole one. None: none are made. `sample_ratio` of the requests whose caller has not decided are traced.
+    """Spans are sent over OTLP/HTTP to `otlp_endpoint`: a base URL (http://collector:4318, to which the path /v1/traces
+    is added) or a complete one. None: no tracing. Of the requests whose caller has not decided, the share
+    `sample_ratio` is traced.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     otlp_endpoint: str | None = None
     sample_ratio: float = 1.0
-    queue_requests: int = 4096  # that wait for the collector; more are not traced
-    timeout_s: float = 5.0  # of a POST with its repetitions, and of the last ones at the end
+    queue_requests: int = 4096  # traced requests that may wait for the collector; the spans of further ones are dropped
+    timeout_s: float = 5.0  # for one POST including its retries, and for sending what is left when the router stops
 
     def __post_init__(self) -> None:
         if self.otlp_endpoint is not None:
             try:
                 url = urlsplit(self.otlp_endpoint)
                 is_url = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
-            except ValueError:  # brackets that do not match, a port that is none
+            except ValueError:  # unbalanced brackets, or a port that is not a number
                 is_url = False
             if not is_url:
                 raise ValueError(f"otlp_endpoint must be a http or https URL, got {self.otlp_endpoint!r}")
@@ -244,7 +247,7 @@ class TracingConfig:
 
     @property
     def traces_url(self) -> str | None:
-        """Where spans are posted."""
+        """The URL that spans are posted to."""
         if self.otlp_endpoint is None or urlsplit(self.otlp_endpoint).path.strip("/"):
             return self.otlp_endpoint
         return self.otlp_endpoint.rstrip("/") + "/v1/traces"
@@ -259,10 +262,12 @@ class RouterConfig:
     access: AccessConfig = field(default_factory=AccessConfig)
     dispatch: DispatchConfig = field(default_factory=DispatchConfig)
     worker_host: str = "127.0.0.1"
-    worker_port: int = 0  # 0: a free one
+    worker_port: int = 0  # 0: any free port
     tracing: TracingConfig = field(default_factory=TracingConfig)
-    history_requests: int = 1024  # running and finished ones that can be explained; one takes 5 to 50 KiB
-    fronts: int = 1  # processes for HTTP and tokenising, which share `http.max_connections`; 1: the dispatcher's own
+    history_requests: int = 1024  # how many requests, running and finished, can be explained; each takes 5 to 50 KiB
+    fronts: int = (
+        1  # processes for HTTP and tokenising, sharing `http.max_connections`; 1: inside the dispatcher's process
+    )
 
     def __post_init__(self) -> None:
         if not self.worker_host:

@@ -1,9 +1,10 @@
-"""Keeps control tokens in a client's words from controlling anything.
+"""Keeps control tokens that a client typed from controlling anything.
 
-A chat template marks turns with control tokens such as `<|end|><|system|>`. A tokenizer that sees the rendered prompt
-cannot tell those of the template from those that a user typed. So before rendering, those in messages are replaced by
-a disguise that the template carries along; afterwards the disguise is tokenised as the plain text it stood for.
-(transformers 5 has the same idea as `apply_chat_template(sanitize_control_tokens=True)`; there it is off by default.)
+A chat template marks turns with control tokens such as `<|end|><|system|>`. A tokenizer that sees only the rendered
+prompt cannot tell the template's control tokens from those that a user typed. So before rendering, control tokens in
+messages are replaced by a disguise that the template carries along; afterwards the disguise is tokenised as the plain
+text that it stood for. (transformers 5 has the same idea as `apply_chat_template(sanitize_control_tokens=True)`, off by
+default.)
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ DISGUISES = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 
 
 class ControlTokenError(ValueError):
-    """The messages cannot be made harmless, so they are refused."""
+    """The messages cannot be made harmless and are refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class DisguisedMessages:
-    """Control token number i of `ControlTokens` became `mark` + i + `mark`."""
+    """Messages in which control token number i of `ControlTokens` was replaced by `mark` + i + `mark`."""
 
     messages: list[dict[str, Any]]
     mark: str
@@ -54,7 +55,7 @@ class ControlTokens:
         self._plain.encode_special_tokens = True  # in the library's words: encode them as text
 
     def disguise(self, messages: list[dict[str, Any]]) -> DisguisedMessages | None:
-        """The messages with control tokens hidden, None if there are none in them. Raises ControlTokenError."""
+        """The messages with their control tokens disguised; None if they contain none. Raises ControlTokenError."""
         texts = [value for message in messages for value in message.values() if isinstance(value, str)]
         if not any(map(self._pattern.search, texts)):
             return None
@@ -71,8 +72,8 @@ class ControlTokens:
         return DisguisedMessages(hidden, mark)
 
     def encode(self, rendered: str, disguised: DisguisedMessages) -> bytes:
-        """Token ids, packed, of a prompt rendered from `disguised`. Between control tokens the text is tokenised piece
-        by piece, which is what a tokenizer does with them too. Raises ControlTokenError."""
+        """The packed token ids of a prompt that was rendered from `disguised`. The text between control tokens is
+        tokenised piece by piece, exactly as the tokenizer would do. Raises ControlTokenError."""
         ids: list[bytes] = []
         control_ids = set(self._ids.values())
         disguise = re.compile(f"{disguised.mark}(\\d+){disguised.mark}")

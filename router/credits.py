@@ -1,11 +1,11 @@
-"""What a worker can still take on, as the router knows it.
+"""How much more work a worker can take on, as far as the router knows.
 
-A worker's `Credits` say what was free after it had counted the message `ack_seq`. What was sent later is subtracted
-here, and what is promised but not sent yet (a prefill waiting for its landing place) is held:
+A worker's `Credits` say what was free after it had counted the message `ack_seq`. The ledger subtracts what was sent
+after that message, and what is promised but not sent yet (a prefill that waits for its pages to be reserved):
 
     free = reported - sum(spent with seq > ack_seq) - sum(held)
 
-Reports are absolute, so an error in the router's guess of a cost lasts only until the next report.
+Reports are absolute, so a wrong guess of a cost matters only until the next report.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slipstream.router.messages import Credits
 
 
 class Charge(NamedTuple):
-    """What one piece of work takes of a worker."""
+    """What one piece of work costs a worker."""
 
     slots: int = 0
     pages: int = 0
@@ -44,8 +44,8 @@ class _Outstanding:
 
 
 class CreditLedger:
-    """The credits of one worker's connection. Before the first report there are none. `on_change` is called after each
-    change of what is free."""
+    """The credits of one worker's connection: none before its first report. `on_change` is called whenever the free
+    amounts change."""
 
     def __init__(self) -> None:
         self.on_change: Callable[[], object] | None = None
@@ -73,11 +73,11 @@ class CreditLedger:
 
     @property
     def held(self) -> frozenset[str]:
-        """Ids of the requests that hold a charge."""
+        """Ids of the requests that a charge is held for."""
         return frozenset(self._held)
 
     def spend(self, charge: Charge) -> int:
-        """Charges a message that is being sent; returns its `seq`."""
+        """Charges for a message that is being sent and returns its `seq`."""
         self._last_seq += 1
         self._spent.append((self._last_seq, charge))
         self._outstanding.add(charge)
@@ -86,7 +86,7 @@ class CreditLedger:
         return self._last_seq
 
     def hold(self, request_id: str, charge: Charge) -> None:
-        """Sets a charge aside for a message to be sent later. One a request."""
+        """Sets a charge aside for a message that will be sent later. At most one per request."""
         assert request_id not in self._held
         self._held[request_id] = charge
         self._outstanding.add(charge)
@@ -103,13 +103,13 @@ class CreditLedger:
         return charge
 
     def exhaust(self) -> None:
-        """There is nothing until the next report: the worker has refused what the last one promised."""
+        """The worker refused what its last report promised: nothing counts as free until its next report."""
         self._reported = Credits(self._reported.ack_seq, 0, 0, 0)
         if self.on_change is not None:
             self.on_change()
 
     def report(self, credits: Credits) -> None:
-        """Takes the worker's count. Raises ValueError if it acknowledges what was never sent or goes back."""
+        """Takes a report. Raises ValueError if its `ack_seq` goes back or acknowledges a message never sent."""
         if not self._reported.ack_seq <= credits.ack_seq <= self._last_seq:
             raise ValueError(
                 f"ack_seq {credits.ack_seq} is not between the last one, {self._reported.ack_seq}, "

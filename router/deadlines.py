@@ -1,4 +1,4 @@
-"""Deadlines: of one length for all, and of any length."""
+"""Two collections of deadlines: one where all have the same length, and one where each has its own."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from slipstream.router.ranked_heap import RankedHeap
 
 
 class DeadlineRing:
-    """Ids with a deadline `timeout_s` after they were set. As time only grows, insertion order is deadline order:
-    setting, dropping and looking at the first are O(1), and nothing stays behind for a dropped id (a plain dict would
-    look past all those that have gone from its beginning)."""
+    """Ids whose deadline is `timeout_s` after they were set. As time never goes back, insertion order is deadline
+    order, so setting, dropping and reading the first are O(1). A dropped id leaves nothing behind (in a plain dict,
+    finding the first entry means skipping all those that were deleted before it)."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -25,7 +25,7 @@ class DeadlineRing:
     @property
     def first(self) -> float | None:
         """The earliest deadline."""
-        return next(iter(self._due.values())) if self._due else None  # asked after every message
+        return next(iter(self._due.values())) if self._due else None  # called after every message
 
     def set(self, request_id: str, now: float) -> None:
         self._due.pop(request_id, None)
@@ -47,7 +47,7 @@ class DeadlineRing:
 
 
 class Deadlines:
-    """Ids with a deadline each. O(log n)."""
+    """Ids that each have a deadline of their own. Operations are O(log n)."""
 
     def __init__(self) -> None:
         self._heap: RankedHeap[str] = RankedHeap()

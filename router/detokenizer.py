@@ -1,7 +1,7 @@
-"""Token ids to text, one by one.
+"""Turns token ids into text, one token at a time.
 
-A token is a run of bytes and may end in the middle of a character. Instead of decoding a window of tokens again and
-again, each token's bytes are looked up in a table and only the unfinished end of a character is kept.
+A token is a run of bytes and may end in the middle of a character. Instead of decoding a window of tokens over and
+over, the detokenizer looks up each token's bytes in a table and keeps only the unfinished end of a character.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ Step = Callable[[str], str | bytes]
 
 
 class UnsupportedDecoderError(ValueError):
-    """The `decoder` of tokenizer.json is of a kind that this table cannot reproduce."""
+    """The `decoder` in tokenizer.json is of a kind that `PieceTable` cannot reproduce."""
 
 
 class PieceTable(dict[int, str | bytes]):
-    """What each token of a vocabulary contributes to the text; filled as tokens occur. Text, or bytes if they are not
-    whole characters; empty for control tokens.
+    """What each token of a vocabulary contributes to the text, filled in as tokens occur: a string, or bytes if it is
+    not a whole number of characters; empty for control tokens.
 
-    Knows the decoders of byte-level BPE (GPT-2, Llama 3, Qwen) and of sentencepiece conversions (Llama 2, Mistral:
-    metaspace and byte fallback). A leading space is never stripped: the output continues a prompt.
-
-    Raises UnsupportedDecoderError for any other decoder.
+    Supports the decoders of byte-level BPE (GPT-2, Llama 3, Qwen) and of sentencepiece conversions (Llama 2, Mistral:
+    metaspace and byte fallback), and raises UnsupportedDecoderError for any other. A leading space is never stripped,
+    because the output continues a prompt.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, decoder: dict[str, Any] | None, hidden: Iterable[int]) -> None:
@@ -52,7 +51,7 @@ class PieceTable(dict[int, str | bytes]):
         return piece
 
     def bytes_of(self, token_id: int) -> bytes:
-        """The token's bytes; of a control token, those of its name. Empty for an id without a token."""
+        """The token's bytes; for a control token, the bytes of its name; empty for an id without a token."""
         raw = self._bytes.get(token_id)
         if raw is None:
             piece: str | bytes = self._tokenizer.id_to_token(token_id) or ""
@@ -73,7 +72,7 @@ class Detokenizer:
         self._pending = b""
 
     def add(self, token_id: int) -> str:
-        """The text that is certain now that `token_id` is known; may be empty."""
+        """The text that has become certain with `token_id`; may be empty."""
         piece = self._pieces[token_id]
         if isinstance(piece, str):
             if not self._pending or not piece:
@@ -83,7 +82,7 @@ class Detokenizer:
         return self._decode(final=False)
 
     def finish(self) -> str:
-        """What is left at the end: U+FFFD if a character remained unfinished, else nothing."""
+        """The rest of the text at the end of the output: U+FFFD if a character was left unfinished, else nothing."""
         return self._decode(final=True) if self._pending else ""
 
     def _decode(self, final: bool) -> str:
@@ -98,7 +97,7 @@ class Detokenizer:
                 if error.reason == "unexpected end of data" and not final:
                     self._pending = data[error.start :]
                     break
-                # As `tokenizers` does: byte-level decoders replace each broken sequence, byte fallback each byte.
+                # Like `tokenizers`: byte-level decoders replace each broken sequence, byte fallback replaces each byte.
                 num_replaced = error.end - error.start if self._pieces.replaces_each_byte else 1
                 text.append(REPLACEMENT * num_replaced)
                 data = data[error.end :]
@@ -124,12 +123,12 @@ def compile_steps(decoder: dict[str, Any] | None) -> list[Step]:
         content: str = decoder["content"]
         return [lambda token: token.replace(pattern, content)]
     if kind == "Fuse" or (kind == "Strip" and decoder["content"] == " " and decoder["stop"] == 0):
-        return []  # join tokens; strip the very start of a text, which an output never is
+        return []  # `Fuse` joins tokens; `Strip` only affects the very start of a text, which an output never is
     raise UnsupportedDecoderError(f"tokenizer.json has a decoder of an unsupported kind: {decoder}")
 
 
 def bytes_of_byte_token(token: str) -> str | bytes:
-    """`<0xE2>` is a byte, anything else is text."""
+    """Byte fallback: the token `<0xE2>` stands for that byte, any other token is text."""
     match = BYTE_TOKEN.fullmatch(token)
     return bytes([int(match[1], 16)]) if match else token
 

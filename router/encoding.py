@@ -1,4 +1,4 @@
-"""Text to token ids without holding up anybody else."""
+"""Tokenises text without holding up the event loop."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import tokenizers
 from slipstream.router.messages import pack_ids
 
 ENCODE_THREADS = 2
-NICENESS = 10  # a long prompt may take longer, tokens of running streams may not
+NICENESS = 10  # a long prompt may take a little longer; the tokens of running streams may not
 
 
 def encode_pool() -> ThreadPoolExecutor:
     """Threads for long texts, which let the event loop's thread go first where cores are few."""
-    # A text is tokenised by the thread that asks, and not by one of the library's, which would be as urgent as all.
+    # The calling thread does the work itself: the library's own threads would run at normal priority.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     return ThreadPoolExecutor(ENCODE_THREADS, thread_name_prefix="tokenizer", initializer=step_back)
 
@@ -29,10 +29,10 @@ def step_back() -> None:
 
 
 def encode_unlocked(tokenizer: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool) -> bytes:
-    """Token ids of `text`, packed, the same as those of `tokenizer.encode`.
+    """The packed token ids of `text`, the same as those of `tokenizer.encode`.
 
-    `encode` keeps the interpreter's lock until it is done, so that a long text would stop the event loop even from
-    another thread. Only the library's batch calls give the lock up.
+    `encode` holds the interpreter's lock until it is done, so a long text would stop the event loop even if it were
+    encoded in another thread. Only the library's batch calls release the lock.
     """
     (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     return pack_ids(encoding.ids)

@@ -1,4 +1,4 @@
-"""How many workers there are to be, as whoever starts them has told the router."""
+"""How many workers the cluster is meant to have, as its supervisor has told the router."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ExpectedWorkers:
-    """Groups of each role that are wanted, whether they are connected or not. A router that nobody tells expects one
-    decode worker, and takes prefill groups as they come. `max_model_len`: the longest sequence that a decode worker
-    will take; None: what the model allows. `has_served`: with another router they have, so that one answer, whichever
-    way it takes, is proof enough."""
+    """How many groups of each role are wanted, connected or not. A router that is told nothing expects one decode
+    worker and uses prefill groups as they come. `max_model_len` is the longest sequence that a decode worker will take
+    (None: what the model allows). `has_served`: these workers have already served under an earlier router, so any one
+    answer, local or remote, is proof enough that the cluster works."""
 
     num_prefill: int = 0
     num_decode: int = 1
