@@ -1,14 +1,15 @@
-"""The heart of the router: queue, credits, placement, attempts. Sans-IO: events with a time in, actions out.
+"""The heart of the router. Sans-IO: it takes events with a time and returns actions.
 
 Every event method returns the actions it causes, in order. Time is float seconds of any clock that never goes back.
-The rules are in docs/design.md under "Attempts" and "Credits"; the parts:
+The rules are in docs/design.md under "Attempts" and "Credits". The parts, in the order in which a request meets them:
 
-    request_book   all unfinished requests: queue, deadlines, the ends of attempts and requests
-    versions       which version of the model a request gets, and keeps
+    request_book   all unfinished requests: the queue, the deadlines, and the ways out of an attempt
+    versions       which version of the model a request gets and keeps
     roster         the connected workers, each with its `credits` ledger
     prefix         which worker holds the KV of which prefix
-    matching       waiting requests + credits -> `placement`
-    attempts       a placed request's way, driven by its workers' messages
+    matching       gives waiting requests to workers with credits, by `placement`
+    attempts       drives a placed request by the messages of its workers
+    migration      moves running sequences between decode workers
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ from slipstream.router.versions import Versions
 
 
 class Dispatcher:
-    """`history_capacity` requests, running or finished, can be explained. `name_pages`: see `PrefixIndex`."""
+    """Keeps the records of the last `history_capacity` requests, running or finished, so that they can be explained.
+    For `name_pages` see `PrefixIndex`."""
 
     def __init__(
         self, config: DispatchConfig, history_capacity: int = 1024, name_pages: NamePages | None = None
@@ -75,23 +77,23 @@ class Dispatcher:
         self._placer = Placer(config, self._roster, self._index, self._sessions)
         self._flow = AttemptFlow(self._book, self._placer, self._index, self._sessions)
         self._migrations = Migrations(config.migration, self._roster, self._book, self._index, self._sessions)
-        self._wake_s: float | None = None  # when somebody has waited long enough for a better worker
+        self._wake_s: float | None = None  # when a request will have waited long enough for a better worker
 
-    # ---- what can be asked
+    # ---- queries
 
     @property
     def num_requests(self) -> int:
-        """Requests that have not finished."""
+        """How many requests have not finished."""
         return len(self._book)
 
     @property
     def num_waiting(self) -> int:
-        """Of these, requests that are on no worker."""
+        """How many of them are on no worker."""
         return len(self._book.queue)
 
     @property
     def has_decode_worker(self) -> bool:
-        """A decode worker is connected that takes new work."""
+        """Whether a decode worker that takes new work is connected."""
         return bool(self._roster.decode_workers)
 
     @property
@@ -101,21 +103,21 @@ class Dispatcher:
 
     @property
     def versions(self) -> tuple[str, ...]:
-        """Versions of the model that a decode worker takes requests of."""
+        """The versions of the model that some decode worker takes requests for."""
         return self._versions.live
 
     @property
     def version_status(self) -> tuple[VersionStatus, ...]:
-        """How each version of the model stands."""
+        """The state and the counts of each version of the model."""
         return self._versions.status(self._book.queue.num_waiting)
 
     @property
     def split(self) -> dict[str, float] | None:
-        """The shares of versions, as they were set."""
+        """Each version's share of new requests, as set by `set_split`."""
         return self._versions.split
 
     def next_deadline(self) -> float | None:
-        """When `tick` is due next; None: nothing is waiting for a time."""
+        """When `tick` is due next; None: nothing is waiting for a deadline."""
         first = self._book.next_deadline()
         for due in (self._versions.next_deadline(), self._wake_s if self._book.queue.waiting else None):
             if due is not None and (first is None or due < first):
@@ -123,17 +125,17 @@ class Dispatcher:
         return first
 
     def known_blocks(self, peer: PeerId) -> frozenset[int]:
-        """Ids of the blocks that a connected worker has told to hold."""
+        """Ids of the blocks that a connected worker has said it holds."""
         worker = self._roster.get(peer)
         assert worker is not None, peer
         return self._index.held_blocks(worker)
 
     def record(self, request_id: str) -> RequestRecord | None:
-        """The story of a request, running or finished a while ago."""
+        """The record of a request that is running or finished recently."""
         return self._book.history.get(request_id)
 
     def records(self) -> Iterator[RequestRecord]:
-        """The stories that are kept, the request that came last first."""
+        """All records that are kept, newest request first."""
         return self._book.history.latest()
 
     def snapshot(self, now: float) -> Snapshot:
@@ -150,11 +152,12 @@ class Dispatcher:
         )
 
     def measured(self) -> tuple[RoleMeasured, ...]:
-        """What is known of each role's hardware."""
+        """What was measured of each role's workers."""
         return tuple(measured(self._roster))
 
     def signals(self, now: float, router_id: str = "") -> Signals:
-        """What a planner decides from. `router_id` tells one life of the router from the next."""
+        """The load and the service levels of late, for the planner. `router_id` tells one router process from the
+        next."""
         book, slo = self._book, self._slo
         return Signals(
             at_s=now,
@@ -175,41 +178,42 @@ class Dispatcher:
     # ---- events: clients and time
 
     def submit(self, request: GenerateRequest, now: float) -> list[Action]:
-        """Queues a request. Raises AdmissionError, and then nothing has happened."""
+        """Queues a request. Raises AdmissionError if it is refused; then nothing has changed but the counts."""
         self._book.admit(request, self._roster.decode_workers, now)
         return self._settle(now)
 
     def cancel(self, request_id: str, now: float, reason: EarlyEnd = "abort") -> list[Action]:
-        """The client is gone, or has all that it wants. Unknown ids are ignored."""
+        """Ends a request because its client has left or needs no more tokens. Unknown ids are ignored."""
         state = self._book.get(request_id)
         if state is not None:
             self._book.finish(state, now, reason)
         return self._settle(now)
 
     def finish_all(self, error: GenerationError, now: float) -> list[Action]:
-        """Ends everything: the router is going down."""
+        """Ends all requests, because the router is shutting down."""
         for state in list(self._book):
             self._book.finish(state, now, "error", error=error)
         return self._settle(now)
 
     def tick(self, now: float) -> list[Action]:
-        """Call at `next_deadline`; earlier or later does no harm."""
+        """Handles the deadlines that have come. Call it at `next_deadline`; earlier or later does no harm."""
         self._migrations.expire(now)
         self._book.expire(now)
         self._book.find_versions(now)
         return self._settle(now)
 
     def follow(self, config: DispatchConfig, now: float) -> list[Action]:
-        """Takes up other settings: policy, levels, and limits of what comes from now on. Time-outs of the queue and of
-        reservations, ageing and the lease of workers stay as they were."""
+        """Takes over changed settings: the policy, the service levels, and the limits for new requests. The time-outs
+        of the queue and of reservations, ageing and the workers' lease stay as they were at the start."""
         self._slo, self._local_prefill_max_tokens = config.slo, config.local_prefill_max_tokens
         self._book.follow(config)
         self._placer.follow(config)
         return self._settle(now)
 
     def set_split(self, split: Mapping[str, float] | None, now: float) -> list[Action]:
-        """Shares of versions of the model in new requests; None: by the size of their pools. What waits for a version
-        without a share and has no token yet goes elsewhere. Raises ValueError, and then nothing has changed."""
+        """Sets each version's share of new requests; None: in proportion to the size of their pools. Requests that wait
+        for a version without a share, and have no token yet, go to another one. Raises ValueError if the split makes no
+        sense; then nothing has changed."""
         self._versions.set_split(split)
         self._book.find_versions(now)
         return self._settle(now)
@@ -217,7 +221,7 @@ class Dispatcher:
     # ---- events: workers
 
     def worker_joined(self, hello: Hello, now: float) -> list[Action]:
-        """A worker said hello. An earlier connection of the same identity must have been reported lost."""
+        """A worker has connected. An earlier connection of the same identity must have been reported lost before."""
         worker = WorkerState(hello, now)
         self._roster.add(worker)
         self._index.add(worker)
@@ -227,17 +231,17 @@ class Dispatcher:
         return self._settle(now)
 
     def worker_lost(self, peer: PeerId, now: float, reason: str = "connection lost") -> list[Action]:
-        """A worker's connection is over. Unknown workers are ignored."""
+        """A worker's connection has ended. Unknown workers are ignored."""
         worker = self._roster.get(peer)
         if worker is not None:
             self._lose(worker, now, reason)
         return self._settle(now)
 
     def drain(self, peer: PeerId, now: float, next_role: Role | None = None, migrate: bool = True) -> list[Action]:
-        """Gives the worker no new work and tells it to go when it is empty: to exit, or to come back as `next_role`.
+        """Gives the worker no new work and tells it to leave when it is empty: to exit, or to come back as `next_role`.
 
-        With `migrate` its running sequences move to other decode workers as these have room; without, or where there
-        never is room, they end there. Unknown workers are ignored.
+        With `migrate` its running sequences move to other decode workers as these have room. Without it, or if there
+        never is room, they run to their end where they are. Unknown workers are ignored.
         """
         worker = self._roster.get(peer)
         if worker is not None and not worker.draining:
@@ -254,7 +258,7 @@ class Dispatcher:
         return self._settle(now)
 
     def migrate(self, request_id: str, now: float, to: PeerId | None = None) -> list[Action]:
-        """Moves a running request to another decode worker, to `to` if it says so, once it decodes and there is room.
+        """Moves a running request to another decode worker (to `to`, if given) once it is decoding and there is room.
         Unknown ids are ignored."""
         state = self._book.get(request_id)
         if state is not None:
@@ -262,20 +266,21 @@ class Dispatcher:
         return self._settle(now)
 
     def _only_waits_for(self, worker: WorkerState, state: RequestState) -> bool:
-        """Nothing of the request has been computed on the worker, and it can be done by another."""
+        """Whether the worker has computed nothing of the request yet, so that another one can do it instead."""
         if worker is state.prefill:
             return not state.prefill_sent
         if worker is not state.decode or not self._roster.workers_of("decode", state.version):
             return False
         if state.phase == "placed":
             return True
-        # Prompts are computed there one after the other, so all but the first have only waited.
+        # A worker computes prompts one after the other, so all but the first have only waited.
         waiting = [s for s in map(self._book.get, worker.request_ids) if s is not None and s.pending_on is worker]
         first = min(waiting, key=lambda s: (s.request.priority, s.placed_s or 0.0, s.request_id), default=None)
         return state in waiting and state is not first
 
     def worker_message(self, peer: PeerId, message: WorkerMessage, now: float) -> list[Action]:
-        """A worker said something. Messages of workers that are not connected, and of old attempts, are ignored."""
+        """Handles a worker's message. Messages of workers that are not connected, and about old attempts, are
+        ignored."""
         worker = self._roster.get(peer)
         if worker is None:
             return []
@@ -284,9 +289,10 @@ class Dispatcher:
                 num_waiting = len(self._book.queue.waiting)
                 for chunk in message.chunks:
                     self._flow.on_chunk(worker, chunk, now)
-                # Of a worker that drains nothing else tells that a prompt is computed and can leave it now.
+                # Tokens free no capacity, so usually there is nothing to place: only credits make room. But on a
+                # draining worker, tokens are the only sign that a prompt is done and its sequence can leave.
                 if len(self._book.queue.waiting) == num_waiting and not (worker.draining and self._migrations.wishes):
-                    return self._take_actions()  # tokens make no room: credits do
+                    return self._take_actions()
             case Credits():
                 try:
                     worker.ledger.report(message)
@@ -324,7 +330,7 @@ class Dispatcher:
         return self._settle(now)
 
     def _on_progress(self, worker: WorkerState, message: Reserved | HandedOff | Copied | Failed, now: float) -> None:
-        """Of an attempt; what is none's, or an old one's, is dropped there."""
+        """Handles a message about an attempt; the flow drops those that are about an old one or none."""
         match message:
             case Reserved():
                 self._flow.on_reserved(worker, message, now)
@@ -332,7 +338,7 @@ class Dispatcher:
                 self._flow.on_handed_off(worker, message, now)
             case Failed(request_id, attempt, reason):
                 state = self._book.get(request_id)
-                # What has left already goes on where it went to, or that worker will fail, too.
+                # A sequence that has already left continues at its destination; if it cannot, that worker will say so.
                 goes_on = (
                     state is not None
                     and state.attempt == attempt
@@ -342,10 +348,10 @@ class Dispatcher:
                 if not goes_on:
                     self._flow.on_failed(worker, message, now)
 
-    # ---- what events lead to
+    # ---- consequences of events
 
     def _settle(self, now: float) -> list[Action]:
-        """Places what fits now and hands out the actions."""
+        """Starts the moves and places the requests that fit now, and hands out the collected actions."""
         book = self._book
         self._wake_s = None
         if self._migrations.wishes:
@@ -375,7 +381,7 @@ class Dispatcher:
         self._book.find_versions(now)
 
     def _expel(self, worker: WorkerState, now: float, reason: str) -> None:
-        """Parts with a worker whose words make no sense: its state and ours have drifted apart."""
+        """Closes the connection of a worker whose messages make no sense: its state and ours have diverged."""
         self._book.actions.append(Close(worker.peer, reason))
         self._lose(worker, now, reason)
 

@@ -1,7 +1,8 @@
-"""A request's record as JSON: where it was when, what was decided and why, and whether it came out as foreseen.
+"""A request's record as JSON: where the request was at what time, what was decided and why, and how well the
+predictions held.
 
-The form is documented in docs/api.md and only grows. All times are seconds, those of events since the request was
-queued; a time that has not come and a prediction that nobody made are null.
+The format is documented in docs/api.md, and fields are only ever added. All times are in seconds; those of events count
+from the moment the request was queued. A time that has not come yet, or a prediction that was not made, is null.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Json = dict[str, Any]
 
 
 def summary(record: RequestRecord, unix_offset_s: float) -> Json:
-    """One request in a list of many. `unix_offset_s` leads from the record's clock to seconds since 1970."""
+    """One request as an item of a list. `unix_offset_s` plus a time of the record is seconds since 1970."""
     timeline, usage = record.timeline, record.usage
     decisions = record.decisions
     return {
@@ -45,7 +46,7 @@ def summary(record: RequestRecord, unix_offset_s: float) -> Json:
 
 
 def explanation(record: RequestRecord, unix_offset_s: float) -> Json:
-    """Everything that is known of one request, running or finished."""
+    """Everything that is known about one request, running or finished."""
     queued_s = record.timeline.queued
     timeline = dataclasses.asdict(record.timeline)
     return {
@@ -89,12 +90,12 @@ def explained_now(records: Iterable[RequestRecord]) -> list[Json]:
 
 
 def unix_offset_s() -> float:
-    """From `time.monotonic()`, which records are kept in, to seconds since 1970, as the clocks stand now."""
+    """What to add to `time.monotonic()`, the clock of records, to get seconds since 1970 by the present clock."""
     return time.time() - time.monotonic()
 
 
 def predictions(record: RequestRecord) -> dict[str, Json]:
-    """What the first placement foresaw, beside what came out of it."""
+    """What the first placement predicted, beside what really happened."""
     decisions = record.decisions
     usage = record.usage if record.finish is not None else None
     measured = {
@@ -107,7 +108,8 @@ def predictions(record: RequestRecord) -> dict[str, Json]:
     if decisions:
         first = decisions[0]
         chosen = chosen_of(first)
-        # The policy counts from the placement, clients and SLOs from the queue; the wait there was known by then.
+        # The policy predicts from the placement on, while clients and SLOs count from the moment of being queued. The
+        # time spent in the queue was known when the prediction was made, so it is added.
         waited_s, ttft_s = since(record.timeline.queued, record.timeline.placed), first.predicted_ttft_s
         foreseen = {
             "ttft_s": waited_s + ttft_s if waited_s is not None and ttft_s is not None else None,
@@ -149,7 +151,7 @@ def _decode_of(attempt: Attempt) -> str | None:
 
 
 def transfer(record: RequestRecord) -> Json | None:
-    """The latest hand-off of pages, None if there was none."""
+    """The latest hand-off of pages; None if there was none."""
     landed = record.landed
     if landed is None:
         return None
@@ -190,21 +192,22 @@ def chosen_of(decision: Decision) -> Candidate | None:
 
 
 def outcome(finish: GenerationFinish | None) -> str | None:
-    """`stop`, `length`, `abort`, or what kind of error it was; None while it runs."""
+    """`stop`, `length`, `abort`, or the kind of error; None while the request runs."""
     if finish is None:
         return None
     return finish.error.kind if finish.error is not None else finish.reason
 
 
 def mean_itl_s(record: RequestRecord) -> float | None:
-    """From the first token to the end, by the tokens after the first; None while it runs or if there is only one."""
+    """The time from the first token to the end, divided by the number of tokens after the first; None while the request
+    runs or if it has one token only."""
     first_s, end_s = record.timeline.first_token, record.timeline.finished
     num_gaps = record.usage.num_output_tokens - 1
     return (end_s - first_s) / num_gaps if first_s is not None and end_s is not None and num_gaps > 0 else None
 
 
 def since(begin_s: float, at_s: float | None) -> float | None:
-    """To the microsecond: more digits are noise."""
+    """Seconds from `begin_s` to `at_s`, rounded to the microsecond, as more digits are noise."""
     return None if at_s is None else round(at_s - begin_s, 6)
 
 

@@ -1,4 +1,4 @@
-"""The JSON form of `router.explain` as text for people, for the API's text/plain and for `slipstream explain`."""
+"""Renders the JSON of `router.explain` as text for people: the API's text/plain, and `slipstream explain`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WHO = (("tenant", "tenant"), ("session", "session_id"), ("version", "version"))
 
 
 def table(told: Json) -> str:
-    """One request, whole."""
+    """One request in full."""
     parts = [_head(told), _predictions(told), _stages(told["attempts"])]
     parts += [_decision(decision) for decision in told["decisions"]]
     if told["num_events_left_out"]:
@@ -20,7 +20,7 @@ def table(told: Json) -> str:
 
 
 def listing(told: Sequence[Json]) -> str:
-    """Many requests, a line each."""
+    """Many requests, one line each."""
     if not told:
         return "no requests\n"
     rows = [
@@ -116,7 +116,7 @@ def _decision(decision: Json) -> list[str]:
         f"attempt {decision['attempt']}, {millis(decision['at_s'])}: {where}{policy}: {decision['reason']}{margin}"
     ]
     candidates = decision["candidates"]
-    # A term that costs nobody anything would only make the lines longer; the JSON has it.
+    # Terms that are 0 for every candidate are left out to keep lines short; the JSON has them.
     names = list(dict.fromkeys(name for one in candidates for name, value in one["terms"].items() if value))
     rows = [("", "PREFILL", "DECODE", "COST", *names, "CACHED", "")]
     for candidate in candidates:
@@ -141,7 +141,7 @@ def both(pair: Json) -> tuple[float | None, float | None]:
 
 
 def millis(seconds: float | None) -> str:
-    """For people: milliseconds below ten seconds."""
+    """A duration for people: in milliseconds if it is below ten seconds."""
     if seconds is None:
         return NONE
     return f"{seconds * 1e3:.2f} ms" if abs(seconds) < 10 else f"{seconds:.2f} s"
@@ -156,7 +156,7 @@ def number(value: float | None) -> str:
 
 
 def columns(rows: Sequence[tuple[str, ...]], indent: str = "") -> list[str]:
-    """Cells of equal width; those that begin with a digit go to the right."""
+    """Pads the cells of each column to equal width; cells that begin with a digit are aligned to the right."""
     return list(_columns(rows, indent))
 
 

@@ -1,15 +1,16 @@
-"""The requests of one priority class: tenants share it by tokens, and the requests of a tenant go by their deadlines.
+"""The queue of one priority class: tenants share it by tokens, and each tenant's requests are ordered by deadline.
 
-Start-time fair queueing (Goyal, Vin, Cheng 1996): every tenant has a tag, the tokens that it was given so far divided
-by its weight, and the lowest tag is next. Between two tenants that keep waiting, tokens per weight differ by no more
-than one request of each.
+This is start-time fair queueing (Goyal, Vin, Cheng 1996). Every tenant has a tag: the tokens that it was given so far,
+divided by its weight. The tenant with the lowest tag is next. So between two tenants that keep waiting, tokens per
+weight differ by no more than one request of each.
 
-A tenant that comes to wait starts at the virtual time: what each of those who wait would have been given if all tokens
-had been divided among them as they went. So it neither saves up turns while it is away nor owes any to those who have
-waited; and as the virtual time goes on with every token, whoever they are for, an endless row of newcomers does not
-keep out one who has had his turn before them. (To start at the tag that was served last, as the paper has it, would:
-newcomers served at that tag leave it where it is.) Virtual time is counted from charges that are corrected later, so a
-newcomer never starts before the tag served last, nor later behind it than its own first request costs.
+A tenant that begins to wait starts at the virtual time, which is what each waiting tenant would have been given if all
+tokens had been divided evenly among them. So a tenant neither saves up turns while it is away, nor owes any when it
+comes back. And because virtual time advances with every token, whoever it is for, an endless series of newcomers cannot
+keep out a tenant that was served before them. (Starting newcomers at the tag that was served last, as the paper does,
+would allow that: newcomers served at that tag leave it where it is.) Virtual time is computed from charges that are
+corrected later, so it is bounded: a newcomer never starts before the tag served last, and at most the cost of its own
+first request behind it.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from dataclasses import dataclass, field
 from slipstream.router.ranked_heap import RankedHeap
 from slipstream.router.request_state import RequestState
 
-MAX_AWAY = 1024  # tags that are kept of tenants who are not waiting, beyond those who are
+MAX_AWAY = 1024  # how many tags of tenants that are not waiting are kept, beyond the number of those that are
 
 
 def expected_tokens(state: RequestState) -> int:
-    """What a request will probably take, known before it runs; what is wrong about it is settled at its end."""
+    """How many tokens a request will probably cost, as charged before it runs. The error is settled at its end."""
     return state.num_prompt_tokens + round(state.forecast.mean)
 
 
 @dataclass(slots=True, eq=False)
 class _Flow:
-    """What one tenant has waiting."""
+    """The waiting requests of one tenant."""
 
     tenant: str
     weight: float
@@ -41,7 +42,8 @@ class _Flow:
 
 
 class FairLine:
-    """Requests that come back after a failed attempt stand before all others; they have been charged already."""
+    """The waiting requests of a class. Those that come back after a failed attempt stand before all others, and have
+    been charged already."""
 
     def __init__(self) -> None:
         self._flows: dict[str, _Flow] = {}
@@ -49,16 +51,16 @@ class FairLine:
         self._away: dict[str, float] = {}  # tags of tenants with nothing waiting
         self._floor = 0.0  # the tag that was served last
         self._virtual_time = 0.0
-        self._weight = 0.0  # of all who wait
+        self._weight = 0.0  # the sum over waiting tenants
         self._returned: RankedHeap[RequestState] = RankedHeap()
-        self._arrivals: dict[RequestState, None] = {}  # in the order of their coming
+        self._arrivals: dict[RequestState, None] = {}  # in order of arrival
 
     def __len__(self) -> int:
         return len(self._arrivals)
 
     @property
     def oldest_s(self) -> float:
-        """When the request came that stands here longest."""
+        """When the request arrived that has waited longest."""
         return next(iter(self._arrivals)).record.timeline.queued
 
     @property
@@ -70,7 +72,7 @@ class FairLine:
         return len(flow.waiting) if flow is not None else 0
 
     def push(self, state: RequestState, due_s: float) -> None:
-        """`due_s` orders the requests of a tenant."""
+        """Adds a request; `due_s` is its deadline, which orders the requests of a tenant."""
         tenant, weight = state.request.tenant, state.request.weight
         flow = self._flows.get(tenant)
         if flow is None:
@@ -83,12 +85,12 @@ class FairLine:
         self._arrivals[state] = None
 
     def push_front(self, state: RequestState) -> None:
-        """Among those that come back, the one that came first is first."""
+        """Adds a request that comes back. Among those, the one that arrived first is first."""
         self._returned.push(state.record.timeline.queued, state)
         self._arrivals[state] = None
 
     def take(self, state: RequestState) -> None:
-        """Its turn has come: it leaves, and its tenant is charged."""
+        """Removes a request whose turn has come, and charges its tenant."""
         if state not in self._returned:
             flow = self._flows[state.request.tenant]
             self._floor = max(self._floor, flow.tag)
@@ -101,7 +103,7 @@ class FairLine:
         self.remove(state)
 
     def remove(self, state: RequestState) -> None:
-        """It leaves without having had its turn. A line that is empty then is of no further use."""
+        """Removes a request that has not had its turn. If the line is empty afterwards, it must not be used again."""
         del self._arrivals[state]
         if state in self._returned:
             self._returned.discard(state)
@@ -117,7 +119,7 @@ class FairLine:
             self._forget_away()
 
     def settle(self, state: RequestState, num_tokens: int) -> None:
-        """The request has ended and took `num_tokens` in all, more or fewer than it was charged."""
+        """Corrects the charge of a request that has ended and took `num_tokens` in all."""
         num_missing, state.charged_tokens = num_tokens - state.charged_tokens, num_tokens
         if self._flows:
             self._virtual_time += num_missing / self._weight
@@ -128,8 +130,9 @@ class FairLine:
             self._away[tenant] += num_missing / state.request.weight
 
     def _forget_away(self) -> None:
-        """Who would start at the floor anyway, and of the others those that have least to pay back. Half of the places
-        are free then, so that clients who give each request another name do not have this done for each."""
+        """Drops the tags of absent tenants that would start at the floor anyway, and then those with the least to pay
+        back. Half of the places are free afterwards, so that clients who use a new name for every request do not cause
+        this work for every request."""
         behind = [(tag, tenant) for tenant, tag in self._away.items() if tag > self._floor]
         self._away = {tenant: tag for tag, tenant in heapq.nlargest(MAX_AWAY // 2, behind)}
 
@@ -138,7 +141,7 @@ class FairLine:
         self._by_tag.push(flow.tag, flow)
 
     def __iter__(self) -> Iterator[RequestState]:
-        """In the order in which they would have their turns. Not to be changed meanwhile."""
+        """The requests in the order of their turns. The line must not be changed during the iteration."""
         yield from self._returned
         if len(self._flows) == 1:
             yield from self._by_tag.first().waiting

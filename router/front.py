@@ -1,4 +1,4 @@
-"""Everything the router serves over HTTP: the API, health, metrics, and what operators ask."""
+"""Everything the router serves over HTTP: the API, health, metrics, and the pages for operators."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ class Cluster(Generations, Records, Protocol):
 
 
 class Front(ApiFront):
-    """The front of the process that has the dispatcher: it knows how things stand. `unready_because` gives the reason,
-    None if the cluster is ready. With `has_admin_port`, what operators ask is served by `admin` and nowhere else."""
+    """The HTTP handler of the dispatcher's own process, which can also answer questions about the cluster's state.
+    `unready_because` returns the reason why the cluster is not ready, or None. With `has_admin_port`, the operators'
+    pages are served by `admin` only."""
 
     def __init__(
         self,
@@ -68,19 +69,19 @@ class Front(ApiFront):
             routes.add("GET", "/cluster/signals", self.signals)
         workers = WorkerPages(service)
         workers.add_to(self._admin_routes)
-        if self._access.has_keys and not has_admin_port:  # nobody whom we do not know may empty workers
+        if self._access.has_keys and not has_admin_port:  # only with keys: a stranger must not be able to drain workers
             workers.add_to(self._routes)
         pages = RequestPages(service)
         pages.add_to(self._admin_routes)
-        if self._access.has_keys or not has_admin_port:  # with keys, everybody may ask about requests of their own
+        if self._access.has_keys or not has_admin_port:  # with keys, each caller may ask about its own requests
             pages.add_to(self._routes)
 
     async def admin(self, request: Request, exchange: Exchange) -> None:
-        """Serve one request at the operators' port, where nobody is asked for a key: who reaches it may."""
+        """Serve one request at the operators' port. No key is asked for: whoever can reach the port may use it."""
         await self._serve(self._admin_routes, request, exchange, is_open=True)
 
     async def ready(self, request: Request, exchange: Exchange) -> None:
-        """A token has been generated through the whole cluster, and a decode worker is connected."""
+        """Readiness: a token has been generated through the whole cluster, and a decode worker is connected."""
         reason = self._unready_because()
         if reason is not None:
             raise HttpError(503, f"Not ready: {reason}.", kind="server_error", code="not_ready")
@@ -113,7 +114,7 @@ class Front(ApiFront):
         return orjson.dumps(status, default=PeerId._asdict, option=orjson.OPT_NON_STR_KEYS)
 
     async def signals(self, request: Request, exchange: Exchange) -> None:
-        """What was asked of the cluster lately, and how it did: what the planner decides from."""
+        """The recent load and how well it was served: what the planner decides from."""
         exchange.respond(200, orjson.dumps(self._service.signals()))
 
     async def profile(self, request: Request, exchange: Exchange) -> None:

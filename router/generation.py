@@ -1,4 +1,4 @@
-"""What the front asks for and what it gets: a generation request, its end, and the reasons to say no."""
+"""What a front submits and what it gets back: a generation request, its finish, and the reasons for refusing it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Literal, NamedTuple
 
 from slipstream.router.messages import FinishReason, SamplingParams, pack_ids
 
-# Why the reader of a stream ends it: it has left, or it has found what the output was to stop at.
+# Why the reader of a stream ends it: the client has left ("abort"), or a stop string was found ("stop").
 EarlyEnd = Literal["abort", "stop"]
 Phase = Literal["queued", "placed", "reserved", "prefill", "first_token", "transfer", "decode", "finished"]
 
-# Who is at fault, and so the HTTP status: the request (400), its size (400), load (503 with Retry-After), its
-# tenant's load (429 with Retry-After), load that leaves its deadline no hope (503 with Retry-After), load in spite of
-# hope (503), its deadline (504), the workers after all retries (500 or an error event in the stream), the server
-# leaving (503).
+# The kinds of error and their HTTP status, in order: the request itself (400), its size (400), too much load (503 with
+# Retry-After), too much load from its tenant (429 with Retry-After), load that puts its deadline out of reach (503 with
+# Retry-After), load that made it wait too long (503), its own deadline (504), the workers after all retries (500, or an
+# error event in the stream), and the server shutting down (503).
 ErrorKind = Literal[
     "invalid_request",
     "prompt_too_long",
@@ -30,8 +30,8 @@ ErrorKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What the client hopes for, in seconds: time to first token, and between tokens. None: the cluster's default.
-    `strict`: who cannot have the first token in time wants to be told so at once."""
+    """The service level that the client asks for: seconds to the first token, and between tokens (None: the cluster's
+    default). With `strict`, the request is refused at once if the first token cannot come in time."""
 
     ttft_s: float | None = None
     itl_s: float | None = None
@@ -40,23 +40,25 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A request that was let in by a router that is gone: how far it has come there, as packed int32, and with which
-    version of the model, "" if none was known."""
+    """How far a request had come at a router that has died since: its output so far as packed int32, and the version of
+    the model that it ran on ("" if none was chosen yet)."""
 
     output_ids: bytes
     version: str
 
 
 class GenerateRequest(NamedTuple):
-    """`prompt_ids` as a list or packed by `messages.pack_ids`. Lower `priority` is more urgent. `cache_salt` keeps
-    prefix caches of different values apart; `tenant` is for accounting and fairness. `request_id` is unique; `names`
-    are what else the client may ask for it by, and may be used again.
+    """One generation: a prompt, how to sample, and who asks.
 
-    `session` names a conversation, whose requests had better go where its KV is. `expected_output_tokens` is the
-    client's guess, below `sampling.max_tokens`. `timeout_s`, from being queued to the end, can only shorten the
-    router's own limit. `weight` is the tenant's share of the cluster beside others of its class; `choice` counts the
-    requests that one question of a client became. `local_prefill_max_tokens` draws the line between local and remote
-    prefill for this request alone."""
+    `request_id` is unique; `names` are other names that the client may ask about it by, and need not be unique.
+    `prompt_ids` is a list, or packed by `messages.pack_ids`. A lower `priority` is more urgent. Requests with different
+    `cache_salt` share no prefix cache. `tenant` is who is accounted and treated fairly, and `weight` is its share of
+    the cluster beside others of the same class.
+
+    `session` names a conversation, whose requests are best placed where its KV is. `expected_output_tokens` is the
+    client's guess, below `sampling.max_tokens`. `timeout_s` is the limit from being queued to the end, and can only
+    shorten the router's own. If one HTTP request asks for several choices, `choice` numbers them.
+    `local_prefill_max_tokens` is the limit for local prefill for this request alone."""
 
     request_id: str
     prompt_ids: bytes | list[int]
@@ -73,13 +75,14 @@ class GenerateRequest(NamedTuple):
     local_prefill_max_tokens: int | None = None
     choice: int = 0
     trace_id: str = ""  # W3C Trace Context, 32 hex digits
-    version: str = ""  # of the model, that the client has asked for; "": any
-    first_choice: str = ""  # the request id of the first choice of the same answer: all have one version
-    wants_record: bool = False  # the answer will tell the whole record, so it must get to whoever writes the answer
+    version: str = ""  # the version of the model that the client asks for; "": any
+    first_choice: str = ""  # the request id of the first choice of the same answer: all get the same version
+    wants_record: bool = False  # the answer will contain the whole record, so its writer has to be sent it
     resumed: Resumed | None = None
 
     def packed_prompt(self) -> bytes:
-        """The prompt as packed int32. Raises ValueError or OverflowError if it is not one."""
+        """The prompt as packed int32. Raises ValueError, TypeError or OverflowError if it is not a list of token
+        ids."""
         if not isinstance(self.prompt_ids, bytes):
             return pack_ids(self.prompt_ids)
         if len(self.prompt_ids) % 4:
@@ -89,7 +92,7 @@ class GenerateRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one request. `num_cached_tokens` of the prompt were found in a prefix cache."""
+    """How many tokens one request used. `num_cached_tokens` of its prompt were found in a prefix cache."""
 
     num_prompt_tokens: int
     num_output_tokens: int
@@ -98,7 +101,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class GenerationError:
-    """`retry_after_s` is given where trying again later makes sense."""
+    """Why a request failed or was refused. `retry_after_s` is set if it makes sense to try again later."""
 
     kind: ErrorKind
     message: str
@@ -107,7 +110,7 @@ class GenerationError:
 
 @dataclass(frozen=True, slots=True)
 class GenerationFinish:
-    """The one end of every request. `error` is given exactly when `reason` is "error"."""
+    """How a request ended; every request ends exactly once. `error` is set if and only if `reason` is "error"."""
 
     reason: FinishReason
     usage: Usage
@@ -116,7 +119,7 @@ class GenerationFinish:
 
 
 class AdmissionError(Exception):
-    """The request was not taken. `error` says why, and after how long another try is worth it."""
+    """The request was refused. `error` says why, and after how long it is worth trying again."""
 
     def __init__(self, error: GenerationError) -> None:
         super().__init__(error.message)
@@ -124,14 +127,14 @@ class AdmissionError(Exception):
 
 
 class QueueFullError(AdmissionError):
-    """`max_queued_requests` are waiting already."""
+    """`max_queued_requests` requests are waiting already."""
 
     def __init__(self, num_queued: int, retry_after_s: float) -> None:
         super().__init__(GenerationError("queue_full", f"{num_queued} requests are waiting already", retry_after_s))
 
 
 class TenantQueueFullError(AdmissionError):
-    """So many requests of one tenant are waiting that a further one would be at the cost of others."""
+    """The tenant has as many requests waiting as one tenant may have."""
 
     def __init__(self, num_queued: int, retry_after_s: float) -> None:
         message = f"{num_queued} requests of this tenant are waiting already"
@@ -139,7 +142,7 @@ class TenantQueueFullError(AdmissionError):
 
 
 class DeadlineUnreachableError(AdmissionError):
-    """The queue is so long that the request could not keep the deadline called `name`."""
+    """The queue is so long that the request could not meet the deadline called `name`."""
 
     def __init__(self, name: str, limit_s: float, wait_s: float, retry_after_s: float) -> None:
         message = f"the queue takes about {wait_s:.1f} s, which leaves no hope for {name} ({limit_s:g} s)"
@@ -154,14 +157,14 @@ class PromptTooLongError(AdmissionError):
 
 
 class InvalidRequestError(AdmissionError):
-    """A value that no worker could accept: an empty prompt, a number out of range, a request id in use."""
+    """A field has a value that cannot be accepted: an empty prompt, a number out of range, a request id in use."""
 
     def __init__(self, message: str) -> None:
         super().__init__(GenerationError("invalid_request", message))
 
 
 class ShuttingDownError(AdmissionError):
-    """The router finishes what it has and takes nothing new."""
+    """The router finishes what it has and takes no new requests."""
 
     def __init__(self) -> None:
         super().__init__(GenerationError("shutting_down", "the server is shutting down", retry_after_s=1.0))

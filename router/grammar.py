@@ -1,12 +1,12 @@
-"""From a `Guide` to the grammar that llguidance parses outputs with, and what is wrong with it.
+"""Turns a `Guide` into the grammar that llguidance parses outputs with, and finds out what is wrong with a guide.
 
-llguidance is imported by the first guide: nobody else pays for it. It gives up Python's lock, and bounds its work by
-counting it (lexer states, Earley items, symbols); `parser_limits` are those of the trial and of the workers. What it
-does not count is refused here (`multipleOf` of many digits, which becomes an automaton of so many states, and endless
-repetition), or ends the process in which a guide is tried (`guide_trial.py`).
+llguidance is imported when the first guide is used, so nobody else pays for it. It releases Python's lock, and bounds
+its own work by counting lexer states, Earley items and symbols; the trial and the workers use the same limits,
+`parser_limits`. What it does not count is refused here (a `multipleOf` of many digits, which becomes an automaton of as
+many states, and unbounded repetition), or ends the process in which guides are tried (`guide_trial.py`).
 
-Between the parts of JSON any white space may stand, but no more than `MAX_WHITE_SPACE` characters: a small model that
-has begun with spaces would otherwise write them until the end.
+White space is allowed between the parts of JSON, but at most `MAX_WHITE_SPACE` characters: otherwise a small model that
+has begun to write spaces would go on with them to the end.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits
 
 MAX_WHITE_SPACE = 16
-MAX_DIVISOR = 10_000  # states; they take 40 ms to make
+MAX_DIVISOR = 10_000  # as many automaton states, which take 40 ms to build
 MAX_REPEATS = 1_000_000
-MAX_STEP_FUEL = 50_000  # of a token's mask; a quarter of llguidance's own, which lets a mask take 150 ms
+MAX_STEP_FUEL = 50_000  # for one mask; a quarter of llguidance's default, with which a mask can take 150 ms
 NUM_TRIED_BYTES = 24
 
 
 class GrammarError(ValueError):
-    """In a sentence, what is wrong with a guide."""
+    """A guide cannot be used; the text says why in one sentence."""
 
 
 def grammar_of(guide: Guide) -> str:
-    """The guide in llguidance's form. Raises GrammarError for what cannot be one; other faults show when it is used."""
+    """The guide in llguidance's format. Raises GrammarError if it cannot be converted; other faults only show when the
+    grammar is used."""
     from llguidance import LLMatcher
 
     _check_repeats(guide)
@@ -49,7 +50,7 @@ def grammar_of(guide: Guide) -> str:
         case "regex":
             return LLMatcher.grammar_from_regex(guide.spec)
         case "choice":
-            # A string of Lark has the escapes of JSON.
+            # Strings in Lark's syntax have the same escapes as in JSON.
             choices = map(json.dumps, json.loads(guide.spec))
             return LLMatcher.grammar_from_lark(f"start: {' | '.join(choices)}")
         case "grammar":
@@ -57,14 +58,15 @@ def grammar_of(guide: Guide) -> str:
 
 
 def parser_limits() -> LLParserLimits:
-    """What following a guide may cost: with these a mask of 4096 tokens takes no more than some ten milliseconds."""
+    """How much work following a guide may take: with these limits, a mask over 4096 tokens takes tens of milliseconds
+    at most."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(step_lexer_fuel=MAX_STEP_FUEL, verbose_errors=False)
 
 
 def _check_repeats(guide: Guide) -> None:
-    """Raises GrammarError for an expression that wants something too often."""
+    """Raises GrammarError if a regular expression repeats something too often."""
     if guide.kind == "choice":
         return
     for count in re.findall(r"\{\s*(\d{0,9}\s*,\s*\d{7,}|\d{7,})", guide.spec):
@@ -74,8 +76,8 @@ def _check_repeats(guide: Guide) -> None:
 
 
 def _check_divisors(schema: str) -> None:
-    """Raises GrammarError if the schema is not JSON, or wants multiples of numbers that have too large a multiple in
-    common: where several of them have to hold, or may, one automaton knows them all, and nothing counts its states."""
+    """Raises GrammarError if the schema is not JSON, or if the least common multiple of its `multipleOf`s is too large:
+    several that apply together become one automaton, whose states nothing else counts."""
     try:
         left: list[Any] = [json.loads(schema)]
     except (ValueError, RecursionError) as error:
@@ -97,7 +99,7 @@ def _check_divisors(schema: str) -> None:
 
 
 def _fraction(number: float) -> Fraction:
-    """As it is written: 1.25 is 5/4."""
+    """The number as an exact fraction of its decimal form: 1.25 is 5/4."""
     try:
         return abs(Fraction(repr(number)))
     except ValueError as error:  # infinite
@@ -118,20 +120,21 @@ def _as_lark(text: str) -> str:
         raise GrammarError("'%json' is not served inside a grammar")
     try:
         return any_to_lark(text)
-    except Exception as error:  # a parser that raises whatever it stumbles over
+    except Exception as error:  # the parser raises many kinds
         raise GrammarError(f"it is neither a Lark nor a GBNF grammar: {error}") from error
 
 
 def complaint(guide: Guide) -> str | None:
-    """Why no output could follow this guide, whatever the vocabulary, or only at too high a cost; None if one can.
-    For a process that may be ended (`guide_trial.py`): most take milliseconds, but nothing here bounds that."""
+    """Why no output could follow this guide, whatever the vocabulary, or only at too high a cost; None if it is fine.
+    To be called in a process that may be killed (`guide_trial.py`): most guides take milliseconds, but nothing here
+    bounds the time."""
     from llguidance import LLMatcher, LLTokenizer
 
     try:
         grammar = grammar_of(guide)
     except GrammarError as error:
         return str(error)
-    tokenizer = LLTokenizer("byte")  # a token a byte: no model's vocabulary is needed to tell
+    tokenizer = LLTokenizer("byte")  # one token per byte: the verdict does not depend on a model's vocabulary
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
     _begin_output(matcher)
     if matcher.is_error() or not (matcher.is_accepting() or not matcher.is_stopped()):
@@ -140,8 +143,8 @@ def complaint(guide: Guide) -> str | None:
 
 
 def _begin_output(matcher: LLMatcher) -> None:
-    """Some bytes of an output, always the same ones: much is worked out only when it is needed, and what is too complex
-    then would end an answer in the middle."""
+    """Follows the grammar for some bytes of an output (always the same ones). The library works much out only when it
+    is needed, and a guide that turned out too complex then would end an answer in the middle."""
     for number in range(NUM_TRIED_BYTES):
         if matcher.is_error():
             return

@@ -1,11 +1,11 @@
-"""Tries guides out in a process of its own, which a guide that takes too long, or too much memory, ends with it.
+"""Tries guides out in a separate process, which is all that dies if a guide takes too long or too much memory.
 
     Trials --[kind, spec], a line of JSON--> python -m slipstream.router.guide_trial --complaint or null--> Trials
 
-llguidance counts most of its work and stops by itself, but not all of it (intersected `multipleOf`s are one automaton
-of as many states as their product has), and a call into it cannot be ended from another thread. The kernel can end the
-process: SIGPROF comes after `MAX_CPU_S` of CPU for one guide, and there is no more than `MAX_BYTES` of address space. A
-process serves guides until one ends it; the next guide gets another one.
+llguidance counts most of its work and stops by itself, but not all of it (intersected `multipleOf`s become one
+automaton with the product of their states), and a call into it cannot be interrupted from another thread. The kernel,
+however, can end the process: by SIGPROF after `MAX_CPU_S` of CPU time for one guide, and by refusing more than
+`MAX_BYTES` of address space. A process serves guides until one of them ends it; the next guide starts another process.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ from slipstream.router.grammar import complaint
 from slipstream.router.messages import Guide
 
 MAX_CPU_S = 1.0
-MAX_WALL_S = 60.0  # on a machine that is so busy that the CPU time takes longer, it is given up, too
+MAX_WALL_S = 60.0  # also given up after this, on a machine too busy to give it its CPU time
 MAX_BYTES = 2 << 30
 NICENESS = 5  # streams go first
 TOO_COMPLEX = f"it is too complex: trying it takes more than {MAX_CPU_S:g} s or {MAX_BYTES >> 20} MiB"
 
 
 class TrialError(RuntimeError):
-    """Guides cannot be tried here at all."""
+    """Guides cannot be tried on this machine at all."""
 
 
 class Trials:
-    """One caller at a time; `verdict` blocks. The process ends with this object, and when the interpreter does."""
+    """Owns the process. One caller at a time; `verdict` blocks. The process ends with this object or the
+    interpreter."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._finish: Callable[[], object]  # ends that process
 
     def verdict(self, guide: Guide) -> str | None:
-        """What is wrong with a guide, None if nothing is. Raises TrialError."""
+        """What is wrong with a guide; None if nothing is. Raises TrialError."""
         process = self._process or self._begin()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -57,14 +58,14 @@ class Trials:
             fault: str | None = json.loads(answer)
             return fault
         self._process = None
-        process.kill()  # where it has not ended by itself
+        process.kill()  # if it has not ended by itself
         self._finish()
         if process.returncode > 0:
             raise TrialError(f"guides cannot be tried: the process that does it has ended with {process.returncode}")
         return TOO_COMPLEX
 
     def _begin(self) -> subprocess.Popen[bytes]:
-        # Where this process found its modules, that one shall.
+        # The new process must find the same modules as this one.
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-m", "slipstream.router.guide_trial"]
         try:
@@ -76,14 +77,14 @@ class Trials:
 
 
 def _line(stream: IO[bytes]) -> bytes:
-    """The next line; nothing if the other end is gone, or says nothing for too long."""
-    poll = select.poll()  # select() knows no file beyond the 1024th, and a front has a connection for each client
+    """The next line; empty if the other end is gone or says nothing for too long."""
+    poll = select.poll()  # select() fails for descriptors over 1023, and a front has one for each client
     poll.register(stream, select.POLLIN)
     return stream.readline() if poll.poll(1e3 * MAX_WALL_S) else b""
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """It ends when it hears nothing more, at the latest after the guide that it tries."""
+    """Closes the process's input, upon which it ends, at the latest after the guide that it is trying."""
     for stream in (process.stdin, process.stdout):
         assert stream is not None
         try:
@@ -94,7 +95,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks, whose end is ours
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the parent; this process ends with it
     resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(NICENESS)

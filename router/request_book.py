@@ -1,7 +1,7 @@
-"""All requests that have not finished: the queue, their deadlines, and the two ways out of an attempt.
+"""All requests that have not finished: the queue, their deadlines, and the ways out of an attempt.
 
 A request is either waiting (in the queue, with a queue deadline, on no worker) or placed (on a decode worker). It
-leaves through `finish`, once; `fail_attempt` brings it back to the queue as long as attempts are left.
+leaves the book once, through `finish`; `fail_attempt` puts it back into the queue as long as it has attempts left.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from slipstream.router.status import RetryCause, Totals
 from slipstream.router.version_lanes import VersionLanes
 from slipstream.router.versions import Versions
 
-# Credits may promise too much now and then. A worker that refuses what it has just promised again and again counts
-# pages in another way than the router, and trying on would go round in a circle as fast as the network allows.
+# Credits may promise too much now and then. But a worker that again and again refuses what it has just promised must be
+# counting pages differently from the router, and trying for ever would be a loop as fast as the network allows.
 MAX_REFUSALS = 64
 
 
 class RequestBook:
-    """`actions` collects what is to be done, in order, until the dispatcher hands it out."""
+    """`actions` collects what is to be done, in order, until the dispatcher hands it to its shell."""
 
     def __init__(self, config: DispatchConfig, history_capacity: int, versions: Versions, index: PrefixIndex) -> None:
         self._config = config
         self._index = index
         self._versions = versions
         self._requests: dict[str, RequestState] = {}
-        self.get: Callable[[str], RequestState | None] = self._requests.get  # asked with every token
+        self.get: Callable[[str], RequestState | None] = self._requests.get  # called for every token
         self._queue_deadlines = DeadlineRing(config.queue_timeout_s)
         self._request_deadlines = Deadlines()
         self.reserve_deadlines = DeadlineRing(config.reserve_timeout_s)
@@ -64,7 +64,7 @@ class RequestBook:
         self.actions: list[Action] = []
 
     def follow(self, config: DispatchConfig) -> None:
-        """Other limits and levels for what comes from now on."""
+        """Takes over changed limits and service levels, for new requests."""
         self._config = config
         self.queue.set_default_ttft(config.slo.ttft_ms / 1e3)
         self.signals.follow(config.slo)
@@ -79,7 +79,7 @@ class RequestBook:
         return self._requests[request_id]
 
     def next_deadline(self) -> float | None:
-        first = None  # a plain loop: this is asked after every message
+        first = None  # a plain loop, because this is called after every message
         for ring in (self._queue_deadlines, self.reserve_deadlines, self._request_deadlines, self.move_deadlines):
             due = ring.first
             if due is not None and (first is None or due < first):
@@ -87,18 +87,18 @@ class RequestBook:
         return first
 
     def latest_first(self, request_ids: Iterable[str]) -> list[RequestState]:
-        """In this order requests are pushed to the front of the queue, so that the earliest ends up first. Of those
-        that came at the same time it is always the same one."""
+        """The requests in the order in which they are to be pushed to the front of the queue, so that the earliest ends
+        up first. Ties are broken by id, so that runs can be repeated."""
         states = [self._requests[request_id] for request_id in request_ids]
         return sorted(states, key=lambda s: (s.record.timeline.queued, s.request_id), reverse=True)
 
     def send(self, worker: WorkerState, message: RouterMessage) -> None:
         self.actions.append(Send(worker.peer, message))
 
-    # ---- in
+    # ---- into the queue
 
     def admit(self, request: GenerateRequest, decode_workers: Sequence[WorkerState], now: float) -> None:
-        """Takes a request into the queue. Raises AdmissionError, and then nothing has happened but the count."""
+        """Takes a request into the queue. Raises AdmissionError if it is refused; then only the refusal is counted."""
         try:
             prompt_ids = self._checked_prompt(request, decode_workers, now)
         except AdmissionError as error:
@@ -140,8 +140,8 @@ class RequestBook:
         self._queue_deadlines.set(state.request_id, now)
         late_s = 0.0
         if request.choice:
-            # Of the choices of one question each later one stands behind what comes meanwhile, as if the client had
-            # asked for them one after the other.
+            # Choice k of an answer queues as if it had come k placements later, so that the choices of one client do
+            # not stand in front of everybody who comes shortly after.
             late_s = request.choice * (self.pace.interval_s(now) or UNKNOWN_INTERVAL_S)
         self.queue.push(state, late_s)
         state.enter("queued", now, f"taken over with {len(output)} tokens" if request.resumed else "")
@@ -172,10 +172,10 @@ class RequestBook:
         longest_s = self._config.request_timeout_s
         return longest_s if request.timeout_s is None else min(request.timeout_s, longest_s)
 
-    # ---- on
+    # ---- out of the queue
 
     def leave_queue(self, state: RequestState, now: float) -> None:
-        """A place was found."""
+        """The request has been placed."""
         if state.attempt == 0:
             wait_s = now - state.record.timeline.queued
             self.totals.count_wait(priority_class(state.request.priority), wait_s)
@@ -184,7 +184,7 @@ class RequestBook:
         self._queue_deadlines.drop(state.request_id)
         self.pace.note(len(self.queue), now)
 
-    # ---- back and out
+    # ---- back to the queue
 
     def fail_attempt(
         self,
@@ -196,9 +196,10 @@ class RequestBook:
         blamed: Iterable[WorkerState] = (),
         silent: WorkerState | None = None,
     ) -> None:
-        """Ends an attempt everywhere; the request goes back to the queue with its tokens so far, or ends too.
+        """Ends an attempt at all workers. The request goes back to the queue with its tokens so far, or ends with an
+        error if this was its last attempt.
 
-        `blamed` workers are avoided from now on; `silent` has no part in the request any more and is told nothing.
+        `blamed` workers are avoided from now on. `silent` no longer knows the request, so it is sent no Cancel.
         """
         state.num_failures += 1
         if state.num_failures >= self._config.max_attempts:
@@ -212,8 +213,8 @@ class RequestBook:
             self.change_version(state, other, now, f"version {state.version} has failed it")
 
     def take_back(self, state: RequestState, now: float, refused_by: WorkerState, reason: str) -> None:
-        """The attempt was not begun: its decode worker has grown out of the credits that it had told. It gets nothing
-        more until it has told new ones, and the request waits for those, its attempts uncounted up to `MAX_REFUSALS`.
+        """The decode worker refused the attempt, because what runs there has outgrown its last credits. It is given
+        nothing more until it reports new credits. Up to `MAX_REFUSALS` such refusals cost the request no attempt.
         """
         refused_by.ledger.exhaust()
         detail = f"{refused_by.name}: {reason}"
@@ -224,11 +225,12 @@ class RequestBook:
             self._requeue(state, now, "refused", detail, refused_by)
 
     def place_anew(self, state: RequestState, now: float, detail: str) -> None:
-        """Nobody has failed, but it has to begin somewhere else."""
+        """Puts a request back into the queue although nothing failed, because its worker is draining."""
         self._requeue(state, now, "worker_drained", detail, None)
 
     def end_move(self, state: RequestState, result: MoveResult, silent: WorkerState | None = None) -> None:
-        """The one end of each move. Unless it has moved, the destination drops it; it is told so if not `silent`."""
+        """The one place where a move ends. Unless the sequence has moved, the destination is told to drop it (but not
+        if the destination is `silent`)."""
         move = state.move
         assert move is not None
         state.move = None
@@ -241,7 +243,7 @@ class RequestBook:
             self.send(move.destination, Cancel(state.request_id, move.attempt))
 
     def end_pause(self, state: RequestState, now: float) -> None:
-        """The first token after a move is there."""
+        """The first token after a move has arrived."""
         assert state.paused_since_s is not None
         pause_s = now - state.paused_since_s
         state.paused_since_s = None
@@ -258,11 +260,11 @@ class RequestBook:
         self.queue.push_front(state)
         self._queue_deadlines.set(state.request_id, now)
 
-    # ---- between versions
+    # ---- to another version
 
     def find_versions(self, now: float) -> None:
-        """Waiting requests leave versions that will not serve them. To be called when a worker came or went, the split
-        changed, or a version's time is over."""
+        """Moves waiting requests away from versions that will not serve them. To be called when a worker came or went,
+        when the split changed, and when a version has been without decode workers for too long."""
         self._versions.expire(now)
         for version, lane in self.queue:
             if self._versions.serves(version):
@@ -276,7 +278,7 @@ class RequestBook:
                     self.finish(state, now, "error", error=GenerationError("shutting_down", message, 1.0))
 
     def change_version(self, state: RequestState, version: str, now: float, why: str) -> None:
-        """Of a request that waits."""
+        """Moves a waiting request to another version."""
         if state.version:
             state.record.note("queued", now, state.attempt, f"goes on with version {version}: {why}")
         self._versions.moved(state, version)
@@ -292,7 +294,7 @@ class RequestBook:
         silent: WorkerState | None = None,
         stop_token_id: int | None = None,
     ) -> None:
-        """The only place where a request ends."""
+        """The one place where a request ends."""
         request_id = state.request_id
         self._leave_workers(state, silent)
         if request_id in self.queue:
@@ -311,13 +313,11 @@ class RequestBook:
         self._learn_output(state, reason)
         self.actions.append(Finish(request_id, finish))
 
-    # ---- learning
-
     def _learn_output(self, state: RequestState, reason: FinishReason) -> None:
-        """How long the answer was, for forecasts to come."""
+        """Learns from the length of an answer, for forecasts of later ones."""
         request, num_tokens = state.request, len(state.output)
         if num_tokens == 0 or request.sampling.ignore_eos:
-            return  # a length that somebody has prescribed teaches nothing
+            return  # the length was prescribed, which teaches nothing
         if reason in ("stop", "length"):
             self.outputs.score(state.forecast, num_tokens)
         self.outputs.learn(
@@ -330,7 +330,7 @@ class RequestBook:
         )
 
     def expire(self, now: float) -> None:
-        """Ends what has waited or lived too long."""
+        """Ends requests, and attempts, whose deadline has come."""
         for request_id in self._request_deadlines.pop_due(now):
             state = self._requests[request_id]
             error = GenerationError("request_timeout", f"not finished within {self._timeout_s(state.request):g} s")
@@ -346,12 +346,12 @@ class RequestBook:
             self.fail_attempt(state, now, "reserve_timeout", detail, blamed=[state.decode])
 
     def _leave_workers(self, state: RequestState, silent: WorkerState | None) -> None:
-        """Takes the request off its workers and cancels it at those who know of it, except `silent`."""
+        """Takes the request off its workers, and sends Cancel to those that know it, except `silent`."""
         request_id = state.request_id
         if state.move is not None:
             self.end_move(state, "ended", silent)
         self.reserve_deadlines.drop(request_id)
-        if state.pending is not None:  # nobody computes its prompt any more
+        if state.pending is not None:  # its prompt was still to be computed, which no longer happens there
             for worker in (state.decode, state.prefill):
                 if worker is not None:
                     self._index.give_up(worker, state)
@@ -371,7 +371,7 @@ class RequestBook:
         state.decode = state.prefill = None
 
     def check_integrity(self) -> None:
-        """Raises AssertionError if a request is in two states at once, or a deadline belongs to nobody."""
+        """Raises AssertionError if a request is in two states at once, or a deadline belongs to no request."""
         num_queued = num_placed = 0
         for request_id, state in self._requests.items():
             queued, placed = state.phase == "queued", state.phase == "placed"
