@@ -1,7 +1,7 @@
 """The record of each request's way through the cluster, kept for a while after its end so that it can be explained.
 
-Records are bounded each, so that `History` is: a request that is refused and placed again a hundred times keeps its
-first and its latest events, and only so many decisions keep all that was compared.
+Each record is bounded, and so is `History`: a request that is refused and placed again a hundred times keeps only its
+first and its latest events, and only the first few decisions keep all of their candidates.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from slipstream.router.generation import GenerationFinish, Phase, Slo, Usage
 from slipstream.router.output_log import OutputLog
 from slipstream.router.placement.decision import MAX_CANDIDATES, Decision
 
-MAX_EVENTS = 64  # of a record: half of them its first, half its latest
-MAX_FULL_DECISIONS = 8  # of a record; later ones keep only the chosen of their candidates
+MAX_EVENTS = 64  # per record: the first half of them and the latest half
+MAX_FULL_DECISIONS = 8  # per record; later ones keep only the candidate that was chosen
 
 
 @dataclass(slots=True)
 class Timeline:
-    """When a request first passed each station of its life, in seconds of the router's clock. None: not (yet).
+    """When a request first reached each phase of its life, in seconds of the router's clock; None: not (yet).
 
-    `reserved` and `transfer` stay None for local prefill. After a retry the first passage counts: that is what the
-    client felt.
+    `reserved` and `transfer` stay None for local prefill. If there are retries, the first time counts, because that is
+    what the client noticed.
     """
 
     queued: float
@@ -43,9 +43,9 @@ class Timeline:
 
 
 class RequestEvent(NamedTuple):
-    """`detail` is one line for a human: where it went and why, or what went wrong. A placement has its `decision`, a
-    migration where the request goes on. (A tuple, as every request has eight of them, and a frozen dataclass takes
-    three times as long to make.)"""
+    """Something that happened to a request. `detail` is one line for people: where it went and why, or what went wrong.
+    A placement comes with its `decision`, a migration with its destination. (It is a tuple because every request has
+    about eight of them, and a frozen dataclass takes three times as long to create.)"""
 
     time_s: float
     phase: Phase
@@ -56,7 +56,8 @@ class RequestEvent(NamedTuple):
 
 
 class PagesLanded(NamedTuple):
-    """A hand-off that came whole. `seconds` from the first page to the last, as the decode worker measured it."""
+    """A hand-off that arrived completely. `seconds` is the time from the first page to the last, as measured by the
+    decode worker."""
 
     time_s: float
     attempt: int
@@ -66,7 +67,8 @@ class PagesLanded(NamedTuple):
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Everything that happened to one request. Holds no tokens once it has ended; `output` is there until then."""
+    """Everything that happened to one request. `output` is dropped at the request's end, so an old record holds no
+    tokens."""
 
     request_id: str
     tenant: str
@@ -84,9 +86,9 @@ class RequestRecord:
     num_cached_tokens: int | None = None  # of the prompt, known with the first token
     output: OutputLog | None = None
     trace_id: str = ""
-    version: str = ""  # of the model; "" while none is known
-    landed: PagesLanded | None = None  # the latest
-    num_events_left_out: int = 0  # between the first MAX_EVENTS / 2 and the rest
+    version: str = ""  # of the model; "" while none has been chosen
+    landed: PagesLanded | None = None  # the latest hand-off
+    num_events_left_out: int = 0  # dropped between the first MAX_EVENTS / 2 events and the rest
     num_full_decisions: int = 0
     num_retries: int = 0
 
@@ -99,7 +101,7 @@ class RequestRecord:
         decision: Decision | None = None,
         moved_to: PeerId | None = None,
     ) -> None:
-        """Something happened. `decision` explains itself: `detail` is then its reason why."""
+        """Adds an event. If it has a `decision`, that provides the `detail`."""
         self.timeline.mark(phase, now)
         if decision is not None:
             decision = self._bounded(decision)
@@ -110,7 +112,7 @@ class RequestRecord:
         self.events.append(RequestEvent(now, phase, attempt, detail, decision, moved_to))
 
     def end(self, finish: GenerationFinish) -> None:
-        """It is over; its tokens are not needed for its story."""
+        """The request has ended: keeps its finish and drops its tokens."""
         self.finish = finish
         self.output = None
 
@@ -124,22 +126,22 @@ class RequestRecord:
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
-        """Where it was placed, try by try."""
+        """The decisions of all its placements, in order."""
         return tuple(event.decision for event in self.events if event.decision is not None)
 
     @property
     def phase(self) -> Phase:
-        """Where it is."""
+        """The phase that the request is in."""
         return self.events[-1].phase if self.events else "queued"
 
     @property
     def num_attempts(self) -> int:
-        """How many attempts were begun. To move is none."""
+        """How many attempts were begun. A move to another worker does not count as one."""
         return 1 + self.num_retries if self.decisions else 0
 
     @property
     def decode_name(self) -> str | None:
-        """The decode worker that it was placed on or has moved to last."""
+        """The name of the decode worker that the request was last placed on or moved to."""
         for event in reversed(self.events):
             if event.moved_to is not None:
                 return event.moved_to.name
@@ -149,7 +151,7 @@ class RequestRecord:
 
     @property
     def usage(self) -> Usage:
-        """Its tokens: so far, or at its end."""
+        """How many tokens it has used so far, or used in all if it has ended."""
         if self.finish is not None:
             return self.finish.usage
         num_output_tokens = len(self.output) if self.output is not None else 0
@@ -157,12 +159,12 @@ class RequestRecord:
 
     @property
     def why(self) -> str:
-        """The latest placement in one line."""
+        """The reason for the latest placement, in one line."""
         decisions = self.decisions
         return decisions[-1].why if decisions else "not placed yet"
 
     def lines(self) -> list[str]:
-        """The whole story, one line an event, in milliseconds since the request came."""
+        """The events as text, one line each, with times in milliseconds since the request arrived."""
         return [
             f"{(event.time_s - self.timeline.queued) * 1e3:10.2f} ms  attempt {event.attempt}  "
             f"{event.phase}{': ' + event.detail if event.detail else ''}"
@@ -171,8 +173,8 @@ class RequestRecord:
 
 
 class History:
-    """Records by request id; the oldest fall out beyond `capacity`. A record is also found by its names; of several
-    with the same name the latest is."""
+    """Records by request id, of which the latest `capacity` are kept. A record can also be found by any of its names;
+    if several share a name, the latest of them is found."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -187,7 +189,7 @@ class History:
         return self._capacity
 
     def latest(self) -> Iterator[RequestRecord]:
-        """The records, the one that came last first."""
+        """The records, newest request first."""
         return reversed(self._records.values())
 
     def add(self, record: RequestRecord) -> None:
@@ -200,7 +202,7 @@ class History:
         self._by_name.update(dict.fromkeys(record.names, record))
 
     def get(self, request_id: str) -> RequestRecord | None:
-        """By request id or, if there is no such request, by name."""
+        """The record with this request id or, if there is none, with this name."""
         return self._records.get(request_id) or self._by_name.get(request_id)
 
     def _drop_names(self, record: RequestRecord) -> None:

@@ -1,15 +1,15 @@
-"""Which hosts cannot move pages between each other just now, as failed transfers have shown.
+"""Circuit breakers: which hosts cannot move pages between each other at present, as failed transfers have shown.
 
-Workers that both reach the router may not reach each other: a cut cable, a firewall, a switch that has lost a port.
-Only the transfer agents notice, after `kv_transfer.peer_timeout_s`, and their request has waited for so long. So that
-not every request pays that, the link between the two hosts is closed for placement, and tried again with one request at
-a time, after a pause that doubles:
+Two workers that both reach the router may still not reach each other: because of a cut cable, a firewall, or a switch
+that has lost a port. Only the transfer agents notice, after `kv_transfer.peer_timeout_s`, and the request has waited
+all that time. So that not every request pays for it, the link between the two hosts is closed for placement. It is
+tried again with one request at a time, after a pause that doubles with each failure:
 
     open --unreachable--> closed for RETRY_FIRST_S --first placement--> on trial --pages landed--> open
                             ^                                              |
                             '-- twice as long, RETRY_MAX_S at most --------+ unreachable, or no word within TRIAL_S
 
-Between workers of one host only the pair is closed: there is no cable that others share.
+Between workers of the same host only that pair is closed, because they share no cable with others.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from slipstream.router.messages import Hello
 
 RETRY_FIRST_S = 1.0
 RETRY_MAX_S = 30.0
-TRIAL_S = 20.0  # a request that ends before its pages have moved proves nothing
-FORGET_S = 600.0  # a link that nobody wanted for so long is not remembered
+TRIAL_S = 20.0  # a trial without a result (its request ended before its pages moved) is over after this
+FORGET_S = 600.0  # a closed link that nobody wanted to use for this long is forgotten
 
 End = str | PeerId  # a host's address, or a worker
 
@@ -40,42 +40,42 @@ class ClosedLink:
 
 
 class Links:
-    """Sans-IO. A link has no direction."""
+    """The links that are not known to work. Sans-IO. A link has no direction."""
 
     def __init__(self) -> None:
         self._closed: dict[frozenset[End], ClosedLink] = {}
 
     def __len__(self) -> int:
-        """How many are not known to work."""
+        """How many links are not known to work."""
         return len(self._closed)
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        """The ends of those, for people."""
+        """The two ends of each of those links, as text for people."""
         for key in self._closed:
             one, other = sorted(end if isinstance(end, str) else end.name for end in key)
             yield one, other
 
     def is_open(self, one: Hello, other: Hello, now: float) -> bool:
-        """Whether pages may be sent from one to the other."""
+        """Whether placement may let the two workers exchange pages."""
         if not self._closed:
             return True
         closed = self._closed.get(_between(one, other))
         return closed is None or now >= closed.open_s
 
     def used(self, one: Hello, other: Hello, now: float) -> None:
-        """A request was placed there. Where that is a trial, it is the only one."""
+        """A request was placed on the two workers. If the link was due for a trial, this request is that trial."""
         closed = self._closed.get(_between(one, other)) if self._closed else None
         if closed is not None:
             closed.is_on_trial = True
             closed.open_s = now + TRIAL_S
 
     def worked(self, one: Hello, other: Hello) -> None:
-        """Pages have landed."""
+        """Pages have arrived: the link is open."""
         if self._closed:
             self._closed.pop(_between(one, other), None)
 
     def failed(self, one: Hello, other: Hello, now: float) -> None:
-        """One could not reach the other. Transfers that fail together count as one failure."""
+        """One worker could not reach the other. Transfers that fail at the same time count as one failure."""
         key = _between(one, other)
         suspects = (one.worker, other.worker)
         closed = self._closed.get(key)
@@ -91,7 +91,7 @@ class Links:
             closed.open_s = now + min(RETRY_FIRST_S * 2 ** (closed.num_failures - 1), RETRY_MAX_S)
 
     def worker_lost(self, peer: PeerId) -> None:
-        """A worker is gone: a link that was closed for its sake alone is open again."""
+        """A worker was lost. Links that were closed because of that worker alone are open again."""
         for key, closed in list(self._closed.items()):
             if peer in key or (peer in closed.suspects and closed.num_failures == 1):
                 del self._closed[key]

@@ -1,6 +1,7 @@
-"""How much the processes log: `SLIPSTREAM_LOG_LEVEL`, one of debug, info, warning and error; without it, info.
+"""The log level of all processes: `SLIPSTREAM_LOG_LEVEL`, one of debug, info, warning and error; info by default.
 
-At debug, router and workers write a line for every stage of every request: for looking for something, not for serving.
+At debug, the router and the workers write a line for every stage of every request, which is meant for hunting a problem
+and not for production.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 
 
 def log_level() -> int:
-    """Raises ValueError for a word that is none of them."""
+    """The configured level. Raises ValueError if it is none of the four."""
     word = os.environ.get(VARIABLE, "info")
     if word.lower() not in LEVELS:
         raise ValueError(f"{VARIABLE} must be one of {', '.join(LEVELS)}, got {word!r}")

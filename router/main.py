@@ -1,9 +1,10 @@
-"""A router as a plain program, for machines without Ray, for tests and for measurements:
+"""The router as a plain program, for machines without Ray, for tests and for measurements:
 
     python -m slipstream.router.main --config router.yaml
 
-The file (YAML or JSON) has the fields of `RouterProgram`. When it listens it prints one line of JSON that says where,
-`{"http": "http://127.0.0.1:8000", "workers": "127.0.0.1:40123"}`. SIGTERM and SIGINT drain, a second one ends at once.
+The file (YAML or JSON) has the fields of `RouterProgram`. Once the router listens, it prints one line of JSON that says
+where: `{"http": "http://127.0.0.1:8000", "workers": "127.0.0.1:40123"}`. SIGTERM and SIGINT drain it; a second signal
+ends it at once.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from slipstream.router.router import Router
 
 @dataclass(frozen=True, slots=True)
 class RouterProgram:
-    """`model` is the name that clients ask for, `model_dir` holds its tokenizer, `token` is the secret that workers
-    show. `keeper` is the socket of a `Keeper` for what is to outlive this router."""
+    """`model` is the name that clients ask for, `model_dir` holds its tokenizer, and `token` is the secret that workers
+    must present. `keeper` is the Unix socket of a `Keeper`, which holds what is to outlive this router."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -63,7 +64,7 @@ def main(path: Path) -> None:
 
 
 async def serve(program: RouterProgram) -> None:
-    """From the first socket to the end of a drain. Raises OSError if an address cannot be had, FileNotFoundError or
+    """Runs the router until a signal has drained it. Raises OSError if it cannot listen, and FileNotFoundError or
     ValueError if the model directory has no usable tokenizer."""
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Matches waiting requests with credits."""
+"""Matches waiting requests with the credits of workers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from slipstream.router.request_book import RequestBook
 from slipstream.router.request_state import RequestState
 from slipstream.router.roster import Roster
 
-# So many requests may overtake one that does not fit and would want what they take; then it is its turn.
+# How many requests may overtake one that does not fit, by taking what it waits for. After that it is its turn.
 MAX_PASSED = 32
-# So many waiting requests that do not fit are looked past for one that does, which bounds the work of an event.
+# How many requests that do not fit are skipped in search of one that does, which bounds the work per event.
 LOOKAHEAD = 32
-# A better worker is waited for at least so long, or a saving of nanoseconds would cost a turn of the loop each.
+# A request waits at least this long for a better worker: waits of nanoseconds would only cost turns of the event loop.
 MIN_WAIT_S = 1e-3
 
 
@@ -30,15 +30,14 @@ def match_credits(
     start: Callable[[RequestState, Placement, float], None],
     now: float,
 ) -> float | None:
-    """Starts the waiting requests of a version of the model in order, as far as credits go. One that does not fit is
-    passed, but not for ever:
+    """Starts the waiting requests of one version of the model, in order, as far as the credits reach.
 
-    a request that lacks decode credits is harmed by everybody who passes, one that lacks prefill credits only by
-    those who take some of these. After `MAX_PASSED` of them nobody of that kind passes any more, and the credits that
-    come free pile up until it fits.
+    A request that does not fit is overtaken by others, but not for ever. One that lacks decode credits is delayed by
+    every request that overtakes it, one that lacks prefill credits only by those that take prefill credits. After
+    `MAX_PASSED` of these, no more requests of that kind are started, so that freed credits accumulate until it fits.
 
-    One that could go but waits for a better worker holds up nobody. Returns when the first of these has waited long
-    enough, if any does.
+    A request that could start now but waits for a better worker holds up nobody. Returns the time at which the first of
+    those will have waited long enough; None if there is none.
     """
     stall = placer.waits.stall(version, lane.version, now)
     if stall is not None:

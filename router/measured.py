@@ -1,4 +1,4 @@
-"""What the router has measured of its workers, role by role: the makings of a profile of this hardware."""
+"""What the router has measured of its workers, per role. A profile of the hardware is made of it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from slipstream.router.roster import Roster
 
 @dataclass(frozen=True, slots=True)
 class RoleMeasured:
-    """`times` are those of the pool, `ServiceTimes.to_dict`; `num_samples` says how many of each kind there were, 0
-    where the numbers are a guess. Sizes are those of the pool's smallest worker, as all of a pool are alike."""
+    """The measurements of one role. `times` are the pool's service times (`ServiceTimes.to_dict`), and `num_samples`
+    says how many samples of each kind there were (0: the numbers are a guess). The sizes are those of the pool's
+    smallest worker; normally all workers of a pool are alike."""
 
     role: Role
     num_workers: int
@@ -30,7 +31,7 @@ class RoleMeasured:
 
 
 def measured(roster: Roster) -> Iterator[RoleMeasured]:
-    """Of every role that has a worker."""
+    """The measurements of every role that has a worker."""
     for role in ROLES:
         hellos = [worker.hello for worker in roster if worker.hello.role == role]
         if not hellos:

@@ -1,7 +1,7 @@
-"""What a front counts of requests and answers.
+"""What a front counts about requests and answers.
 
-Counting a token must cost next to nothing, so counts are plain numbers in plain objects; `metrics_page` makes the
-library's types of them when somebody scrapes.
+Counting a token must cost next to nothing, so counts are plain numbers in plain objects; `metrics_page` converts them
+to the Prometheus library's types when the page is scraped.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from slipstream.router.generation import Usage
 from slipstream.router.history import Timeline
 
-# Seconds. First tokens: from a cached prompt on a small model to a long wait in the queue. Between tokens: fine
-# around 5 to 50 ms, where service levels are set.
+# Bucket bounds in seconds. First tokens: from a cached prompt on a small model to a long wait in the queue. Between
+# tokens: fine-grained from 5 to 50 ms, where service levels are set.
 FIRST_TOKEN_S = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0),
     *(1.5, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0),
@@ -31,7 +31,7 @@ CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 
 
 class Histogram:
-    """Counts by bucket; `bounds` are the upper ends, ascending, without infinity."""
+    """Counts per bucket; `bounds` are the upper ends of the buckets, ascending, without infinity."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -45,7 +45,7 @@ class Histogram:
         self.total += value * times
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative, as Prometheus wants them."""
+        """The cumulative counts by upper bound, as Prometheus wants them."""
         so_far, buckets = 0, []
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
             so_far += count
@@ -54,7 +54,7 @@ class Histogram:
 
 
 class FrontMetrics:
-    """Counts of one served model, as clients see it."""
+    """The counts of one served model, as seen by clients."""
 
     def __init__(self) -> None:
         self.first_token_s = Histogram(FIRST_TOKEN_S)
@@ -74,12 +74,12 @@ class FrontMetrics:
         self.num_cached_tokens = 0
 
     def begin(self, arrived_s: float) -> RequestMeter:
-        """A request (one choice of an answer) that came in at `arrived_s` of `time.monotonic()`."""
+        """A meter for a request (one choice of an answer) that arrived at `arrived_s` of `time.monotonic()`."""
         return RequestMeter(self, arrived_s)
 
 
 class RequestMeter:
-    """Takes the times of one request. Waits on the client's side of the queue count, as the client feels them."""
+    """Measures one request from its arrival at the HTTP port, so that everything the client has to wait for counts."""
 
     __slots__ = ("_arrived_s", "_first_s", "_latest_s", "_metrics")
 
@@ -90,7 +90,7 @@ class RequestMeter:
         self._latest_s = 0.0
 
     def tokens(self, count: int) -> None:
-        """`count` tokens came together. Their gap to the ones before is shared between them."""
+        """`count` tokens arrived together; the time since the previous ones is divided evenly between them."""
         now = time.monotonic()
         metrics = self._metrics
         metrics.num_output_tokens += count
@@ -102,7 +102,7 @@ class RequestMeter:
         self._latest_s = now
 
     def finish(self, end: str, num_output_tokens: int, usage: Usage | None, timeline: Timeline) -> None:
-        """The request is over; `end` is its finish reason."""
+        """The request has ended with the finish reason `end`."""
         metrics = self._metrics
         metrics.ends[end] += 1
         if usage is not None:

@@ -27,8 +27,8 @@ from slipstream.router.version_families import version_families
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_TENANTS = 100
-OTHERS = "(others)"  # no name of a tenant looks like this
-MAX_PRIORITY_SHOWN = 8  # and -8: clients choose priorities, and each label would be one more time series for ever
+OTHERS = "(others)"  # cannot be the name of a tenant
+MAX_PRIORITY_SHOWN = 8  # and -8: clients choose priorities, and each value would become a time series for ever
 
 
 class MetricsPage(Collector):
@@ -59,7 +59,7 @@ class MetricsPage(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Called by the registry at every scrape."""
+        """All metrics; the registry calls this at every scrape."""
         snapshot = self._snapshot()
         yield from self._requests(snapshot)
         yield from self._latencies()
@@ -120,7 +120,9 @@ class MetricsPage(Collector):
         gap = "Seconds between output tokens."
         yield self._histogram("vllm:time_to_first_token_seconds", "Seconds to the first token.", front.first_token_s)
         yield self._histogram("vllm:inter_token_latency_seconds", gap, front.next_token_s)
-        yield self._histogram("vllm:time_per_output_token_seconds", gap, front.next_token_s)  # its older name
+        yield self._histogram(
+            "vllm:time_per_output_token_seconds", gap, front.next_token_s
+        )  # vLLM's older name for the same
         yield self._histogram(
             "vllm:request_time_per_output_token_seconds", "Mean gap of each request.", front.mean_next_token_s
         )
@@ -183,7 +185,8 @@ def waits_by_class(snapshot: Snapshot) -> Metric:
 
 
 def access_families(access: Access) -> Iterator[Metric]:
-    """Callers and tenants. Tenants are those of the key file; of more than `MAX_TENANTS` the small ones are summed."""
+    """Metrics of callers and tenants. Tenants are those of the key file; beyond `MAX_TENANTS` the smallest ones are
+    summed up as one."""
     yield labelled_counter(
         "slipstream:unauthenticated", "Requests without a valid API key.", "reason", access.num_unauthenticated
     )
@@ -232,7 +235,7 @@ def labelled_counter(name: str, help_text: str, label: str, values: Mapping[Any,
 
 
 def worker_families(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
-    """Credits, pages by state and what each worker counts itself, by worker."""
+    """Metrics per worker: its credits, its pages by state, and its own counters."""
     credits = GaugeMetricFamily(
         "slipstream:worker_credits", "What a worker could still take on.", labels=["worker", "role", "kind"]
     )
@@ -255,7 +258,7 @@ def worker_families(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
             for state, count in by_state.items():
                 pages.add_metric([*who, state], count)
             for event, value in worker.stats.counters:
-                if event == "leases_held":  # the one that also goes down
+                if event == "leases_held":  # the only one that also goes down
                     leases.add_metric(who, value)
                 else:
                     counted.add_metric([*who, event], value)
@@ -263,7 +266,7 @@ def worker_families(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
 
 
 def kv_usage(snapshot: Snapshot) -> float:
-    """Pages of decode workers that are neither free nor merely cached, as a share of all."""
+    """The share of the decode workers' pages that are neither free nor merely cached."""
     num_pages = num_idle = 0
     for worker in snapshot.workers:
         if worker.role == "decode" and worker.stats is not None:

@@ -1,4 +1,4 @@
-"""How many files, and so connections, this process may have open."""
+"""The limit of open files, and so of connections, of this process."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import resource
 
 log = logging.getLogger(__name__)
 
-MOST = 1 << 20  # a limit of billions is no limit; some libraries make tables of that size
+MOST = 1 << 20  # some systems allow billions, and some libraries allocate tables of the limit's size
 
 
 def allow_all_files() -> int:
-    """Raises the soft limit to the hard one, which is what the administrator allows. Returns it. The soft limit is
-    1024 in many places, for the sake of programs that use select()."""
+    """Raises the soft limit to the hard limit, which is what the administrator allows, and returns it. The soft limit
+    is often 1024, only for the sake of programs that use select()."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,4 +1,4 @@
-"""The tokens a request has produced so far, put in order whatever order and however often they arrive."""
+"""The tokens that a request has produced so far, in order, however late or often they arrive."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from array import array
 
 from slipstream.router.messages import TokenChunk
 
-# Chunks that may wait for a missing one before them. Tokens of one request come over at most two connections, each in
-# order, so more than a few waiting means that the missing one will never come.
+# How many chunks may wait for a missing one before them. The tokens of one request come over at most two connections,
+# each of them in order, so if more than a few wait, the missing one will never come.
 MAX_EARLY_CHUNKS = 64
 MAX_TOKEN_ID = 2**31 - 1
 
@@ -17,10 +17,10 @@ class OutputError(Exception):
 
 
 class OutputLog:
-    """Accepts chunks by output index: what is known already is dropped, what comes too early waits."""
+    """Accepts chunks by output index: tokens that are known already are dropped, those that come too early wait."""
 
     def __init__(self, max_tokens: int, packed_ids: bytes = b"") -> None:
-        """`packed_ids` is what the output begins with."""
+        """`packed_ids` are the tokens that the output begins with."""
         self._max_tokens = max_tokens
         self._ids = array("i", packed_ids)
         self._early: dict[int, TokenChunk] = {}
@@ -38,11 +38,11 @@ class OutputLog:
         return len(self._ids) >= self._max_tokens
 
     def drop_early(self) -> None:
-        """Forgets what waits for a gap to close. Called when an attempt ends."""
+        """Forgets the chunks that wait for a gap to close. To be called when an attempt ends."""
         self._early.clear()
 
     def add(self, chunk: TokenChunk) -> list[TokenChunk]:
-        """Returns what follows now without a gap: chunks cut to their new tokens, in order.
+        """Adds a chunk. Returns the chunks that now follow without a gap, in order and cut to their new tokens.
 
         A chunk with a finish reason may have no tokens. Tokens beyond max_tokens are cut off, and the cut chunk
         finishes with "length". Raises OutputError for a token id that is negative or outside int32, for logprobs that
@@ -53,12 +53,12 @@ class OutputLog:
         ids, token_ids = self._ids, chunk.token_ids
         is_next = chunk.index == len(ids) < self._max_tokens and not self._early
         if is_next and len(token_ids) == 1 and 0 <= token_ids[0] <= MAX_TOKEN_ID and not chunk.logprobs:
-            ids.append(token_ids[0])  # as nearly always
+            ids.append(token_ids[0])  # nearly always
             return [chunk]
         if chunk.logprobs and len(chunk.logprobs) != len(chunk.token_ids):
             raise OutputError(f"{len(chunk.logprobs)} logprobs came with {len(chunk.token_ids)} tokens")
         if chunk.index > len(self._ids):
-            _packed(chunk)  # when its turn comes, tokens before it will have been taken that nobody would hear of
+            _packed(chunk)  # checked now: failing only in its turn would lose the tokens before it
             if len(self._early) >= MAX_EARLY_CHUNKS:
                 raise OutputError(f"token {len(self._ids)} is missing and {MAX_EARLY_CHUNKS} chunks wait for it")
             known = self._early.get(chunk.index)
@@ -92,8 +92,8 @@ class OutputLog:
 
 
 def _packed(chunk: TokenChunk) -> array[int]:
-    """Its tokens. Raises OutputError for what is no token id."""
-    # No tokenizer takes a negative id, and those who read the tokens could only fail over it.
+    """The chunk's tokens. Raises OutputError for a value that is not a token id."""
+    # No tokenizer accepts a negative id, so whoever read it later could only fail.
     if chunk.token_ids and min(chunk.token_ids) < 0:
         raise OutputError(f"a token id is not a non-negative int32: {chunk.token_ids!r:.80}")
     try:

@@ -1,4 +1,4 @@
-"""How fast requests leave the queue: how long a new one will wait, and when one that was turned away may come back."""
+"""How fast requests leave the queue; from that, how long a new one will wait and when a refused one may come back."""
 
 from __future__ import annotations
 
@@ -6,41 +6,41 @@ from collections import deque
 
 MIN_RETRY_S = 1.0
 MAX_RETRY_S = 60.0
-UNKNOWN_RETRY_S = 5.0  # nothing was placed yet
+UNKNOWN_RETRY_S = 5.0  # while nothing has been placed yet
 UNKNOWN_INTERVAL_S = 0.1
-MIN_SAMPLES = 8  # a guess from fewer placements is none
+MIN_SAMPLES = 8  # fewer placements tell nothing
 LATEST_SAMPLES = 24
 
 
 class PlacementPace:
-    """From the last placements out of a queue that was not empty: how many a moment takes while nobody waits says
-    nothing about how many it could take."""
+    """Measures the interval between placements, but only while requests wait: without a queue, the rate of placements
+    is the rate of arrivals and says nothing about what the cluster could do."""
 
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=64)
-        self._latest_interval_s: float | None = None  # of earlier times with a queue
+        self._latest_interval_s: float | None = None  # from the last time there was a queue
 
     def note(self, num_left: int, now: float) -> None:
-        """A request was placed, and `num_left` wait on."""
+        """A request was placed, and `num_left` are still waiting."""
         self._times.append(now)
         if not num_left:
             self._latest_interval_s = self.interval_s(now)
             self._times.clear()
 
     def interval_s(self, now: float) -> float | None:
-        """Between placements while requests wait, now or when they did last; None: not known yet."""
+        """Seconds between placements while requests wait, now or the last time they did; None: not known yet."""
         interval_s = self._interval_now_s(now)
         return self._latest_interval_s if interval_s is None else interval_s
 
     def wait_s(self, num_before: int, now: float) -> float | None:
-        """How long a request with so many before it will wait; None while there is nothing to tell it from. What an
-        earlier queue was like counts for nothing here: its requests may have been others."""
+        """How long a request with `num_before` others ahead of it will wait; None if there is nothing to tell it from.
+        The pace of an earlier queue is not used here, because its requests may have been of another kind."""
         interval_s = self._interval_now_s(now)
         return None if interval_s is None else num_before * interval_s
 
     def _interval_now_s(self, now: float) -> float | None:
-        """Grows while nothing is placed. Of all that are remembered and the latest of them the better, so that a stall
-        is soon forgotten."""
+        """The interval by all remembered placements or by the latest few, whichever is shorter, so that a stall is soon
+        forgotten. It grows while nothing is placed."""
         times = self._times
         if len(times) < MIN_SAMPLES:
             return None
@@ -48,7 +48,7 @@ class PlacementPace:
         return max(min((now - times[0]) / (len(times) - 1), (now - times[-num_latest]) / (num_latest - 1)), 1e-6)
 
     def retry_after_s(self, num_before: int, now: float) -> float:
-        """In about this time, so many requests will have left the queue."""
+        """In about how many seconds `num_before` requests will have left the queue."""
         interval_s = self.interval_s(now)
         if interval_s is None:
             return UNKNOWN_RETRY_S

@@ -1,4 +1,4 @@
-"""The work queue: who is next. Sans-IO; time is an argument.
+"""The work queue: decides which request is next. Sans-IO; time is an argument.
 
     class -8 | tenant a: r r r r     most urgent class first, but every second turn goes to the class whose oldest
     class  0 | tenant a: r r         request has waited `ageing_s` for each class that stands before it
@@ -6,9 +6,9 @@
     class  1 | tenant c: r r         in a class the tenant that had the fewest tokens for its weight (`fair_line`)
                                      of a tenant the earliest TTFT deadline
 
-Nobody starves: what comes more than `ageing_s` a class later than a request can only take every second turn from its
-class. Nor does a class that has aged keep out a more urgent one, which still has the other turns, so that a crowd of
-old requests of one tenant delays an urgent one of another by one turn and no more.
+Nobody starves: once a request has waited `ageing_s` for each class ahead of its own, those classes can take only every
+second turn from it. Nor does a class that has aged keep out a more urgent one, which still has the other turns: a crowd
+of old requests of one tenant delays an urgent request of another by one turn and no more.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from slipstream.router.fair_line import FairLine, expected_tokens
 from slipstream.router.request_state import RequestState
 
-MAX_PRIORITY = 8  # and -8: what is beyond counts as this, which bounds how long anybody can be kept waiting
-MAX_TTFT_S = 60.0  # later deadlines count as this one, or a request could be overtaken for as long as it likes
+MAX_PRIORITY = 8  # and -8: values beyond are clamped, which bounds how long any request can be kept waiting
+MAX_TTFT_S = 60.0  # later deadlines count as this one; otherwise a request with a late one could be overtaken for ever
 
 
 def priority_class(priority: int) -> int:
@@ -30,26 +30,26 @@ def priority_class(priority: int) -> int:
 
 
 class WorkQueue:
-    """Requests waiting for a place. The bound on their number is the book's: retries always fit.
+    """Requests that wait to be placed. Their number is bounded at admission, not here, so that retries always fit.
 
-    `default_ttft_s` is the deadline of requests that do not say one. Every operation is O(log n).
+    `default_ttft_s` is the deadline of requests that bring none of their own. Every operation is O(log n).
 
-    As long as there is room, a request comes, is looked at and goes before the next one comes. So who comes while
-    nobody waits is kept `_alone`, and stands in a line only once somebody wants to know more than who is next.
+    While the cluster has room, each request is pushed, looked at and taken before the next one arrives. So a request
+    that comes to an empty queue is kept in `_alone`, and put into a line only when more is asked than who is next.
     """
 
     def __init__(self, ageing_s: float, default_ttft_s: float) -> None:
         self._ageing_s = ageing_s
         self._default_ttft_s = default_ttft_s
-        self._formed: dict[int, FairLine] = {}  # of all but who is alone; none is empty
-        self._alone: tuple[RequestState, float] | None = None  # with when it is due
+        self._formed: dict[int, FairLine] = {}  # by class, without the request in `_alone`; no line is empty
+        self._alone: tuple[RequestState, float] | None = None  # the request and its deadline
         self._waiting: dict[str, RequestState] = {}
-        self._aged_had_turn = True  # the first turn is for the most urgent
+        self._aged_had_turn = True  # so that the first turn is the most urgent class's
         self._now = 0.0
         self._version = 0
 
     def set_default_ttft(self, seconds: float) -> None:
-        """Of requests that come from now on and do not say one."""
+        """Sets the deadline of new requests that bring none of their own."""
         self._default_ttft_s = seconds
 
     def __len__(self) -> int:
@@ -59,12 +59,12 @@ class WorkQueue:
         return request_id in self._waiting
 
     def __getitem__(self, position: int) -> RequestState:
-        """The request at a position, as things stood when the time was last told."""
+        """The request at a position of the order as it was at the last time given."""
         return next(itertools.islice(self.candidates(self._now), position, None))
 
     @property
     def version(self) -> int:
-        """Changes with every change of who waits, and in what order."""
+        """A number that changes whenever the waiting requests or their order change."""
         return self._version
 
     @property
@@ -72,15 +72,15 @@ class WorkQueue:
         return {priority: len(line) for priority, line in sorted(self._lines.items())}
 
     def oldest_by_priority(self) -> dict[int, float]:
-        """When the oldest waiting request of each class came."""
+        """When the oldest waiting request of each class arrived."""
         return {priority: line.oldest_s for priority, line in sorted(self._lines.items())}
 
     def num_waiting_of(self, tenant: str) -> int:
         return sum(line.num_waiting_of(tenant) for line in self._lines.values())
 
     def num_before(self, tenant: str, priority: int) -> int:
-        """About how many requests would have their turn before a new one of the tenant; rather too few than too many:
-        the other tenants get as many turns as this one, and no more than they wait for."""
+        """About how many requests would have their turn before a new one of this tenant, and rather too few than too
+        many: each other tenant counts with as many requests as this one has, but no more than it has waiting."""
         num_others = num_own = num_tenants = 0
         own_class = priority_class(priority)
         for line_class, line in self._lines.items():
@@ -92,7 +92,7 @@ class WorkQueue:
         return num_own + min(num_others, num_tenants * (num_own + 1))
 
     def push(self, state: RequestState, late_s: float = 0.0) -> None:
-        """Adds a new request. It counts as one that came `late_s` later than it did."""
+        """Adds a new request, which is treated as if it had arrived `late_s` later than it did."""
         ttft_s = state.request.slo.ttft_s
         ttft_s = self._default_ttft_s if ttft_s is None else min(ttft_s, MAX_TTFT_S)
         due_s = state.record.timeline.queued + ttft_s + late_s
@@ -104,14 +104,14 @@ class WorkQueue:
             self._line_for(state).push(state, due_s)
 
     def push_front(self, state: RequestState) -> None:
-        """Adds a request that comes back, before everybody of its class."""
+        """Adds a request that comes back, ahead of all others of its class."""
         self._enter(state)
         self._line_for(state).push_front(state)
 
     def take(self, request_id: str, now: float) -> None:
-        """The request has its turn. Its tenant is charged for it."""
+        """Removes a request whose turn has come, and charges its tenant."""
         state = self._waiting.pop(request_id)
-        if self._alone is not None:  # what a line of its own would have done
+        if self._alone is not None:  # does what a line would do
             self._alone = None
             state.charged_tokens = expected_tokens(state)
             self._aged_had_turn = True
@@ -126,23 +126,23 @@ class WorkQueue:
         self._left(own_class)
 
     def remove(self, request_id: str) -> None:
-        """The request leaves without having had its turn."""
+        """Removes a request that has not had its turn."""
         state = self._waiting.pop(request_id)
         own_class = priority_class(state.request.priority)
         self._lines[own_class].remove(state)
         self._left(own_class)
 
     def settle(self, state: RequestState, num_tokens: int) -> None:
-        """A request that had its turn has ended; `num_tokens` is what it really took. Where nobody waits any more,
-        debts are forgotten."""
+        """Corrects the charge of a request that has ended and really took `num_tokens`. In a class where nobody waits
+        any more, debts have been forgotten."""
         line = self._lines.get(priority_class(state.request.priority))
         if line is not None and state.charged_tokens:
             self._version += 1
             line.settle(state, num_tokens)
 
     def candidates(self, now: float) -> Iterator[RequestState]:
-        """Waiting requests in the order of their turns, each once. They may be taken and removed meanwhile: what
-        follows is the order as it is then."""
+        """The waiting requests in the order of their turns, each once. They may be taken or removed during the
+        iteration, which then follows the new order."""
         seen: set[str] = set()
         while self._waiting:
             version = self._version
@@ -178,7 +178,7 @@ class WorkQueue:
             yield state
 
     def _aged_class(self, now: float) -> int | None:
-        """The class that has every second turn, if one has waited long enough for it."""
+        """The class that gets every second turn, if one has waited long enough for that."""
         if len(self._lines) < 2:
             return None
         oldest = self.oldest_by_priority()
@@ -189,7 +189,7 @@ class WorkQueue:
 
     @property
     def _lines(self) -> dict[int, FairLine]:
-        """With everybody in them."""
+        """The line of each class, after `_alone` has been put into its line."""
         if self._alone is not None:
             (state, due_s), self._alone = self._alone, None
             self._line_for(state).push(state, due_s)

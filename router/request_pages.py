@@ -1,4 +1,4 @@
-"""What can be asked about requests: the latest ones as a list, and one of them with its whole way."""
+"""The HTTP pages about requests: a list of the latest, and the full explanation of one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Records(Protocol):
 
 
 class RequestPages:
-    """JSON, or with `?format=text` or an Accept header that wants plain text a table."""
+    """Answers in JSON, or as a table if `?format=text` or the Accept header asks for plain text."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
@@ -41,7 +41,7 @@ class RequestPages:
         routes.add_item("GET", "/v1/requests/", "/explain", self.explain)
 
     async def list(self, request: Request, exchange: Exchange) -> None:
-        """The latest requests, the last one first; `limit`, `tenant` and `outcome` (or phase) choose among them."""
+        """The latest requests, newest first; `limit`, `tenant` and `outcome` (or phase) select among them."""
         fields = query_fields(request, ("limit", "tenant", "outcome", "format"))
         limit = limit_of(fields.get("limit", str(DEFAULT_LIMIT)))
         tenant, wanted = fields.get("tenant"), fields.get("outcome")
@@ -60,13 +60,13 @@ class RequestPages:
             exchange.respond(200, orjson.dumps({"object": "list", "data": told}), JSON)
 
     async def explain(self, request: Request, exchange: Exchange, request_id: str) -> None:
-        """The way of a request through the cluster, and why it went that way."""
+        """The way one request took through the cluster, and why."""
         as_text = wants_text(request, query_fields(request, ("format",)))
         record = self._records.explain(request_id)
         may_see = exchange.caller.may_see
         if record is not None and not may_see(
             record.tenant
-        ):  # another tenant may have sent the same x-request-id since
+        ):  # another tenant may have used the same X-Request-Id since
             same = (found for found in self._records.latest() if request_id in found.names and may_see(found.tenant))
             record = next(same, None)
         if record is None:
@@ -83,7 +83,7 @@ class RequestPages:
 
 
 def wants_text(request: Request, fields: dict[str, str]) -> bool:
-    """Raises HttpError 400 for a format that there is not."""
+    """Whether the client wants text rather than JSON. Raises HttpError 400 for an unknown format."""
     form = fields.get("format")
     if form is None:
         return request.headers.get(b"accept", b"").strip().lower().startswith(b"text/plain")
@@ -93,7 +93,7 @@ def wants_text(request: Request, fields: dict[str, str]) -> bool:
 
 
 def query_fields(request: Request, known: tuple[str, ...]) -> dict[str, str]:
-    """The fields of the query, each once. Raises HttpError 400 that names one that is not known."""
+    """The fields of the query. Raises HttpError 400 that names a field that is unknown or occurs twice."""
     fields = dict(parse_qsl(request.query, keep_blank_values=True, errors="replace"))
     for name in fields:
         if name not in known:
