@@ -1,4 +1,4 @@
-"""The workers that are connected, and what each of them is busy with."""
+"""The connected workers, and what each of them is busy with."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from slipstream.router.placement.service_times import ServiceTimes
 
 @dataclass(slots=True, eq=False)
 class WorkerState:
-    """One connected worker group. `request_ids` are the requests that have something on it or promised to it."""
+    """One connected worker group. `request_ids` are the requests that it works on, or that are promised to it."""
 
     hello: Hello
     joined_s: float
     ledger: CreditLedger = field(default_factory=CreditLedger)
     request_ids: set[str] = field(default_factory=set)
     draining: bool = False
-    num_moves: int = 0  # sequences that are on their way from here or to here
+    num_moves: int = 0  # sequences that are moving away from here or to here
     stats: Stats | None = None
     load: WorkerLoad = field(default_factory=WorkerLoad)
     times: ServiceTimes = field(default_factory=ServiceTimes)
@@ -40,7 +40,7 @@ class WorkerState:
 
     @property
     def version(self) -> str:
-        """Of the model. Requests, KV and prefixes never cross versions."""
+        """The version of the model that it serves. Requests, KV and prefixes never cross versions."""
         return self.hello.model_version
 
     def pages_for(self, num_tokens: int) -> int:
@@ -51,21 +51,21 @@ FEW = 8
 
 
 def _decode_load(worker: WorkerState) -> float:
-    """The larger share in use of slots and pages."""
+    """A rank: minus the free share of slots or of pages, whichever is smaller."""
     hello, ledger = worker.hello, worker.ledger
     return -min(ledger.free_slots / hello.max_slots, ledger.free_pages / hello.num_pages)
 
 
 def _prefill_load(worker: WorkerState) -> float:
-    """The share of the queue that is taken; without pages nothing of it is free."""
+    """A rank: minus the free share of its queue; a group without free pages comes last."""
     ledger = worker.ledger
     return -ledger.free_tokens / worker.hello.max_queued_tokens if ledger.free_pages > 0 else 1.0
 
 
 class Roster:
-    """Workers by identity, by role and version those that may get new work, and those in the order of their load.
-    `pools` are those of all workers of a role, `decode_slots` how many sequences the decode workers of a version
-    hold: versions without one are not in it."""
+    """All workers by identity, and those that take new work by role and version, also in the order of their load.
+    `pools` holds the service times of all workers of a role. `decode_slots` tells how many sequences the decode workers
+    of each version can hold; a version without a decode worker is not in it."""
 
     def __init__(self) -> None:
         self._workers: dict[PeerId, WorkerState] = {}
@@ -92,7 +92,7 @@ class Roster:
         return self._open["decode"]
 
     def workers_of(self, role: Role, version: str) -> list[WorkerState]:
-        """Workers of one version of the model that are not draining."""
+        """The workers of a role and a version that are not draining."""
         return self._of_version.get((role, version), [])
 
     def add(self, worker: WorkerState) -> None:
@@ -118,18 +118,19 @@ class Roster:
         self._close(worker)
 
     def least_loaded(self, role: Role, limit: int, version: str = "") -> list[WorkerState]:
-        """At most `limit` of a version's workers that take new work, those with most room if there are more."""
+        """At most `limit` of a version's workers that take new work: those with most room, if there are more."""
         workers = self.workers_of(role, version)
         return workers if len(workers) <= limit else list(islice(self._by_load[role, version], limit))
 
     def in_order(self, role: Role, version: str = "") -> Iterator[WorkerState]:
-        """A version's workers that take new work, those with most room first."""
+        """A version's workers that take new work, most room first."""
         return iter(self._by_load.get((role, version), ()))
 
     def has_decode_room(self, version: str) -> bool:
-        """A decode worker that takes new work has a slot and a page. Asked with every event, so of many workers only
-        the least loaded are looked at; of few, all, which is cheaper than to keep them in order."""
-        for worker in self.least_loaded("decode", FEW, version):  # a plain loop, which nearly always ends at once
+        """Whether some decode worker that takes new work has a free slot and a free page. This is asked at every event,
+        so of many workers only the least loaded are looked at; of few workers all are, because that is cheaper than
+        keeping them in order."""
+        for worker in self.least_loaded("decode", FEW, version):  # a plain loop: it nearly always ends at once
             ledger = worker.ledger
             if ledger.free_slots > 0 and ledger.free_pages > 0:
                 return True

@@ -1,4 +1,4 @@
-"""The router process: HTTP front, dispatcher and worker port on one event loop, or fronts in processes of their own."""
+"""The router process: dispatcher, worker port and HTTP front on one event loop, or with fronts in other processes."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ from slipstream.router.version_status import VersionStatus
 
 log = logging.getLogger(__name__)
 
-LAST_WORDS_S = 1.0  # for streams that are cut off to say so
+LAST_WORDS_S = 1.0  # how long streams that are cut off have to send their error event
 
 
 class Router:
-    """Life cycle: `start`, `drain` (optional), `stop`, all on the loop that `start` ran on.
+    """Life cycle: `start`, `drain` (optional), `stop`, all on the event loop that `start` ran on.
 
-    `model_dir` is needed for its tokenizer and chat template only; how long sequences may be, the workers say.
-    `worker_token` is the secret that workers show. With `has_prefill_pool` the router is ready only after a request
-    has gone over a prefill group; without it, a prefill group is used by that first request if it is there. At a
-    `keeper` it leaves its clients' connections to the next router, and `take_over`s those of the one before.
+    `model_dir` is only needed for its tokenizer and chat template; the workers tell how long sequences may be.
+    `worker_token` is the secret that workers must present. With `has_prefill_pool` the router is ready only after a
+    request has gone through a prefill group; without it, that first request uses a prefill group if there is one. With
+    a `keeper`, the router leaves its clients' connections to the next router, and `take_over` continues those of the
+    previous one.
     """
 
     def __init__(
@@ -63,8 +64,8 @@ class Router:
         self._worker_token = worker_token
         self._keeper = keeper
         self._expected = ExpectedWorkers(num_prefill=int(has_prefill_pool))
-        self._asleep_since: int | None = None  # how often decode workers had joined then
-        self._model_positions: int | None = None  # the longest sequence that the model allows, if it says so
+        self._asleep_since: int | None = None  # `num_decode_joins` when it fell asleep
+        self._model_positions: int | None = None  # the longest sequence that the model allows, if its config says so
         self._has_been_ready = False
         self._cleanup = AsyncExitStack()
         self._is_draining = False
@@ -75,10 +76,11 @@ class Router:
         self._front: Front
 
     async def start(self) -> Addresses:
-        """Listen for clients and workers. Returns where, with ports chosen by the system filled in.
+        """Listen for clients and workers. Returns the addresses, including ports that the system has chosen.
 
-        Raises FileNotFoundError or ValueError if the model directory has no usable tokenizer, ValueError for broken
-        files of keys or certificates, OSError if an address or a file cannot be had; then nothing is left running.
+        Raises FileNotFoundError or ValueError if the model directory has no usable tokenizer, ValueError if the key
+        file or a certificate is broken, and OSError if it cannot listen or cannot open a file; then nothing is left
+        running.
         """
         async with AsyncExitStack() as cleanup:
             pool = cleanup.enter_context(encode_pool())
@@ -109,12 +111,14 @@ class Router:
             if self._keeper is not None:
                 estate = await loop.run_in_executor(pool, Estate.of_keeper, self._keeper)
             if estate is not None and estate.listening and self._model_positions is not None:
-                # Clients of the router before are taken until the workers to come are known.
+                # Accept the previous router's clients even before it is known which workers will come.
                 self._service.expect_max_model_len(self._model_positions)
             self._server = self._serving(front, access, estate)
             await self._service.start(estate)
             cleanup.push_async_callback(self._service.close)
-            cleanup.push_async_callback(self._server.stop)  # also if only some of the fronts start
+            cleanup.push_async_callback(
+                self._server.stop
+            )  # registered first, for the case that only some of the fronts start
             http_port = await self._server.start()
             admin_at = None
             if admin.port is not None:
@@ -133,7 +137,7 @@ class Router:
         return Addresses(http, Endpoint(*self._service.worker_address), admin_at)
 
     def _serving(self, front: Front, access: Access, estate: Estate | None) -> HttpServer | FrontPool:
-        """What clients connect to: this process, or several others."""
+        """What clients connect to: a server in this process, or a pool of front processes."""
         if self._config.fronts == 1:
             return HttpServer(self._config.http, front, check_caller=front.check_caller, estate=estate)
         log_style = LogStyle.of_this_process()
@@ -152,36 +156,39 @@ class Router:
             await self._service.wait_for_change()
 
     async def take_over(self) -> None:
-        """Goes on with what the router before has left undone. To be called when the workers to come are known."""
+        """Continue the connections that the previous router left behind. To be called once the expected workers are
+        known."""
         if isinstance(self._server, FrontPool):
             self._server.tell_limits(self._service.max_model_len, self._service.versions)
         await self._server.take_over()
 
     def follow(self, config: DispatchConfig) -> None:
-        """Takes up other settings of the dispatcher, as far as it can without a new start."""
+        """Take over changed settings of the dispatcher, as far as that is possible without a restart."""
         self._service.follow(config)
 
     def set_split(self, split: Mapping[str, float] | None) -> None:
-        """Shares of versions of the model in new requests; None: by the size of their pools. Raises ValueError."""
+        """Set each version's share of new requests; None: in proportion to the size of their pools. Raises
+        ValueError."""
         self._service.set_split(split)
 
     def signals(self) -> Signals:
-        """What a planner decides from."""
+        """The recent load and how well it was served: what a planner decides from."""
         return self._service.signals()
 
     def versions(self) -> tuple[VersionStatus, ...]:
-        """How each version of the model stands."""
+        """The state and the counts of each version of the model."""
         return self._service.version_status
 
     async def drain(self, deadline_s: float) -> None:
-        """Take nothing new and let running answers end, for at most `deadline_s` seconds."""
+        """Accept no new requests and let running answers end, for at most `deadline_s` seconds."""
         self._is_draining = True
         self._service.stop_admission()
         await self._server.drain(deadline_s)
 
     def expect_workers(self, expected: ExpectedWorkers) -> None:
-        """So many workers are wanted. Until the first decode worker connects, requests are taken and wait, also at a
-        router that was started anew; where none is wanted, the router is asleep and stays ready till one has come."""
+        """Tell the router how many workers are wanted. Until the first decode worker connects, requests are accepted
+        and wait (also at a restarted router). If no decode worker is wanted, the router is asleep, and counts as ready
+        until one has connected."""
         self._expected = expected
         longest = expected.max_model_len or self._model_positions
         if longest is not None:
@@ -190,8 +197,8 @@ class Router:
             self._asleep_since = self._service.num_decode_joins
 
     def _needs_prefill_group(self) -> bool:
-        """Before anybody has had an answer of these workers: later, prefill hosts that are cut off are no reason to
-        turn clients away."""
+        """Whether readiness requires a prefill group. Only until these workers have served their first answer: later, a
+        prefill host that is cut off is no reason to turn clients away."""
         return self._expected.num_prefill > 0 and not self._expected.has_served
 
     @property
@@ -199,16 +206,16 @@ class Router:
         return self._expected.num_decode == 0 or self._asleep_since == self._service.num_decode_joins
 
     def status_body(self) -> bytes:
-        """How things stand, as JSON: what `/cluster/status` says."""
+        """The JSON of `/cluster/status`."""
         return self._front.status_body()
 
     def drain_worker(self, name: str, next_role: Role | None = None, migrate: bool = True) -> bool:
-        """Empties a worker, which then ends or comes back as `next_role`; with `migrate`, what runs there moves to
-        others. False if it is not connected."""
+        """Empty a worker, which then exits or comes back as `next_role`. With `migrate`, its running sequences move to
+        other workers. Returns False if the worker is not connected."""
         return self._service.drain_worker(name, next_role, migrate)
 
     async def stop(self) -> None:
-        """End what still runs (streams end with an error event) and close everything. Safe to call twice."""
+        """End the requests that still run (streams get an error event) and close everything. Safe to call twice."""
         if not self._is_draining:
             await self.drain(0)
         await self._service.close()
@@ -219,7 +226,7 @@ class Router:
         if self._is_draining:
             return "the server is shutting down"
         if self._is_asleep:
-            self._has_been_ready = True  # and does not go back on it while the first worker shows what it can
+            self._has_been_ready = True  # and stays so while the first worker is still being tried out by the canary
             return None
         if self._canary.missing is not None and not self._has_been_ready:
             return self._canary.missing
@@ -230,16 +237,17 @@ class Router:
 
 
 def model_positions(model_dir: Path) -> int | None:
-    """The longest sequence that a model allows, if it says so. Raises ValueError if its config.json is none."""
+    """The longest sequence that a model allows, if its config.json says so. Raises ValueError if that is not valid
+    JSON."""
     longest = read_json(model_dir / "config.json").get("max_position_embeddings")
     return longest if isinstance(longest, int) else None
 
 
 def begin_tracing(config: TracingConfig, model: str, cleanup: AsyncExitStack) -> Tracer | None:
-    """None where no collector is configured. What waits is sent at `cleanup`, within `config.timeout_s`."""
+    """The tracer; None if no collector is configured. `cleanup` sends the waiting spans, within `config.timeout_s`."""
     if config.traces_url is None:
         return None
-    # The import takes 60 ms and some MiB, which nobody should pay who has no collector.
+    # Imported only here, as it takes 60 ms and some MiB, which only those with a collector should pay.
     from slipstream.router.tracing.export import OtlpExporter
 
     exporter = OtlpExporter(config.traces_url, model, queue_traces=config.queue_requests, timeout_s=config.timeout_s)
@@ -250,13 +258,13 @@ def begin_tracing(config: TracingConfig, model: str, cleanup: AsyncExitStack) ->
 
 
 def log_failure(task: asyncio.Task[None]) -> None:
-    """Without this nobody would hear why the router never becomes ready."""
+    """Log the exception of a task. Without this, nobody would learn why the router never becomes ready."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("the first request ended with a bug", exc_info=error)
 
 
 async def cancel_and_wait(task: asyncio.Task[None]) -> None:
-    """End a task. Raises what it had failed with, if it had."""
+    """Cancel a task and wait for its end. If it had failed before, its exception is raised."""
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task

@@ -1,4 +1,4 @@
-"""What the front calls: submit a request, read its stream, ask how things are."""
+"""The service that fronts call: submit a request, read its stream, ask about the cluster's state."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class Receiver(Protocol):
-    """Where the output of a request goes: a stream that is read here, or one on its way to another process."""
+    """Where the output of a request goes: to a stream that is read in this process, or on to another process."""
 
     @property
     def record(self) -> RequestRecord: ...
@@ -50,14 +50,14 @@ R = TypeVar("R", bound=Receiver)
 
 
 class GenerationService:
-    """Dispatcher and worker port as one, for a front on the same event loop. `token` is the workers' secret.
+    """The dispatcher and the worker port combined, for a front on the same event loop. `token` is the workers' secret.
 
         service = GenerationService(config, model="demo", token=secret)
         await service.start()
         ...
         service.stop_admission(); await service.wait_idle(); await service.close()
 
-    All times, also those of a stream's `timeline`, are `time.monotonic()` seconds.
+    All times, including those of a stream's `timeline`, are `time.monotonic()` seconds.
     """
 
     def __init__(self, config: RouterConfig, *, model: str, token: str) -> None:
@@ -80,8 +80,8 @@ class GenerationService:
         self._is_admitting = True
 
     async def start(self, estate: Estate | None = None) -> None:
-        """Lets workers connect, where the router before did if there is an estate of it. Raises OSError if the address
-        cannot be had."""
+        """Starts to listen for workers, on the previous router's socket if there is an estate of one. Raises OSError if
+        it cannot listen."""
         inherited = estate.for_workers if estate is not None else []
         await self._port.start(inherited[0] if inherited else None)
         if estate is not None and not inherited:
@@ -89,55 +89,56 @@ class GenerationService:
 
     @property
     def worker_address(self) -> tuple[str, int]:
-        """Where workers connect to."""
+        """The host and port that workers connect to."""
         return self._port.address
 
     @property
     def is_ready(self) -> bool:
-        """Requests are taken and a decode worker is there to serve them."""
+        """Whether requests are accepted and a decode worker is connected to serve them."""
         return self._is_admitting and self._dispatcher.has_decode_worker
 
     @property
     def num_decode_joins(self) -> int:
-        """How often a decode worker has connected so far."""
+        """How many times a decode worker has connected so far."""
         return self._port.num_decode_joins
 
     @property
     def max_model_len(self) -> int | None:
-        """The longest sequence, prompt and output, that a connected decode worker takes, or, while none is, that one
-        will take; None: that is not known."""
+        """The longest sequence (prompt and output) that a connected decode worker takes. While none is connected, the
+        longest that an expected one will take; None: not known."""
         return self._dispatcher.max_model_len or self._coming_max_model_len
 
     def expect_max_model_len(self, max_model_len: int) -> None:
-        """What a decode worker will take that is not there yet."""
+        """Tells the service the longest sequence that a decode worker will take which has not connected yet."""
         self._coming_max_model_len = max_model_len
         self._port.note_change()
 
     @property
     def versions(self) -> tuple[str, ...]:
-        """Versions of the model that a decode worker takes requests of."""
+        """The versions of the model that some decode worker takes requests for."""
         return self._dispatcher.versions
 
     @property
     def version_status(self) -> tuple[VersionStatus, ...]:
-        """How each version of the model stands."""
+        """The state and the counts of each version of the model."""
         return self._dispatcher.version_status
 
     @property
     def split(self) -> dict[str, float] | None:
-        """The shares of versions in new requests, as they were set."""
+        """Each version's share of new requests, as set by `set_split`."""
         return self._dispatcher.split
 
     def follow(self, config: DispatchConfig) -> None:
-        """Takes up other settings of the dispatcher, as far as it can without a new start."""
+        """Takes over changed settings of the dispatcher, as far as that is possible without a restart."""
         self._port.perform(self._dispatcher.follow(config, time.monotonic()))
 
     def set_split(self, split: Mapping[str, float] | None) -> None:
-        """None: versions share by the size of their pools. Raises ValueError for what makes no sense."""
+        """Sets each version's share of new requests; None: in proportion to the size of their pools. Raises ValueError
+        if the split makes no sense."""
         self._port.perform(self._dispatcher.set_split(split, time.monotonic()))
 
     async def wait_for_change(self) -> None:
-        """Returns when the next worker has joined, was lost or was told to go."""
+        """Returns when the next worker has joined, was lost or was told to leave."""
         await self._port.wait_for_change()
 
     async def wait_for_join(self) -> None:
@@ -145,12 +146,12 @@ class GenerationService:
         await self._port.wait_for_join()
 
     def submit(self, request: GenerateRequest) -> GenerationStream:
-        """Queues a request. Raises AdmissionError (QueueFullError, PromptTooLongError, InvalidRequestError,
-        ShuttingDownError), and then there is nothing to clean up."""
+        """Queues a request and returns the stream of its output. Raises a subclass of AdmissionError if the request is
+        refused; then there is nothing to clean up."""
         return self.relay(request, lambda record: GenerationStream(record, self.cancel))
 
     def relay(self, request: GenerateRequest, receiver_of: Callable[[RequestRecord], R]) -> R:
-        """Queues a request whose output goes to a receiver that is made for it. Raises AdmissionError."""
+        """Queues a request whose output goes to the receiver that `receiver_of` makes for it. Raises AdmissionError."""
         if not self._is_admitting:
             raise ShuttingDownError
         self._check_sendable(request)
@@ -168,33 +169,33 @@ class GenerationService:
         self._port.perform(self._dispatcher.cancel(request_id, time.monotonic(), reason))
 
     def snapshot(self) -> Snapshot:
-        """Queue, workers with their credits, and totals, for metrics and status."""
+        """The queue, the workers with their credits, and the totals, for metrics and status."""
         return self._dispatcher.snapshot(time.monotonic())
 
     def signals(self) -> Signals:
-        """What a planner decides from."""
+        """The recent load and how well it was served: what a planner decides from."""
         return self._dispatcher.signals(time.monotonic(), self._router_id)
 
     def measured(self) -> tuple[RoleMeasured, ...]:
-        """Service times and sizes of each role's workers, of which a profile is made."""
+        """The service times and the sizes of each role's workers, from which a profile is made."""
         return self._dispatcher.measured()
 
     def explain(self, request_id: str) -> RequestRecord | None:
-        """The way of one of the last requests, by its id or one of its names: `record.lines()` tells it,
-        `record.decisions` has the placements."""
+        """The record of a recent request, by its id or by one of its names; None if there is none. `record.lines()` is
+        its story as text, `record.decisions` are its placements."""
         return self._dispatcher.record(request_id)
 
     def latest(self) -> Iterator[RequestRecord]:
-        """The requests that can be explained, the last one first."""
+        """The records of the requests that can be explained, newest request first."""
         return self._dispatcher.records()
 
     def drain_worker(self, name: str, next_role: Role | None = None, migrate: bool = True) -> bool:
-        """Empties a worker, which then exits or comes back as `next_role`. False if it is not connected."""
+        """Empties a worker, which then exits or comes back as `next_role`. Returns False if it is not connected."""
         return self._port.drain(name, next_role, migrate)
 
     def migrate(self, request_id: str, to: str | None = None) -> None:
-        """Moves a running request to another decode worker, or to that of the name `to`, once there is room. Unknown
-        ids and names are ignored."""
+        """Moves a running request to another decode worker (to the one named `to`, if given) once there is room.
+        Unknown ids and names are ignored."""
         self._port.migrate(request_id, to)
 
     def stop_admission(self) -> None:
@@ -225,9 +226,11 @@ class GenerationService:
                 self._idle.set()
 
     def _check_sendable(self, request: GenerateRequest) -> None:
-        """A value that cannot travel would cost a worker its connection, with everybody on it: refuse it here.
+        """Refuses a request with a value that cannot be encoded: sending it would cost a worker its connection, and
+        with it everybody's requests there.
 
-        The prompt is left out: bytes always travel, and one that is too long for a frame is too long for any worker.
+        The prompt is not checked: bytes can always be encoded, and a prompt too long for a frame is too long for any
+        worker. Raises InvalidRequestError.
         """
         sampling, salt, priority = request.sampling, request.cache_salt, request.priority
         without_prompt = EngineRequest(request.request_id, 0, b"", b"", sampling, salt, priority)
@@ -238,7 +241,7 @@ class GenerationService:
 
 
 def log_story(record: RequestRecord) -> None:
-    """What failed, and at level DEBUG everything, in the words that workers use of it."""
+    """Logs the failed attempts of a request and, at level DEBUG, its whole story, in the words that workers log too."""
     failures = [attempt for attempt in attempts_of(record) if attempt.failure]
     for attempt in failures:
         log.info("request %s attempt %d failed: %s", record.request_id, attempt.number, attempt.failure)

@@ -1,10 +1,12 @@
-"""A record's events as what lay between them: attempts, and the stages of each. Explanations and spans are made of it.
+"""Turns a record's events, which are moments, into what lay between them: attempts and the stages of each.
 
-queued      in the queue                                            until a place was found
-reserve     remote only: the decode worker makes room               until it has
-prefill     the prompt is computed                                  until the first token
-transfer    remote only: what of the pages is still on its way then until the decode worker goes on
-decode      the other tokens                                        until the end
+Explanations and spans are made from these. The stages:
+
+queued      in the queue                                        until the request was placed
+reserve     remote only: the decode worker reserves pages       until it has
+prefill     the prompt is computed                              until the first token
+transfer    remote only: the remaining pages are on their way   until the decode worker continues
+decode      the other tokens are generated                      until the end
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from slipstream.router.placement.decision import Decision
 
 StageName = Literal["queued", "reserve", "prefill", "transfer", "decode"]
 
-# `reserved` and `first_token` are moments: something else begins with them.
+# The stage that begins with each event. None begins with `reserved` or `first_token`: another event comes with them.
 STAGE_BEGUN_BY: dict[Phase, StageName] = {
     "queued": "queued",
     "placed": "reserve",
@@ -31,13 +33,14 @@ STAGE_BEGUN_BY: dict[Phase, StageName] = {
 }
 
 
-# An event, the one after it (None: there is none yet), and whether nothing is missing between them.
+# An event, the one after it (None: there is none yet), and whether the two are truly neighbours, with none left out.
 Begun = tuple[RequestEvent, RequestEvent | None, bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """`end_s` None: it goes on. `where` names the workers at work in it. Times are those of the record."""
+    """One stage of an attempt. `end_s` None: it is still going on. `where` names the workers involved. Times are in the
+    record's clock."""
 
     name: StageName
     begin_s: float
@@ -47,9 +50,9 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try, or what became of it after it had moved to another decode worker, `moved_to`. `decision` is where it ran
-    in the end, None if it never left the queue or moved. `failure` is why there had to be another one, or why there was
-    none; empty if it is under way or has done its work."""
+    """One attempt, or its continuation after a move to another decode worker, `moved_to`. `decision` is the placement
+    that it ran by; None if it never left the queue, or continues after a move. `failure` is why it failed; empty if it
+    is under way or succeeded."""
 
     number: int
     begin_s: float
@@ -61,9 +64,9 @@ class Attempt:
 
 
 def attempts_of(record: RequestRecord) -> list[Attempt]:
-    """All tries, in order. Where the record has left out events, so do they."""
+    """All attempts, in order. Where the record has left out events, stages and attempts are missing too."""
     events = record.events
-    # The event after a gap is not what ended the stage before it.
+    # The event after a gap is not the one that ended the stage before the gap.
     gap = MAX_EVENTS // 2 - 1 if record.num_events_left_out else None
     begun: list[Begun] = [(event, then, number != gap) for number, (event, then) in enumerate(pairwise(events))]
     if events and record.finish is None:
@@ -97,7 +100,7 @@ def _attempt(number: int, begun: Sequence[Begun], record: RequestRecord) -> Atte
 
 
 def place(decision: Decision | None, stage: StageName) -> str:
-    """Who has it in a stage."""
+    """The names of the workers that are involved in a stage."""
     if decision is None or stage == "queued":
         return ""
     decode = decision.decode.name

@@ -1,4 +1,4 @@
-"""What the router can say about itself: counts since it started, and how things stand now."""
+"""What the router reports about itself: counts since it started, and a snapshot of the present state."""
 
 from __future__ import annotations
 
@@ -25,14 +25,17 @@ Outcome = Literal["stop", "length", "abort"] | ErrorKind
 
 @dataclass(slots=True)
 class Totals:
-    """Counts since the router started. `rejections` never got in; `finishes` did and ended."""
+    """Counts since the router started. `rejections` counts requests that were refused, `finishes` those that were
+    admitted and have ended."""
 
     placements: Counter[PlacementReason] = field(default_factory=Counter)
     retries: Counter[RetryCause] = field(default_factory=Counter)
     rejections: Counter[ErrorKind] = field(default_factory=Counter)
     finishes: Counter[Outcome] = field(default_factory=Counter)
     num_placed: Counter[int] = field(default_factory=Counter)  # requests by priority class
-    wait_s: dict[int, float] = field(default_factory=dict)  # in all, from being queued to being placed first, by class
+    wait_s: dict[int, float] = field(
+        default_factory=dict
+    )  # by class: the sum of the waits from being queued to the first placement
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_transfers: int = 0
@@ -40,6 +43,7 @@ class Totals:
     transfer_s: float = 0.0
     migrations: Counter[MoveResult] = field(default_factory=Counter)
     migration_pauses: Pauses = field(default_factory=Pauses)
+    num_rebalanced: int = 0  # moves that were begun so that answers come faster
 
     def count_wait(self, priority: int, wait_s: float) -> None:
         self.num_placed[priority] += 1
@@ -55,7 +59,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A connected worker; `free_*` are its credits after everything sent or promised to it."""
+    """A connected worker; `free_*` are its credits minus everything that was sent or promised to it since."""
 
     peer: PeerId
     role: Role
@@ -71,9 +75,11 @@ class WorkerStatus:
     free_tokens: int
     stats: Stats | None
     version: str = ""  # of the model
-    num_known_blocks: int = 0  # pages that it holds in its prefix cache, as far as the router knows
-    predicted_s: tuple[tuple[str, float], ...] = ()  # by what: its next decode step, 1,000 prompt tokens, 100 pages
-    reality: float = 1.0  # its first tokens come so many times later than predicted
+    num_known_blocks: int = 0  # pages in its prefix cache, as far as the router knows
+    predicted_s: tuple[
+        tuple[str, float], ...
+    ] = ()  # predicted times by name: its next decode step, 1,000 prompt tokens, 100 pages
+    reality: float = 1.0  # by which factor its first tokens come later than predicted
 
     @classmethod
     def of(cls, worker: WorkerState, now: float, num_known_blocks: int) -> WorkerStatus:
@@ -105,7 +111,7 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`totals` is a copy: it does not move on."""
+    """The state at one moment. `totals` is a copy that no longer changes."""
 
     queue_depth: dict[int, int]  # by priority
     num_requests: int  # queued or running
@@ -115,7 +121,9 @@ class Snapshot:
     prefix_index: PrefixIndexStatus = field(default_factory=PrefixIndexStatus)
     output_forecasts: Calibration = field(default_factory=Calibration)
     versions: tuple[VersionStatus, ...] = ()
-    closed_links: tuple[tuple[str, str], ...] = ()  # pairs of hosts, or of workers of one, that pages do not cross now
+    closed_links: tuple[
+        tuple[str, str], ...
+    ] = ()  # pairs of hosts (or of workers on one host) that exchange no pages at present
 
     @property
     def num_waiting(self) -> int:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """The match that is complete first wins, the longest of those that end together; so the result does not depend
-    on how the text was cut into pieces.
+    """Of several matches the one that ends first wins, and the longest of those that end together, so the result does
+    not depend on how the text was cut into pieces.
 
-    `matched` is the stop string found, if any; afterwards nothing is released any more. The text before it is
-    released, the stop string itself only if `include`.
+    `matched` is the stop string that was found, if any; nothing is released after it. The text before it is released,
+    and the stop string itself only with `include`.
     """
 
     __slots__ = ("_held", "_include", "_stops", "matched")
@@ -24,11 +24,11 @@ class StopMatcher:
 
     @property
     def num_held(self) -> int:
-        """Characters that are held back."""
+        """How many characters are held back."""
         return len(self._held)
 
     def add(self, text: str) -> str:
-        """Take more text. Returns what is certain to come before any stop string."""
+        """Add text. Returns the text that is now certain to come before any stop string."""
         if self.matched is not None:
             return ""
         text = self._held + text
@@ -47,12 +47,12 @@ class StopMatcher:
         return text[:keep_from]
 
     def finish(self) -> str:
-        """The text has ended: what was held back did not become a stop string."""
+        """End the text. Returns what was held back, as it did not become a stop string."""
         held, self._held = self._held, ""
         return held
 
     def _possible_start(self, text: str) -> int:
-        """Where the longest end of `text` begins that is the beginning of a stop string."""
+        """The position of the longest suffix of `text` that is a prefix of a stop string."""
         earliest = len(text)
         for stop in self._stops:
             start = text.find(stop[0], max(0, len(text) - len(stop) + 1))

@@ -1,4 +1,4 @@
-"""Text to token ids, from a model directory in Hugging Face layout. Loads no `transformers`."""
+"""Tokenises text with the tokenizer of a model directory in Hugging Face layout, without importing `transformers`."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from slipstream.router.encoding import encode_unlocked
 from slipstream.router.word_cache import WordCache
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# Characters or tokens that are worked on where they are, about half a millisecond; more would hold up the streams of
-# others, and less would wait longer for a thread than for the work. `CACHED_SIZE` is for words that are looked up.
+# Up to so many characters or tokens are processed on the event loop, which takes about half a millisecond. More would
+# hold up other streams; for less, waiting for a thread would take longer than the work. `CACHED_SIZE` is the limit for
+# texts whose words are all looked up.
 INLINE_SIZE = 2048
 CACHED_SIZE = 8192
-MESSAGE_SIZE = 16  # what rendering a message takes beside its text
+MESSAGE_SIZE = 16  # what rendering a message costs besides its text, in characters
 
 T = TypeVar("T")
 
 
 class TextTooLongError(ValueError):
-    """The text cannot fit: it has at least `num_tokens` tokens."""
+    """The text is too long: it has at least `num_tokens` tokens."""
 
     def __init__(self, num_tokens: int) -> None:
         super().__init__(f"the prompt has at least {num_tokens} tokens")
@@ -38,7 +39,7 @@ class TextTooLongError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """What a model directory says about its tokenizer, as read from disk."""
+    """The files of a model directory that describe its tokenizer."""
 
     tokenizer_json: str
     config: dict[str, Any]
@@ -58,17 +59,18 @@ class TokenizerFiles:
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """A prompt as text; `disguised` are the messages it was made from, if something in them had to be hidden."""
+    """A prompt as text. `disguised` are the messages that it was made from, if control tokens in them were
+    disguised."""
 
     text: str
     disguised: DisguisedMessages | None
 
 
 class Tokenizer:
-    """`vocab_size` is the model's (ids below it are valid), which may be padded beyond the tokenizer's.
+    """`vocab_size` is the model's, which may be padded beyond the tokenizer's; ids below it are valid.
 
-    Short texts are tokenised where they are; long ones in `encode_pool`, which the caller owns. Token ids come packed,
-    as they travel.
+    Short texts are tokenised on the event loop, long ones in `encode_pool`, which the caller owns. Token ids are
+    returned packed, in the form in which they are sent to workers.
     """
 
     def __init__(self, files: TokenizerFiles, encode_pool: ThreadPoolExecutor) -> None:
@@ -91,23 +93,24 @@ class Tokenizer:
         return cls(TokenizerFiles.read(Path(directory)), encode_pool)
 
     async def encode(self, texts: Sequence[str], max_tokens: int) -> list[bytes]:
-        """Raw prompts: control tokens in them count as such, and a start token goes before each if the model wants one.
+        """Encodes raw prompts: control tokens in them count as such, and each gets a start token if the model wants
+        one.
 
-        Raises TextTooLongError, without tokenising, if one of them certainly has more than `max_tokens` tokens.
+        Raises TextTooLongError, without tokenising, if a prompt certainly has more than `max_tokens` tokens.
         """
         for text in texts:
             self._check_length(text, max_tokens)
         return await self._run(sum(map(len, texts)), lambda: [self._encode_raw(text) for text in texts])
 
     async def encode_chat(self, messages: list[Message], max_tokens: int) -> bytes:
-        """A conversation, through the chat template. Control tokens that appear inside messages are plain text, so
-        that nobody can forge a turn of somebody else.
+        """Encodes a conversation with the chat template. Control tokens inside messages are treated as plain text, so
+        that nobody can forge somebody else's turn.
 
         Raises ChatTemplateError, ControlTokenError, TextTooLongError.
         """
         template = self.chat_template
         assert template is not None, "the model has no chat template"
-        # Roles and names count too: rendering thousands of empty messages takes its time as well.
+        # Roles and names count too, and so does each message: rendering thousands of empty ones takes time as well.
         size = MESSAGE_SIZE * len(messages) + sum([len(text) for message in messages for text in message.values()])
         if size > CACHED_SIZE:
             return await self._run(size, lambda: self._encode_chat(self._render(template, messages), max_tokens))
@@ -120,7 +123,7 @@ class Tokenizer:
         return await self._run(size, lambda: self._encode_chat(rendered, max_tokens))
 
     async def decode(self, prompts: Sequence[list[int]]) -> list[str]:
-        """The whole text of each prompt without control tokens."""
+        """The text of each prompt, without control tokens."""
 
         def decode_all() -> list[str]:
             return list(self._tokenizer.decode_batch(prompts, skip_special_tokens=True))
@@ -128,7 +131,7 @@ class Tokenizer:
         return await self._run(sum(map(len, prompts)), decode_all)
 
     async def _run(self, size: int, work: Callable[[], T]) -> T:
-        """Do work on `size` characters or tokens in all, in the pool if it would take long."""
+        """Does work on `size` characters or tokens in all, in the pool if it would take long."""
         if size <= INLINE_SIZE:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
@@ -166,7 +169,7 @@ def load_tokenizer(tokenizer_json: str) -> tokenizers.Tokenizer:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in `path`, empty if there is no such file. Raises ValueError."""
+    """The JSON object in `path`; empty if there is no such file. Raises ValueError if it is anything else."""
     if not path.is_file():
         return {}
     try:
@@ -179,7 +182,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def find_chat_template(directory: Path, config: dict[str, Any]) -> str | None:
-    """From its own file, or from tokenizer_config.json: one string, or a list of named ones with a default."""
+    """The chat template, from its own file or from tokenizer_config.json (one string, or a list of named ones with a
+    default); None if there is none."""
     path = directory / "chat_template.jinja"
     if path.is_file():
         return path.read_text("utf-8")
@@ -190,6 +194,6 @@ def find_chat_template(directory: Path, config: dict[str, Any]) -> str | None:
 
 
 def token_text(token: Any) -> str | None:
-    """A named token is written as a string or as an object with `content`."""
+    """The text of a named token, which is written as a string or as an object with `content`."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else None

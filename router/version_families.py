@@ -1,4 +1,4 @@
-"""Versions of the model, for Prometheus."""
+"""Prometheus metrics of the versions of the model."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from slipstream.router.version_status import VersionCounts, VersionStatus
 
-MAX_VERSIONS = 8  # the latest; a time series for each that there ever was would be too many
+MAX_VERSIONS = 8  # only the latest versions are shown, as a time series for each one ever served would be too many
 OTHERS = "(others)"
 
 
 def version_families(versions: Sequence[VersionStatus]) -> Iterator[Metric]:
-    """By version. `outcome` is the finish reason or what kind of error it was."""
+    """The metrics of each version. `outcome` is the finish reason or the kind of error."""
     workers = GaugeMetricFamily(
         "slipstream:version_workers", "Connected workers that take new work.", labels=["version", "role"]
     )
@@ -39,7 +39,7 @@ def version_families(versions: Sequence[VersionStatus]) -> Iterator[Metric]:
 
 
 def shown_counts(versions: Sequence[VersionStatus]) -> dict[str, VersionCounts]:
-    """Those of the latest versions by name, of all others together."""
+    """The counts of the latest versions by name, and of all others summed up."""
     counts: dict[str, VersionCounts] = {}
     for number, version in enumerate(reversed(versions)):
         into = counts.setdefault(version.name if number < MAX_VERSIONS else OTHERS, VersionCounts())

@@ -1,4 +1,4 @@
-"""The work queue, a lane for each version of the model: a version without room holds up nobody of another one."""
+"""The work queue with one lane per version of the model, so that a version without room holds up no other version."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ MAX_EMPTY_LANES = 8
 
 
 class VersionLanes:
-    """`WorkQueue`s by version, and what is asked of all of them together. A tenant's share is its share of a lane: what
-    it has been given of one version takes nothing from others of another one."""
+    """One `WorkQueue` per version, and the queries about all of them together. Tenants share each lane separately: what
+    a tenant was given of one version does not count against it on another."""
 
     def __init__(self, ageing_s: float, default_ttft_s: float) -> None:
         self._ageing_s = ageing_s
         self._default_ttft_s = default_ttft_s
         self._lanes: dict[str, WorkQueue] = {}
-        self.waiting: dict[str, str] = {}  # who waits, by request id, and for which version
+        self.waiting: dict[str, str] = {}  # the version that each waiting request waits for, by request id
 
     def set_default_ttft(self, seconds: float) -> None:
-        """As in `WorkQueue`."""
+        """See `WorkQueue.set_default_ttft`."""
         self._default_ttft_s = seconds
         for lane in self._lanes.values():
             lane.set_default_ttft(seconds)
@@ -34,7 +34,7 @@ class VersionLanes:
         return request_id in self.waiting
 
     def __iter__(self) -> Iterator[tuple[str, WorkQueue]]:
-        """Versions that have somebody waiting, as it is now."""
+        """The versions that have requests waiting, with their lanes; a copy, so lanes may change meanwhile."""
         return iter([(version, lane) for version, lane in self._lanes.items() if lane])
 
     @property
@@ -53,14 +53,14 @@ class VersionLanes:
 
     @property
     def num_waiting(self) -> dict[str, int]:
-        """By version."""
+        """How many requests wait for each version."""
         return {version: len(lane) for version, lane in self._lanes.items() if lane}
 
     def num_waiting_of(self, tenant: str) -> int:
         return sum(lane.num_waiting_of(tenant) for lane in self._lanes.values())
 
     def num_before(self, tenant: str, priority: int) -> int:
-        """As in `WorkQueue`; whatever the version, because the pace of placements is that of all of them."""
+        """See `WorkQueue.num_before`; summed over all versions, because the pace of placements is that of all."""
         return sum(lane.num_before(tenant, priority) for lane in self._lanes.values())
 
     def push(self, state: RequestState, late_s: float = 0.0) -> None:
@@ -83,7 +83,8 @@ class VersionLanes:
             lane.settle(state, num_tokens)
 
     def move(self, state: RequestState, version: str) -> None:
-        """A waiting request changes its version. Who has been on a worker goes before everybody of its class there."""
+        """Moves a waiting request to another version's lane. If it has been on a worker before, it goes ahead of all
+        others of its class there."""
         self.remove(state.request_id)
         state.adopt(version)
         if state.attempt:

@@ -1,4 +1,4 @@
-"""What is counted of each version of the model, and how it stands."""
+"""The counts and the state of each version of the model."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class VersionCounts:
-    """Of one version since the router started. `ttft_s` sums the seconds from being queued to the first token, of the
-    `num_first_tokens` requests that had one; `ends` counts outcomes. Both go to the version that the request ended on.
+    """The counts of one version since the router started. `ttft_s` is the sum of the times to first token of the
+    `num_first_tokens` requests that had one; `ends` counts outcomes. Both are counted for the version that the request
+    ended on.
     """
 
-    num_requests: int = 0  # that were given this version when they were admitted
-    num_moved_in: int = 0  # that began on another one
-    num_failed_attempts: int = 0  # that the version may be to blame for
+    num_requests: int = 0  # requests that were given this version at admission
+    num_moved_in: int = 0  # requests that came from another version
+    num_failed_attempts: int = 0  # failures that the version may be to blame for
     num_first_tokens: int = 0
     ttft_s: float = 0.0
     ends: Counter[str] = field(default_factory=Counter)
@@ -22,7 +23,8 @@ class VersionCounts:
 
 @dataclass(frozen=True, slots=True)
 class VersionStatus:
-    """`weight` None: there is no split. `is_live`: a decode worker of it takes new work."""
+    """The state of one version. `weight` is its share in the split; None: there is no split. `is_live`: one of its
+    decode workers takes new work."""
 
     name: str
     weight: float | None

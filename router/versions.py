@@ -1,14 +1,14 @@
-"""Which version of the model a request gets. Sans-IO.
+"""Decides which version of the model a request gets. Sans-IO.
 
-    admitted --the client names one--> that one
-             --a further choice of an answer--> that of its first choice
-             --its conversation has one that is still wanted--> that one
-             --otherwise--> smooth weighted choice between those that can take it
+    admitted --the client names a version---------------------------> that one
+             --it is a further choice of an answer------------------> that of the first choice
+             --its conversation has a version that is still wanted--> that one
+             --otherwise--------------------------------------------> smooth weighted choice of those that can take it
 
-A version is *live* while a decode worker of it takes new work, and *wanted* while the split gives it a share; without a
-split all live ones share by the sequences that their decode workers can hold, which is what a rolling update needs. A
-request keeps its version: KV, prefixes and retries never cross. It changes only where its version will not serve it
-(`Versions.next_version`), and then its prompt and tokens so far are computed anew.
+A version is *live* while one of its decode workers takes new work, and *wanted* while the split gives it a share.
+Without a split, all live versions share in proportion to the sequences that their decode workers can hold, which is
+what a rolling update needs. A request keeps its version, because KV and prefixes never cross versions. It changes only
+if its version will not serve it (`Versions.next_version`), and then its prompt and tokens so far are computed again.
 """
 
 from __future__ import annotations
@@ -26,29 +26,30 @@ from slipstream.router.status import RetryCause
 from slipstream.router.version_status import VersionCounts, VersionStatus
 
 MAX_SESSIONS = 65_536
-MAX_VERSIONS_COUNTED = 64  # the counts of the oldest go first
+MAX_VERSIONS_COUNTED = 64  # beyond these, the counts of the oldest versions are dropped
 # Failures that may be the version's own fault, as opposed to a process that died or had no room.
 ITS_OWN_FAULT: frozenset[RetryCause] = frozenset({"worker_failed", "bad_output"})
-# A request that has tokens leaves a version only after so many failed attempts: its text would not go on the same.
+# A request that has tokens leaves its version only after so many failed attempts, because another version would
+# continue the text differently.
 FAILURES_WITH_TOKENS = 2
 
 
 class Versions:
-    """The split between versions, and who has which. Times are the dispatcher's."""
+    """The split between versions, and what is known about each of them. Times are those of the dispatcher's clock."""
 
     def __init__(self, config: VersionsConfig, roster: Roster) -> None:
         self._config = config
         self._roster = roster
         self._split: dict[str, float] | None = None
-        self._debts: dict[str, float] = {}  # of the smooth choice: who has the most is next
+        self._debts: dict[str, float] = {}  # for the smooth weighted choice: the version with the highest debt is next
         self._sessions: OrderedDict[tuple[str, str], str] = OrderedDict()
-        self._lost_s: dict[str, float] = {}  # when a version lost its last decode worker, which may come back
-        self._ended: set[str] = set()  # whose decode workers were sent away, or have been away for `wait_s`
+        self._lost_s: dict[str, float] = {}  # when a version lost its last decode worker, if that may come back
+        self._ended: set[str] = set()  # versions whose decode workers were sent away, or have been gone for `wait_s`
         self.counts: OrderedDict[str, VersionCounts] = OrderedDict()
         if config.split is not None:
             self.set_split(config.split)
 
-    # ---- what is known
+    # ---- state
 
     @property
     def split(self) -> dict[str, float] | None:
@@ -60,7 +61,7 @@ class Versions:
         return tuple(self._roster.decode_slots)
 
     def is_known(self, version: str) -> bool:
-        """It is live, or may soon be again."""
+        """Whether a version is live, or may soon be live again."""
         return version in self._roster.decode_slots or version in self._lost_s
 
     def counts_of(self, version: str) -> VersionCounts:
@@ -72,15 +73,16 @@ class Versions:
         return counts
 
     def set_split(self, split: Mapping[str, float] | None) -> None:
-        """Shares by version, of any sum; None: by the size of their pools. Versions that nobody serves yet may be
-        named. Raises ValueError, and then nothing has changed."""
+        """Sets the shares by version, in any unit; None: in proportion to the size of their pools. Versions that nobody
+        serves yet may be named. Raises ValueError if the split makes no sense; then nothing has changed."""
         if split is not None:
             check_split(split)
         self._split = dict(split) if split is not None else None
         self._debts.clear()
 
     def roster_changed(self, now: float, sent_away: str | None = None) -> None:
-        """A worker came or went; one of the version `sent_away` is not expected back."""
+        """A worker came or went. If one was sent away on purpose, `sent_away` is its version: it is not expected
+        back."""
         live = self._roster.decode_slots
         for version in live:
             self._lost_s.pop(version, None)
@@ -95,8 +97,8 @@ class Versions:
             self._ended.add(sent_away)
 
     def next_deadline(self) -> float | None:
-        """When the patience with a version without workers is over."""
-        if not self._lost_s or not self._roster.decode_slots:  # there is nowhere else to go
+        """When the next version without workers will have been waited for long enough."""
+        if not self._lost_s or not self._roster.decode_slots:  # no other version could take its requests
             return None
         return min(self._lost_s.values()) + self._config.wait_s
 
@@ -106,19 +108,21 @@ class Versions:
                 del self._lost_s[version]
                 self._ended.add(version)
 
-    # ---- what a request gets
+    # ---- choices for a request
 
     def choose(self, state: RequestState, first_choice: str | None) -> str:
-        """The version of a request that is being admitted, "" where no decode worker is there. `first_choice` is that
-        of the first choice of the same answer."""
+        """The version for a request that is being admitted; "" while there is no decode worker. `first_choice` is the
+        version of the first choice of the same answer."""
         request = state.request
         if request.version:
             chosen = request.version
         elif request.resumed is not None and request.resumed.output_ids:
-            chosen = request.resumed.version  # whether it comes back or not
+            chosen = request.resumed.version  # even if that version never comes back
         elif first_choice is not None:
             chosen = first_choice
-        elif len(self._roster.decode_slots) == 1:  # that holds the request, or it would not have been admitted
+        elif (
+            len(self._roster.decode_slots) == 1
+        ):  # it can hold the request, which would not have been admitted otherwise
             chosen = next(iter(self._roster.decode_slots))
         else:
             chosen = self._of_session(state) or self._next(self._candidates(state))
@@ -128,10 +132,11 @@ class Versions:
         return chosen
 
     def next_version(self, state: RequestState) -> str | None:
-        """Where a waiting request had better go: its version will not serve it, or not soon. None: it stays.
+        """The version that a waiting request should change to, because its own will not serve it, or not soon. None: it
+        stays.
 
-        What the client has seen nothing of moves at once; a request with tokens only where nobody of its version is
-        left and nobody is expected back."""
+        A request without tokens changes at once. One with tokens changes only if no worker of its version is left and
+        none is expected back."""
         version = state.version
         if state.request.version:
             return None
@@ -144,17 +149,18 @@ class Versions:
         return self._next(others) if others else None
 
     def serves(self, version: str) -> bool:
-        """Nobody has to leave it."""
+        """Whether the version serves all its requests, so that none of them has to leave it."""
         return version in self._roster.decode_slots and self._is_wanted(version)
 
     def is_refused(self, state: RequestState) -> bool:
-        """The version that the client has asked for, or that the request may not leave, is not coming back."""
+        """Whether the request can no longer be served: the version that its client asked for, or that it may not leave,
+        is not coming back."""
         is_bound = bool(state.request.version) or (len(state.output) > 0 and not self._config.continue_across)
         return is_bound and state.version in self._ended and bool(self._roster.decode_slots)
 
     def after_failure(self, state: RequestState, cause: RetryCause) -> str | None:
-        """Where the next attempt goes if its version may be at fault: to one with as large a share or, after a second
-        failure, to any. None: it stays."""
+        """The version for the next attempt, if the present one may be at fault for the failure: one with at least as
+        large a share or, after a second failure, any other. None: the request stays."""
         if cause not in ITS_OWN_FAULT:
             return None
         self.counts_of(state.version).num_failed_attempts += 1
@@ -184,7 +190,7 @@ class Versions:
         self._note_session(state, version)
 
     def status(self, num_waiting: Mapping[str, int]) -> tuple[VersionStatus, ...]:
-        """All that are live, wanted or still counted."""
+        """The status of all versions that are live, wanted or still counted."""
         names = dict.fromkeys((*self.counts, *(self._split or ())))
         return tuple(
             VersionStatus(
@@ -194,12 +200,14 @@ class Versions:
                 len(self._roster.workers_of("prefill", name)),
                 len(self._roster.workers_of("decode", name)),
                 num_waiting.get(name, 0),
-                deepcopy(self.counts.get(name, VersionCounts())),  # to be asked about makes no version known
+                deepcopy(
+                    self.counts.get(name, VersionCounts())
+                ),  # `get`, because asking about a version must not add it
             )
             for name in names
         )
 
-    # ---- inside
+    # ---- helpers
 
     def _is_over(self, version: str) -> bool:
         return self._config.continue_across and (version in self._ended or not self._is_wanted(version))
@@ -208,19 +216,19 @@ class Versions:
         return self._split is None or self._split.get(version, 0.0) > 0 or not self._wanted_live()
 
     def _wanted_live(self) -> dict[str, float]:
-        """Live versions that have a share, with it."""
+        """The live versions that have a share, with that share."""
         slots = self._roster.decode_slots
         if self._split is None:
             return dict(slots)
         return {version: weight for version, weight in self._split.items() if weight > 0 and version in slots}
 
     def _candidates(self, state: RequestState) -> dict[str, float]:
-        """Weights of those that could hold the request. If nobody wanted can, anybody live may."""
+        """The weights of the wanted versions that could hold the request; if there are none, of any live ones."""
         num_tokens = state.num_tokens
         return self._able(num_tokens, self._wanted_live()) or self._able(num_tokens, self._roster.decode_slots)
 
     def _able(self, num_tokens: int, weights: Mapping[str, float]) -> dict[str, float]:
-        """Those with a decode worker that could hold so many tokens."""
+        """Those of `weights` with a decode worker that could hold so many tokens."""
         return {
             version: weight
             for version, weight in weights.items()
@@ -228,8 +236,8 @@ class Versions:
         }
 
     def _next(self, weights: Mapping[str, float]) -> str:
-        """Smooth weighted round robin, as nginx does it: of any run of choices each version has its share, within one
-        choice, and nobody gets several in a row for nothing."""
+        """Smooth weighted round robin, as in nginx: in any series of choices, each version's number is within one of
+        its share, and choices of the same version are spread out."""
         if len(weights) < 2:
             return next(iter(weights), "")
         debts, total = self._debts, sum(weights.values())
@@ -240,7 +248,7 @@ class Versions:
         return chosen
 
     def _of_session(self, state: RequestState) -> str:
-        """The version of its conversation, if that can go on there."""
+        """The version of the request's conversation, if it can continue there."""
         request = state.request
         version = self._sessions.get((request.tenant, request.session), "") if request.session else ""
         return version if version and version in self._candidates(state) else ""
