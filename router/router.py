@@ -109,16 +109,14 @@ class Router:
             allow_all_files()
             estate = None
             if self._keeper is not None:
-                estate = await loop.run_in_executor(pool, Estate.of_keeper, self._keeper)
+                estate = await loop.run_in_executor(pool, Estate.of_keeper, self._keeper, 0, self._config.fronts)
             if estate is not None and estate.listening and self._model_positions is not None:
                 # Accept the previous router's clients even before it is known which workers will come.
                 self._service.expect_max_model_len(self._model_positions)
             self._server = self._serving(front, access, estate)
             await self._service.start(estate)
             cleanup.push_async_callback(self._service.close)
-            cleanup.push_async_callback(
-                self._server.stop
-            )  # registered first, for the case that only some of the fronts start
+            cleanup.push_async_callback(self._server.stop)  # before `start`, which may fail after some of the fronts
             http_port = await self._server.start()
             admin_at = None
             if admin.port is not None:

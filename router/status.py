@@ -33,9 +33,7 @@ class Totals:
     rejections: Counter[ErrorKind] = field(default_factory=Counter)
     finishes: Counter[Outcome] = field(default_factory=Counter)
     num_placed: Counter[int] = field(default_factory=Counter)  # requests by priority class
-    wait_s: dict[int, float] = field(
-        default_factory=dict
-    )  # by class: the sum of the waits from being queued to the first placement
+    wait_s: dict[int, float] = field(default_factory=dict)  # by class: seconds in all until the first placement
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_transfers: int = 0
@@ -76,9 +74,7 @@ class WorkerStatus:
     stats: Stats | None
     version: str = ""  # of the model
     num_known_blocks: int = 0  # pages in its prefix cache, as far as the router knows
-    predicted_s: tuple[
-        tuple[str, float], ...
-    ] = ()  # predicted times by name: its next decode step, 1,000 prompt tokens, 100 pages
+    predicted_s: tuple[tuple[str, float], ...] = ()  # for its next decode step, 1,000 prompt tokens, and 100 pages
     reality: float = 1.0  # by which factor its first tokens come later than predicted
 
     @classmethod
@@ -121,9 +117,7 @@ class Snapshot:
     prefix_index: PrefixIndexStatus = field(default_factory=PrefixIndexStatus)
     output_forecasts: Calibration = field(default_factory=Calibration)
     versions: tuple[VersionStatus, ...] = ()
-    closed_links: tuple[
-        tuple[str, str], ...
-    ] = ()  # pairs of hosts (or of workers on one host) that exchange no pages at present
+    closed_links: tuple[tuple[str, str], ...] = ()  # pairs of hosts (or workers of one) that exchange no pages now
 
     @property
     def num_waiting(self) -> int:
