@@ -62,6 +62,8 @@ class FrontPool:
     async def start(self) -> int:
         """Returns the port when all fronts listen on it. Raises OSError if it cannot be had or a front cannot serve."""
         http = self._setup.config.http
+        if self._estate is not None:
+            self._estate.attend()
         inherited = self._estate.listening if self._estate is not None else []
         self._reserved = inherited[0] if inherited else reserve_port(http.host, http.port)
         if self._estate is not None and not inherited:

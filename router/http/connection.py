@@ -267,8 +267,8 @@ class HttpConnection(asyncio.Protocol):
             else:
                 self._close()
         else:
-            if self._journal is not None and not self._pending and self._reader.state == "idle":
-                self._journal.rest()
+            if not self._pending and self._reader.state == "idle":
+                self._rest()
             self._advance()
 
     def _refuse(self, error: HttpError) -> None:
@@ -277,6 +277,22 @@ class HttpConnection(asyncio.Protocol):
         self._close_after_input()
 
     # ---- what outlives this process
+
+    def _rest(self) -> None:
+        """Between two requests. A connection that could not be kept before, or that the keeper has lost, may be now."""
+        estate = self._owner.estate
+        if estate is None or self._is_tls:
+            return
+        if self._journal is not None:
+            self._journal.rest()
+        if (self._kept is not None and estate.has(self._kept.number)) or self._transport.get_write_buffer_size():
+            return
+        self._forget()
+        try:
+            self._kept = estate.keep_from_now_on(self._transport.get_extra_info("socket"))
+        except OSError:
+            return  # the connection is broken, which the transport will tell
+        self._journal = self._kept.journal if self._kept is not None else None
 
     def _forget(self) -> None:
         kept, self._kept, self._journal = self._kept, None, None
@@ -294,7 +310,7 @@ class HttpConnection(asyncio.Protocol):
         if inherited.unsent:
             self._transport.write(inherited.unsent)
         if journal.phase == Phase.CLOSING:
-            self._close()
+            self._close_after_input()
             return
         if journal.phase == Phase.ENDED:
             journal.rest()

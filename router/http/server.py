@@ -93,6 +93,7 @@ class HttpServer:
         host, port = self._config.host, self._config.port
         try:
             if self.estate is not None:
+                self.estate.attend()
                 sockets = await self._listen_with(self.estate)
             else:
                 sockets = await self._listen(host=host, port=port, reuse_port=self._shares_port)

@@ -115,6 +115,11 @@ class Journal:
 
     # ---- what happens on the connection
 
+    def begin_at(self, in_bytes: int, out_bytes: int) -> None:
+        """So many have come and gone before anything is noted."""
+        self.in_bytes, self._out = in_bytes, out_bytes
+        self.commit()
+
     def received(self, data: bytes) -> None:
         """The client has sent something."""
         self.in_bytes += len(data)

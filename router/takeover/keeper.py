@@ -1,47 +1,31 @@
 """Holds a router's listening sockets and client connections, so that they outlive it: the next router gets them.
 
 It lives in another process on the same host, the cluster's driver, as threads that nearly always sleep. A router
-hands over what it has by its file descriptors, over a Unix socket (SOCK_SEQPACKET, SCM_RIGHTS):
-
-    router -> keeper   HELLO                       with the number of its place: each of several fronts has its own
-    keeper -> router   (LISTENING | WORKERS | CONNECTION)* READY
-    router -> keeper   LISTENING, WORKERS, CONNECTION, FORGET, FAREWELL        with a number that the router gives
+hands over what it has by its file descriptors (`messages`).
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import socket
 import struct
 import tempfile
 import threading
-from contextlib import suppress
-from enum import IntEnum
+import time
+from collections.abc import Iterable
+from contextlib import closing, suppress
 from pathlib import Path
 
 from slipstream.router.open_files import allow_all_files
+from slipstream.router.takeover.messages import GREETING, PATIENCE_S, Kind
+from slipstream.router.takeover.place import Holder, Place
 
 log = logging.getLogger(__name__)
 
-MESSAGE = struct.Struct("<BxxxxxxxQ")  # kind, number
-MAX_FDS = 2  # in a message
 SPARE_FILES = 256  # of those that this process may have open, for everything else that it does
 OUT_OF_FILES_PAUSE_S = 0.5
-PATIENCE_S = 10.0  # of both sides with each other, till all that is kept has been handed over
-
-
-class Kind(IntEnum):
-    """Of a message."""
-
-    LISTENING = 1  # for clients, with the socket
-    CONNECTION = 2  # with the socket and its journal
-    READY = 3  # that was all
-    FORGET = 4
-    FAREWELL = 5  # the router ends in order: nobody comes after it
-    HELLO = 6
-    WORKERS = 7  # the socket that listens for workers
+LEAVING_S = 3.0  # that a router may take to go while the next one waits; fronts with TLS say a last word
 
 
 class Keeper:
@@ -55,8 +39,9 @@ class Keeper:
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="slipstream-keeper-"))
         self._places: dict[int, Place] = {}
+        self._num_fronts = 0  # of the latest router, if it has told
         self._links: set[socket.socket] = set()
-        self._lock = threading.Lock()  # of the two above
+        self._lock = threading.Lock()  # of the three above
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -74,6 +59,13 @@ class Keeper:
     def path(self) -> Path:
         """Where a router of this host finds it; nobody but its user can open it."""
         return self._folder / "keeper.sock"
+
+    def let_go(self) -> None:
+        """The next router begins with nothing, perhaps on another host: clients of the one before hear that it is
+        gone. Waits till it is."""
+        with self._lock:
+            places = list(self._places.values())
+        self._empty(places)
 
     def close(self) -> None:
         """Lets go of everything. Idempotent."""
@@ -117,14 +109,23 @@ class Keeper:
         """Until the router is gone."""
         try:
             link.settimeout(PATIENCE_S)
-            kind, number = MESSAGE.unpack(link.recv(MESSAGE.size))
-            if kind != Kind.HELLO:
+            kind, num_fronts, number = GREETING.unpack(link.recv(GREETING.size))
+            if kind not in (Kind.HELLO, Kind.AGAIN):
                 raise ValueError(f"the first message is of kind {kind}")
-            with self._lock:
-                place = self._places.setdefault(number, Place(self._most_files))
-            with place.lock:
-                place.hand_over(link)
-                place.serve(link)
+            with closing(Holder(link)) as router:
+                if kind == Kind.HELLO and num_fronts:
+                    self._fit(num_fronts)
+                with self._lock:
+                    place = self._places.setdefault(number, Place(self._most_files))
+                if kind == Kind.HELLO:
+                    place.take(router, time.monotonic() + LEAVING_S)
+                else:
+                    place.take_again(router)
+                try:
+                    place.hand_over(link, has_them=kind == Kind.AGAIN)
+                    place.serve(link)
+                finally:
+                    place.leave()
         except (OSError, ValueError, struct.error) as error:
             log.warning("the router's connection for what outlives it broke: %s", error)
         finally:
@@ -132,62 +133,22 @@ class Keeper:
                 self._links.discard(link)
             link.close()
 
-
-class Place:
-    """What one router has, and after it the next one. `lock` is held by whoever serves one of them. Connections are
-    kept as long as no more than `most_files` are open in this process."""
-
-    def __init__(self, most_files: int) -> None:
-        self.lock = threading.Lock()
-        self._most_files = most_files
-        self._is_full = False
-        self._kept: dict[int, tuple[Kind, list[int]]] = {}
-
-    def hand_over(self, link: socket.socket) -> None:
-        """Tells a router what there is. Raises OSError where that fails; then nothing is there any more: the ports must
-        be free for a router that begins with nothing."""
-        try:
-            for number, (kind, fds) in self._kept.items():
-                socket.send_fds(link, [MESSAGE.pack(kind, number)], fds)
-            link.send(MESSAGE.pack(Kind.READY, max(self._kept, default=0)))
-        except OSError:
-            self.forget_all()
-            raise
-
-    def serve(self, link: socket.socket) -> None:
-        """Takes what a router has, until it is gone. Raises OSError, ValueError."""
-        link.settimeout(None)
-        while True:
-            message, fds, _, _ = socket.recv_fds(link, MESSAGE.size, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
-            if not message:
+    def _fit(self, num_fronts: int) -> None:
+        """A router has come with so many fronts. Nobody goes on with what others left than it has; one process and
+        several fronts listen in different ways, and begin anew. Raises ValueError."""
+        with self._lock:
+            before, self._num_fronts = self._num_fronts, num_fronts
+            if before in (0, num_fronts):
                 return
-            self._take(message, list(fds))
+            begins_anew = 1 in (before, num_fronts)
+            places = [place for number, place in self._places.items() if begins_anew or number > num_fronts]
+        log.info("the router had %d fronts, and has %d: clients that nobody can go on with end", before, num_fronts)
+        self._empty(places, but=frozenset({Kind.WORKERS}))
 
-    def _take(self, message: bytes, fds: list[int]) -> None:
-        kind, number = MESSAGE.unpack(message)
-        if kind in (Kind.LISTENING, Kind.WORKERS, Kind.CONNECTION):
-            # Where descriptors have no room the system delivers fewer. Each gets the lowest number that is free.
-            if len(fds) == (2 if kind == Kind.CONNECTION else 1) and max(fds) < self._most_files:
-                self._kept[number] = (Kind(kind), fds)
-                self._is_full = False
-            else:
-                close_all(fds)
-                if not self._is_full:
-                    log.warning("too many files are open here: further clients end with their router")
-                self._is_full = True
-            return
-        close_all(fds)
-        if kind == Kind.FORGET:
-            close_all(self._kept.pop(number, (kind, []))[1])
-        elif kind == Kind.FAREWELL:
-            self.forget_all()
-
-    def forget_all(self) -> None:
-        for _, fds in self._kept.values():
-            close_all(fds)
-        self._kept.clear()
-
-
-def close_all(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)
+    def _empty(self, places: Iterable[Place], but: frozenset[Kind] = frozenset()) -> None:
+        """Raises ValueError."""
+        until_s = time.monotonic() + LEAVING_S
+        for place in places:
+            place.take(None, until_s)
+            place.forget_all(but)
+            place.leave()

@@ -12,6 +12,8 @@ import struct
 import termios
 from typing import NamedTuple
 
+PEER_ENDED = frozenset({6, 7, 8, 9, 11})  # TIME_WAIT, CLOSE, CLOSE_WAIT, LAST_ACK, CLOSING: first byte of tcp_info
+WE_ENDED = frozenset({4, 5, 6, 7, 9, 11})  # with FIN_WAIT1 and FIN_WAIT2
 ACKED_AND_RECEIVED = struct.Struct("=QQ")  # tcpi_bytes_acked, tcpi_bytes_received
 ACKED_OFFSET = 120
 TCP_INFO_BYTES = 256
@@ -19,19 +21,34 @@ COUNT = struct.Struct("=i")
 
 
 class SocketBytes(NamedTuple):
-    """`num_read` counts the end of the peer's sending, if that has come, as one."""
+    """`has_peer_ended`: no more will come than is there."""
 
     num_written: int
     num_read: int
+    has_peer_ended: bool
+
+
+NO_BYTES = SocketBytes(0, 0, False)
 
 
 def socket_bytes(sock: socket.socket) -> SocketBytes:
-    """Raises OSError where the system does not tell."""
-    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+    """Of a connection that nobody reads from or writes to meanwhile. Raises OSError where the system does not tell."""
+    before = None
+    while True:
+        waiting = _count(sock, termios.TIOCOUTQ), _count(sock, termios.FIONREAD)
+        if waiting == before:
+            break
+        before = waiting  # the peer may take and send something between two questions
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
     if len(info) < ACKED_OFFSET + ACKED_AND_RECEIVED.size:
         raise OSError("this kernel does not count the bytes of a connection")
     num_acked, num_received = ACKED_AND_RECEIVED.unpack_from(info, ACKED_OFFSET)
-    return SocketBytes(num_acked + _count(sock, termios.TIOCOUTQ), num_received - _count(sock, termios.FIONREAD))
+    num_unacked, num_unread = waiting
+    has_peer_ended, have_we_ended = info[0] in PEER_ENDED, info[0] in WE_ENDED
+    # The end of what one side sends counts as a byte.
+    return SocketBytes(
+        num_acked + num_unacked - have_we_ended, num_received - num_unread - has_peer_ended, has_peer_ended
+    )
 
 
 def _count(sock: socket.socket, request: int) -> int:

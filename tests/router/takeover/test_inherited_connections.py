@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterator
 
 import pytest
 
 from slipstream.router.config import HttpConfig
 from slipstream.router.http.errors import HttpError
-from slipstream.router.http.exchange import Exchange
+from slipstream.router.http.exchange import Exchange, Handler
 from slipstream.router.http.reader import STRANGERS_BODY_BYTES, CheckCaller, Request
 from slipstream.router.http.server import HttpServer
 from slipstream.router.takeover.estate import Estate
@@ -43,7 +44,7 @@ class Streaming:
             self.ended.set()
 
 
-async def serve(keeper: Keeper, handler: Streaming, check_caller: CheckCaller | None = None) -> tuple[HttpServer, int]:
+async def serve(keeper: Keeper, handler: Handler, check_caller: CheckCaller | None = None) -> tuple[HttpServer, int]:
     estate = await asyncio.to_thread(Estate.of_keeper, keeper.path)
     assert estate is not None
     server = HttpServer(HttpConfig(host="127.0.0.1", port=0), handler, check_caller=check_caller, estate=estate)
@@ -103,5 +104,52 @@ def test_an_idle_client_does_not_hold_up_a_drain_that_began_before_it_was_taken_
         assert await asyncio.wait_for(reader.read(), TIMEOUT_S) == b""
         writer.close()
         await following.stop()
+
+    asyncio.run(main())
+
+
+async def answer(request: Request, exchange: Exchange) -> None:
+    exchange.respond(200, request.path.encode())
+
+
+async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str) -> None:
+    writer.write(b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n" % path.encode())
+    await asyncio.wait_for(reader.readuntil(path.encode()), TIMEOUT_S)
+
+
+def test_a_connection_that_could_not_be_kept_at_first_is_kept_after_its_next_request(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        server, port = await serve(keeper, answer)
+        with monkeypatch.context() as full:
+            full.setattr(server.estate, "_most_files", 0)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            await ask(reader, writer, "/1")
+        await ask(reader, writer, "/2")
+        await ask(reader, writer, "/3")
+        await server.stop()
+        following, _ = await serve(keeper, answer)
+        await following.take_over()
+        await ask(reader, writer, "/4")
+        writer.close()
+        await following.drain(TIMEOUT_S)
+        await following.stop()
+
+    asyncio.run(main())
+
+
+def test_a_connection_that_its_server_closes_ends_though_the_link_to_the_keeper_broke(keeper: Keeper) -> None:
+    async def main() -> None:
+        server, port = await serve(keeper, answer)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        await ask(reader, writer, "/1")
+        for link in list(keeper._links):
+            link.shutdown(socket.SHUT_RDWR)
+        writer.write(b"GET /2 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert (await asyncio.wait_for(reader.read(), TIMEOUT_S)).endswith(b"/2")
+        writer.close()
+        await server.drain(TIMEOUT_S)
+        await server.stop()
 
     asyncio.run(main())

@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import signal
 import socket
+import struct
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
 
 from slipstream.router.takeover.estate import MAX_LIVES, Estate, Kept
 from slipstream.router.takeover.journal import Journal, Phase
-from slipstream.router.takeover.keeper import MESSAGE, Keeper, Kind
+from slipstream.router.takeover.keeper import Keeper
+from slipstream.router.takeover.link import KeeperLink
 from slipstream.router.takeover.listener import Listener
+from slipstream.router.takeover.messages import MESSAGE, Kind
 
 TIMEOUT_S = 10.0
 
@@ -30,11 +36,11 @@ def keeper() -> Iterator[Keeper]:
 class Router:
     """A router as far as the keeper sees it. `kill` closes what it has as the system does when a process ends."""
 
-    def __init__(self, keeper: Keeper) -> None:
-        estate = Estate.of_keeper(keeper.path)
+    def __init__(self, keeper: Keeper, place: int = 0, num_fronts: int = 0) -> None:
+        estate = Estate.of_keeper(keeper.path, place, num_fronts)
         assert estate is not None
         self.estate = estate
-        self.sockets = list(estate.listening)
+        self.sockets = [*estate.listening, *estate.for_workers]
 
     def listen(self) -> socket.socket:
         listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
@@ -55,7 +61,7 @@ class Router:
             sock.close()
 
 
-StartRouter = Callable[[], Router]
+StartRouter = Callable[..., Router]
 
 
 @pytest.fixture
@@ -63,8 +69,8 @@ def start(keeper: Keeper) -> Iterator[StartRouter]:
     """Starts one router after the other."""
     routers: list[Router] = []
 
-    def start() -> Router:
-        routers.append(Router(keeper))
+    def start(place: int = 0, num_fronts: int = 0) -> Router:
+        routers.append(Router(keeper, place, num_fronts))
         return routers[-1]
 
     yield start
@@ -331,3 +337,143 @@ def test_descriptors_are_not_leaked(start: StartRouter) -> None:
             router.kill()
     start().kill()  # has been served only when all before has been taken
     assert len(os.listdir("/proc/self/fd")) <= before + 1  # the keeper may not have closed the last link yet
+
+
+def break_links(keeper: Keeper) -> None:
+    for link in list(keeper._links):
+        with suppress(OSError):
+            link.shutdown(socket.SHUT_RDWR)
+
+
+async def rejoined(estate: Estate) -> None:
+    """Returns when the link that was broken is there again."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while not (estate._rejoining is not None and estate._link is None):
+            await asyncio.sleep(0)
+        await estate._rejoining
+
+
+def test_a_link_that_breaks_is_made_anew_and_the_keeper_hears_what_has_changed(
+    keeper: Keeper, start: StartRouter
+) -> None:
+    async def main() -> None:
+        router = start()
+        router.estate.attend()
+        listening = router.listen()
+        with connect(listening), connect(listening) as left, connect(listening):
+            _, number, _ = router.accept(listening)
+            sock, left_number, _ = router.accept(listening)
+            third, _ = listening.accept()
+            break_links(keeper)
+            while router.estate._link is not None:
+                await asyncio.sleep(0)
+            assert not router.estate.has_room  # so that nobody is accepted for the moment
+            assert router.estate.keep(third) is None
+            sock.close()
+            router.estate.forget(left_number)
+            await rejoined(router.estate)
+            assert await asyncio.to_thread(is_closed, left)
+            following = router.estate.keep_from_now_on(third)
+            assert following is not None
+            router.kill()
+            third.close()
+            inherited = start().estate
+            assert {one.kept.number for one in inherited.connections} == {number, following.number}
+            assert len(inherited.listening) == 1
+
+    asyncio.run(main())
+
+
+def test_sockets_that_were_lost_on_their_way_to_the_keeper_are_handed_over_again(
+    keeper: Keeper, start: StartRouter
+) -> None:
+    async def main() -> None:
+        router = start()
+        router.estate.attend()
+        listening = router.listen()
+        with connect(listening):
+            _, number, _ = router.accept(listening)
+            while not keeper._places[0]._kept.keys() >= {number}:
+                await asyncio.sleep(0)
+            keeper._places[0].forget_all()
+            break_links(keeper)
+            await rejoined(router.estate)
+            assert not router.estate.has(number)
+            router.kill()
+            assert len(start().estate.listening) == 1
+
+    asyncio.run(main())
+
+
+STOPS_ITSELF = """
+import os, signal, socket, sys
+from pathlib import Path
+from slipstream.router.takeover.estate import Estate
+
+estate = Estate.of_keeper(Path(sys.argv[1]))
+listening = socket.create_server(("127.0.0.1", 0))
+estate.keep_listening([listening])
+print(listening.getsockname()[1], flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_a_router_that_was_stopped_is_ended_before_the_next_one_gets_its_place(
+    keeper: Keeper, start: StartRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipstream.router.takeover.keeper.LEAVING_S", 0.1)
+    command = [sys.executable, "-c", STOPS_ITSELF, str(keeper.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stopped:
+        assert stopped.stdout is not None
+        port = int(stopped.stdout.readline())
+        (listening,) = start().estate.listening
+        assert listening.getsockname()[1] == port
+        assert stopped.wait(TIMEOUT_S) == -signal.SIGKILL
+
+
+def test_a_router_whose_place_another_one_has_had_does_not_get_it_back(keeper: Keeper, start: StartRouter) -> None:
+    start().kill()
+    command = [sys.executable, "-c", STOPS_ITSELF.rpartition("os.kill")[0], str(keeper.path)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    with closing(KeeperLink()) as link:
+        link.greet(keeper.path, Kind.AGAIN, 0, 0)
+        with pytest.raises(struct.error):
+            link.receive()
+
+
+@pytest.mark.parametrize(("before", "after", "stay"), [(2, 2, {1, 2}), (2, 3, {1, 2}), (3, 2, {1, 2}), (2, 1, set())])
+def test_clients_of_fronts_that_there_are_no_more_end(
+    start: StartRouter, before: int, after: int, stay: set[int]
+) -> None:
+    dispatcher = start(0, before)
+    with ExitStack() as clients:
+        by_place = {}
+        routers = [dispatcher]
+        for place in range(1, before + 1):
+            routers.append(start(place))
+            listening = routers[-1].listen()
+            by_place[place] = clients.enter_context(connect(listening))
+            routers[-1].accept(listening)
+        workers = socket.create_server(("127.0.0.1", 0))
+        dispatcher.sockets.append(workers)
+        dispatcher.estate.keep_listening([workers], for_workers=True)
+        for router in routers:
+            router.kill()
+        assert len(start(0, after).estate.for_workers) == 1
+        for place, client in by_place.items():
+            if place not in stay:
+                assert is_closed(client)
+        assert {place for place in by_place if start(place).estate.connections} == stay
+
+
+def test_a_keeper_that_lets_go_ends_the_clients_and_frees_the_ports(keeper: Keeper, start: StartRouter) -> None:
+    router = start()
+    listening = router.listen()
+    address = listening.getsockname()
+    with connect(listening) as client:
+        router.accept(listening)
+        router.kill()
+        keeper.let_go()
+        assert is_closed(client)
+    socket.create_server(address).close()
+    assert not start().estate.listening
