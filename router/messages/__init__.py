@@ -1,13 +1,17 @@
-"""What the router and the workers say to each other.
+"""The messages between the router and the workers.
 
-Named tuples, of which there are several a request, and frozen dataclasses; `router.wire` turns them into MessagePack
-frames and back. `request`: what is to be computed. `attempts`: a request on its way through the workers.
-`moves`: how it goes on elsewhere. `presence`: the workers themselves.
+    request     what is to be computed
+    attempts    a request on its way through the workers
+    moves       a running sequence that moves to another decode worker
+    presence    the workers themselves
 
-A request may be tried more than once (a worker died, a page arrived broken): `attempt` numbers the tries, and whoever
-receives a message of an attempt that is no longer current drops it. `seq` on the messages that spend credits numbers
-them per connection; `Credits.ack_seq` names the last one the worker had taken into account when it counted what is
-free.
+Messages that occur several times per request are named tuples, the others frozen dataclasses; `router.wire` turns them
+into MessagePack frames and back.
+
+A request may be tried more than once (because a worker died, or a page arrived broken). `attempt` numbers the tries,
+and whoever receives a message about an attempt that is no longer current drops it. `seq` numbers the messages that
+spend credits, per connection; `Credits.ack_seq` is the last one that the worker had taken into account when it counted
+what is free.
 """
 
 from __future__ import annotations

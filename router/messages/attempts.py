@@ -1,4 +1,4 @@
-"""What is said about an attempt at a request, from its first word to its end.
+"""The messages about one attempt at a request, from its beginning to its end.
 
     router                    decode worker       prefill group
       |------ Generate ------------>|                   |      locally: the decode worker computes the prompt, too
@@ -12,7 +12,7 @@
       |------ Start --------------->|                   |
       |<----- HandedOff, StepOutput ...                 |
 
-`Cancel` drops it at any time, `Failed` says that it is over at a worker.
+`Cancel` drops an attempt at any time; `Failed` says that a worker has given it up.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Prefill(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Decode worker: decoding may begin after `token_ids` as soon as the pages are here."""
+    """Decode worker: decode on from `token_ids` as soon as the pages have arrived."""
 
     request_id: str
     attempt: int
@@ -61,7 +61,7 @@ class Start(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Drop the attempt; free its pages when no transfer can touch them. Unknown ids are ignored."""
+    """Drop the attempt, and free its pages once no transfer can touch them any more. Unknown ids are ignored."""
 
     request_id: str
     attempt: int
@@ -71,7 +71,8 @@ class Cancel(NamedTuple):
 
 
 class Reserved(NamedTuple):
-    """Decode worker: pages are leased and receives are posted. `num_cached_tokens` of the prompt were already here."""
+    """Decode worker: pages are leased and receives are posted. `num_cached_tokens` of the prompt were already cached
+    there."""
 
     request_id: str
     attempt: int
@@ -80,7 +81,7 @@ class Reserved(NamedTuple):
 
 
 class TokenLogprob(NamedTuple):
-    """`top` are (token id, logprob) pairs, best first."""
+    """The log-probability of a token; `top` are the best alternatives as (token id, logprob) pairs, best first."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
@@ -91,7 +92,7 @@ class TokenChunk(NamedTuple):
 
     request_id: str
     attempt: int
-    index: int  # type: ignore[assignment]  # hides a tuple's `index`, which nobody asks of a chunk
+    index: int  # type: ignore[assignment]  # hides `tuple.index`, which nobody calls on a chunk
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
@@ -106,7 +107,7 @@ class StepOutput(NamedTuple):
 
 
 class HandedOff(NamedTuple):
-    """Decode worker: all pages came whole and are its own now."""
+    """Decode worker: all pages have arrived intact, and it owns them now."""
 
     request_id: str
     attempt: int
@@ -116,8 +117,8 @@ class HandedOff(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The attempt is over here and holds nothing any more. Not retryable: the request itself is at fault.
-    `is_unreachable`: the other end of its transfer cannot be reached."""
+    """The worker has given the attempt up and holds nothing of it any more. If it is not retryable, the request itself
+    is at fault. `is_unreachable`: the other end of its transfer could not be reached."""
 
     request_id: str
     attempt: int

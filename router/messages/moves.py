@@ -1,6 +1,6 @@
-"""What is said when a sequence moves to another decode worker while it decodes: `router.migration` draws it.
+"""The messages about a running sequence that moves to another decode worker. `router.migration` has the diagram.
 
-Where it goes, the destination, says `Reserved`, `HandedOff` and `Failed` as of any attempt, and waits for `Start`.
+The destination also sends `Reserved`, `HandedOff` and `Failed`, and waits for `Start`, as for any other attempt.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from slipstream.router.messages.request import EngineRequest
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Decode worker: lease pages for a sequence that decodes on `source`, and post receives for what `source` sends.
+    """Destination: lease pages for a sequence that is decoding on `source`, and post receives for what `source` sends.
 
-    `num_room_tokens` 0: only pages that are full by now are wanted, and the sequence goes on there meanwhile; what
-    follows them is asked for with `Extend`. Otherwise this is the last of it: pages for as many more tokens, and the
-    sequence goes on here once they have landed and `Start` has told the tokens that are missing."""
+    With `num_room_tokens` 0 only the pages that are full by now are wanted; the sequence goes on decoding at the
+    source, and the pages after them will be asked for with `Extend`. Otherwise this is the last round: it leases pages
+    for as many more tokens, and the sequence continues here once the pages have landed and `Start` has brought the
+    missing tokens."""
 
     seq: int
     request: EngineRequest
@@ -30,7 +31,8 @@ class Adopt:
 
 @dataclass(frozen=True, slots=True)
 class Extend:
-    """Decode worker: an adopted sequence has got on by `token_ids`; the same for the pages after those that landed."""
+    """Destination: an adopted sequence has grown by `token_ids`. The same as `Adopt` for the pages that follow those
+    that have landed."""
 
     seq: int
     request_id: str
@@ -41,9 +43,9 @@ class Extend:
 
 @dataclass(frozen=True, slots=True)
 class Migrate:
-    """Decode worker: send the pages of a sequence that decodes here to where it goes on as attempt `to_attempt`. With
-    `freeze` it stops at the end of the step first, and says `Frozen`. If it cannot be sent it goes on here, and
-    `Failed` says so of `to_attempt`."""
+    """Source: send the pages of a sequence that is decoding here to its destination, which knows it as attempt
+    `to_attempt`. With `freeze`, first stop it at the end of the step and send `Frozen`. If it cannot be sent, it goes
+    on here, and the source sends `Failed` about `to_attempt`."""
 
     request_id: str
     attempt: int
@@ -54,7 +56,7 @@ class Migrate:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Decode worker: the migration is off. A sequence that was frozen goes on here. Unknown ids are ignored."""
+    """Source: the move is off, and the sequence goes on here if it was frozen. Unknown ids are ignored."""
 
     request_id: str
     attempt: int
@@ -65,8 +67,8 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Decode worker: the full pages of a sequence that goes on elsewhere are here, those of `transfer_id`; it waits for
-    an `Extend`."""
+    """Destination: the full pages of transfer `transfer_id` have arrived, while the sequence goes on at its source.
+    Waits for `Extend`."""
 
     request_id: str
     attempt: int
@@ -77,8 +79,8 @@ class Copied:
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """Decode worker: the sequence stands still after `num_output_tokens` tokens of output, all of them told, and its
-    last pages are being sent. It waits for `Resume` or `Cancel`."""
+    """Source: the sequence is frozen after `num_output_tokens` output tokens, all of which have been sent to the
+    router. Its last pages are on their way. Waits for `Resume` or `Cancel`."""
 
     request_id: str
     attempt: int

@@ -1,4 +1,4 @@
-"""What a worker is, how it is, and whether it is there: everything that is about no request.
+"""The messages about a worker itself, not about any request: what it is, how it is doing, and whether it is alive.
 
 worker                     router
   |------ Hello ------------->|      once a connection
@@ -27,7 +27,7 @@ ROLES: tuple[Role, Role] = ("prefill", "decode")
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First frame on a connection. `epoch` counts a worker's (re)connections: all state of earlier ones is gone."""
+    """The first frame on a connection. `epoch` counts the connections of a worker; nothing of earlier ones is left."""
 
     version: int
     token: str
@@ -36,19 +36,19 @@ class Hello:
     model: str
     tp: int
     pid: int
-    addresses: tuple[TransferAddress, ...]  # one a rank
+    addresses: tuple[TransferAddress, ...]  # one per rank
     page_tokens: int
     num_pages: int
     max_slots: int
     max_queued_tokens: int
     max_model_len: int
-    max_step_tokens: int = 2048  # of all sequences: longer prompts are computed in chunks
-    prefix_caching: bool = True  # it tells which pages its prefix cache holds
+    max_step_tokens: int = 2048  # of all sequences in one step; longer prompts are computed in chunks
+    prefix_caching: bool = True  # whether it reports which pages its prefix cache holds
     model_version: str = ""  # KV and tokens of different versions of a model never meet
 
 
 class Credits(NamedTuple):
-    """What the worker could take on, counted after the message `ack_seq`; 0 before any."""
+    """How much more the worker could take on, counted after the message numbered `ack_seq` (0: before any)."""
 
     ack_seq: int
     free_slots: int
@@ -58,9 +58,9 @@ class Credits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Gauges and totals since the connection began, sent about once a second when changed and after each ledger
-    change to zero. `pages` counts pages by state (free, cached, active, reserved, held, draining), `counters` events
-    by name."""
+    """Gauges, and totals since the connection began. Sent about once a second if they have changed, and whenever a
+    count of the page ledger falls to zero. `pages` counts pages by state (free, cached, active, reserved, held,
+    draining), `counters` counts events by name."""
 
     num_running: int
     num_waiting: int
@@ -70,11 +70,11 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class BlocksChanged:
-    """The worker's prefix cache has taken in and let go of full pages: their block ids of eight bytes, packed.
+    """The full pages that the worker's prefix cache has stored and removed, as packed block ids of eight bytes each.
 
-    `seq` counts these messages from 1 on each connection. A snapshot says that `stored` is all there is (and the
-    messages after it add to that, where it is too long for one); the first message of a worker that begins with an
-    empty cache need not be one. Where numbers are left out, the router asks for a snapshot with `ResyncBlocks`."""
+    `seq` counts these messages from 1 on each connection. In a snapshot, `stored` is all that the cache holds (if that
+    is too long for one message, the following ones add to it). The first message of a worker that begins with an empty
+    cache need not be a snapshot. If a number is missing, the router asks for a snapshot with `ResyncBlocks`."""
 
     seq: int
     is_snapshot: bool
@@ -84,9 +84,9 @@ class BlocksChanged:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """What an engine step computed, and how long it took. `prefill_context_tokens` is the mean number of tokens that
-    a prompt token of the step attends to, `decode_context_tokens` the sum over the sequences that decode. Of steps
-    that only decode, `num_steps` are summed up."""
+    """What an engine step computed, and how long it took. `prefill_context_tokens` is the mean number of tokens that a
+    prompt token of the step attends to, `decode_context_tokens` the sum of the contexts of the sequences that decode.
+    Steps that only decode are summed up: one sample then stands for `num_steps` steps."""
 
     num_prefill_tokens: int
     prefill_context_tokens: int
@@ -98,7 +98,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """A few of the latest steps, a bounded number a second."""
+    """Samples of the latest steps, a bounded number per second."""
 
     samples: tuple[StepTime, ...]
 
@@ -118,21 +118,21 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The router will not have this worker (bad token, version, model); it should not come back unchanged."""
+    """The router refuses this worker (wrong token, version or model), which should not come back unchanged."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """A worker is gone: transfers with it will not complete."""
+    """Another worker was lost: transfers with it will not complete."""
 
     peer: PeerId
 
 
 @dataclass(frozen=True, slots=True)
 class ResyncBlocks:
-    """Tell with the next `BlocksChanged` all that the prefix cache holds: a message of those is missing."""
+    """Make the next `BlocksChanged` a snapshot of all that the prefix cache holds, because a message is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +142,6 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Finish what is running, take nothing new; then exit, or come back as `next_role` in the next epoch."""
+    """Finish what is running and take nothing new; then exit, or come back as `next_role` in the next epoch."""
 
     next_role: Role | None = None

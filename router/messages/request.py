@@ -1,6 +1,6 @@
-"""A request as the router hands it to a worker: tokens in, and how to pick the tokens that come out.
+"""A request as the router gives it to a worker: the prompt's tokens, and how to sample the output's.
 
-Every request is made, checked and sent several times, so these are named tuples: see `router.codec`.
+These are named tuples, because each is created, checked and sent several times per request: see `router.codec`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ GuideKind = Literal["json", "regex", "choice", "grammar"]
 
 
 def pack_ids(token_ids: Iterable[int]) -> bytes:
-    """Token ids as little-endian int32, the form they travel in."""
+    """Token ids as little-endian int32, the form in which they are sent."""
     return array("i", token_ids).tobytes()
 
 
@@ -25,8 +25,8 @@ def unpack_ids(packed: bytes) -> list[int]:
 
 
 class Guide(NamedTuple):
-    """What the output has to look like. `spec` is a JSON schema, a regular expression, a JSON array of strings, or a
-    grammar in Lark's or GBNF's form (see `router.grammar`)."""
+    """What the output has to conform to. `spec` is a JSON schema, a regular expression, a JSON array of strings, or a
+    grammar in the syntax of Lark or GBNF (see `router.grammar`)."""
 
     kind: GuideKind
     spec: str
@@ -58,7 +58,8 @@ class SamplingParams(NamedTuple):
 
 
 class EngineRequest(NamedTuple):
-    """One attempt at a request, as a worker sees it. `output_ids` holds what earlier attempts already produced."""
+    """One attempt at a request, as a worker sees it. `output_ids` are the tokens that earlier attempts have
+    produced."""
 
     request_id: str
     attempt: int

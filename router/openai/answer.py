@@ -1,4 +1,4 @@
-"""From the token streams of a request to its answer: as events while they come, or whole at the end."""
+"""Turns the token streams of a request into its answer: as events while tokens arrive, or as a whole at the end."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ OnText = Callable[[str, list[TokenEntry]], None]
 
 @dataclass(slots=True)
 class Choice:
-    """One stream of the answer. `prefix` is text that goes before the output (the prompt, if it is to be echoed);
-    `hides_stop_token`: a stop token that ends the output is not part of its text. `reason` is set at a proper end."""
+    """One choice of the answer and its stream. `prefix` is text to put before the output (the prompt, if it is to be
+    echoed). With `hides_stop_token`, a stop token that ends the output is not part of the text. `reason` is set when
+    the choice ends normally."""
 
     index: int
     stream: GenerationStream
@@ -40,7 +41,7 @@ class Choice:
     reason: FinishReason | None = None
 
     def record_end(self) -> None:
-        """Tell the metrics, however it ended."""
+        """Record the end in the metrics, however the choice ended."""
         finish = self.stream.finish
         reason = self.reason or (finish.reason if finish is not None else "abort")
         usage = finish.usage if finish is not None else None
@@ -48,7 +49,7 @@ class Choice:
 
 
 class ChoiceEnd(NamedTuple):
-    """`text` and `logprobs` are what was held back to the end."""
+    """The end of a choice; `text` and `logprobs` are what was held back until then."""
 
     text: str
     logprobs: list[TokenEntry]
@@ -56,7 +57,7 @@ class ChoiceEnd(NamedTuple):
 
 
 class Answer:
-    """All choices of one request. `num_prompt_tokens` is the sum over its prompts."""
+    """The answer to one HTTP request: all of its choices. `num_prompt_tokens` is the sum over its prompts."""
 
     def __init__(
         self,
@@ -75,10 +76,10 @@ class Answer:
         self._prompt_param = prompt_param
         self._explains = explains
         self._num_cached_tokens = 0
-        self._notes: Notes = NO_NOTES  # a whole answer is begun anew by the next router: its client has nothing yet
+        self._notes: Notes = NO_NOTES  # none for a whole answer: if the router dies, its client has nothing yet
 
     async def send_whole(self, exchange: Exchange) -> None:
-        """Answers when all is there. Raises HttpError if any choice fails."""
+        """Answer when all choices are complete. Raises HttpError if any of them fails."""
 
         async def collect(choice: Choice) -> WholeChoice:
             parts: list[str] = []
@@ -99,11 +100,11 @@ class Answer:
         exchange.respond(200, self._form.whole(choices, self._usage(), self._explained()))
 
     async def send_stream(self, exchange: Exchange, include_usage: bool, counts_on: bool = False) -> None:
-        """Sends every text the moment it is certain, then `[DONE]`. With `counts_on`, each chunk tells the usage so
-        far.
+        """Send text as soon as it is certain, and `[DONE]` at the end. With `counts_on`, each chunk carries the usage
+        so far.
 
-        A failure before the first text raises HttpError. Later the status 200 has left already: then the stream
-        ends with an event `{"error": ...}` and without `[DONE]`, and the connection is closed.
+        A failure before the first text raises HttpError. After that the status 200 has already been sent, so the stream
+        ends with an event `{"error": ...}`, without `[DONE]`, and the connection is closed.
         """
         exchange.start(200, EVENT_STREAM, (("cache-control", "no-cache"),))
         is_only = len(self._choices) == 1
@@ -145,7 +146,7 @@ class Answer:
         exchange.finish(b"".join((*finals, last, DONE)))
 
     async def _for_all(self, run: Callable[[Choice], Awaitable[T]]) -> list[T]:
-        """Run all choices at the same time; the first failure cancels the others."""
+        """Run all choices concurrently; the first failure cancels the others."""
         if len(self._choices) == 1:
             return [await run(self._choices[0])]
 
@@ -163,8 +164,8 @@ class Answer:
         return [task.result() for task in tasks]
 
     async def _run(self, choice: Choice, exchange: Exchange, on_text: OnText) -> ChoiceEnd:
-        """Hand the text of one choice to `on_text` as it becomes certain; what comes with the end is left to that.
-        Raises GenerationFailed."""
+        """Pass the text of one choice to `on_text` as it becomes certain, and return what is left at the end. Raises
+        GenerationFailed."""
         stream, output, meter, form, notes = choice.stream, choice.output, choice.meter, self._form, self._notes
         record, prefix, version = stream.record, choice.prefix, ""
         last_logprobs: list[TokenEntry] = []
@@ -183,7 +184,7 @@ class Answer:
             if record.version != version:
                 version = record.version
                 form.served_by(version)
-            finish = stream.finish  # known with the last delta
+            finish = stream.finish  # set by the time the last delta arrives
             ends_with_stop_token = finish is not None and delta[-1][0] == finish.stop_token_id
             text = output.add(delta, ends_with_stop_token and choice.hides_stop_token)
             logprobs = output.take_logprobs() if output.held else []
@@ -210,7 +211,7 @@ class Answer:
         return ChoiceEnd(prefix + text, last_logprobs + output.take_logprobs(), choice.reason)
 
     def _reason(self, choice: Choice, finish: GenerationFinish | None) -> FinishReason:
-        """How a choice ended, and what of its prompt was cached. Raises GenerationFailed."""
+        """Why a choice ended; also records how much of its prompt was cached. Raises GenerationFailed."""
         assert finish is not None, "an ended stream has a finish"
         if finish.reason in ("abort", "error") and not choice.output.stopped:
             raise GenerationFailed(finish)
@@ -219,7 +220,7 @@ class Answer:
         return "stop" if choice.output.stopped else finish.reason
 
     def _explained(self) -> bytes:
-        """What is told of the way of each choice; empty if nobody asked."""
+        """The explanation of each choice as JSON; empty if the client did not ask for it."""
         if not self._explains:
             return b""
         return orjson.dumps({"explain": explained_now(choice.stream.record for choice in self._choices)})
@@ -230,6 +231,6 @@ class Answer:
 
 
 def first_of(failures: BaseExceptionGroup[GenerationFailed]) -> GenerationFailed:
-    """Any one of the failures: their requests share a fate, and the client gets one error."""
+    """One of the failures, as the client gets a single error for all choices."""
     first = failures.exceptions[0]
     return first if isinstance(first, GenerationFailed) else first_of(first)

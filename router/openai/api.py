@@ -1,4 +1,4 @@
-"""The endpoints of the OpenAI API: check, tokenise, submit, answer."""
+"""The endpoints of the OpenAI API. Each request is checked, tokenised, submitted and answered."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from slipstream.router.takeover.journal import Identity
 from slipstream.router.takeover.notes import Notes
 from slipstream.router.tokenizer import Tokenizer
 
-SEED_STEP = 0x9E3779B97F4A7C15  # between the prompts of a request without a seed: far apart in 63 bits
-MAX_EXPLAINED_CHOICES = 16  # in the answer; each can be some ten KiB
+SEED_STEP = 0x9E3779B97F4A7C15  # between the seeds of a request's prompts, to keep them far apart in 63 bits
+MAX_EXPLAINED_CHOICES = 16  # in one answer; the explanation of each can be tens of KiB
 
 
 class Generations(Protocol):
@@ -47,7 +47,7 @@ class Generations(Protocol):
 
 
 class OpenAiApi:
-    """Serves one model, whose versions can be asked for as `model@version`."""
+    """Serves one model. A client can ask for a certain version of it as `model@version`."""
 
     def __init__(
         self, model: str, tokenizer: Tokenizer, service: Generations, metrics: FrontMetrics, access: Access
@@ -79,7 +79,7 @@ class OpenAiApi:
         exchange.respond(200, orjson.dumps(self._model_card(name)))
 
     async def usage(self, request: Request, exchange: Exchange) -> None:
-        """What the caller's key has used of each model; for an admin, what all have."""
+        """What the caller's key has used of each model; for an administrator, what all keys have used."""
         told = [
             {
                 "key": account.key,
@@ -131,13 +131,13 @@ class OpenAiApi:
         await self._answer(exchange, Job(asked, answer.id, prompts, "prompt", form))
 
     def _asked(self, body: GenerationFields, exchange: Exchange, arrived_s: float) -> Asked:
-        """Raises HttpError for a model that there is not, and for what the caller may not."""
+        """The request as it arrived. Raises HttpError if there is no such model or the caller may not use it."""
         version = self._version_of(body.model)
         exchange.caller.check(self._model, body.priority or 0)
         return Asked(body, version, exchange.request_id, exchange.caller, exchange.trace_id, arrived_s)
 
     async def _answer(self, exchange: Exchange, job: Job) -> None:
-        """Have the job done and send what comes of it. Raises HttpError if nothing was sent yet."""
+        """Run the job and send the answer. Raises HttpError if it fails before anything was sent."""
         choices: list[Choice] = []
         body, num_choices, choices_per_prompt = job.body, job.num_choices, job.choices_per_prompt
         if body.explain and num_choices > MAX_EXPLAINED_CHOICES:
@@ -154,7 +154,7 @@ class OpenAiApi:
         try:
             for index in range(num_choices):
                 choices.append(self._submit(job, index, exchange.notes))
-            await asyncio.sleep(0)  # the requests leave for their workers now; meanwhile the answer is prepared
+            await asyncio.sleep(0)  # lets the requests leave for their workers now, before the answer is prepared
             answer = Answer(
                 choices,
                 job.form,
@@ -169,7 +169,7 @@ class OpenAiApi:
                 await answer.send_whole(exchange)
         finally:
             for choice in choices:
-                choice.stream.cancel()  # whoever leaves early, for whatever reason, ends what still runs
+                choice.stream.cancel()  # ends what still runs, for whatever reason we got here early
             for choice in choices:
                 choice.record_end()
             self._access.settle(permit, used_by(choices, job))
@@ -236,7 +236,7 @@ class OpenAiApi:
         return AnswerHead(f"{prefix}{identity.number:032x}", identity.created_s, self._model)
 
     def _version_of(self, name: str) -> str:
-        """The version that a model's name asks for, "" if none. Raises HttpError 404 for what there is not."""
+        """The version that a model's name asks for, "" if none. Raises HttpError 404 if it is not served."""
         if name == self._model:
             return ""
         version = name.removeprefix(f"{self._model}@")

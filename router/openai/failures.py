@@ -1,4 +1,4 @@
-"""Why a generation ended badly, as an HTTP status and OpenAI's error object."""
+"""Translates the failure of a generation to an HTTP status and OpenAI's error object."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slipstream.router.http.errors import HttpError
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`kind` is OpenAI's `type`: who is at fault."""
+    """How a kind of failure is reported. `kind` is OpenAI's `type`, which says who is at fault."""
 
     status: int
     kind: str
@@ -32,7 +32,7 @@ VERDICTS: dict[ErrorKind, Verdict] = {
 
 
 class GenerationFailed(Exception):  # noqa: N818 - an event of the request's life, not a bug
-    """A request was admitted and did not come to its proper end."""
+    """A request was admitted but failed before its normal end."""
 
     def __init__(self, finish: GenerationFinish) -> None:
         error = finish.error or GenerationError("worker_failed", f"the generation ended with {finish.reason!r}")
@@ -41,7 +41,7 @@ class GenerationFailed(Exception):  # noqa: N818 - an event of the request's lif
 
 
 def as_http_error(error: GenerationError, prompt_param: str) -> HttpError:
-    """`prompt_param` is the field that holds the prompt."""
+    """The HTTP error for a failure. `prompt_param` is the name of the request's field that holds the prompt."""
     verdict = VERDICTS[error.kind]
     headers: tuple[tuple[str, str], ...] = ()
     if error.retry_after_s is not None:

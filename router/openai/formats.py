@@ -1,4 +1,5 @@
-"""The JSON of answers, whole and in chunks. What does not change within a stream is rendered once."""
+"""The JSON of answers, both whole and in chunks. The parts that do not change within a stream are rendered only
+once."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ LOWEST_LOGPROB = -9999.0  # JSON has no infinity; vLLM writes the same
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Prompt tokens count once however many choices were asked for."""
+    """The usage of an answer. Prompt tokens count once, however many choices there are."""
 
     num_prompt_tokens: int
     num_output_tokens: int
@@ -35,7 +36,7 @@ class TokenUsage:
 
 @dataclass(frozen=True, slots=True)
 class WholeChoice:
-    """`logprobs` as `AnswerFormat.logprob` made them."""
+    """A complete choice. `logprobs` are entries made by `AnswerFormat.logprob`."""
 
     index: int
     text: str
@@ -44,7 +45,8 @@ class WholeChoice:
 
 
 class AnswerHead(NamedTuple):
-    """What every part of an answer repeats. `version` of the model is told as `system_fingerprint`, if it has one."""
+    """The fields that every part of an answer repeats. The model's `version`, if any, is sent as
+    `system_fingerprint`."""
 
     id: str
     created_s: int
@@ -53,10 +55,11 @@ class AnswerHead(NamedTuple):
 
 
 class AnswerFormat(Protocol):
-    """One of the two forms of the API. Chunks are whole SSE events. `logprob` renders what is told of one token; for
-    whole answers it is called as tokens come, because that of a long answer at once would hold up the event loop.
-    `served_by` tells the version of the model, with everything that comes: it is chosen late, and may change. From
-    `tell_usage` on all chunks have a usage, that one."""
+    """The format of one of the two endpoints. Chunks are complete SSE events.
+
+    `logprob` renders the log-probabilities of one token. For whole answers, too, it is called as tokens arrive, because
+    rendering all of a long answer at once would hold up the event loop. `served_by` sets the version of the model for
+    everything that follows: it is chosen late, and may change. After `tell_usage`, every chunk carries that usage."""
 
     def served_by(self, version: str) -> None: ...
     def tell_usage(self, usage: TokenUsage) -> None: ...
@@ -69,8 +72,8 @@ class AnswerFormat(Protocol):
 
 
 class ChunkFormat:
-    """How the chunks of both forms begin and end. `KIND` is what their object is called, `TEXT_END` ends a choice that
-    only has text."""
+    """How the chunks of both formats begin and end. `KIND` is the name of their object, and `TEXT_END` ends a choice
+    that consists of text only."""
 
     KIND: ClassVar[str]
     TEXT_END: ClassVar[bytes]
@@ -94,8 +97,8 @@ class ChunkFormat:
         return b'%b],"usage":%b}\n\n' % (self._head, orjson.dumps(usage.as_json()))
 
     def explained_chunk(self, explained: bytes, usage: TokenUsage | None) -> bytes:
-        """The last chunk of a stream that was to be explained; it takes the place of the one with the usage, because
-        clients look for that in the last one."""
+        """The last chunk of a stream that is to be explained. It carries the usage, too, because clients look for that
+        in the last chunk."""
         told = b',"usage":' + orjson.dumps(usage.as_json()) if usage is not None else b""
         return b'%b]%b,"slipstream":%b}\n\n' % (self._head, told, explained)
 
@@ -173,7 +176,7 @@ class ChatFormat(ChunkFormat):
 
 
 class CompletionLogprob(NamedTuple):
-    """What is told of one token; `top` is a JSON object."""
+    """The log-probabilities of one token; `top` is a JSON object."""
 
     token: str
     logprob: float
@@ -182,14 +185,14 @@ class CompletionLogprob(NamedTuple):
 
 
 class CompletionFormat(ChunkFormat):
-    """`text_completion`, the same object whole and in chunks."""
+    """`text_completion`, which is the same object for whole answers and for chunks."""
 
     KIND = "text_completion"
     TEXT_END = b',"logprobs":null,"finish_reason":null}'
 
     def logprob(self, entry: TokenEntry) -> CompletionLogprob:
         token, logprob = self._name(entry.token_id), finite(entry.logprob.logprob)
-        # The chosen token is always among them, as OpenAI does it.
+        # The chosen token is always included, as in OpenAI's API.
         top = {self._name(token_id): finite(logprob) for token_id, logprob in entry.logprob.top} | {token: logprob}
         return CompletionLogprob(token, logprob, orjson.Fragment(orjson.dumps(top)), entry.offset)
 
@@ -228,7 +231,7 @@ class CompletionFormat(ChunkFormat):
 
 
 def envelope(answer: AnswerHead, kind: str) -> bytes:
-    """The beginning of every chunk's object, without its closing brace."""
+    """The beginning of the object of every chunk, without its closing brace."""
     fields = {"id": answer.id, "object": kind, "created": answer.created_s, "model": answer.model}
     if answer.version:
         fields["system_fingerprint"] = answer.version
@@ -238,7 +241,7 @@ def envelope(answer: AnswerHead, kind: str) -> bytes:
 def whole_answer(
     answer: AnswerHead, kind: str, choices: list[dict[str, Any]], usage: TokenUsage, explained: bytes
 ) -> bytes:
-    """`explained` is the JSON of the field `slipstream`; empty: there is none."""
+    """The JSON of a whole answer. `explained` is the JSON of its field `slipstream`; empty: no such field."""
     return b'%b,"choices":%b,"usage":%b%b}' % (
         envelope(answer, kind),
         orjson.dumps(choices),
@@ -248,7 +251,7 @@ def whole_answer(
 
 
 def token_name(raw: bytes) -> str:
-    """A token as text; its exact bytes are given beside it, where there is room for them."""
+    """A token as text. Where the format has a field for them, the exact bytes are sent as well."""
     return raw.decode("utf-8", "replace")
 
 

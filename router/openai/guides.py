@@ -1,7 +1,8 @@
-"""What a request wants its output to look like: OpenAI's `response_format`, vLLM's `structured_outputs` and `guided_*`.
+"""Guided output: OpenAI's `response_format`, vLLM's `structured_outputs` and `guided_*`.
 
-A guide is tried out before it is let in, in a process of its own (`router/guide_trial.py`), one at a time, and the
-verdict is kept for the next request that brings it. So a bad one is a 400 that names its field, and no worker meets it.
+A guide is tried out in a separate process (`router/guide_trial.py`), one at a time, before it is accepted, and the
+verdict is remembered for later requests with the same guide. So a bad guide is a 400 that names its field, and never
+reaches a worker.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from slipstream.router.openai.schema import GenerationFields
 
 MAX_GUIDE_BYTES = 64 << 10
 MAX_VERDICTS = 256
-MAX_WAITING = 64  # guides that nobody has tried yet, each a second at most
+MAX_WAITING = 64  # guides that wait for their trial, which takes a second at most
 ENDLESS = "NoExtensionBias"  # llguidance's word for a rule that only leads to itself
 ANY_OBJECT = Guide("json", '{"type":"object"}')
 FIELDS = frozenset(
@@ -29,7 +30,7 @@ FIELDS = frozenset(
 
 
 class GuideField(NamedTuple):
-    """A field of a request that names a guide, and what it says: None if nothing."""
+    """A field of a request that can hold a guide, and its value (None: not given)."""
 
     field: str
     kind: GuideKind
@@ -37,16 +38,17 @@ class GuideField(NamedTuple):
 
 
 class Guides:
-    """Of one API. Lives on its event loop."""
+    """The guides of one API and their verdicts. Used on its event loop only."""
 
     def __init__(self) -> None:
         self._verdicts: OrderedDict[Guide, str | None] = OrderedDict()
         self._trials = Trials()
         self._turn = asyncio.Lock()
-        self._waiting: set[asyncio.Task[None]] = set()  # for their turn, or for a verdict
+        self._waiting: set[asyncio.Task[None]] = set()  # trials that wait for their turn or for a verdict
 
     async def of(self, body: GenerationFields) -> Guide | None:
-        """Raises HttpError 400 for two guides at once or one that no output can follow, 503 if too many wait."""
+        """The guide of a request, None if it has none. Raises HttpError 400 for several guides at once and for one that
+        no output can follow, 503 if too many guides are waiting for their trial."""
         named = guide_fields(body)
         if not named:
             return None
@@ -80,8 +82,8 @@ class Guides:
         return self._verdicts[guide]
 
     async def _try(self, guide: Guide) -> None:
-        """In a task of its own: a thread goes on when its client has left, and the next guide has to wait for it, or it
-        would get the other one's verdict."""
+        """Try a guide out and remember the verdict. This runs as a separate task because the trial goes on even if its
+        client has left, and the next guide has to wait for it, or it would get the wrong verdict."""
         async with self._turn:
             if guide not in self._verdicts:
                 self._verdicts[guide] = await asyncio.to_thread(self._trials.verdict, guide)
@@ -90,7 +92,7 @@ class Guides:
 
 
 def guide_fields(body: GenerationFields) -> list[GuideField]:
-    """All guides that the fields of a request name."""
+    """All fields of a request that can hold a guide."""
     if body.model_fields_set.isdisjoint(FIELDS):
         return []
     form, outputs = body.response_format, body.structured_outputs
@@ -117,10 +119,10 @@ def guide_fields(body: GenerationFields) -> list[GuideField]:
 
 
 def guide_from(field: str, kind: GuideKind, value: Any) -> Guide:
-    """Raises HttpError 400 for what is too large."""
+    """The guide in a field. Raises HttpError 400 if it is too large."""
     try:
         spec = value if isinstance(value, str) else orjson.dumps(value).decode()
-    except orjson.JSONEncodeError as error:  # too deep, or a number beyond 64 bits
+    except orjson.JSONEncodeError as error:  # nested too deeply, or a number beyond 64 bits
         raise invalid(field, f"'{field}' cannot be followed: {error}.") from error
     num_bytes = len(spec.encode())
     if num_bytes > MAX_GUIDE_BYTES:

@@ -1,4 +1,4 @@
-"""One request to the API that was found good, and what it comes to: limits, usage, attributes of its span."""
+"""A request to the API that passed its checks, and what follows from it: limits, usage, attributes of its span."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from slipstream.router.openai.schema import ChatRequest, GenerationFields
 from slipstream.router.tracing.request_trace import Value
 
 NO_SLO = Slo()
-USUAL_OUTPUT_TOKENS = 1024  # reserved of a rate limit where a request says nothing; the end settles it
+USUAL_OUTPUT_TOKENS = 1024  # reserved from a rate limit if the request names no length; corrected at its end
 
 
 class Prompt(NamedTuple):
-    """One prompt of a request. `text` is what `echo` repeats."""
+    """One prompt of a request. `text` is set if it is to be echoed."""
 
     packed_ids: bytes  # shared by all choices; a list of ints would be nine times as large
     sampling: SamplingParams
@@ -31,8 +31,8 @@ class Prompt(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A request as it came. `exchange_id` is the id in the head of its answer, which the client may have chosen;
-    `version` of the model is the one that was asked for, "" if none was."""
+    """A request as it arrived. `exchange_id` is the id in the answer's X-Request-Id header, which the client may have
+    chosen. `version` is the version of the model that was asked for, "" if none was."""
 
     body: GenerationFields
     version: str
@@ -43,8 +43,8 @@ class Asked(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A request that was found good. `answer_id` is the id in the body of its answer; `prompt_param` is the field its
-    prompt came in."""
+    """A request that passed its checks. `answer_id` is the id in the body of its answer; `prompt_param` is the name of
+    the field that held the prompt."""
 
     asked: Asked
     answer_id: str
@@ -66,7 +66,7 @@ class Job(NamedTuple):
 
     @property
     def num_reserved_tokens(self) -> int:
-        """What it may use, as far as one can tell: an output without a stated length is taken for a usual one."""
+        """How many tokens the request may use. An output without a stated length is assumed to have a usual one."""
         body = self.asked.body
         output = body.expected_output_tokens or body.stated_max_tokens or USUAL_OUTPUT_TOKENS
         num_choices = self.choices_per_prompt
@@ -75,7 +75,7 @@ class Job(NamedTuple):
         )
 
     def ids_of(self, index: int) -> tuple[str, tuple[str, ...]]:
-        """The request id of a choice, and its names. Of several choices, the first answers for all of them."""
+        """The request id of a choice, and its names. The first of several choices is also known by the answer's ids."""
         if self.num_choices == 1:
             return self.answer_id, (self.asked.exchange_id,)
         of_all = (self.answer_id, self.asked.exchange_id) if index == 0 else ()
@@ -83,7 +83,7 @@ class Job(NamedTuple):
 
 
 def used_by(choices: Sequence[Choice], job: Job) -> UsageCounts:
-    """What a request has used in the end. A prompt is counted once for all its choices, as in the answer's usage."""
+    """What a request has used at its end. A prompt is counted once for all its choices, as in the answer's usage."""
     choices_per_prompt = job.choices_per_prompt
     used = UsageCounts(num_requests=1, num_errors=int(len(choices) < choices_per_prompt * len(job.prompts)))
     for choice in choices:
@@ -98,7 +98,7 @@ def used_by(choices: Sequence[Choice], job: Job) -> UsageCounts:
 
 
 def asked_attributes(job: Job) -> dict[str, Value]:
-    """The fields of a request that were given, by their names in OpenTelemetry's GenAI conventions."""
+    """The fields that the request has set, by their names in OpenTelemetry's GenAI conventions."""
     body, is_chat = job.body, isinstance(job.body, ChatRequest)
     given = {
         "gen_ai.request.max_tokens": body.stated_max_tokens,
@@ -123,7 +123,7 @@ def asked_attributes(job: Job) -> dict[str, Value]:
 
 
 def slo_of(body: GenerationFields) -> Slo:
-    """In seconds."""
+    """The request's service level, converted to seconds."""
     if body.slo is None:
         return NO_SLO
     ttft_ms, itl_ms = body.slo.ttft_ms, body.slo.itl_ms
@@ -131,10 +131,10 @@ def slo_of(body: GenerationFields) -> Slo:
 
 
 def wants_usage(body: GenerationFields) -> bool:
-    """A stream tells the usage only on request."""
+    """Whether a stream is to end with the usage, which is sent only on request."""
     return bool(body.stream_options is not None and body.stream_options.include_usage)
 
 
 def counts_on(body: GenerationFields) -> bool:
-    """And with every chunk, as vLLM does."""
+    """Whether every chunk is to carry the usage so far, as in vLLM."""
     return wants_usage(body) and bool(body.stream_options and body.stream_options.continuous_usage_stats)

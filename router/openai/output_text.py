@@ -1,4 +1,4 @@
-"""The text of one choice as it grows: detokenised, watched for stop strings, with its log-probabilities in step."""
+"""The text of one choice as it grows: detokenises, watches for stop strings, and keeps log-probabilities in step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slipstream.router.stream import Delta
 
 
 class TokenEntry(NamedTuple):
-    """A token that is shown; its text begins `offset` characters into the output."""
+    """A visible token; its text begins `offset` characters into the output."""
 
     token_id: int
     logprob: TokenLogprob
@@ -21,22 +21,23 @@ class TokenEntry(NamedTuple):
 
 
 class OutputText:
-    """`num_tokens` counts what was generated up to the stop, shown or not. `stopped` once a stop string was found."""
+    """`num_tokens` counts the tokens generated up to the stop, visible or not. `stopped` is set once a stop string was
+    found."""
 
     __slots__ = ("_detokenizer", "_num_produced", "_num_released", "_stops", "held", "num_tokens", "stopped")
 
     def __init__(self, pieces: PieceTable, stops: Sequence[str], include_stop: bool) -> None:
         self._detokenizer = Detokenizer(pieces)
         self._stops = StopMatcher(stops, include_stop) if stops else None
-        self.held: deque[TokenEntry] = deque()  # not released yet: a stop string may begin in their text
+        self.held: deque[TokenEntry] = deque()  # not released yet, because a stop string may begin in their text
         self._num_produced = 0  # characters out of the detokenizer
-        self._num_released = 0  # of these, past the watch for stop strings
+        self._num_released = 0  # of these, the characters that the stop matcher has released
         self.num_tokens = 0
         self.stopped = False
 
     def add(self, delta: Delta, hides_last: bool = False) -> str:
-        """The text that became certain with `delta`. `hides_last`: its last token ended the output; it counts but
-        is not shown."""
+        """The text that became certain with `delta`. With `hides_last`, its last token ended the output: it counts but
+        is not visible."""
         text = ""
         for token_id, logprob in delta[:-1] if hides_last else delta:
             self.num_tokens += 1
@@ -57,7 +58,7 @@ class OutputText:
         return text
 
     def finish(self) -> str:
-        """The output has ended: the text that was still held back."""
+        """End the output. Returns the text that was still held back."""
         if self.stopped:
             return ""
         text = self._detokenizer.finish()
@@ -70,7 +71,7 @@ class OutputText:
         return text
 
     def take_logprobs(self) -> list[TokenEntry]:
-        """Entries of the tokens whose text has been released since the last call; of tokens beyond a stop, none."""
+        """The entries of the tokens whose text has been released since the last call. Tokens after a stop have none."""
         if not self.held:
             return []
         if not self.stopped and (self._stops is None or not self._stops.num_held):

@@ -1,4 +1,4 @@
-"""Request bodies to checked objects, and what is wrong with them to OpenAI's errors."""
+"""Parses request bodies into checked objects, and translates what is wrong with them to OpenAI's errors."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def max_values(max_model_len: int | None) -> int:
-    """More commas and brackets than this cannot belong to a prompt that fits the model, be it text or token ids."""
+    """The most commas and brackets that the body of a prompt that fits the model can have, be it text or token ids."""
     return max(MIN_MAX_VALUES, VALUES_PER_TOKEN * (max_model_len or 0))
 
 
 def parse_body(request: Request, model: type[Body], max_model_len: int | None = None) -> Body:
-    """Raises HttpError 400 that names the first field at fault, or none if there are very many; 413 if the body has
-    more commas and brackets than `max_values`; 415 if it is declared to be something else, or compressed.
+    """Parses and checks a body. Raises HttpError 400, which names the first bad field (none if there are very many);
+    413 if the body has more commas and brackets than `max_values`; 415 if its content type is not JSON, or if it is
+    compressed.
 
-    Parsing holds up the event loop, and takes as long as there are values: a text of 16 MiB is parsed in 10 ms, a list
-    of as many bytes that is made of empty lists takes seconds.
+    Parsing holds up the event loop, and its time depends on the number of values: a text of 16 MiB is parsed in 10 ms,
+    but a list of empty lists of that size takes seconds.
     """
     content_type = request.headers.get(b"content-type", b"application/json")
     if content_type.partition(b";")[0].strip().lower() != b"application/json":
@@ -67,7 +68,7 @@ def parse_body(request: Request, model: type[Body], max_model_len: int | None = 
 
 
 def explain(error: ErrorDetails) -> HttpError:
-    """One complaint of the validator in OpenAI's words."""
+    """One complaint of the validator as an OpenAI error."""
     kind = error["type"]
     if kind == "json_invalid":
         return HttpError(400, f"The body is not valid JSON: {error['ctx']['error']}.", code="invalid_json")

@@ -1,4 +1,4 @@
-"""From the prompt of a request to token ids, packed, that fit the model's context."""
+"""Turns the prompt of a request into packed token ids, and checks that they fit the model's context."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of the completions endpoint
 
 
 class Prompts:
-    """`max_model_len` asks for the longest sequence that a worker takes; None while none is connected, and then the
-    last answer holds, because requests may wait for the next worker."""
+    """`max_model_len` returns the longest sequence that a worker takes. While no worker is connected it returns None,
+    and then its last value is used, because requests may wait for the next worker."""
 
     def __init__(self, tokenizer: Tokenizer, max_model_len: Callable[[], int | None]) -> None:
         self._tokenizer = tokenizer
@@ -23,7 +23,8 @@ class Prompts:
         self._latest_limit: int | None = None
 
     async def of_chat(self, messages: list[ChatMessage]) -> bytes:
-        """Raises HttpError 400 if the model has no chat template, or one that refuses these messages."""
+        """The token ids of a conversation. Raises HttpError 400 if the model has no chat template, or one that refuses
+        these messages."""
         template = self._tokenizer.chat_template
         if template is None:
             raise HttpError(
@@ -43,7 +44,8 @@ class Prompts:
             raise HttpError(400, message, param="messages", code="invalid_value") from error
 
     async def of_texts(self, texts: Sequence[str], param: str) -> list[bytes]:
-        """Raises HttpError 400 if a text has no tokens, or more than the model's context."""
+        """The token ids of each text. Raises HttpError 400 if one has no tokens or more than fit the model's
+        context."""
         limit = self._limit()
         try:
             id_lists = await self._tokenizer.encode(texts, limit)
@@ -54,7 +56,8 @@ class Prompts:
         return id_lists
 
     def room(self, packed_ids: bytes, wanted: int | None, default: int | None, param: str) -> int:
-        """How many tokens to generate after a prompt: `wanted`, or else `default` as far as there is room; None: all.
+        """How many tokens to generate after a prompt: `wanted`; or else `default`, as far as there is room; or else
+        (None) as many as there is room for.
 
         Raises HttpError 400 if prompt and output exceed the context, 503 while the context is not known.
         """
@@ -90,8 +93,8 @@ class Prompts:
 
 
 def plain_message(message: ChatMessage, knows_developer_role: bool) -> Message:
-    """As templates expect it: content as one string, only fields that are set. The developer's word counts as the
-    system's where a template does not know that role (it is its successor at OpenAI)."""
+    """A message as templates expect it: its content as one string, and only the fields that are set. Where a template
+    does not know the role `developer`, OpenAI's successor of `system`, it becomes `system`."""
     role: str = message.role
     if role == "developer" and not knows_developer_role:
         role = "system"

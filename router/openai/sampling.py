@@ -1,4 +1,4 @@
-"""From the fields of a request to `SamplingParams`, with every default filled in."""
+"""Turns the fields of a request into `SamplingParams`, with every default filled in."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sampling_params(
     vocab_size: int,
     guide: Guide | None = None,
 ) -> SamplingParams:
-    """Defaults are OpenAI's (temperature 1, top_p 1), for the extras vLLM's (off).
+    """Defaults are those of OpenAI (temperature 1, top_p 1) and, for vLLM's additional fields, those of vLLM (off).
 
     Raises HttpError 400 for token ids beyond `vocab_size` and for min_tokens over max_tokens.
     """
@@ -48,12 +48,13 @@ def sampling_params(
 
 
 def or_default(value: float | None, default: float) -> float:
-    """Zero is a value, None is not."""
+    """`value` unless it is None; 0 is a value."""
     return default if value is None else float(value)
 
 
 def logit_bias_pairs(logit_bias: dict[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
-    """JSON's keys are strings; only the plain decimal form of a token id is one. Raises HttpError 400."""
+    """The (token id, bias) pairs. Keys in JSON are strings, of which only the plain decimal form of a token id is
+    accepted. Raises HttpError 400."""
     pairs = []
     for key, bias in logit_bias.items():
         if not (key.isascii() and key.isdigit() and len(key) < 10 and str(int(key)) == key):
@@ -64,7 +65,7 @@ def logit_bias_pairs(logit_bias: dict[str, float], vocab_size: int) -> tuple[tup
 
 
 def check_token_ids(param: str, token_ids: Sequence[int], vocab_size: int) -> None:
-    """Raises HttpError 400 if an id is not of the vocabulary."""
+    """Raises HttpError 400 if an id is not in the vocabulary."""
     if token_ids and max(token_ids) >= vocab_size:
         raise invalid(param, f"'{param}' has token id {max(token_ids)}; the model's vocabulary has {vocab_size}.")
 

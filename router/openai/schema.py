@@ -1,11 +1,11 @@
-"""The request bodies of the OpenAI API, as strict types: nothing is coerced, nothing unknown is let through.
+"""The request bodies of the OpenAI API as strict types: nothing is coerced, and unknown fields are refused.
 
-A field that this server cannot serve yet is known by name and accepted only with a value that asks for nothing. So no
-field is ever silently ignored, except those that by their definition do not touch the answer (`user`, `metadata`,
+A field that this server does not support yet is listed here, but accepted only with a value that asks for nothing. So
+no field is ever silently ignored, except those that by definition do not affect the answer (`user`, `metadata`,
 `safety_identifier`, `prompt_cache_key`, `service_tier` "auto" or "default", and `parallel_tool_calls`, without tools).
 
-Checking a body holds up the event loop, so what is large fails fast: a list ends the check at its first bad item, and
-sizes are looked at before what they are the sizes of.
+Checking a body holds up the event loop, so large bodies must fail fast: the check of a list ends at its first bad item,
+and sizes are checked before contents.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_METADATA = 16
 MAX_GUIDED_CHOICES = 1024
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
-MAX_MESSAGES = 8192  # messages, and parts of messages
+MAX_MESSAGES = 8192  # also the limit for the parts of all messages together
 INT32_MAX = 2**31 - 1
 MAX_MILLISECONDS = 86_400_000
 MAX_TIMEOUT_S = 86_400
@@ -57,17 +57,17 @@ def exactly(*served: Any) -> AfterValidator:
 
 
 def only(*neutral: Any) -> AfterValidator:
-    """A field that is not served yet: it may be absent, null or one of the values that ask for nothing."""
+    """A field that is not supported yet: it may be absent, null, or one of the values that ask for nothing."""
     return exactly(None, *neutral)
 
 
 def as_list(value: Any) -> Any:
-    """A single stop string is a list of one."""
+    """A single stop string becomes a list of one."""
     return [value] if isinstance(value, str) else value
 
 
 def at_most(max_length: int) -> BeforeValidator:
-    """A bound for objects that is checked first: pydantic's own looks at every entry before it counts them."""
+    """A bound for the size of objects that is checked first: pydantic's own checks every entry before counting them."""
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > max_length:
@@ -78,7 +78,7 @@ def at_most(max_length: int) -> BeforeValidator:
 
 
 def not_too_many_parts(messages: Any) -> Any:
-    """A bound for the parts of all messages together."""
+    """Bounds the number of parts of all messages together."""
     if isinstance(messages, list):
         contents = [message.get("content") for message in messages if isinstance(message, dict)]
         num_parts = sum(len(content) for content in contents if isinstance(content, list))
@@ -101,7 +101,8 @@ class StreamOptions(Strict):
 
 
 class SloFields(Strict):
-    """What the client hopes for, in milliseconds. `strict`: or else it had rather be refused at once."""
+    """The service level that the client asks for, in milliseconds. With `strict`, it wants to be refused at once if the
+    first token cannot come in time."""
 
     ttft_ms: Annotated[FiniteFloat, Field(gt=0, le=MAX_MILLISECONDS)] | None = None
     itl_ms: Annotated[FiniteFloat, Field(gt=0, le=MAX_MILLISECONDS)] | None = None
@@ -120,7 +121,7 @@ Choices = Annotated[
 
 
 class NamedSchema(Strict):
-    """`strict` is no question here: what is asked for is always kept to."""
+    """A named JSON schema. `strict` makes no difference: output always follows the schema."""
 
     name: Label
     description: str | None = None
@@ -142,7 +143,7 @@ class ResponseFormat(Strict):
 
 
 class StructuredOutputs(Strict):
-    """vLLM's form."""
+    """vLLM's field for guided output."""
 
     json_: Annotated[JsonSchema | None, Field(alias="json")] = None
     json_object: bool | None = None
@@ -158,7 +159,7 @@ class StructuredOutputs(Strict):
 
 
 class GenerationFields(Strict):
-    """What chat and plain completions have in common."""
+    """The fields that chat and plain completions have in common."""
 
     model: Label
     max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
@@ -199,7 +200,7 @@ class GenerationFields(Strict):
 
     @property
     def stated_max_tokens(self) -> int | None:
-        """The most output that was asked for; None: as much as there is room for."""
+        """The limit for the output that was asked for; None: as much as there is room for."""
         return self.max_tokens
 
     @model_validator(mode="after")
@@ -215,7 +216,8 @@ class TextPart(Strict):
 
 
 class ChatMessage(Strict):
-    """`content` is text or a list of text parts; null only where an assistant said nothing."""
+    """One message of a conversation. `content` is text or a list of text parts, or null if an assistant said
+    nothing."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: (
@@ -279,7 +281,7 @@ class ChatRequest(GenerationFields):
 
 
 def prompt_kind(value: Any) -> str:
-    """Which of the four forms of a prompt this is, or tries to be."""
+    """Which of the four forms of a prompt this is, or most resembles if it is none."""
     if not isinstance(value, list):
         return "~string"
     first = value[0] if value else None
@@ -340,5 +342,5 @@ def field_error(field: str, message: str) -> PydanticCustomError:
     return PydanticCustomError("field", "{message}", {"field": field, "message": message})
 
 
-# They turn up in the paths of errors; the tilde tells them from fields that a client made up.
+# The names of union members in the paths of errors. The tilde tells them from fields that a client made up.
 UNION_TAGS = frozenset({"~string", "~object", "~parts", "~strings", "~ids", "~id_lists"})
