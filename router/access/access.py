@@ -1,4 +1,4 @@
-"""The gate of the front: who calls, what they may use, and what they have used."""
+"""Access control: who a caller is, what they may use, and what they have used."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from slipstream.router.http.reader import Request
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 1.0  # at the key file
-SAVE_AFTER_S = 2.0  # the usage that a crash may cost
+LOOK_EVERY_S = 1.0  # how often the key file is checked
+SAVE_AFTER_S = 2.0  # how many seconds of usage a crash may cost
 
 
 @dataclass(frozen=True, slots=True)
 class Permit:
-    """A request that was let in: what it reserved, until `Access.settle`."""
+    """What an admitted request has reserved, until `Access.settle`."""
 
     caller: Caller
     model: str
@@ -39,12 +39,12 @@ class Permit:
 
 
 class Access:
-    """Without a key file all may do all, and only the usage is counted. Everything runs on one event loop; files are
-    read and written in `executor`.
+    """Without a key file everybody may do everything, and only the usage is counted. Everything runs on one event loop;
+    files are read and written in `executor`.
 
-    The key file is looked at once a second, whether somebody calls or not: a key that is gone must not serve even once,
-    and the dispatcher of front processes sees no caller. That is the same on every file system and for files that are
-    swapped by a link. A file that is broken or gone leaves the keys as they were.
+    The key file is checked once a second, whether or not requests arrive: a removed key must not be accepted even once,
+    and with front processes the dispatcher's process sees no callers. (Polling works alike on every file system, and
+    for files that are replaced through a symbolic link.) If the file is broken or missing, the keys stay as they were.
     """
 
     def __init__(self, config: AccessConfig | None = None, executor: Executor | None = None) -> None:
@@ -66,7 +66,7 @@ class Access:
 
     @property
     def has_keys(self) -> bool:
-        """Whether callers must show a key."""
+        """Whether callers must present a key."""
         return self._keys_path is not None
 
     @property
@@ -76,8 +76,8 @@ class Access:
     # ---- life cycle
 
     def open(self) -> None:
-        """Reads the files, and watches that of the keys from now on. Raises ValueError for a broken key file, OSError
-        for a usage file that cannot be used."""
+        """Reads the files, and watches the key file from now on. Raises ValueError if the key file is broken, OSError
+        if the usage file cannot be used."""
         if self._keys_path is not None:
             self._version = _version_of(self._keys_path)
             self._install(read_keys(self._keys_path))
@@ -104,13 +104,13 @@ class Access:
     # ---- callers
 
     def authenticate(self, request: Request) -> Caller:
-        """Who sent a request. Raises HttpError 401."""
+        """The sender of a request. Raises HttpError 401."""
         if self._keys_path is None:
             return ANYBODY
         return self.caller_with(request.headers.get(b"authorization", b""))
 
     def caller_with(self, authorization: bytes) -> Caller:
-        """Who shows this header. Raises HttpError 401."""
+        """The caller with this Authorization header. Raises HttpError 401."""
         scheme, _, secret = authorization.partition(b" ")
         secret = secret.strip()
         if scheme.lower() != b"bearer" or not secret:
@@ -118,7 +118,7 @@ class Access:
         digest = digest_of(secret)
         caller = self._callers.get(digest)
         key = caller.key if caller is not None else None
-        # The dictionary has compared hashes, whose timing tells nothing about a secret; this compares all of it again.
+        # The lookup compared hashes, whose timing reveals nothing about a secret; this compares the whole digest again.
         if caller is None or key is None or not hmac.compare_digest(key.digest, digest):
             raise self._unauthenticated("unknown", "Incorrect API key provided.")
         if key.expires_s is not None and time.time() >= key.expires_s:
@@ -128,9 +128,9 @@ class Access:
     def admit(
         self, caller: Caller, model: str, num_tokens: int, num_sequences: int, is_resumed: bool = False
     ) -> tuple[Permit, str]:
-        """Lets a request in, against the limits of its key. Returns a permit, which must be settled, and header lines
-        for the response. Raises HttpError 429, or 400 for what could never be let in; not for one that `is_resumed`,
-        which the router before has let in."""
+        """Admits a request within the limits of its key. Returns a permit, which must be settled, and header lines for
+        the response. Raises HttpError 429 if it exceeds a limit, 400 if it could never be admitted; but neither for one
+        that `is_resumed`, because the previous router has admitted it."""
         permit = Permit(caller, model, num_tokens, num_sequences)
         if caller.key is None:
             return permit, ""
@@ -153,18 +153,18 @@ class Access:
     async def enter(
         self, caller: Caller, model: str, num_tokens: int, num_sequences: int, is_resumed: bool = False
     ) -> tuple[Permit, str]:
-        """`admit`, for whoever does not know where the limits are counted."""
+        """The same as `admit`, but awaitable, because in a front process the limits are counted elsewhere."""
         return self.admit(caller, model, num_tokens, num_sequences, is_resumed)
 
     def caller_of(self, digest: bytes) -> Caller:
-        """Who has the key with that digest, as a front process found it out. Raises HttpError 401."""
+        """The caller whose key has this digest, as a front process has found out. Raises HttpError 401."""
         caller = self._callers.get(digest)
         if caller is None:
             raise self._unauthenticated("unknown", "Incorrect API key provided.")
         return caller
 
     def settle(self, permit: Permit, used: UsageCounts) -> None:
-        """The request has ended."""
+        """A request has ended: counts what it used, and gives back what it reserved beyond that."""
         key = permit.caller.key
         account = Account(permit.caller.name, permit.caller.tenant(""), permit.model)
         self.usage.add(account, used)
@@ -176,7 +176,7 @@ class Access:
             self._save_timer = asyncio.get_running_loop().call_later(SAVE_AFTER_S, self._begin_save)
 
     def usage_of(self, caller: Caller) -> Iterator[tuple[Account, UsageCounts]]:
-        """The caller's own, or all for an admin."""
+        """The usage of the caller's key; for an administrator, of all keys."""
         return ((account, counts) for account, counts in self.usage if caller.is_admin or account.key == caller.name)
 
     def _limits_of(self, key: ApiKey, now: float) -> KeyLimits:
@@ -231,7 +231,7 @@ class Access:
         now = time.monotonic()
         self._callers = {key.digest: Caller(key) for key in keys}
         by_name = {key.name: key for key in keys}
-        # What runs under a key that is gone still settles with its limits.
+        # Keep the limits of removed keys that still have requests running, which will settle with them.
         self._limits = {name: limits for name, limits in self._limits.items() if name in by_name or limits.num_running}
         for name, limits in self._limits.items():
             if name in by_name:
@@ -262,12 +262,12 @@ class Access:
 
 
 def level_of(num_keys: int) -> int:
-    """A file without a key turns everybody away: that may be meant, and may be a slip."""
+    """The log level for a number of keys: a file without keys locks everybody out, which may be a mistake."""
     return logging.INFO if num_keys else logging.WARNING
 
 
 def _version_of(path: Path) -> FileVersion | None:
-    """None: it cannot be looked at; reading it will say why."""
+    """The version of the file; None if it cannot be read, in which case reading it will say why."""
     try:
         return FileVersion.of(path)
     except OSError:

@@ -1,8 +1,8 @@
 """What an API key allows, and how its secret is made and recognised.
 
-Only the SHA-256 of a secret is kept. A slow hash (scrypt, argon2) protects passwords, which people choose and which can
-be guessed; these secrets are 256 random bits, so nobody will ever find one by trying hashes, however fast they are.
-And the hash has to be computed for every request, beside the event loop's other work: 1 us instead of 50 ms.
+Only the SHA-256 of a secret is kept. A slow hash (scrypt, argon2) protects passwords, which people choose and others
+can guess. These secrets are 256 random bits, which nobody can find by trying, however fast the hash is. And the hash is
+computed on the event loop for every request, so it matters that it takes 1 us instead of 50 ms.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import secrets
 from dataclasses import dataclass
 
-SECRET_PREFIX = "sk-slip-"  # lets people and scanners of repositories see what it is
+SECRET_PREFIX = "sk-slip-"  # lets people, and scanners for leaked secrets, recognise it
 SECRET_BYTES = 32
 
 
@@ -25,10 +25,10 @@ def digest_of(secret: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """`digest` is the SHA-256 of the secret. Rates are per minute, None without a limit. `max_concurrent` counts
-    sequences: each choice of an answer is one. `max_priority` is the most urgent (lowest) priority that may be asked
-    for. `models` None: all. `expires_s` is in seconds since the epoch. With `shared_cache` the tenant's prompts may
-    find the KV of other tenants that share theirs."""
+    """One API key. `digest` is the SHA-256 of its secret. Rates are per minute; None: no limit. `max_concurrent` counts
+    sequences, of which each choice of an answer is one. `max_priority` is the most urgent (lowest) priority that may be
+    asked for. `models` None: all. `expires_s` is in seconds since the epoch. With `shared_cache`, the tenant shares
+    cached KV with all other tenants that have `shared_cache`."""
 
     name: str
     digest: bytes

@@ -1,4 +1,4 @@
-"""Who sent an HTTP request, and what that means for the requests it becomes."""
+"""The sender of an HTTP request, and what follows from it for the generation requests made of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slipstream.router.http.errors import HttpError
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """`key` None: there are no keys, and everybody may do everything."""
+    """Who sent a request. `key` None: there are no keys, and everybody may do everything."""
 
     key: ApiKey | None = None
 
@@ -27,16 +27,17 @@ class Caller:
         return self.key.weight if self.key is not None else 1.0
 
     def tenant(self, user: str) -> str:
-        """With keys the key's; else what the client says of itself."""
+        """The tenant: that of the key or, if there are no keys, the `user` that the client names."""
         return self.key.tenant if self.key is not None else user
 
     def may_see(self, tenant: str) -> bool:
-        """Whether requests of that tenant are this caller's business."""
+        """Whether this caller may see requests of that tenant."""
         return self.key is None or self.key.admin or self.key.tenant == tenant
 
     def own(self, name: str) -> str:
-        """A name that the client chose (a cache salt, a session), as one that no other tenant can give. The length in
-        front keeps `ab` + `c` apart from `a` + `bc`; what keys share begins in another way than what a tenant owns."""
+        """Turns a name that the client chose (a cache salt, a session) into one that no other tenant can produce. The
+        length in front keeps `ab` + `c` apart from `a` + `bc`; names that keys share have a different beginning from
+        those that a tenant owns."""
         if self.key is None:
             return name
         if self.key.shared_cache:
@@ -44,7 +45,7 @@ class Caller:
         return f"tenant:{len(self.key.tenant)}:{self.key.tenant}:{name}"
 
     def check(self, model: str, priority: int) -> None:
-        """Raises HttpError 403 for what the key does not allow."""
+        """Raises HttpError 403 if the key does not allow this model or this priority."""
         key = self.key
         if key is None:
             return

@@ -1,4 +1,4 @@
-"""`slipstream keys`: add, list and remove the keys of a file. A running router takes up what changes."""
+"""`slipstream keys`: add, list and remove the keys in a file. A running router picks up changes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def remove_command(file: Path, name: str) -> None:
 
 
 def fail(file: Path, error: Exception) -> Any:
-    """Says what is wrong and ends."""
+    """Prints what is wrong and exits."""
     text = str(error)
     click.echo(f"error: {text if str(file) in text else f'{file}: {text}'}", err=True)
     sys.exit(2)

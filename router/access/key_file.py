@@ -1,4 +1,4 @@
-"""The file of API keys: reading it strictly, adding and removing keys without touching the rest of the text.
+"""The file of API keys: reads it strictly, and adds and removes keys without touching the rest of its text.
 
 keys:
   - name: alice
@@ -33,24 +33,24 @@ from slipstream.router.access.api_key import ApiKey
 
 MAX_FILE_BYTES = 16 << 20
 MAX_NAME_CHARS = 128
-NAME = re.compile(r"[A-Za-z0-9._@/+-]+( [A-Za-z0-9._@/+-]+)*")  # they stand in logs, URLs and labels of metrics
+NAME = re.compile(r"[A-Za-z0-9._@/+-]+( [A-Za-z0-9._@/+-]+)*")  # names occur in logs, URLs and labels of metrics
 SHA256 = re.compile(r"[0-9a-f]{64}")
 FIELDS = (
     *("name", "sha256", "tenant", "weight", "requests_per_minute", "tokens_per_minute", "max_concurrent"),
     *("max_priority", "models", "admin", "expires", "shared_cache"),
 )
 
-# libyaml's, where it is there: ten times as fast, and the file is read while requests are served.
+# libyaml's loader if it is installed: it is ten times as fast, and the file is read while requests are served.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class KeyFileError(ValueError):
-    """What is wrong with the file, in one sentence that names the key and the field."""
+    """The file is broken. The text is one sentence that names the key and the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileVersion:
-    """Differs from an earlier one if the file was written or replaced in between."""
+    """Identifies the state of a file: it differs from an earlier one if the file was written or replaced in between."""
 
     inode: int
     mtime_ns: int
@@ -64,7 +64,7 @@ class FileVersion:
 
 
 def read_keys(path: Path) -> list[ApiKey]:
-    """Raises KeyFileError, also where the file cannot be read."""
+    """The keys in a file. Raises KeyFileError if it is broken or cannot be read."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise KeyFileError(f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB")
@@ -78,7 +78,7 @@ def read_keys(path: Path) -> list[ApiKey]:
 
 
 def parse_keys(text: str) -> list[ApiKey]:
-    """Raises KeyFileError."""
+    """The keys in the text of a file. Raises KeyFileError if it is broken."""
     try:
         raw = yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -109,7 +109,7 @@ def parse_keys(text: str) -> list[ApiKey]:
 
 
 def add_key(text: str, entry: Mapping[str, Any]) -> str:
-    """The file's text with one more key at the end of the list. Raises KeyFileError if the result were wrong."""
+    """The file's text with one more key at the end of the list. Raises KeyFileError if the result would be broken."""
     text = f"{text.rstrip()}\n"
     parse_keys(text if text.strip() else "keys: []")
     lines = yaml.safe_dump([dict(entry)], sort_keys=False, allow_unicode=True, width=1000).splitlines()
@@ -131,7 +131,7 @@ def add_key(text: str, entry: Mapping[str, Any]) -> str:
 
 
 def remove_key(text: str, name: str) -> str:
-    """The file's text without the key. Raises KeyFileError if there is none of that name."""
+    """The file's text without the key called `name`. Raises KeyFileError if there is no such key."""
     text = f"{text.rstrip()}\n"
     keys = parse_keys(text)
     at = next((number for number, key in enumerate(keys) if key.name == name), None)
@@ -152,7 +152,7 @@ def remove_key(text: str, name: str) -> str:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Puts a new file in the place of the old one, readable for its owner alone; nobody ever sees half of it."""
+    """Replaces a file atomically by one that only its owner can read."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -173,7 +173,7 @@ def _listed(node: yaml.Node | None) -> yaml.SequenceNode | None:
 
 
 def _end_line(item: yaml.CollectionNode, lines: list[str]) -> int:
-    """The line after the last one of an item: a block ends for the parser only where the next thing begins."""
+    """The number of the line after an item. (The parser lets a block end only where the next thing begins.)"""
     end = item.end_mark.line + bool(item.flow_style)
     while not lines[end - 1].split("#")[0].strip():
         end -= 1
@@ -212,7 +212,7 @@ def _key(number: int, raw: object) -> ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """Takes fields of one key by type."""
+    """Takes the fields of one key, checking their types."""
 
     where: str
     raw: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""Rates and concurrency of API keys. Sans-IO; time is an argument."""
+"""Rate and concurrency limits of API keys. Sans-IO; time is an argument."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Literal
 from slipstream.router.access.api_key import ApiKey
 
 MINUTE_S = 60.0
-BUSY_RETRY_S = 1.0  # nobody knows when one of the running sequences will end
+BUSY_RETRY_S = 1.0  # a guess: nobody knows when one of the running sequences will end
 
 LimitName = Literal["requests", "tokens", "concurrent"]
 
 
 class RateLimited(Exception):  # noqa: N818 - reads as the sentence it carries
-    """`retry_after_s`: when the same request would be let in, if nothing else came."""
+    """The request exceeds a limit. It would be admitted after `retry_after_s` if nothing else came in between."""
 
     def __init__(self, limit: LimitName, message: str, retry_after_s: float) -> None:
         super().__init__(message)
@@ -23,8 +23,8 @@ class RateLimited(Exception):  # noqa: N818 - reads as the sentence it carries
 
 
 class TokenBucket:
-    """A minute's worth at most, refilled all the time. What is taken beyond that, because it turned out to be more
-    than was reserved, is a debt that is paid before anything else is let in."""
+    """Holds one minute's worth at most, and is refilled continuously. If a request uses more than it reserved, the
+    level can become negative; that debt is paid off before anything else is admitted."""
 
     __slots__ = ("_level", "_updated_s", "per_minute")
 
@@ -34,47 +34,47 @@ class TokenBucket:
         self._updated_s = now
 
     def set_rate(self, per_minute: float, now: float) -> None:
-        """From now on another rate; what has been used stays used."""
+        """Changes the rate from now on; what has been used stays used."""
         used = self.per_minute - self.level(now)
         self.per_minute = per_minute
         self._level = per_minute - used
 
     def level(self, now: float) -> float:
-        """What could be taken now; negative while there are debts."""
+        """How much could be taken now; negative while there is a debt."""
         elapsed_s = max(now - self._updated_s, 0.0)
         self._level = min(self._level + elapsed_s * self.per_minute / MINUTE_S, self.per_minute)
         self._updated_s = now
         return self._level
 
     def wait_s(self, amount: float, now: float) -> float:
-        """Until so much can be taken. More than a minute's worth needs a full bucket."""
+        """Seconds until so much can be taken. An amount of more than a minute's worth needs a full bucket."""
         missing = min(amount, self.per_minute) - self.level(now)
         return max(missing, 0.0) * MINUTE_S / self.per_minute
 
     def take(self, amount: float, now: float) -> None:
-        """A negative amount is given back."""
+        """Takes an amount, or gives it back if it is negative."""
         self._level = min(self.level(now) - amount, self.per_minute)
 
     def reset_s(self, now: float) -> float:
-        """Until it is full again."""
+        """Seconds until the bucket is full again."""
         return (self.per_minute - self.level(now)) * MINUTE_S / self.per_minute
 
 
 @dataclass(slots=True)
 class KeyLimits:
-    """How much of its limits a key has used up. Outlives changes of the file: a key is known by its name."""
+    """How much of its limits a key has used up. This outlives changes of the key file, where a key keeps its name."""
 
     requests: TokenBucket | None = None
     tokens: TokenBucket | None = None
     num_running: int = 0
 
     def follow(self, key: ApiKey, now: float) -> None:
-        """Takes on the rates that the key has now."""
+        """Takes over changed rates of the key."""
         self.requests = _at_rate(self.requests, key.requests_per_minute, now)
         self.tokens = _at_rate(self.tokens, key.tokens_per_minute, now)
 
     def admit(self, key: ApiKey, num_tokens: int, num_sequences: int, now: float) -> None:
-        """Takes one request with so many tokens and sequences. Raises RateLimited, and then nothing was taken."""
+        """Takes one request with so many tokens and sequences. Raises RateLimited; then nothing was taken."""
         if key.max_concurrent is not None and self.num_running + num_sequences > key.max_concurrent:
             running = f"{self.num_running} of {key.max_concurrent} sequences of this key are running or waiting"
             raise RateLimited("concurrent", f"{running}, and this request asks for {num_sequences}", BUSY_RETRY_S)
@@ -92,7 +92,8 @@ class KeyLimits:
         self.take(num_tokens, num_sequences, now)
 
     def take(self, num_tokens: int, num_sequences: int, now: float) -> None:
-        """As `admit`, of a request that another router has let in: what is beyond the limits is owed."""
+        """The same as `admit`, but for a request that another router has admitted: what exceeds the limits becomes a
+        debt."""
         if self.tokens is not None:
             self.tokens.take(num_tokens, now)
         if self.requests is not None:
@@ -100,7 +101,7 @@ class KeyLimits:
         self.num_running += num_sequences
 
     def settle(self, num_reserved: int, num_used: int, num_sequences: int, now: float) -> None:
-        """A request has ended: what it did not use is given back, what it used beyond is owed."""
+        """A request has ended: what it did not use is given back, and what it used beyond its reservation is a debt."""
         self.num_running -= num_sequences
         if self.tokens is not None:
             self.tokens.take(num_used - num_reserved, now)
@@ -118,7 +119,7 @@ class KeyLimits:
 
 
 def duration(seconds: float) -> str:
-    """As OpenAI writes it: 120ms, 1.5s, 6m0s."""
+    """A duration in OpenAI's format: 120ms, 1.5s, 6m0s."""
     if seconds < 1:
         return f"{seconds * 1e3:.0f}ms"
     minutes, rest = divmod(seconds, 60)

@@ -1,4 +1,4 @@
-"""What each key has used of each model, in memory and in a file that only grows."""
+"""What each key has used of each model, kept in memory and in an append-only file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 log = logging.getLogger(__name__)
 
-COMPACT_BYTES = 4 << 20  # a file larger than this is written anew, with one line for each key and model, at the start
+COMPACT_BYTES = 4 << 20  # a larger file is compacted at the start, to one line for each key and model
 
 
 @dataclass(slots=True)
 class UsageCounts:
-    """Sums. `num_cached_tokens` are among the prompt's; `num_errors` among the requests."""
+    """Sums over requests. `num_cached_tokens` is part of the prompt tokens, `num_errors` part of the requests."""
 
     num_requests: int = 0
     num_errors: int = 0
@@ -47,7 +47,7 @@ class UsageCounts:
 
 
 class Account(NamedTuple):
-    """Whose usage it is. Without keys both names are empty."""
+    """Whose usage of which model. Without keys, both names are empty."""
 
     key: str
     tenant: str
@@ -55,7 +55,7 @@ class Account(NamedTuple):
 
 
 class UsageBook:
-    """Sums since ever, and which of them are saved."""
+    """All usage ever counted, and how much of it has been saved."""
 
     def __init__(self) -> None:
         self._total: dict[Account, UsageCounts] = {}
@@ -68,7 +68,7 @@ class UsageBook:
         total.add(counts)
 
     def restore(self, entries: Iterable[tuple[Account, UsageCounts]]) -> None:
-        """What was counted, and saved, before this process began."""
+        """Adds what was counted, and saved, before this process started."""
         for account, counts in entries:
             self._total[account] = counts
             self._saved[account] = replace(counts)
@@ -77,7 +77,7 @@ class UsageBook:
         return iter(self._total.items())
 
     def unsaved(self) -> dict[Account, UsageCounts]:
-        """What has come since it was saved last."""
+        """What was added since the last save."""
         nothing = UsageCounts()
         changes = {account: total.minus(self._saved.get(account, nothing)) for account, total in self._total.items()}
         return {account: counts for account, counts in changes.items() if counts != nothing}
@@ -88,8 +88,8 @@ class UsageBook:
 
 
 class UsageFile:
-    """Lines of JSON, each what was used since the line before. A line is written with one call and counts only with
-    its newline, so that a crash or a full disk costs the latest line and nothing else."""
+    """Lines of JSON, each with the usage since the line before. A line is written by one call and counts only if its
+    newline is there, so a crash or a full disk costs no more than the latest line."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -114,11 +114,11 @@ class UsageFile:
         if len(data) > COMPACT_BYTES:
             self._compact(sums)
         elif not data or not data.endswith(b"\n"):
-            self._append(b"\n" if data else b"")  # so that the next line begins a line, and a wrong path is known now
+            self._append(b"\n" if data else b"")  # ends a torn line, and finds out now if the file cannot be written
         return sums
 
     def append(self, entries: dict[Account, UsageCounts]) -> None:
-        """Blocks till it is on the disk. Raises OSError."""
+        """Appends a line and blocks until it is on disk. Raises OSError."""
         self._append(b"".join(_line(account, counts) for account, counts in entries.items()))
 
     def _append(self, data: bytes) -> None:
@@ -130,7 +130,7 @@ class UsageFile:
                     raise OSError("the disk took only a part of it")
                 os.fdatasync(descriptor)
             except OSError:
-                os.ftruncate(descriptor, num_before)  # all of it comes again with the next, and counts once
+                os.ftruncate(descriptor, num_before)  # remove it: the same usage will be part of the next line
                 raise
         finally:
             os.close(descriptor)

@@ -1,17 +1,17 @@
-"""The names of full pages of tokens, which router and workers compute alike.
+"""The names of full pages of tokens, which the router and the workers compute in the same way.
 
-A full page is known by a digest that chains over everything before it:
+The name of a full page is a digest that chains over everything before it:
 
     root      = xxh3_128(model | salt)
     digest(0) = xxh3_128(root      | tokens of page 0)
     digest(1) = xxh3_128(digest(0) | tokens of page 1) ...
 
-so equal digests mean equal prefixes of the same model within the same salt. `model` is the name that is served with
-its version (`model_key`), the same at the router and at all workers of that version, whatever directory or dtype a pool
-loads it from.
+So equal digests mean equal prefixes of the same model with the same salt. `model` is the served name together with its
+version (`model_key`); it is the same at the router and at all workers of that version, whatever directory or dtype a
+pool loads it from.
 
-Between worker and router a page goes by the first eight bytes of its digest, its block id. Two prefixes that share an
-id cost the router a wrong guess; what a worker serves is decided by whole digests and tokens.
+In messages, a page is named by the first eight bytes of its digest, its block id. If two prefixes happen to share an
+id, the router makes a wrong guess, and nothing worse: what a worker serves is decided by whole digests and tokens.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ ID_BYTES = 8
 
 
 def model_key(model: str, version: str) -> str:
-    """What tells KV of one version of a model from that of others."""
+    """The string that distinguishes the KV of one version of a model from that of others."""
     return f"{model}@{version}" if version else model
 
 
 def root_digest(model_id: str, cache_salt: str) -> bytes:
-    """The digest before the first page. Lengths are part of it: ("ab", "c") and ("a", "bc") differ."""
+    """The digest that the first page chains to. It covers the lengths, so that ("ab", "c") and ("a", "bc") differ."""
     model, salt = model_id.encode(), cache_salt.encode()
     digest: bytes = xxh3_128_digest(b"%d:%b%d:%b" % (len(model), model, len(salt), salt))
     return digest
 
 
 def pack_block_ids(digests: Iterable[bytes]) -> bytes:
-    """Block ids in the form they travel in."""
+    """Block ids in the form in which they are sent."""
     return b"".join([digest[:ID_BYTES] for digest in digests])
 
 
@@ -59,7 +59,7 @@ class HashChain:
         self.page_bytes = page_tokens * 4  # of int32 token ids
 
     def extend(self, tokens: array[int], num_pages: int) -> None:
-        """Hash on until `num_pages` pages are known. `tokens` is the whole sequence as int32."""
+        """Continue until `num_pages` pages are hashed. `tokens` is the whole sequence as int32."""
         first, size = len(self.digests), self.page_bytes
         last = self.parent(first)
         view = memoryview(tokens).cast("B")
@@ -72,7 +72,7 @@ class HashChain:
 
 
 class BlockChain:
-    """The block ids of the full pages of a request's tokens, for who only looks them up. About 0.15 us a page."""
+    """The block ids of the full pages of a request's tokens, for lookups only. Costs about 0.15 us per page."""
 
     __slots__ = ("_last", "ids", "page_tokens")
 
@@ -82,7 +82,7 @@ class BlockChain:
         self._last = root
 
     def extend(self, packed: bytes) -> None:
-        """Know all full pages of `packed`, the whole sequence as packed int32; it goes on from what was known."""
+        """Add the full pages of `packed` (the whole sequence as packed int32) that are not known yet."""
         size = self.page_tokens * 4
         last, digests = self._last, []
         for at in range(len(self.ids) * size, len(packed) - size + 1, size):

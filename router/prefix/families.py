@@ -1,4 +1,4 @@
-"""The prefix index for Prometheus."""
+"""Prometheus metrics of the prefix index."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from slipstream.router.prefix.index import PrefixIndexStatus
 
 
 def prefix_index_families(status: PrefixIndexStatus) -> Iterator[Metric]:
-    """How large it is, what workers tell it, and how true its predictions are: `confirmed` / `predicted` tokens is
-    their precision, `confirmed` / `found` their recall."""
+    """The size of the index, what workers report to it, and how good its predictions are: `confirmed` / `predicted`
+    tokens is their precision, `confirmed` / `found` their recall."""
     yield GaugeMetricFamily("slipstream:prefix_index_blocks", "Blocks that some worker holds.", value=status.num_blocks)
     entries = GaugeMetricFamily("slipstream:prefix_index_entries", "Blocks, by worker and summed.", labels=["kind"])
     entries.add_metric(["held"], status.num_entries - status.num_expected)

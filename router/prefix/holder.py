@@ -8,13 +8,14 @@ from slipstream.router.roster import WorkerState
 
 
 class BlockEventError(Exception):
-    """A worker told of its blocks what cannot be."""
+    """A worker's report about its blocks cannot be true."""
 
 
 @dataclass(slots=True, eq=False)
 class Holder:
-    """`bit` stands for the worker in the index's sets of workers. A block is `held` (the worker said so) or `expected`
-    (a request that will produce it was placed there), with the time until which to believe that; never both."""
+    """The known blocks of one worker. `bit` stands for the worker in the index's sets of workers. A block is either
+    `held` (the worker said so) or `expected` (a request that will produce it was placed there, which is believed until
+    the given time), never both."""
 
     worker: WorkerState
     bit: int
@@ -28,7 +29,7 @@ class Holder:
         return len(self.held) + len(self.expected)
 
     def follow(self, seq: int, is_snapshot: bool) -> bool:
-        """Takes note of a message's number. Returns whether a snapshot has to be asked for.
+        """Notes the number of a message. Returns whether the router has to ask for a snapshot.
 
         Raises BlockEventError if the number does not go forward.
         """

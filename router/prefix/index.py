@@ -1,14 +1,14 @@
 """Which workers hold the KV of which prefixes, as far as the router knows.
 
-    block id -> the workers that hold it, as a bit each of one number
+    block id -> the workers that hold it, as the bits of one number
 
-so that the workers with the longest hits for a prompt are found by walking its block ids once, whatever the number of
-workers. What is known comes from two sources: workers tell which pages their prefix caches take in and let go of
-(`BlocksChanged`), and a request that is placed will produce its blocks where it was placed: until the worker has said
-so, or for `EXPECTED_S`, they count as expected there. Without that a burst of requests with a common beginning would
+So the workers with the longest hits for a prompt are found by walking its block ids once, whatever the number of
+workers. The knowledge comes from two sources. Workers report which pages their prefix caches store and remove
+(`BlocksChanged`). And a request will produce its blocks where it was placed: until that worker has reported them, and
+for `EXPECTED_S` at most, they count as *expected* there. Without that, a burst of requests with a common prefix would
 scatter over all workers.
 
-What is wrong here costs a worse placement, never a wrong answer: workers look into their caches themselves. Sans-IO.
+An error here costs a worse placement, never a wrong answer, because workers look into their caches themselves. Sans-IO.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from slipstream.router.prefix.holder import BlockEventError, Holder
 from slipstream.router.request_state import RequestState
 from slipstream.router.roster import WorkerState
 
-# How long a block counts as expected. A worker tells of a page as soon as it is computed, so this is to outlast the
-# queue of a busy worker; one that is queued for longer should not attract more of the same.
+# How long a block counts as expected. A worker reports a page as soon as it is computed, so this has to outlast the
+# queue of a busy worker. A block that takes longer than this should not attract more requests of the same kind.
 EXPECTED_S = 10.0
-MAX_PLACEMENTS_REMEMBERED = 65_536  # within EXPECTED_S; older ones then expire early
+MAX_PLACEMENTS_REMEMBERED = 65_536  # within EXPECTED_S; if there are more, the oldest expire early
 MAX_ENTRIES = 16_000_000  # blocks times their holders, about 110 bytes each
-# Entries of lost workers that go with every event: a worker has tens of thousands, and nobody should wait for that.
+# How many entries of lost workers are removed per event: a worker has tens of thousands, too many to remove at once.
 SWEPT_AT_ONCE = 256
 
 
 @dataclass(slots=True)
 class PrefixIndexStatus:
-    """Counts since the router started, and the size now. `*_tokens` are of prompts: `predicted` to be found in the
-    cache of the worker that was chosen to prefill, `found` there, and `confirmed`, the smaller of the two, summed."""
+    """Counts since the router started, and the present size. `*_tokens` are sums over prompts: how many tokens were
+    `predicted` to be in the cache of the worker that was chosen to prefill, how many were `found` there, and the
+    smaller of these two numbers, `confirmed`."""
 
     num_blocks: int = 0
     num_entries: int = 0
@@ -46,19 +47,20 @@ class PrefixIndexStatus:
     num_removed: int = 0
     num_gaps: int = 0
     num_snapshots: int = 0
-    num_dropped: int = 0  # blocks that were told and not kept, for there were `max_entries`
+    num_dropped: int = 0  # reported blocks that were not kept, because the index had `max_entries`
     predicted_tokens: int = 0
     found_tokens: int = 0
     confirmed_tokens: int = 0
 
 
-# Gives the names of a request's pages, of the size and model of the worker that says hello.
+# Returns the names of a request's pages, for the page size and the model of the worker with this Hello.
 NamePages = Callable[[RequestState, Hello], BlockChain]
 
 
 class PrefixIndex:
-    """Knows the blocks of the workers that were added. `max_entries` bounds its memory: beyond it, it learns nothing
-    more until something is removed. `name_pages`: who has no tokens, like a simulator, names pages in another way."""
+    """Knows the blocks of the workers that were added. `max_entries` bounds its memory: once that is reached, it learns
+    nothing more until something is removed. `name_pages` is for callers without tokens, such as the simulator, which
+    name pages in another way."""
 
     def __init__(self, max_entries: int = MAX_ENTRIES, name_pages: NamePages | None = None) -> None:
         self._max_entries = max_entries
@@ -67,17 +69,17 @@ class PrefixIndex:
         self._holders: dict[WorkerState, Holder] = {}
         self._by_bit: dict[int, Holder] = {}
         self._role_masks: dict[Role, int] = {"prefill": 0, "decode": 0}
-        self._lost: list[Holder] = []  # their entries count for nothing and go bit by bit
+        self._lost: list[Holder] = []  # their entries no longer count, and are removed bit by bit
         self._placements: deque[tuple[float, Holder, list[int]]] = deque()  # expected blocks, soonest to expire first
         self._num_entries = 0
-        self._version = 0  # changes with every change
+        self._version = 0  # incremented by every change
         self._latest: tuple[BlockChain, int, int, list[tuple[int, int]]] | None = None  # the last walk, and of what
         self._status = PrefixIndexStatus()
 
     # ---- workers
 
     def add(self, worker: WorkerState) -> None:
-        """A worker has joined; it holds nothing as far as we know. One without a prefix cache never will."""
+        """A worker has joined, of which nothing is known yet. One without a prefix cache is not added."""
         if not worker.hello.prefix_caching:
             return
         taken = self._by_bit.keys() | {holder.bit for holder in self._lost}
@@ -86,7 +88,7 @@ class PrefixIndex:
         self._role_masks[worker.hello.role] |= holder.bit
 
     def remove(self, worker: WorkerState) -> None:
-        """A worker is gone, and all it held. Unknown ones are ignored."""
+        """A worker was lost, and with it all it held. Unknown workers are ignored."""
         holder = self._holders.pop(worker, None)
         if holder is None:
             return
@@ -97,12 +99,13 @@ class PrefixIndex:
         self._lost.append(holder)
         self._sweep()
 
-    # ---- what workers tell
+    # ---- reports of workers
 
     def apply(self, worker: WorkerState, message: BlocksChanged) -> bool:
-        """Takes in what a worker tells. Returns whether a snapshot has to be asked for: a message is missing.
+        """Applies a worker's report. Returns whether the router has to ask for a snapshot, because a message is
+        missing.
 
-        Raises BlockEventError if it cannot be true; the worker should be parted with then.
+        Raises BlockEventError if the report cannot be true; the worker should then be disconnected.
         """
         holder = self._holders.get(worker)
         if holder is None:
@@ -124,7 +127,7 @@ class PrefixIndex:
         status.num_stored += len(stored)
         status.num_removed += len(removed)
         if holder.awaits_snapshot:
-            return is_missing  # what is kept is old; the snapshot replaces it
+            return is_missing  # the old view stays until the snapshot replaces it
         self._version += 1
         self._sweep()
         self._remove(holder, holder.held.copy() if message.is_snapshot else holder.held.intersection(removed))
@@ -133,10 +136,10 @@ class PrefixIndex:
             raise BlockEventError(f"BlocksChanged: {len(holder.held)} blocks in {num_pages} pages")
         return False
 
-    # ---- what the router does
+    # ---- placements
 
     def expect(self, worker: WorkerState, state: RequestState, now: float) -> None:
-        """The request was placed where the worker will have the KV of all its tokens."""
+        """A request was placed so that the worker will have the KV of all its tokens."""
         holder = self._holders.get(worker)
         if holder is None:
             return
@@ -159,8 +162,8 @@ class PrefixIndex:
             self._expire_first()
 
     def give_up(self, worker: WorkerState, state: RequestState) -> None:
-        """What was expected of a request will not be computed there: it was cancelled, or has to go elsewhere. What a
-        later request is to compute, too, is still expected."""
+        """The worker will not compute what was expected of a request, which was cancelled or has to go elsewhere.
+        Blocks that a later request will compute as well are still expected."""
         holder = self._holders.get(worker)
         if holder is None or state.blocks is None or state.placed_s is None:
             return
@@ -168,21 +171,23 @@ class PrefixIndex:
         self._stop_expecting(holder, [block for block in state.blocks.ids if expected.get(block) == until])
 
     def expire(self, now: float) -> None:
-        """Gives up what has been expected for too long. To be called before lookups; costs next to nothing."""
+        """Drops the blocks that have been expected for too long. To be called before lookups; costs next to nothing."""
         while self._placements and self._placements[0][0] <= now:
             self._expire_first()
 
     def observe(self, predicted_tokens: int, found_tokens: int) -> None:
-        """A worker has begun a request's prefill: how much of it was predicted to be cached there, and how much was."""
+        """Notes, when a worker has begun a prefill, how many tokens were predicted to be cached there and how many
+        were."""
         status = self._status
         status.predicted_tokens += predicted_tokens
         status.found_tokens += found_tokens
         status.confirmed_tokens += min(predicted_tokens, found_tokens)
 
-    # ---- what can be asked
+    # ---- queries
 
     def cached_tokens(self, worker: WorkerState, state: RequestState) -> int:
-        """Leading tokens of the request's prompt and output so far that need not be computed at the worker."""
+        """How many leading tokens, of the request's prompt and its output so far, need not be computed at the
+        worker."""
         holder = self._holders.get(worker)
         if holder is None:
             return 0
@@ -193,8 +198,8 @@ class PrefixIndex:
         return 0
 
     def best(self, state: RequestState, role: Role, limit: int) -> list[tuple[WorkerState, int]]:
-        """At most `limit` workers of the role that have some of the request's tokens cached, most tokens first, and how
-        many. Workers that drain are left out."""
+        """At most `limit` workers of the role that have some of the request's tokens cached, with the number of tokens,
+        most tokens first. Draining workers are left out."""
         found: list[tuple[WorkerState, int]] = []
         role_mask = self._role_masks[role]
         for num_blocks, mask in self._hits(state):
@@ -210,8 +215,9 @@ class PrefixIndex:
         return found
 
     def held_tokens(self, worker: WorkerState, state: RequestState) -> int:
-        """Of `cached_tokens` those that the worker holds already: what is only expected is of no use to a prefill that
-        begins before it is there. A cache lets go of the ends of prefixes first, so halving finds the edge."""
+        """How many of `cached_tokens` the worker holds already. Blocks that are only expected are of no use to a
+        prefill that begins before they exist. Caches evict the ends of prefixes first, so bisection finds the
+        boundary."""
         holder = self._holders.get(worker)
         most = self.cached_tokens(worker, state) // worker.hello.page_tokens
         if holder is None or not most:
@@ -223,24 +229,25 @@ class PrefixIndex:
 
     @property
     def status(self) -> PrefixIndexStatus:
-        """A copy."""
+        """A copy of the counts."""
         num_expected = sum(len(holder.expected) for holder in self._holders.values())
         return replace(
             self._status, num_blocks=len(self._masks), num_entries=self._num_entries, num_expected=num_expected
         )
 
     def held_blocks(self, worker: WorkerState) -> frozenset[int]:
-        """What the worker has told that it holds."""
+        """Ids of the blocks that the worker has reported to hold."""
         holder = self._holders.get(worker)
         return frozenset(holder.held) if holder is not None else frozenset()
 
     def num_held(self, worker: WorkerState) -> int:
-        """How many blocks the worker has told that it holds."""
+        """How many blocks the worker has reported to hold."""
         holder = self._holders.get(worker)
         return len(holder.held) if holder is not None else 0
 
     def check_integrity(self) -> None:
-        """Raises AssertionError if the two views of who holds what differ. Looks at everything, for tests."""
+        """Raises AssertionError if the two views of who holds what differ. Slow, as it looks at everything; for
+        tests."""
         for worker, holder in self._holders.items():
             assert self._by_bit[holder.bit] is holder, worker.name
             assert self._role_masks[worker.hello.role] & holder.bit, worker.name
@@ -257,11 +264,11 @@ class PrefixIndex:
         assert len(self._by_bit) == len(self._holders)
         assert sum(mask.bit_count() for mask in self._role_masks.values()) == len(self._holders)
 
-    # ---- inside
+    # ---- helpers
 
     def _chain(self, state: RequestState, num_tokens: int) -> BlockChain:
-        """The request's blocks, up to the last full page of its `num_tokens` by now."""
-        hello = next(iter(self._holders)).hello  # all have the same name of the model and size of pages
+        """The request's blocks, up to the last full page of its present `num_tokens`."""
+        hello = next(iter(self._holders)).hello  # all have the same model name and page size
         chain = state.blocks
         if chain is None or chain.page_tokens != hello.page_tokens:
             chain = state.blocks = self._name_pages(state, hello)
@@ -275,7 +282,7 @@ class PrefixIndex:
             return []
         num_tokens = state.num_tokens
         chain = self._chain(state, num_tokens)
-        # The last token is always computed: the one after it is sampled from what comes out.
+        # The last token is always computed, because the next one is sampled from its scores.
         num_usable = (num_tokens - 1) // chain.page_tokens
         if self._latest is not None and self._latest[:3] == (chain, num_usable, self._version):
             return self._latest[3]
@@ -309,13 +316,13 @@ class PrefixIndex:
         self._num_entries = self._max_entries - room
 
     def _remove(self, holder: Holder, blocks: set[int]) -> None:
-        """Of what it held."""
+        """Removes blocks that the holder held."""
         self._forget(holder, blocks)
         holder.held -= blocks
         self._num_entries -= len(blocks)
 
     def _sweep(self) -> None:
-        """Some of what lost workers held."""
+        """Removes some of the blocks of lost workers."""
         if not self._lost:
             return
         holder = self._lost[-1]

@@ -11,12 +11,12 @@ MAX_SESSIONS = 65_536
 
 
 class Sessions:
-    """Conversations by tenant and name, the `capacity` most recently used ones. Workers are remembered by name, because
-    one that connects anew still has its prefix cache. Sans-IO."""
+    """The `capacity` most recently used conversations, by tenant and name. Workers are remembered by name, because a
+    worker that reconnects still has its prefix cache. Sans-IO."""
 
     def __init__(self, capacity: int = MAX_SESSIONS) -> None:
         self._capacity = capacity
-        self._workers: dict[str, WorkerState] = {}  # connected ones, by name
+        self._workers: dict[str, WorkerState] = {}  # the connected workers by name
         self._names: OrderedDict[tuple[str, str], dict[Role, str]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -27,12 +27,12 @@ class Sessions:
         self._workers[worker.name] = worker
 
     def remove(self, worker: WorkerState) -> None:
-        """A worker is gone. Unknown ones are ignored."""
+        """A worker was lost. Unknown workers are ignored."""
         if self._workers.get(worker.name) is worker:
             del self._workers[worker.name]
 
     def note(self, session: str, worker: WorkerState, tenant: str = "") -> None:
-        """A request of the conversation was placed on the worker. Without a conversation there is nothing to note."""
+        """A request of the conversation was placed on the worker. Does nothing if `session` is empty."""
         if not session:
             return
         key = tenant, session
@@ -42,7 +42,7 @@ class Sessions:
             self._names.popitem(last=False)
 
     def worker_of(self, session: str, role: Role, tenant: str = "") -> WorkerState | None:
-        """The worker of that role that the conversation ran on last, if it is connected and takes new work."""
+        """The worker of the role that the conversation last ran on, if it is connected and takes new work."""
         if not session:
             return None
         worker = self._workers.get(self._names.get((tenant, session), {}).get(role, ""))

@@ -1,7 +1,7 @@
-"""W3C Trace Context, as a client sends it: `traceparent` and `tracestate`, read strictly.
+"""Reads a client's W3C Trace Context strictly: the headers `traceparent` and `tracestate`.
 
-https://www.w3.org/TR/trace-context: a traceparent that is not exactly right counts as none, and then the tracestate
-does, too; a tracestate that is not right is dropped alone. Neither is ever an error.
+By https://www.w3.org/TR/trace-context, a malformed traceparent is ignored together with the tracestate, and a malformed
+tracestate is ignored alone. Neither is ever an error.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-# Version 00 ends after the flags; later ones may go on after another dash. Version ff is not one.
+# Version 00 ends after the flags; later versions may continue after another dash. Version ff is invalid.
 TRACEPARENT = re.compile(rb"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 STATE_KEY = re.compile(r"[a-z0-9][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13}")
 STATE_VALUE = re.compile(r"[ -+\--<>-~]{0,255}[!-+\--<>-~]")  # printable without comma and equals sign, no space last
@@ -19,7 +19,7 @@ SAMPLED = 0x01
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """The caller's span. `state` is what other tracing systems want passed on, in its normal form."""
+    """The caller's span. `state` is the normalised tracestate, which is passed on for other tracing systems."""
 
     trace_id: str  # 32 hex digits
     span_id: str  # 16 hex digits
@@ -28,7 +28,7 @@ class TraceContext:
 
 
 def trace_context(traceparent: bytes | None, tracestate: bytes | None) -> TraceContext | None:
-    """None if there is none that is well-formed."""
+    """The caller's trace context; None if the traceparent is missing or malformed."""
     found = TRACEPARENT.fullmatch(traceparent) if traceparent is not None else None
     if found is None:
         return None
@@ -41,7 +41,7 @@ def trace_context(traceparent: bytes | None, tracestate: bytes | None) -> TraceC
 
 
 def normal_state(tracestate: bytes) -> str:
-    """Without blanks around members and without empty ones; empty if anything is wrong with it."""
+    """The tracestate without blanks around members and without empty members; empty if it is malformed."""
     try:
         members = [member.strip(" \t") for member in tracestate.decode("ascii").split(",")]
     except UnicodeDecodeError:

@@ -1,9 +1,9 @@
-"""Traces to a collector, over OTLP/HTTP. OpenTelemetry is imported here alone, and only when an endpoint is configured.
+"""Sends traces to a collector over OTLP/HTTP. OpenTelemetry is imported only here, and only if there is an endpoint.
 
     event loop --put--> bounded queue --> thread: records to spans to protobuf --POST--> collector
 
-The event loop never waits: when the queue is full, the trace is dropped and counted. What the exporter can be told by
-the environment (`OTEL_EXPORTER_OTLP_HEADERS`, `..._CERTIFICATE`, `..._COMPRESSION`, `OTEL_RESOURCE_ATTRIBUTES`) holds.
+The event loop never waits: if the queue is full, a trace is dropped and counted. The exporter's environment variables
+(`OTEL_EXPORTER_OTLP_HEADERS`, `..._CERTIFICATE`, `..._COMPRESSION`, `OTEL_RESOURCE_ATTRIBUTES`) have their effect.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from slipstream.router.tracing.tracer import TraceCounts
 
 log = logging.getLogger(__name__)
 
-BATCH_TRACES = 64  # a POST
-GATHER_S = 0.5  # a batch that is not full waits so long for more
+BATCH_TRACES = 64  # traces per POST
+GATHER_S = 0.5  # how long a batch that is not full waits for more
 KINDS = {"server": SpanKind.SERVER, "internal": SpanKind.INTERNAL}
 SCOPE = InstrumentationScope("slipstream.router")
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 
 class OtlpExporter:
-    """`start`, `put` from the event loop, `close`. `counts` may be read at any time."""
+    """Life cycle: `start`, then `put` from the event loop, then `close`. `counts` may be read at any time."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class OtlpExporter:
         self._was_failing = False
         self._resource = Resource.create({"service.name": "slipstream", "slipstream.model": model})
         self._exporter: SpanExporter = OTLPSpanExporter(endpoint=endpoint, timeout=timeout_s)
-        # It would log every failed batch with its stack; we say it once, and count.
+        # The library would log every failed batch with a stack trace; we log the first failure, and count.
         logging.getLogger("opentelemetry.exporter.otlp").setLevel(logging.CRITICAL)
         self._thread = threading.Thread(target=self._run, name="trace-export", daemon=True)
 
@@ -63,7 +63,7 @@ class OtlpExporter:
         self._thread.start()
 
     def put(self, trace: RequestTrace) -> None:
-        """Drops the trace if too many wait already: the collector is slow or gone."""
+        """Queues a trace. If too many are waiting, because the collector is slow or gone, it is dropped."""
         with self._changed:
             if len(self._waiting) >= self._queue_traces or self._is_closing:
                 self.counts.num_dropped += 1
@@ -73,13 +73,13 @@ class OtlpExporter:
                 self._changed.notify()
 
     def close(self, within_s: float) -> None:
-        """Sends what waits, for at most `within_s`; what is left then counts as dropped. Blocks: call it elsewhere."""
+        """Sends what is queued, for at most `within_s`; the rest counts as dropped. Blocks, so call it in a thread."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
         self._thread.join(within_s)
         if self._thread.is_alive():
-            self._exporter.shutdown()  # ends its waiting between tries
+            self._exporter.shutdown()  # interrupts its waits between retries
         with self._changed:
             self.counts.num_dropped += len(self._waiting)
             self._waiting.clear()
@@ -103,12 +103,12 @@ class OtlpExporter:
                 _otel_span(trace, span, self._resource, offset_s) for trace in batch for span in self._spans(trace)
             ]
             return bool(spans) and self._exporter.export(spans) is SpanExportResult.SUCCESS
-        except Exception:  # a trace that cannot be told must not end the thread, and with it all later ones
+        except Exception:  # one trace that cannot be exported must not end the thread
             log.exception("traces of %d requests could not be made into spans", len(batch))
             return False
 
     def _next_batch(self) -> list[RequestTrace]:
-        """Waits for traces; empty when there will be none any more."""
+        """Waits for traces; empty when the exporter is closed and no more will come."""
         with self._changed:
             while not self._waiting and not self._is_closing:
                 self._changed.wait()

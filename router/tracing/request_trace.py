@@ -1,4 +1,4 @@
-"""What is kept of a sampled HTTP request until its spans are made, after its end."""
+"""What is kept of a sampled HTTP request until its spans are made, which happens after its end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def new_span_id(source: Random) -> str:
 
 @dataclass(slots=True)
 class RequestTrace:
-    """`records` and `asked` are there if generations were begun for it; times are `time.monotonic()` seconds."""
+    """One traced HTTP request. `records` and `asked` are set if it led to generations. Times are `time.monotonic()`
+    seconds."""
 
     trace_id: str
     span_id: str
@@ -34,6 +35,6 @@ class RequestTrace:
     asked: Mapping[str, Value] = field(default_factory=dict)
 
     def answered(self, records: Sequence[RequestRecord], asked: Mapping[str, Value]) -> None:
-        """The generations of the request, and what it asked for, by the names of OpenTelemetry's GenAI conventions."""
+        """Adds the generations of the request, and its fields by their names in OpenTelemetry's GenAI conventions."""
         self.records = records
         self.asked = asked

@@ -1,10 +1,10 @@
-"""Spans of a request, made from its records when it is over: the hot path keeps times only.
+"""Makes the spans of a request from its records after its end, so that the hot path only has to note times.
 
-    POST /v1/chat/completions          one a HTTP request, child of the caller's span if there is one
-      |- queued, reserve, prefill, transfer, decode      `router.stages`, one set an attempt (and choice)
+    POST /v1/chat/completions          one per HTTP request, a child of the caller's span if there is one
+      |- queued, reserve, prefill, transfer, decode      `router.stages`, one set per attempt and choice
 
 Names and attributes follow OpenTelemetry's conventions for HTTP servers and, where there is one, for generative AI;
-ours begin with `slipstream.`. A placement is an event of the stage that it ended, with its candidates.
+our own begin with `slipstream.`. A placement is an event, with its candidates, of the stage that it ended.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from slipstream.router.placement.decision import Decision
 from slipstream.router.stages import Attempt, attempts_of
 from slipstream.router.tracing.request_trace import RequestTrace, Value
 
-MAX_TRACED_CHOICES = 16  # of one HTTP request; a thousand choices would be many thousand spans
-MAX_TOLD_CANDIDATES = 16  # of a placement
+MAX_TRACED_CHOICES = 16  # per HTTP request; a thousand choices would be many thousands of spans
+MAX_TOLD_CANDIDATES = 16  # per placement
 
 Attributes = dict[str, Value]
 
@@ -34,7 +34,7 @@ class SpanEvent:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Times in seconds of the records' clock. `error` is the status' text, None if all went well."""
+    """One span. Times are seconds of the records' clock. `error` is the text of the status; None if all went well."""
 
     name: str
     kind: Literal["server", "internal"]
@@ -48,7 +48,7 @@ class Span:
 
 
 def spans_of(trace: RequestTrace, new_span_id: Callable[[], str]) -> Iterator[Span]:
-    """The request's span, then those of its stages."""
+    """The span of the request, followed by those of its stages."""
     yield _request_span(trace)
     for index, record in enumerate(trace.records[:MAX_TRACED_CHOICES]):
         for attempt in attempts_of(record):
@@ -93,7 +93,7 @@ def _request_span(trace: RequestTrace) -> Span:
             error, attributes["error.type"] = failed.message, failed.kind
     if trace.status >= 400:
         attributes["error.type"] = str(trace.status)
-        if trace.status >= 500:  # the client's own mistakes are no errors of a server
+        if trace.status >= 500:  # a client's mistake is not an error of the server
             error = error or f"status {trace.status}"
     parent_id = trace.parent.span_id if trace.parent is not None else None
     name = f"{trace.method} {trace.path}"
@@ -115,7 +115,7 @@ def _stage_spans(
         if stage.name == "transfer" and record.landed is not None and record.landed.attempt == attempt.number:
             attributes["slipstream.transfer.bytes"] = record.landed.num_bytes
             attributes["slipstream.transfer.seconds"] = record.landed.seconds
-        # A stage ends by being placed; what was decided at that moment belongs to it, and to no later one.
+        # A placement ends a stage; the decision made at that moment belongs to that stage and not to the next one.
         events = tuple(
             SpanEvent("placed", event.time_s, decision_attributes(event.decision))
             for event in placements
@@ -129,7 +129,7 @@ def _stage_spans(
 
 
 def decision_attributes(decision: Decision) -> Attributes:
-    """Numbers and words; candidates as a line each, since attributes have no structure."""
+    """A decision as attributes. These cannot be nested, so each candidate becomes one line of text."""
     attributes: Attributes = {
         "slipstream.placement.policy": decision.policy,
         "slipstream.placement.reason": decision.reason,

@@ -1,4 +1,4 @@
-"""Which requests are traced, and where their traces go when they are over."""
+"""Decides which requests are traced, and hands on their traces when they have ended."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from slipstream.router.tracing.context import TraceContext
 from slipstream.router.tracing.request_trace import RequestTrace, new_span_id
 
 TRACED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})  # health checks and scrapes would be noise
-TRACE_ID_BITS = 64  # of the id, the lower ones, decide about sampling, as in OpenTelemetry's TraceIdRatioBased
+TRACE_ID_BITS = 64  # the lower bits of the id, by which sampling is decided as in OpenTelemetry's TraceIdRatioBased
 
 
 @dataclass(slots=True)
 class TraceCounts:
-    """Since the start. Every sampled request ends in one of them or is still on its way."""
+    """Counts since the start. Every sampled request ends up in one of them, or is still on its way."""
 
     num_exported: int = 0
     num_dropped: int = 0  # the queue was full
@@ -25,7 +25,7 @@ class TraceCounts:
 
 
 class TraceSink(Protocol):
-    """Takes traces that are over. Never waits."""
+    """Accepts complete traces without ever waiting."""
 
     @property
     def counts(self) -> TraceCounts: ...
@@ -33,7 +33,8 @@ class TraceSink(Protocol):
 
 
 class Tracer:
-    """A caller that says whether its trace is sampled decides; of traces that begin here, `sample_ratio` are."""
+    """If a caller says whether its trace is sampled, that holds; of traces that begin here, `sample_ratio` are
+    sampled."""
 
     def __init__(self, sample_ratio: float, sink: TraceSink) -> None:
         self._bound = round(sample_ratio * 2**TRACE_ID_BITS)
@@ -42,11 +43,11 @@ class Tracer:
 
     @property
     def counts(self) -> TraceCounts:
-        """What became of the traces."""
+        """How many traces were sent, dropped or not accepted."""
         return self._sink.counts
 
     def begin(self, request: Request, parent: TraceContext | None) -> RequestTrace | None:
-        """None if this request is not traced."""
+        """Begins the trace of a request; None if it is not traced."""
         if request.path not in TRACED_PATHS:
             return None
         if parent is not None:
@@ -59,7 +60,7 @@ class Tracer:
         return RequestTrace(trace_id, new_span_id(self._random), parent, request.method, request.path, time.monotonic())
 
     def end(self, trace: RequestTrace, status: int, http_request_id: str) -> None:
-        """The response is over, with `status`, however it went."""
+        """Ends a trace after the response, which had `status`, whether or not it succeeded."""
         trace.end_s = time.monotonic()
         trace.status = status
         trace.http_request_id = http_request_id
