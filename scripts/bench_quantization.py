@@ -3,7 +3,7 @@
     python scripts/bench_quantization.py loss
     python scripts/bench_quantization.py speed
 
-`loss` reads held-out files of the standard library (see `train_demo_model.load_corpus`) in windows, in steps of a few
+`loss` reads held-out files of the standard library (see `scripts/demo_model/corpus.py`) in windows, in steps of a few
 tokens each, so that most keys and values come from KV pages. All variants read the same windows: the standard error is
 that of the mean difference to bf16 over windows. Scales are chosen as `engine.quantization` does it, for each output
 (fp8, int8), or for groups of inputs (int4), with smaller groups where a layer's inputs do not divide.
@@ -47,10 +47,11 @@ from slipstream.workers.models.quantization import KvCacheDtype, OnLoad
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO_MODEL = ROOT / "models" / "slipstream-demo"
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "scripts" / "engine_bench")]
+sys.path.insert(0, str(ROOT))
 
-from train_demo_model import encode, load_corpus  # noqa: E402
-from yardstick_models import make_model  # noqa: E402
+from scripts.demo_model.corpus import load_corpus  # noqa: E402
+from scripts.demo_model.tokenizer import encode  # noqa: E402
+from scripts.engine_bench.yardstick_models import make_model  # noqa: E402
 
 PAGE_TOKENS = 16
 WINDOWS_OF_STEP = 8
