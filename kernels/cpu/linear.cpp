@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "linear_expand.hpp"
+#include "linear_fetch.hpp"
 #include "linear_kernels.hpp"
 #include "linear_layout.hpp"
 #include "linear_store.hpp"
@@ -31,6 +32,17 @@ constexpr int kApartInputs = 256;
 constexpr int kLeastRowsApart = 1 << 30;
 #else
 constexpr int kLeastRowsApart = 12;
+#endif
+
+// With registers of eight numbers, rows are multiplied with a quarter of a panel at a time. Over the whole length of a
+// panel, three of four such passes would leave memory idle, and all but the first would read from the second-level
+// cache what the first one has just read. So where rows are few and memory is what takes time, a panel is cut into
+// pieces that stay in the first-level cache while all rows are multiplied with them, and the next piece is fetched.
+constexpr int kPieceSteps = 32;
+#if defined(__AVX512F__)
+constexpr int kMostRowsInPieces = 0;
+#else
+constexpr int kMostRowsInPieces = 36;
 #endif
 
 // A tile should take a few microseconds, as far as that leaves tiles enough for all.
@@ -83,17 +95,20 @@ struct Workspace {
       : words(reinterpret_cast<T*>(scratch)),
         apart(reinterpret_cast<float*>(scratch)),
         sums(apart + kMostWords * kPanelOutputs),
-        rows(sums + kMostRows * kPanelOutputs) {
+        rows(sums + kMostRows * kPanelOutputs),
+        chains(apart) {
     constexpr int kNumbers = kMostWords * kPanelOutputs + kMostRows * kPanelOutputs + kMaxRows * kApartInputs;
     static_assert(kNumbers * sizeof(float) <= kLinearScratchBytes);
+    static_assert(kMostRowsInPieces <= kMostWords && kMostRowsInPieces <= kLeastRows);
   }
 
   static constexpr int kMostWords = kMostGroupInputs > kApartInputs ? kMostGroupInputs : kApartInputs;
 
-  T* words;      // [kMostGroupInputs, 64], or
-  float* apart;  // [kApartInputs, 64]
-  float* sums;   // [rows of the tile, 64]
-  float* rows;   // [kMaxRows, kApartInputs]
+  T* words;       // [kMostGroupInputs, 64], or
+  float* apart;   // [kApartInputs, 64]
+  float* sums;    // [rows of the tile, 64]
+  float* rows;    // [kMaxRows, kApartInputs]
+  float* chains;  // [kMostRowsInPieces, 64], where `words` are
 };
 
 template <class T>
@@ -113,6 +128,8 @@ class Tile {
       run_codes(panel, data, next);
     } else if (std::is_same_v<T, Bf16> && rows_.count >= kLeastRowsApart && shape_.inputs <= kMostInputsApart) {
       run_apart(panel, data);
+    } else if (rows_.count > 1 && rows_.count <= kMostRowsInPieces) {
+      run_pieces(panel, data, next);
     } else {
       run_words(panel, data, next);
     }
@@ -128,6 +145,41 @@ class Tile {
       const int64_t bytes = int64_t{ceil_div(inputs, Steps<T>::kInputs)} * kStepBytes;
       data += bytes;
       multiply(panel, begin, block, last, last ? next : data, bytes, nullptr);
+    }
+  }
+
+  // The same chains, with all rows piece by piece.
+  void run_pieces(int panel, const std::byte* data, const std::byte* next) const {
+    constexpr int kInputs = Steps<T>::kInputs, kBlockInputs = kBlockWordSteps * kInputs;
+    constexpr int kPieceInputs = kPieceSteps * kInputs;
+    for (int begin = 0; begin < shape_.inputs; begin += kBlockInputs) {
+      const int end = shape_.inputs - begin < kBlockInputs ? shape_.inputs : begin + kBlockInputs;
+      float* sums = begin == 0 ? space_.sums : space_.chains;
+      for (int piece = begin; piece < end; piece += kPieceInputs) {
+        const int inputs = end - piece < kPieceInputs ? end - piece : kPieceInputs, steps = ceil_div(inputs, kInputs);
+        const Block block{data, inputs, nullptr, 0, 0, piece == begin, piece > begin};
+        const int64_t bytes = int64_t{steps} * kStepBytes;
+        data += bytes;
+        const std::byte* ahead = piece + inputs == shape_.inputs ? next : data;
+        multiply_rows(piece, block, Fetch(ahead, bytes / kLineBytes, steps, num_passes()), sums);
+      }
+      if (begin > 0) add_chains();
+    }
+    finish_rows<T>(call_, panel, rows_.begin, rows_.count, space_.sums, nullptr);
+  }
+
+  void multiply_rows(int begin, const Block& block, Fetch fetch, float* sums) const {
+    const T* x = static_cast<const T*>(call_.x) + rows_.begin * call_.x_stride + begin;
+    for (int group = 0; group < row_groups_; ++group) {
+      const Share rows = share_of(rows_.count, row_groups_, group);
+      multiply_piece<T>(x + rows.begin * call_.x_stride, call_.x_stride, rows.count, block, fetch,
+                        sums + rows.begin * kPanelOutputs);
+    }
+  }
+
+  void add_chains() const {
+    for (int i = 0; i < rows_.count * kPanelOutputs; i += simd::kLanes) {
+      simd::store(space_.sums + i, simd::add(simd::load(space_.chains + i), simd::load(space_.sums + i)));
     }
   }
 
@@ -147,7 +199,7 @@ class Tile {
           const auto* x = static_cast<const Bf16*>(call_.x) + (first_row + row) * call_.x_stride + begin;
           widen(x, inputs, space_.rows + row * kApartInputs);
         }
-        multiply_block_for<float>(rows.count, 0)(space_.rows, kApartInputs, block, nullptr, sums);
+        multiply_block<float>(space_.rows, kApartInputs, rows.count, block, {nullptr, 0}, sums);
         if (last) finish_rows<T>(call_, panel, first_row, rows.count, sums, nullptr);
       }
     }
@@ -192,20 +244,25 @@ class Tile {
     const T* x = static_cast<const T*>(call_.x) + begin;
     const int steps = ceil_div(block.inputs, Steps<T>::kInputs);
     const int64_t lines = ahead_bytes / kLineBytes, all_steps = int64_t{steps} * row_groups_;
-    const int lines_ahead = lines <= all_steps ? 1 : lines <= 2 * all_steps ? 2 : 4;
+    const int rate = lines <= all_steps ? 1 : lines <= 2 * all_steps ? 2 : 3;
     int64_t lines_left = lines;
     for (int group = 0; group < row_groups_; ++group) {
       const Share rows = share_of(rows_.count, row_groups_, group);
       const int first_row = rows_.begin + rows.begin;
       const bool kept = !(last && block.first);
       float* sums = space_.sums + (kept ? rows.begin * kPanelOutputs : 0);
-      const int wanted = lines_left > 0 ? lines_ahead : 0;
-      multiply_block_for<T>(rows.count, wanted)(x + first_row * call_.x_stride, call_.x_stride, block, ahead, sums);
-      ahead += int64_t{wanted} * steps * kLineBytes;
-      lines_left -= int64_t{wanted} * steps;
-      if (!last) continue;
-      finish_rows<T>(call_, panel, first_row, rows.count, sums, scales);
+      const PassAhead pass{ahead, lines_left > 0 ? rate : 0};
+      multiply_block<T>(x + first_row * call_.x_stride, call_.x_stride, rows.count, block, pass, sums);
+      const int64_t asked = int64_t{kLinesAhead[pass.rate]} * steps;
+      ahead += asked * kLineBytes;
+      lines_left -= asked;
+      if (last) finish_rows<T>(call_, panel, first_row, rows.count, sums, scales);
     }
+  }
+
+  // Over a piece, by all rows. No group of rows has more than the first.
+  int num_passes() const {
+    return row_groups_ * kernel_for<T>(share_of(rows_.count, row_groups_, 0).count).passes_of_panel();
   }
 
   static constexpr int kMostInputsApart = kBlockWordSteps * Steps<Bf16>::kInputs;  // one block of `run_words`

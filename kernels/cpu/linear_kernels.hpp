@@ -1,13 +1,13 @@
 // The inner loops: up to kMaxRows rows of x times one block of a panel, all sums in registers.
 #pragma once
 
+#include "linear_fetch.hpp"
 #include "linear_layout.hpp"
 #include "vector.hpp"
 
 namespace slipstream::linear {
 
 constexpr int kMaxRows = 6;
-constexpr int kLineBytes = 64;
 
 // Consecutive inputs of a panel, as words. Its sums, or with scales those of each group times the group's scales, are
 // added to the sums of the blocks before. (To start from them instead would make the first steps wait for loads that
@@ -120,27 +120,52 @@ inline void multiply_columns(const T* x, int64_t x_stride, const Block& block, i
   }
 }
 
-template <class T, int ROWS, int AHEAD>
-void multiply_block(const T* x, int64_t x_stride, const Block& block, const std::byte* ahead, float* sums) {
-  constexpr int kVectors = vectors_of(ROWS);
-  multiply_columns<T, ROWS, kVectors, AHEAD>(x, x_stride, block, 0, ahead, sums);
-  for (int column = kVectors * simd::kLanes; column < kPanelOutputs; column += kVectors * simd::kLanes) {
-    multiply_columns<T, ROWS, kVectors, 0>(x, x_stride, block, column, nullptr, sums);
-  }
+template <class T>
+using MultiplyColumns = void (*)(const T*, int64_t, const Block&, int, const std::byte*, float*);
+
+// Of some rows: `pass`, by the rate of lines ahead, takes `columns` outputs of a panel.
+template <class T>
+struct Kernel {
+  int columns;
+  MultiplyColumns<T> pass[kNumLinesAhead];
+
+  constexpr int passes_of_panel() const { return kPanelOutputs / columns; }
+};
+
+template <class T, int ROWS>
+constexpr Kernel<T> kernel_of_rows() {
+  constexpr int V = vectors_of(ROWS);
+  return {V * simd::kLanes,
+          {multiply_columns<T, ROWS, V, kLinesAhead[0]>, multiply_columns<T, ROWS, V, kLinesAhead[1]>,
+           multiply_columns<T, ROWS, V, kLinesAhead[2]>, multiply_columns<T, ROWS, V, kLinesAhead[3]>}};
 }
 
 template <class T>
-using MultiplyBlock = void (*)(const T*, int64_t, const Block&, const std::byte*, float*);
+const Kernel<T>& kernel_for(int rows) {
+  static constexpr Kernel<T> kKernels[kMaxRows] = {kernel_of_rows<T, 1>(), kernel_of_rows<T, 2>(),
+                                                   kernel_of_rows<T, 3>(), kernel_of_rows<T, 4>(),
+                                                   kernel_of_rows<T, 5>(), kernel_of_rows<T, 6>()};
+  return kKernels[rows - 1];
+}
 
-// By rows - 1 and by the number of lines ahead: 0, 1, 2, 4.
+// sums [rows, 64] += x [rows, inputs] * block. The first pass asks for what is `ahead`.
 template <class T>
-MultiplyBlock<T> multiply_block_for(int rows, int lines_ahead) {
-#define SLIPSTREAM_ROWS(R) \
-  {multiply_block<T, R, 0>, multiply_block<T, R, 1>, multiply_block<T, R, 2>, multiply_block<T, R, 4>}
-  static constexpr MultiplyBlock<T> kTable[kMaxRows][4] = {SLIPSTREAM_ROWS(1), SLIPSTREAM_ROWS(2), SLIPSTREAM_ROWS(3),
-                                                           SLIPSTREAM_ROWS(4), SLIPSTREAM_ROWS(5), SLIPSTREAM_ROWS(6)};
-#undef SLIPSTREAM_ROWS
-  return kTable[rows - 1][lines_ahead == 4 ? 3 : lines_ahead];
+inline void multiply_block(const T* x, int64_t x_stride, int rows, const Block& block, PassAhead ahead, float* sums) {
+  const Kernel<T>& kernel = kernel_for<T>(rows);
+  kernel.pass[ahead.rate](x, x_stride, block, 0, ahead.from, sums);
+  for (int column = kernel.columns; column < kPanelOutputs; column += kernel.columns) {
+    kernel.pass[0](x, x_stride, block, column, nullptr, sums);
+  }
+}
+
+// The same; each pass asks for its part of `fetch`.
+template <class T>
+inline void multiply_piece(const T* x, int64_t x_stride, int rows, const Block& block, Fetch& fetch, float* sums) {
+  const Kernel<T>& kernel = kernel_for<T>(rows);
+  for (int column = 0; column < kPanelOutputs; column += kernel.columns) {
+    const PassAhead ahead = fetch.next_pass();
+    kernel.pass[ahead.rate](x, x_stride, block, column, ahead.from, sums);
+  }
 }
 
 }  // namespace slipstream::linear

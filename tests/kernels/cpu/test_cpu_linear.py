@@ -299,7 +299,8 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(
         packed = library.pack(number, [quantized_rows(weight)], inputs, group=group)
     x = randn(300, inputs, dtype=dtype, seed=1)
     together = library.linear(packed, x, STORE_F32)
-    for begin, end in ((0, 1), (299, 300), (3, 5), (10, 13), (20, 24), (31, 36), (60, 66), (100, 107), (7, 150)):
+    few = ((0, 1), (299, 300), (3, 5), (10, 13), (20, 24), (31, 36), (60, 66), (100, 107), (110, 118))
+    for begin, end in (*few, (120, 131), (140, 159), (40, 76), (40, 77), (7, 150)):
         assert torch.equal(library.linear(packed, x[begin:end], STORE_F32), together[begin:end])
 
 
