@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 WRITE_BUFFER_BYTES = 64 * 1024  # waits in this process for one slow reader before its handler is held back
 READ_AHEAD_BYTES = 256 * 1024  # a client may send so much of its next requests while one is running
+RELEASE_AFTER_S = 5.0  # of rest the memory of what a connection was about is given back
 LINGER_S = 2.0  # how long a refused client may go on sending before it is cut off
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 TURNED_AWAY_S = 2.0  # how long a client beyond the limit of connections may take to ask
@@ -97,6 +98,7 @@ class HttpConnection(asyncio.Protocol):
         self._read_timer: asyncio.TimerHandle | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
         self._idle_since_s = 0.0  # of the loop's clock
+        self._has_released = False  # the journal's memory, since the last request
         self._write_timer: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
         self._inherited = inherited
@@ -216,7 +218,7 @@ class HttpConnection(asyncio.Protocol):
         elif self._exchange is None and self._reader.expects_continue:
             self._reader.expects_continue = False
             if self._journal is not None:
-                self._journal.sent(CONTINUE, Phase.IDLE)
+                self._journal.continued(CONTINUE)
             self._transport.write(CONTINUE)
         self._watch()
 
@@ -320,6 +322,8 @@ class HttpConnection(asyncio.Protocol):
         if unfinished.request:
             journal.outlive()
             self._pending.extend(self._reader.feed(unfinished.request))
+            if unfinished.continue_sent:
+                self._reader.expects_continue = False
         self._advance()
         if self._owner.draining:
             self.close_when_idle()
@@ -362,19 +366,29 @@ class HttpConnection(asyncio.Protocol):
             self._read_timer = self._loop.call_later(self._limits.body_s, self._read_timed_out, "body")
         elif waits == "idle":
             self._idle_since_s = self._loop.time()
+            if self._has_released and self._idle_timer is not None:
+                self._idle_timer.cancel()
+                self._idle_timer = None
             if self._idle_timer is None:
-                self._idle_timer = self._loop.call_later(self._limits.idle_s, self._check_idle)
+                self._has_released = False
+                self._idle_timer = self._loop.call_later(min(RELEASE_AFTER_S, self._limits.idle_s), self._check_idle)
 
     def _check_idle(self) -> None:
         """This timer is not set anew for each request, but looks what the time is when it goes off."""
         self._idle_timer = None
         if self._watched is None or self._watched[0] != "idle":
             return
-        left_s = self._idle_since_s + self._limits.idle_s - self._loop.time()
-        if left_s > 0.0:
-            self._idle_timer = self._loop.call_later(left_s, self._check_idle)
-        else:
+        idle_s = self._loop.time() - self._idle_since_s
+        if idle_s >= self._limits.idle_s:
             self._close()
+            return
+        next_s = self._limits.idle_s
+        if idle_s < RELEASE_AFTER_S:
+            next_s = min(RELEASE_AFTER_S, next_s)
+        elif self._journal is not None and not self._transport.get_write_buffer_size():
+            self._journal.release()
+            self._has_released = True
+        self._idle_timer = self._loop.call_later(next_s - idle_s, self._check_idle)
 
     def _read_timed_out(self, what: str) -> None:
         self._read_timer = None

@@ -332,7 +332,7 @@ def missing_of(sock: socket.socket, journal: Journal) -> bytes:
     unsent = journal.unsent(counts.num_written)
     if journal.phase == Phase.CLOSING and unsent is not None:
         return unsent  # whatever the client has sent since
-    if counts.has_peer_ended and not (journal.phase == Phase.ENDED and unsent):
+    if counts.has_peer_ended and not (journal.phase in (Phase.IDLE, Phase.ENDED) and unsent):
         raise JournalError(LEFT)
     if counts.num_read != journal.in_bytes:
         raise JournalError("what was read last is not known")

@@ -14,6 +14,7 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -36,7 +37,7 @@ HEADER = struct.Struct("<HHIQQQ")  # phase, spoiled, lives; bytes in and out, le
 ENTRY = struct.Struct("<HHI")  # kind, choice, length in bytes
 ONE_TOKEN = struct.Struct("<HHIi")
 IDENTITY_ENTRY = struct.Struct("<16sQQ")
-INPUT, TOKENS, VERSION, ENDED, IDENTITY = KINDS = range(1, 6)
+INPUT, TOKENS, VERSION, ENDED, IDENTITY, CONTINUE = KINDS = range(1, 7)
 
 
 class Phase(IntEnum):
@@ -64,10 +65,12 @@ class JournalError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """What there is to go on from: whether anything has been sent, the identity of the answer if it has got one, packed
-    int32 `tokens` by choice, the version of the model that they come from, and which choices have `ended`."""
+    """What there is to go on from: whether anything of the answer has been sent, or `100 Continue` before it, the
+    identity of the answer if it has got one, packed int32 `tokens` by choice, the version of the model that they come
+    from, and which choices have `ended`."""
 
     request: bytes
+    continue_sent: bool
     head_sent: bool
     identity: Identity | None
     version: str
@@ -75,7 +78,7 @@ class Unfinished:
     tokens: dict[int, bytes]
 
 
-NOTHING = Unfinished(b"", False, None, "", frozenset(), {})
+NOTHING = Unfinished(b"", False, False, None, "", frozenset(), {})
 
 
 class Journal:
@@ -126,6 +129,12 @@ class Journal:
         if not self.is_spoiled:
             self._append(INPUT, 0, data)
         self.commit()
+
+    def continued(self, data: bytes) -> None:
+        """With `data` the client is told to go on with its request."""
+        if not self.is_spoiled:
+            self._append(CONTINUE, 0, b"")
+        self.sent(data, Phase.IDLE)
 
     def begun(self) -> None:
         """A whole request is there."""
@@ -201,6 +210,11 @@ class Journal:
         if len(self._memory) > LOG + KEPT_LOG_BYTES:
             self._memory.resize(LOG + FIRST_LOG_BYTES)
 
+    def release(self) -> None:
+        """After `rest`, when all that was sent is with the system: nothing but the header is needed any more."""
+        with suppress(OSError):  # a system that cannot give back a part
+            self._memory.madvise(mmap.MADV_REMOVE, mmap.PAGESIZE)
+
     def outlive(self) -> None:
         """Another router goes on with it."""
         self._memory[BUSY] = 0
@@ -236,7 +250,7 @@ class Journal:
     def unfinished(self) -> Unfinished:
         """The request, as far as it has come, and its tokens. Raises JournalError."""
         request, identity, version = bytearray(), None, ""
-        ended, tokens = set[int](), dict[int, bytearray]()
+        continue_sent, ended, tokens = False, set[int](), dict[int, bytearray]()
         for kind, choice, data in self._entries():
             if kind == INPUT:
                 request += data
@@ -245,13 +259,15 @@ class Journal:
             elif kind == IDENTITY:
                 number, created_s, seed = IDENTITY_ENTRY.unpack(data)
                 identity = Identity(int.from_bytes(number, "little"), created_s, seed)
+            elif kind == CONTINUE:
+                continue_sent = True
             elif kind == ENDED:
                 ended.add(choice)
             else:
                 tokens.setdefault(choice, bytearray()).extend(data)
         head_sent = self.phase == Phase.STREAMING
         packed_ids = {choice: bytes(packed) for choice, packed in tokens.items()}
-        return Unfinished(bytes(request), head_sent, identity, version, frozenset(ended), packed_ids)
+        return Unfinished(bytes(request), continue_sent, head_sent, identity, version, frozenset(ended), packed_ids)
 
     def close(self) -> None:
         self._memory.close()

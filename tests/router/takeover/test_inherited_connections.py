@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import mmap
+import os
+import random
 import socket
+import termios
 from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -15,6 +22,8 @@ from slipstream.router.http.reader import STRANGERS_BODY_BYTES, CheckCaller, Req
 from slipstream.router.http.server import HttpServer
 from slipstream.router.takeover.estate import Estate
 from slipstream.router.takeover.keeper import Keeper
+from slipstream.router.takeover.messages import Kind
+from slipstream.router.takeover.socket_bytes import socket_bytes
 
 TIMEOUT_S = 10.0
 BODY = bytes(STRANGERS_BODY_BYTES + 1)  # so large that the caller is looked at before it is taken
@@ -148,6 +157,149 @@ def test_a_connection_that_its_server_closes_ends_though_the_link_to_the_keeper_
             link.shutdown(socket.SHUT_RDWR)
         writer.write(b"GET /2 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         assert (await asyncio.wait_for(reader.read(), TIMEOUT_S)).endswith(b"/2")
+        writer.close()
+        await server.drain(TIMEOUT_S)
+        await server.stop()
+
+    asyncio.run(main())
+
+
+async def exchange_servers(keeper: Keeper, server: HttpServer, handler: Handler) -> HttpServer:
+    """As if the process of the first one had been killed."""
+    await server.stop()
+    following, _ = await serve(keeper, handler)
+    await following.take_over()
+    return following
+
+
+def test_a_client_is_told_once_to_go_on_with_its_request(keeper: Keeper) -> None:
+    async def main() -> None:
+        server, port = await serve(keeper, answer)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /told HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\nexpect: 100-continue\r\n\r\n")
+        told = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), TIMEOUT_S)
+        following = await exchange_servers(keeper, server, answer)
+        writer.write(b"{}")
+        told += await asyncio.wait_for(reader.readuntil(b"/told"), TIMEOUT_S)
+        assert (told.count(b"HTTP/1.1 100 "), told.count(b"HTTP/1.1 200 ")) == (1, 1)
+        writer.close()
+        await following.drain(TIMEOUT_S)
+        await following.stop()
+
+    asyncio.run(main())
+
+
+LARGE = random.Random(1).randbytes(110_000)  # more than the system takes below, and no more than is kept
+
+
+async def answer_largely(request: Request, exchange: Exchange) -> None:
+    exchange.respond(200, LARGE)
+
+
+@pytest.mark.parametrize("header", [b"", b"connection: close\r\n"], ids=["goes on", "closes"])
+def test_a_client_that_sends_no_more_gets_the_rest_of_an_answer_that_was_all_there(
+    keeper: Keeper, header: bytes
+) -> None:
+    async def main() -> None:
+        server, port = await serve(keeper, answer_largely)
+        assert server.estate is not None
+        for listener in server._listeners:
+            listener.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", port))
+            client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n%b\r\n" % header)
+            while not unsent_of(server):
+                await asyncio.sleep(0)
+            client.shutdown(socket.SHUT_WR)
+            following = await exchange_servers(keeper, server, answer_largely)
+            assert unsent_of(following)
+            client.settimeout(TIMEOUT_S)
+            data = await asyncio.to_thread(client.makefile("rb").read)
+            assert data.partition(b"\r\n\r\n")[2] == LARGE
+        await following.drain(TIMEOUT_S)
+        await following.stop()
+
+    asyncio.run(main())
+
+
+def unsent_of(server: HttpServer) -> int:
+    return sum(connection._transport.get_write_buffer_size() for connection in server._connections)
+
+
+def test_a_refused_client_that_still_sends_gets_its_refusal_from_the_next_server(keeper: Keeper) -> None:
+    async def main() -> None:
+        server, port = await serve(keeper, answer, refuse)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(REQUEST[:1000])
+        while not all(connection._discards_input for connection in server._connections) or not server._connections:
+            await asyncio.sleep(0)
+        writer.write(REQUEST[1000:2000])
+        await writer.drain()
+        following = await exchange_servers(keeper, server, answer)
+        assert following._connections  # and goes on throwing away what comes
+        writer.write(REQUEST[2000:])
+        assert (await asyncio.wait_for(reader.read(), TIMEOUT_S)).startswith(b"HTTP/1.1 401 ")
+        writer.close()
+        await following.drain(TIMEOUT_S)
+        await following.stop()
+
+    asyncio.run(main())
+
+
+def test_bytes_that_the_client_takes_while_they_are_counted_are_not_counted_twice() -> None:
+    class Racing(socket.socket):
+        """The peer takes and sends something right after a question."""
+
+        num_races = 3
+
+        def getsockopt(self, *question: Any) -> Any:
+            found = super().getsockopt(*question)
+            if self.num_races:
+                self.num_races -= 1
+                unread = waiting(self, termios.FIONREAD)
+                peer.send(b"more")
+                while waiting(self, termios.FIONREAD) == unread:
+                    pass
+                unacked = waiting(self, termios.TIOCOUTQ)
+                while waiting(self, termios.TIOCOUTQ) == unacked:
+                    peer.recv(1 << 20)
+            return found
+
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket() as peer:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        peer.connect(listening.getsockname())
+        accepted, _ = listening.accept()
+        with Racing(fileno=accepted.detach()) as sock:
+            sock.setblocking(False)
+            num_written = 0
+            with suppress(BlockingIOError):
+                while True:
+                    num_written += sock.send(bytes(65536))
+            assert socket_bytes(sock) == (num_written, 0, False)
+            assert not sock.num_races
+
+
+def waiting(sock: socket.socket, question: int) -> int:
+    return int.from_bytes(fcntl.ioctl(sock, question, bytes(4)), "little")
+
+
+def test_a_connection_that_rests_for_a_while_takes_no_memory_for_its_answers(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipstream.router.http.connection.RELEASE_AFTER_S", 0.01)
+
+    async def main() -> None:
+        server, port = await serve(keeper, answer_largely)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):
+            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(len(LARGE))
+            ((_, (_, journal)),) = [kept for kept in keeper._places[0]._kept.values() if kept[0] == Kind.CONNECTION]
+            async with asyncio.timeout(TIMEOUT_S):
+                while os.fstat(journal).st_blocks * 512 > mmap.PAGESIZE:
+                    await asyncio.sleep(0.001)
         writer.close()
         await server.drain(TIMEOUT_S)
         await server.stop()

@@ -1,6 +1,7 @@
 """What is noted of a connection is there for whoever opens its memory, as it was at the last commit."""
 
 import errno
+import mmap
 import os
 import random
 
@@ -64,6 +65,7 @@ def test_a_request_and_its_tokens_are_found_by_the_next_router(shared: Shared) -
     found = shared.reopened()
     assert found.unfinished() == Unfinished(
         b"POST / HTTP/1.1\r\n\r\n",
+        False,
         True,
         Identity(7, 1_700_000_000, 9),
         "v1",
@@ -201,3 +203,24 @@ def test_entries_that_make_no_sense_are_refused(shared: Shared) -> None:
     os.pwrite(shared.fd, b"\x09\x00", LOG)
     with pytest.raises(JournalError):
         shared.reopened().unfinished()
+
+
+def num_resident_bytes(fd: int) -> int:
+    return os.fstat(fd).st_blocks * 512
+
+
+def test_a_journal_at_rest_gives_its_memory_back_and_goes_on(shared: Shared) -> None:
+    journal = shared.journal
+    for _ in range(4):
+        journal.received(bytes(KEPT_LOG_BYTES // 8))
+        journal.sent(bytes(RING_BYTES // 2 - 1), Phase.ENDED)
+    journal.rest()
+    assert num_resident_bytes(shared.fd) > RING_BYTES
+    journal.release()
+    assert num_resident_bytes(shared.fd) <= mmap.PAGESIZE
+    sent = 4 * (RING_BYTES // 2 - 1)
+    assert shared.reopened().unsent(sent) == b""
+    journal.received(b"next")
+    journal.sent(b"answer", Phase.STREAMING)
+    found = shared.reopened()
+    assert (found.unfinished().request, found.unsent(sent)) == (b"next", b"answer")
