@@ -97,7 +97,7 @@ async def measure(port: int, process: psutil.Process, num_connections: int, tls:
     each = (process.memory_info().rss - before) / num_connections
     beside_ms = await ask_ms()
     cpu_s = sum(process.cpu_times()[:2])
-    await asyncio.sleep(5)
+    await asyncio.sleep(5)  # the time in which idle CPU is measured
     idle_cpu = (sum(process.cpu_times()[:2]) - cpu_s) / 5
     print(
         f"{num_connections} connections{' over TLS' if tls else ''} in {took_s:.1f} s: {each / 1024:.1f} KiB each, "

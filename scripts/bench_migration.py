@@ -121,7 +121,7 @@ async def measure(service: GenerationService, args: argparse.Namespace, prompt: 
         while not all(len(stream.times) > 8 for stream in streams):
             await asyncio.sleep(0.02)
         calm_from_s = time.monotonic()
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # a stretch without moves, for comparison
         calm_s += [gap for stream in streams for gap in stream.gaps(calm_from_s, time.monotonic())]
         windows: list[tuple[Stream, float, float]] = []
         for stream in itertools.cycle(streams):

@@ -103,7 +103,7 @@ def measure(playground: Playground) -> None:
         for decode in decodes:
             network.cut(prefill, decode)
         away_s = _after(lambda: total("slipstream:retries_total", cause="unreachable") > vain)
-        time.sleep(10)
+        time.sleep(10)  # how long the cable stays cut
         for decode in decodes:
             network.heal(prefill, decode)
         moved = total("slipstream:transfers_total")

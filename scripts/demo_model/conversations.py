@@ -1,4 +1,4 @@
-"""Conversations to train on: about functions of the corpus, small talk, and the functions that everybody tries first."""
+"""Conversations to train on: about functions of the corpus, small talk, and functions that everybody tries first."""
 
 from __future__ import annotations
 

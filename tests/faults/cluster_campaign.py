@@ -180,4 +180,4 @@ async def _strike(faults: Faults, plan: Plan, outcome: Outcome, began_s: float) 
 async def _watch(memory: Memory) -> None:
     while True:
         memory.look()
-        await asyncio.sleep(5.0)
+        await asyncio.sleep(5.0)  # memory grows over minutes

@@ -188,7 +188,7 @@ class Load:
             answer = await ask(self._url, job, salt, stream, self._deadline_s, leave_after)
             self._judge(job, answer, time.monotonic() - begin_s)
             if answer.code in ("queue_full", "shutting_down"):
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.2)  # as a client does that was told to come back later
 
     def _judge(self, job: Job, answer: Answer, took_s: float) -> None:
         account = self.account

@@ -11,7 +11,6 @@ import mmap
 import os
 import resource
 import socket
-import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from queue import SimpleQueue
@@ -33,11 +32,11 @@ from slipstream.kv_transfer.pool_memory import PoolMemory, view_of
 from slipstream.kv_transfer.shared_link import fill_packets
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
 from tests.kv_transfer.tickets import make_ticket
+from tests.kv_transfer.waiting import EVENT_S, wait_until
 
 SHAPE = (2, 32, 2, 8192)
 PAGE_IDS = range(16)
 NUM_MESSAGES = 5  # two of a layer each; then there is something in flight, and both layers of a slab are joined
-EVENT_S = 20.0
 
 transfer_ids = count()
 
@@ -122,13 +121,6 @@ def num_open_files() -> int:
         with contextlib.suppress(FileNotFoundError):  # the one that lists them
             links.append(os.readlink(f"/proc/self/fd/{fd}"))
     return sum("slipstream-kv-pool" not in link for link in links)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + EVENT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_peers_of_one_host_share_memory_and_leave_nothing_behind(open_rank: Open) -> None:

@@ -8,7 +8,6 @@ import os
 import random
 import socket
 import struct
-import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from queue import SimpleQueue
@@ -28,10 +27,10 @@ from slipstream.kv_transfer.pool import HostPagePool
 from slipstream.kv_transfer.pool_memory import PoolMemory
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
 from tests.kv_transfer.tickets import make_ticket
+from tests.kv_transfer.waiting import EVENT_S, wait_until
 
 GEOMETRY = PoolGeometry(num_layers=2, num_pages=32, num_heads=2, head_bytes=8192)
 PAGE_IDS = range(16)
-EVENT_S = 20.0
 
 transfer_ids = count()
 
@@ -100,13 +99,6 @@ def assert_transfers(source: Rank, destination: Rank) -> None:
         event = rank.events.get(timeout=EVENT_S)
         assert isinstance(event, kind), event
     assert (destination.pages[:, PAGE_IDS] == source.pages[:, PAGE_IDS]).all()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + EVENT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def num_open_files() -> int:

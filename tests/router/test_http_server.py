@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import replace
 
 import orjson
 import pytest
-import uvloop
 
 from slipstream.router.config import HttpConfig
 from slipstream.router.http.errors import HttpError
@@ -18,19 +17,9 @@ from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.reader import Request, RequestReader
 from slipstream.router.http.routes import Routes
 from slipstream.router.http.server import HttpServer
+from tests.router.fake_cluster import run
 
 CONFIG = HttpConfig(port=0, max_body_mib=1, max_header_kib=8)
-
-
-def run(main: Callable[[], Awaitable[None]], deadline_s: float = 20.0) -> None:
-    """Run a test on uvloop, as the router does."""
-
-    async def bounded() -> None:
-        async with asyncio.timeout(deadline_s):
-            await main()
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(bounded())
 
 
 class Site:

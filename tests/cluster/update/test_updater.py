@@ -85,10 +85,12 @@ class QuickRouter:
     def __init__(self, *names: str) -> None:
         self.split: dict[str, float] | None = None
         self.is_up = True
+        self.num_refused = 0  # calls while it was down
         self.followed: list[ClusterConfig] = []
 
     def check(self) -> None:
         if not self.is_up:
+            self.num_refused += 1
             raise ConnectionError("there is no router")
 
     async def set_split(self, split: dict[str, float] | None) -> None:
@@ -210,7 +212,8 @@ def test_a_router_that_is_down_delays_the_update_and_nothing_else(lab: Lab) -> N
     async def main() -> None:
         lab.router.is_up = False
         await lab.updater.begin(lab.config("second", "2"), UpdateOptions())
-        await asyncio.sleep(0.1)
+        while lab.router.num_refused < 3:  # `run` bounds the wait
+            await asyncio.sleep(0.01)
         assert set(lab.fleet.members) == {"prefill-0", "decode-0"}
         lab.router.is_up = True
         await lab.until_over()

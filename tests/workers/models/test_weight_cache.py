@@ -107,7 +107,7 @@ def fill_slowly_and_count(directory: Path, log: Path) -> None:
     def fill(into: Bytes) -> None:
         with log.open("a") as file:
             file.write("filled\n")
-        time.sleep(0.2)
+        time.sleep(0.2)  # long enough for the others to find the cache half written
         into[:] = CONTENTS
 
     assert np.array_equal(cached(directory, KEY, SIZE, fill), CONTENTS)
