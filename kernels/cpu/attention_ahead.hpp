@@ -6,6 +6,19 @@
 
 namespace slipstream {
 
+// How much is asked for at once: whole rows where registers hold sixteen numbers, cache lines where they hold eight and
+// a block takes four times as many squares of keys and twice as many steps.
+#if defined(__AVX512F__)
+constexpr bool kAsksForRows = true;
+constexpr int kAheadOfSquare = 5;  // while kLanes by kLanes words of keys are turned
+constexpr int kAheadOfValue = 1;   // while the words of a value are loaded
+#else
+constexpr bool kAsksForRows = false;
+constexpr int kAheadOfSquare = 2;
+constexpr int kAheadOfValue = 2;
+#endif
+constexpr int kAheadOfStep = 1;  // of a product
+
 class Ahead {
  public:
   // `rows` are all rows of the block that comes, of `row_bytes` each.
@@ -13,19 +26,33 @@ class Ahead {
     next_ = rows;
     end_ = rows + num_rows;
     row_bytes_ = row_bytes;
+    byte_ = 0;
   }
 
-  // Asks for the next row, if there is one.
+  // Asks for the next rows or lines, as far as there are any.
+  template <int COUNT>
   void fetch() {
-    if (next_ == end_) return;
-    const char* row = static_cast<const char*>(*next_++);
-    for (size_t byte = 0; byte < row_bytes_; byte += 64) _mm_prefetch(row + byte, _MM_HINT_T0);
+#pragma GCC unroll 8
+    for (int i = 0; i < COUNT; ++i) {
+      if (next_ == end_) return;
+      const char* row = static_cast<const char*>(*next_);
+      do {
+        _mm_prefetch(row + byte_, _MM_HINT_T0);
+        byte_ += kLineBytes;
+      } while (kAsksForRows && byte_ < row_bytes_);
+      if (byte_ < row_bytes_) continue;
+      byte_ = 0;
+      ++next_;
+    }
   }
 
  private:
+  static constexpr size_t kLineBytes = 64;
+
   const void* const* next_ = nullptr;
   const void* const* end_ = nullptr;
   size_t row_bytes_ = 0;
+  size_t byte_ = 0;  // of the next row, that comes next
 };
 
 }  // namespace slipstream

@@ -47,7 +47,7 @@ void multiply_tile(const float* a, int a_stride, const float* b, int b_stride, i
     }
   }
   for (int step = 0; step < steps; ++step, b += b_stride) {
-    if constexpr (kRows <= kRowsOfDecoding) ahead.fetch();
+    if constexpr (kRows <= kRowsOfDecoding) ahead.fetch<kAheadOfStep>();
     F32 word[kRows];
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) word[row] = broadcast(a[row * a_stride + step]);

@@ -16,8 +16,6 @@
 
 namespace slipstream {
 
-constexpr int kRowsAheadOfSquare = 5;  // asked for while kLanes by kLanes words of keys are turned
-
 struct KeyValueBlock {
   alignas(64) float keys[kMaxHeadDim * kBlockKeys];
   alignas(64) float values[kMaxHeadDim * kBlockKeys];
@@ -92,7 +90,7 @@ void load_keys(const BlockRows<Code>& rows, Ahead& ahead, int num_vectors, int h
   for (int v = 0; v < num_vectors; ++v) {
     for (int step = 0; step < steps; step += kLanes) {
       const int count = std::min(kLanes, steps - step);
-      for (int i = 0; i < kRowsAheadOfSquare; ++i) ahead.fetch();
+      ahead.fetch<kAheadOfSquare>();
       F32 square[kLanes];
 #pragma GCC unroll 16
       for (int key = 0; key < kLanes; ++key) {
@@ -115,7 +113,7 @@ template <class Math, class Code>
 void load_values(const BlockRows<Code>& rows, Ahead& ahead, int num_vectors, int head_dim, int width, float* words) {
   using namespace simd;
   for (int key = 0; key < num_vectors * kLanes; key += Math::kPerWord, words += width) {
-    ahead.fetch();
+    ahead.fetch<kAheadOfValue>();
     if constexpr (Math::kPerWord == 1) {
       for (int i = 0; i < head_dim; i += kLanes) {
         store(words + i, load_words<1>(rows.value(key) + i, std::min(head_dim - i, kLanes)));
