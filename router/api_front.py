@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 
 from slipstream.router.access.access import Access
@@ -14,6 +13,7 @@ from slipstream.router.http.reader import CheckCaller, Request
 from slipstream.router.http.routes import Routes
 from slipstream.router.metrics import FrontMetrics
 from slipstream.router.openai.api import Generations, OpenAiApi
+from slipstream.router.random_bytes import random_bytes
 from slipstream.router.tokenizer import Tokenizer
 from slipstream.router.tracing.context import trace_context
 from slipstream.router.tracing.tracer import TraceCounts, Tracer
@@ -51,7 +51,7 @@ class ApiFront:
     def request_id_of(request: Request) -> str:
         """The client's X-Request-Id if it is a harmless one, else a new id."""
         given = request.headers.get(b"x-request-id", b"")
-        return given.decode("ascii") if REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
+        return given.decode("ascii") if REQUEST_ID.fullmatch(given) else random_bytes(16).hex()
 
     @property
     def counts(self) -> FrontMetrics:

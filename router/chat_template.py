@@ -14,6 +14,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 Message = dict[str, Any]
 
+DICT_ATTRIBUTES = frozenset(dir(dict))  # which hide fields of the same name
+
 
 class ChatTemplateError(ValueError):
     """The template refused the messages; the text is the template's own."""
@@ -29,6 +31,16 @@ class GenerationBlock(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class ChatEnvironment(ImmutableSandboxedEnvironment):
+    """The sandbox, in which the fields of messages are found at once: `message.role` is first tried as an attribute
+    elsewhere, and each miss is an exception."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is dict and attribute in obj and attribute not in DICT_ATTRIBUTES:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+
 class ChatTemplate:
     """Renders in the sandbox and with the functions that `transformers.apply_chat_template` offers to templates
     (trim_blocks, lstrip_blocks, break and continue, tojson, raise_exception, strftime_now).
@@ -37,9 +49,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
-        )
+        environment = ChatEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols])
         environment.filters["tojson"] = to_json
         environment.globals["raise_exception"] = raise_exception
         environment.globals["strftime_now"] = strftime_now

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-YOUNG_OBJECTS = 10_000  # Python's default of 700 is reached by two requests
+YOUNG_OBJECTS = 100_000  # Python's default of 700 is reached by two requests
 YOUNG_PER_MIDDLE, MIDDLE_PER_OLD = 20, 50
 
 

@@ -7,8 +7,9 @@ first and its latest events, and only the first few decisions keep all of their 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from slipstream.kv_transfer.ticket import PeerId
@@ -53,6 +54,12 @@ class RequestEvent(NamedTuple):
     detail: str = ""
     decision: Decision | None = None
     moved_to: PeerId | None = None
+
+
+# A `RequestEvent` of a tuple of its fields: as by calling the class, which takes twice as long, eight times a request.
+event_of: Callable[[tuple[float, Phase, int, str, Decision | None, PeerId | None]], RequestEvent] = partial(
+    tuple.__new__, RequestEvent
+)
 
 
 class PagesLanded(NamedTuple):
@@ -102,14 +109,16 @@ class RequestRecord:
         moved_to: PeerId | None = None,
     ) -> None:
         """Adds an event. If it has a `decision`, that provides the `detail`."""
-        self.timeline.mark(phase, now)
+        timeline, events = self.timeline, self.events
+        if getattr(timeline, phase) is None:
+            setattr(timeline, phase, now)
         if decision is not None:
             decision = self._bounded(decision)
             detail = decision.why
-        if len(self.events) == MAX_EVENTS:
-            del self.events[MAX_EVENTS // 2]
+        if len(events) == MAX_EVENTS:
+            del events[MAX_EVENTS // 2]
             self.num_events_left_out += 1
-        self.events.append(RequestEvent(now, phase, attempt, detail, decision, moved_to))
+        events.append(event_of((now, phase, attempt, detail, decision, moved_to)))
 
     def end(self, finish: GenerationFinish) -> None:
         """The request has ended: keeps its finish and drops its tokens."""

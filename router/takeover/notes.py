@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from typing import Protocol
 
 from slipstream.router.generation import Resumed
 from slipstream.router.messages import pack_ids
+from slipstream.router.random_bytes import random_bytes
 from slipstream.router.stream import Delta
 from slipstream.router.takeover.journal import Identity, Journal, Unfinished
 
-SEED_BITS = 63
+NUMBER_BYTES, SEED_BYTES = 16, 8
+SEED_MASK = 2**63 - 1
 
 
 def new_identity() -> Identity:
-    bits = secrets.randbits(128 + SEED_BITS)
-    return Identity(bits >> SEED_BITS, int(time.time()), bits & ((1 << SEED_BITS) - 1))
+    bits = random_bytes(NUMBER_BYTES + SEED_BYTES)
+    number, seed = bits[:NUMBER_BYTES], bits[NUMBER_BYTES:]
+    return Identity(int.from_bytes(number), int(time.time()), int.from_bytes(seed) & SEED_MASK)
 
 
 class Notes(Protocol):
