@@ -64,9 +64,8 @@ class Follower:
             return asked.result()
         finally:
             asked.cancel()
-            await asyncio.gather(
-                asked, return_exceptions=True
-            )  # it may have failed in the turn in which we are cancelled
+            # It may have failed in the same turn of the loop in which we are cancelled.
+            await asyncio.gather(asked, return_exceptions=True)
 
     def _lose_patience(self, kept: KeptGroup, waited_s: float) -> None:
         """Of one that served and hangs. One that starts may have no time to answer."""

@@ -10,9 +10,9 @@ from slipstream.router.messages import BlocksChanged
 from slipstream.router.prefix.block_hash import pack_block_ids
 from slipstream.workers.engine.cache_changes import CacheChanges
 
-# Changes are told together, at most so often: a message costs the router as much as 100 blocks do.
+# Changes are reported together, at most this often: one message costs the router as much as 100 blocks do.
 INTERVAL_S = 0.005
-# A snapshot comes in parts, so that the router is not held up by one for longer than by anything else.
+# A snapshot is sent in parts, so that no single message holds up the router for long.
 MAX_BLOCKS_A_MESSAGE = 4096
 
 
@@ -22,7 +22,7 @@ class BlockSource(Protocol):
     changes: CacheChanges
 
     def digests(self) -> Collection[bytes]:
-        """Of all pages that can be found in it now."""
+        """The digests of all pages that can be found in the cache now."""
 
 
 @dataclass(slots=True)
@@ -39,16 +39,16 @@ class BlockEvents:
     _next_s: float = float("-inf")
 
     def start_over(self) -> None:
-        """A new connection: the router knows nothing."""
+        """A new connection has begun, on which the router knows nothing yet."""
         self._last_seq = 0
         self._wants_snapshot = True
 
     def resync(self) -> None:
-        """The router has missed something."""
+        """The router has missed a message and needs a snapshot."""
         self._wants_snapshot = True
 
     def due(self, now_s: float) -> Sequence[BlocksChanged]:
-        """What is to be told now."""
+        """The messages that are to be sent now."""
         if not self.source.changes and not self._wants_snapshot:
             return ()
         if now_s < self._next_s:
@@ -60,19 +60,19 @@ class BlockEvents:
         return self._parts(stored, removed, is_snapshot=False)
 
     def next_due_s(self) -> float | None:
-        """When `due` has something to tell next; None: after the next change."""
+        """When `due` will next have something to send; None: not before the next change."""
         return self._next_s if self.source.changes or self._wants_snapshot else None
 
     def _snapshot(self) -> Sequence[BlocksChanged]:
-        self.source.changes.take()  # it is in the snapshot
+        self.source.changes.take()  # they are part of the snapshot
         self._wants_snapshot = False
         digests = list(self.source.digests())
         if not digests and self._last_seq == 0:
-            return ()  # as the router assumes
+            return ()  # the router assumes an empty cache anyway
         return self._parts(digests, [], is_snapshot=True)
 
     def _parts(self, stored: list[bytes], removed: list[bytes], *, is_snapshot: bool) -> Sequence[BlocksChanged]:
-        """Removals first, so that the router never counts more pages than there are."""
+        """The messages with these changes; removals come first, so that the router never counts too many pages."""
         size = MAX_BLOCKS_A_MESSAGE
         parts = [(b"", pack_block_ids(removed[at : at + size])) for at in range(0, len(removed), size)]
         parts += [(pack_block_ids(stored[at : at + size]), b"") for at in range(0, len(stored), size)]

@@ -1,8 +1,8 @@
-"""Work on a thread that is as urgent as it is to be.
+"""Runs the computing of a role on a thread with the niceness of that role.
 
-A thread may stand back for others (nice(2)) but never come forward again, unless the process is privileged. So what
-computes in one role and then in the other does it on a thread for each: it begins with the niceness of the thread that
-makes it, which stays at 0 and only waits.
+A thread may lower its priority (nice(2)) but, unless the process is privileged, never raise it again. So a worker
+computes each role on a new thread. That starts with the niceness of the thread that creates it, which stays at 0 and
+only waits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class ComputeThread(Generic[T]):
-    """Runs `work` as a worker in a role computes: on the device of its pages, with the role's niceness."""
+    """Runs `work` under the conditions of a role: on the device of its pages, and with the role's niceness."""
 
     def __init__(self, work: Callable[[], T], engine: EngineConfig, role: Role, device: torch.device) -> None:
         self._work = work
@@ -33,7 +33,7 @@ class ComputeThread(Generic[T]):
         self.thread = threading.Thread(target=self._run, name=f"compute-{role}", daemon=True)
 
     def result(self) -> T:
-        """Begins, waits for the end. Raises what `work` raises."""
+        """Starts the thread, waits for its end, and returns or raises what `work` does."""
         self.thread.start()
         self.thread.join()
         if self._error is not None:
@@ -43,8 +43,8 @@ class ComputeThread(Generic[T]):
     def _run(self) -> None:
         try:
             if self._device.type == "cuda":
-                torch.cuda.set_device(self._device)  # each thread begins at the first one
+                torch.cuda.set_device(self._device)  # each thread starts with the first device
             stand_back(niceness(self._engine, self._role, self._device.type), self._engine)
             self._result = self._work()
-        except BaseException as error:  # goes on in the thread that waits
+        except BaseException as error:  # raised again in the thread that waits
             self._error = error

@@ -9,7 +9,7 @@ from slipstream.kv_transfer.config import TransferConfig
 from slipstream.router.messages import Role
 from slipstream.workers.models.quantization import KvCacheDtype, OnLoad
 
-MAX_THREADS = 1024  # more than a host has cores; torch would try to start as many as it is told
+MAX_THREADS = 1024  # more than any host has cores; torch would try to start as many as it is told
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class EngineConfig:
     prefix_caching: bool = True
     num_threads: int | None = None
     niceness: int | Literal["auto"] = "auto"
-    cpu_kernels: Literal["auto", "off", False] = "auto"  # False: what YAML makes of a bare `off`
+    cpu_kernels: Literal["auto", "off", False] = "auto"  # False is what YAML makes of a bare `off`
     weight_cache_dir: str | None = "auto"
     quantization: OnLoad = "none"
     kv_cache_dtype: KvCacheDtype = "auto"
@@ -70,7 +70,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class RoleSettings:
-    """What a worker takes over of the other role's settings when it comes to serve that."""
+    """The settings of the other role that a worker takes over when it changes to that role."""
 
     max_queued_tokens: int
     engine: EngineConfig
@@ -106,7 +106,7 @@ class WorkerConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     other_role: RoleSettings | None = None  # None: the settings are the same in both roles
     transfer: TransferConfig = field(default_factory=TransferConfig)
-    model_version: str = ""  # tells one rollout of a model from the next; the same at prefill and decode
+    model_version: str = ""  # tells one rollout of a model from the next; the same for prefill and decode
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -122,8 +122,8 @@ class WorkerConfig:
             raise ValueError(f"stall_s must be positive, got {self.stall_s}")
 
     def in_role(self, role: Role) -> WorkerConfig:
-        """The same worker in a role. What lies in its memory stays as it was loaded, whatever the other role's settings
-        say: weights, pages, threads."""
+        """The settings of the same worker in another role. Whatever that role's settings say, what was set up when the
+        worker started stays as it is: weights, pages, threads."""
         if role == self.role:
             return self
         ours = RoleSettings(self.max_queued_tokens, self.engine)

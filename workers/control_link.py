@@ -1,7 +1,7 @@
 """The control link between rank 0 and another rank: typed MessagePack frames over one blocking TCP socket.
 
-Blocking, because both ends have a thread with nothing else to do: a rank that waits for its next step reads the plan
-straight off the socket, with no event loop or queue between wire and step.
+It is blocking because both ends have a thread with nothing else to do: a rank that waits for its next step reads the
+plan straight off the socket, with no event loop or queue between the wire and the step.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ def _decoders() -> dict[int, Decoder]:
 
 
 class LinkClosed(ConnectionError):  # noqa: N818 - names the condition
-    """The other end has closed the link or is gone."""
+    """The other end has closed the link or has died."""
 
 
 class ControlLink:
-    """One end. `send` may be called from several threads, `receive` from one."""
+    """One end of a link. `send` may be called from several threads, `receive` from one."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -64,7 +64,7 @@ class ControlLink:
         self._sending = threading.Lock()
 
     def send(self, message: GroupMessage) -> None:
-        """Blocks while the other end does not read. Raises LinkClosed."""
+        """Sends a message; blocks while the other end does not read. Raises LinkClosed."""
         code, flatten = _encoders()[type(message)]
         payload: bytes = msgpack.packb((code, *flatten(message)))
         try:
@@ -80,7 +80,7 @@ class ControlLink:
             self._socket.shutdown(socket.SHUT_WR)
 
     def receive(self) -> GroupMessage:
-        """The next message; waits for it. Raises LinkClosed at the end and WireError for bytes that are no message."""
+        """Waits for the next message. Raises LinkClosed at the end, and WireError for bytes that are not a message."""
         size = int.from_bytes(self._read(4), "little")
         if size > MAX_FRAME_BYTES:
             raise WireError(f"a frame of {size} bytes exceeds {MAX_FRAME_BYTES}")
@@ -93,7 +93,7 @@ class ControlLink:
         poll.poll()
 
     def close(self) -> None:
-        """Wakes up whoever waits in `receive` or `wait_for_hangup`."""
+        """Closes the link and wakes up threads that wait in `receive` or `wait_for_hangup`."""
         with contextlib.suppress(OSError):  # the other end was faster
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

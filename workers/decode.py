@@ -1,4 +1,4 @@
-"""The decode role: reserve a landing place, take the pages in, decode; or prefill here and decode.
+"""The decode role: reserves pages, receives the KV into them, and decodes; or prefills here and decodes.
 
 Generate --> running --> finished
 Reserve --> landing --all ranks Received--> landed --Start--> running        (Start may come before the pages)
@@ -10,7 +10,7 @@ Reserve --> landing --all ranks Received--> landed --Start--> running        (St
 
 Adopt --> landing --all ranks Received--> copied --Extend--> landing ... like a `Reserve` from the last time on
 
-How a sequence leaves for another worker is in `departures`.
+`departures` handles sequences that leave for another worker.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class _Landing:
     transfer: TransferKey
     source: PeerId
     source_tp: int
-    is_copy: bool = False  # the sequence goes on elsewhere, and more of it will come
+    is_copy: bool = False  # the sequence is still decoding elsewhere, and more of its pages will come
     started: bool = False
-    closing: bool = False  # the pages are given back when the transfer lets go
-    failed: Failed | None = None  # to be told once it is closed
-    generate_instead: EngineRequest | None = None  # once the transfer lets go
+    closing: bool = False  # given up: the pages are released once the transfer lets go of them
+    failed: Failed | None = None  # to be sent once it is closed
+    generate_instead: EngineRequest | None = None  # to be started once the transfer lets go
 
     @property
     def awaits_start(self) -> bool:
@@ -68,7 +68,7 @@ class _Landing:
 
 @dataclass(frozen=True, slots=True)
 class _Copied:
-    """What has landed of a sequence that goes on at `source`."""
+    """The pages that have landed of a sequence that is still decoding at `source`."""
 
     source: PeerId
     source_tp: int
@@ -77,7 +77,8 @@ class _Copied:
 
 @dataclass(slots=True)
 class DecodeRole:
-    """`start_lease_s`: how long landed pages wait for the router's next word before they are given back."""
+    """Follows the attempts of a decode worker. Landed pages wait `start_lease_s` for the router's next message before
+    they are released."""
 
     engine: Engine
     transfers: GroupTransfers
@@ -85,9 +86,9 @@ class DecodeRole:
     start_lease_s: float
     _landings: dict[AttemptKey, _Landing] = field(default_factory=dict)
     _by_transfer: dict[TransferKey, AttemptKey] = field(default_factory=dict)
-    _landed: dict[AttemptKey, float] = field(default_factory=dict)  # in order of their deadlines, which it holds
-    _copied: dict[AttemptKey, _Copied] = field(default_factory=dict)  # likewise
-    _running: set[AttemptKey] = field(default_factory=set)  # frozen ones, too
+    _landed: dict[AttemptKey, float] = field(default_factory=dict)  # with their deadlines, in that order
+    _copied: dict[AttemptKey, _Copied] = field(default_factory=dict)  # also in the order of their deadlines
+    _running: set[AttemptKey] = field(default_factory=set)  # including frozen ones
     _departures: Departures = field(init=False)
     _refusal: str | None = None
 
@@ -130,7 +131,7 @@ class DecodeRole:
             self.transfers.cancel(landing.transfer)
             return []
         if self._landed.pop(key, None) is not None:
-            return self._add(key, request)  # its pages have landed already, and are found in the prefix cache
+            return self._add(key, request)  # its pages have already landed, and will be found in the prefix cache
         if self._refusal is not None:
             return [Failed(*key, self._refusal, True)]
         if landing is not None or key in self._running:
@@ -141,7 +142,7 @@ class DecodeRole:
         try:
             self.engine.add(request)
         except RequestError as error:
-            self.engine.abort(key)  # the reservation, if it was to become one
+            self.engine.abort(key)  # also drops a reservation that was to become this sequence
             return [Failed(*key, str(error), False)]
         self._running.add(key)
         return []
@@ -189,7 +190,7 @@ class DecodeRole:
     def _expect(
         self, key: AttemptKey, reservation: Reservation | None, source: PeerId, source_tp: int, is_copy: bool = False
     ) -> Sequence[WorkerMessage]:
-        """Posts receives for what was reserved."""
+        """Issues a ticket and posts receives for the reserved pages."""
         if reservation is None:
             return [Failed(*key, "no pages", True)]
         ticket = self.tickets.issue(reservation.first_page, len(reservation.page_ids))
@@ -275,7 +276,7 @@ class DecodeRole:
         ]
 
     def next_deadline_s(self) -> float | None:
-        """The first of each is the next: all wait equally long."""
+        """The earliest deadline: that of the first entry of each kind, as all entries of a kind wait equally long."""
         copied = next(iter(self._copied.values()), None)
         deadlines = [*islice(self._landed.values(), 1), *([copied.deadline_s] if copied is not None else [])]
         return min(deadlines, default=None)

@@ -1,12 +1,12 @@
-"""Sequences that are on their way to another decode worker: the source's part.
+"""The source's part of a migration: sequences that are leaving for another decode worker.
 
 Migrate(copy) --> sending, and it decodes on --> Sent by all ranks
 Migrate(freeze) --> frozen, sending --Cancel: it goes on elsewhere--> closing --all ranks quiet--> released
                        |
                        +--Resume--> decodes on; its pages stay until all ranks are quiet
 
-What fails here is told, as `Failed` of the attempt that it was to become. Whether the sequence goes on here then is the
-router's to say: the other end may have all it needs.
+A failure is reported as `Failed` of the attempt that the sequence was to become. Whether it then continues here is for
+the router to decide, because the destination may already have everything it needs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from slipstream.workers.group_transfers import GroupTransfers, TransferOutcome
 class _Departure:
     key: AttemptKey
     to_attempt: int
-    is_off: bool = False  # nobody wants it any more, or it is over
+    is_off: bool = False  # no longer wanted, or ended
 
 
 @dataclass(slots=True)
@@ -56,12 +56,12 @@ class Departures:
         return out
 
     def resume(self, key: AttemptKey) -> None:
-        """It stays."""
+        """The move is off: the sequence goes on here."""
         self.end(key)
         self.engine.moves.resume(key)
 
     def end(self, key: AttemptKey) -> None:
-        """What is being sent of a sequence is not wanted any more."""
+        """The pages that are being sent of a sequence are no longer wanted."""
         for transfer, departure in self._by_transfer.items():
             if departure.key == key and not departure.is_off:
                 departure.is_off = True

@@ -1,4 +1,4 @@
-"""Reading and writing the pages of a KV pool in device memory, for the transfer agent."""
+"""Reads and writes the pages of a KV pool in device memory, for the transfer agent."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from slipstream.workers.engine.gpu_inputs import Upload
 
 
 class PageCopy(Protocol):
-    """Pages of `pool` [layers, pages, kv_heads, ...] to and from a contiguous `buffer` on the same device, whose bytes
-    are [layers, page_ids, heads, head run]. `page_ids` is [n] int64. `kernels.gpu.page_copy` is one."""
+    """Copies pages of `pool` [layers, pages, kv_heads, ...] to and from a contiguous `buffer` on the same device, whose
+    bytes are [layers, page_ids, heads, head run]. `page_ids` is [n] int64. `kernels.gpu.page_copy` implements it."""
 
     def gather_pages(self, pool: Tensor, page_ids: Tensor, buffer: Tensor, *, layers: range, heads: range) -> None: ...
 
@@ -24,7 +24,7 @@ class PageCopy(Protocol):
 
 
 class TorchPageCopy:
-    """`PageCopy` on any device."""
+    """`PageCopy` in plain torch, for any device."""
 
     def gather_pages(self, pool: Tensor, page_ids: Tensor, buffer: Tensor, *, layers: range, heads: range) -> None:
         picked = self._part(pool, layers, heads).index_select(1, page_ids)
@@ -51,8 +51,8 @@ class DevicePagePool:
                                   ^ layer_done(0) records an event
         copy stream               . gather(0) waits for it
 
-    One thread copies. What `gather` and `scatter` copy, from and to host memory, is there when they return;
-    `queue_gather` and `queue_scatter` leave the copy to the device.
+    Only one thread copies. `gather` and `scatter`, which copy from and to host memory, return when the copy is done;
+    `queue_gather` and `queue_scatter` only queue it on the device.
     """
 
     def __init__(self, kv: Tensor, copy: PageCopy | None = None) -> None:
@@ -86,7 +86,7 @@ class DevicePagePool:
             done.synchronize()
 
     def queue_gather(self, layer: int, page_ids: PageIds, heads: range, out: Tensor) -> torch.cuda.Event | None:
-        """As `gather`, into bytes on the device, which are there after the event; None: they are there now."""
+        """Like `gather`, but into memory of the device, which is filled after the returned event (None: at once)."""
         with self.copying():
             if self._stream is not None and layer in self._computed:
                 self._stream.wait_event(self._computed[layer])
@@ -95,7 +95,8 @@ class DevicePagePool:
             return None if self._stream is None else self._stream.record_event()
 
     def queue_scatter(self, layer: int, page_ids: PageIds, heads: range, src: Tensor) -> torch.cuda.Event | None:
-        """As `scatter`, from bytes on the device, which must stay until the event; None: it is done."""
+        """Like `scatter`, but from memory of the device, which must stay until the returned event (None: it is
+        done)."""
         with self.copying():
             if self._stream is not None:
                 # The pages may have belonged to a sequence whose last step is still queued.
@@ -105,8 +106,9 @@ class DevicePagePool:
             return None if self._stream is None else self._stream.record_event()
 
     def copying(self) -> AbstractContextManager[object]:
-        """The copies' stream is the current one within. Memory that it copies to must be allocated so: memory that the
-        model's stream gave back would be there at once, and be written by what is still queued in that stream."""
+        """A context in which the copy stream is the current one. Memory that it copies to has to be allocated inside:
+        memory that the model's stream has given back would be reused at once, while work that is still queued on that
+        stream may yet write to it."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def _on_device(self, page_ids: PageIds) -> Tensor:

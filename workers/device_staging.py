@@ -1,14 +1,14 @@
-"""Pages from device memory to device memory: gathered, sent and scattered without passing through the host.
+"""Moves pages from device memory to device memory: gathers, sends and scatters them without passing through the host.
 
     pages --kernel--> [ staging in device memory ] ==UCX, cuda_ipc or RDMA==> [ staging ] --kernel--> pages
 
-UCX knows nothing of streams: a buffer is handed to it once the event behind the gathering kernel has come to pass, and
-a staging slot is used again once the event behind the scattering kernel has.
+UCX knows nothing about streams. So a buffer is given to UCX only after the event behind the gathering kernel has
+occurred, and a staging slot is reused only after the event behind the scattering kernel has.
 
-There is no checksum. On the host it comes with the copy for nothing; here it would be a kernel of its own and a look
-at its result from the host, for each message and at both ends, which costs more than the copy. What it guards against
-is guarded otherwise: device memory and NVLink correct and detect errors, and a message that is not the expected one
-differs in tag or size. So both ends of a link must be of this kind: to one that expects a checksum, every message has
+There is no checksum. On the host it costs nothing beside the copy. Here it would take a separate kernel, and a look at
+its result from the host, for each message at both ends, which costs more than the copy. The errors it would find are
+covered in other ways: device memory and NVLink detect and correct errors, and a wrong message differs from the expected
+one in tag or size. So both ends of a link must be of this kind: for an end that expects a checksum, every message has
 the wrong size, and the transfer fails.
 """
 
@@ -32,13 +32,13 @@ from slipstream.workers.device_pages import DevicePagePool, PageCopy
 
 SLOT_ALIGNMENT = 4096
 MAX_IN_FLIGHT = 8
-SPIN_S = 50e-6  # a copy of a slab takes less
+SPIN_S = 50e-6  # copying a slab takes less than this
 PAUSE_S = 50e-6
 
 
 class DeviceSlots:
-    """Equal slots of one allocation in device memory, made when the first is taken. Raises StagingError if there is
-    not room for two."""
+    """Slots of equal size in one allocation of device memory, which is made when the first slot is taken. Raises
+    StagingError if there is not enough room for two."""
 
     def __init__(self, slot_bytes: int, total_bytes: int, pool: DevicePagePool) -> None:
         self._slot_bytes = -(-slot_bytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
@@ -57,7 +57,7 @@ class DeviceSlots:
         return len(self._free)
 
     def take(self, num_bytes: int) -> tuple[int, Tensor]:
-        """A slot and the first bytes of its memory. There must be one."""
+        """A free slot, of which there must be one, and the first bytes of its memory."""
         if self._memory is None:
             total_bytes = self.num_slots * self._slot_bytes
             with self._pool.copying():
@@ -87,18 +87,18 @@ class _Scattering:
 
 
 class DeviceStagedTransport(OverTransport[Transport]):
-    """A `PageTransport` over any `Transport` that takes device memory. Arguments as of `StagedTransport`."""
+    """A `PageTransport` over any `Transport` that accepts device memory. For the arguments see `StagedTransport`."""
 
     def __init__(self, transport: Transport, pool: DevicePagePool, message_bytes: int, staging_bytes: int) -> None:
         super().__init__(transport, trailer_bytes=0)
         self._pool = pool
         self._outgoing = DeviceSlots(message_bytes, staging_bytes // 2, pool)
         self._incoming = DeviceSlots(message_bytes, staging_bytes // 2, pool)
-        self._gatherings: deque[_Gathering] = deque()  # in the order in which their stream works them off
+        self._gatherings: deque[_Gathering] = deque()  # in the order in which their stream executes them
         self._scatterings: deque[_Scattering] = deque()
-        self._is_current = False  # the device is the thread's own
+        self._is_current = False  # whether the thread has made the device its current one
         self._spin_until = 0.0
-        # Half the slots at most: a peer that has stalled must not stop the others.
+        # At most half of the slots, so that a peer that has stalled cannot stop the others.
         self._max_in_flight = max(1, min(MAX_IN_FLIGHT, self._outgoing.num_slots // 2))
 
     @property
@@ -161,7 +161,7 @@ class DeviceStagedTransport(OverTransport[Transport]):
     # ---- inside
 
     def _post(self, gathering: _Gathering) -> None:
-        """A link that has gone down meanwhile fails the message from within."""
+        """Sends a message whose pages are gathered. If its link has gone down meanwhile, the link fails the message."""
         self._transport.send(gathering.link, gathering.tag, _buffer(gathering.memory), gathering.sent)
 
     def _on_sent(self, slot: int, done: Done, error: str | None) -> None:
@@ -190,15 +190,15 @@ class StagedDevicePool(DevicePagePool):
 
 
 def device_page_pool(kv: Tensor, tls: str) -> DevicePagePool:
-    """For a pool on a GPU. Pages stay on devices if `tls` (UCX_TLS) names a transport that takes device memory; UCX
-    would crash on it otherwise, so they then pass through the host."""
+    """The page pool for a tensor on a GPU. Pages stay on devices if `tls` (UCX_TLS) names a transport that accepts
+    device memory. Otherwise UCX would crash on it, so pages pass through the host."""
     copy: PageCopy | None = gpu_module("page_copy")
     return StagedDevicePool(kv, copy) if "cuda" in tls else DevicePagePool(kv, copy)
 
 
 def _buffer(memory: Tensor) -> Buffer:
-    """Device memory passes for a buffer: it has a length and says where it is (`__cuda_array_interface__`), which is
-    all that UCX asks for."""
+    """Device memory in the guise of a buffer: it has a length and says where it is (`__cuda_array_interface__`), and
+    UCX asks for no more."""
     return cast(Buffer, memory) if memory.is_cuda else memory.numpy()
 
 

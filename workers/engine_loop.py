@@ -1,4 +1,4 @@
-"""The engine thread's loop: what comes in, one step, what goes out."""
+"""The loop of the engine thread: handle what has come in, run one step, send what has come out."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LinkLost:
-    """The connection to the router is gone; nothing more comes from it."""
+    """The connection to the router is lost; nothing more will come from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +53,19 @@ class TransferEnded:
 
 @dataclass(frozen=True, slots=True)
 class GuideReady:
-    """A sequence that has waited for its guide can go on."""
+    """A sequence that has waited for its guide can continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupBroken:
-    """A rank is gone."""
+    """A rank of the group has died or failed."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End: `drain` lets what is running finish first, for at most `within_s`."""
+    """The worker is to end. With `drain`, what is running may finish first, within `within_s`."""
 
     drain: bool
     within_s: float
@@ -75,7 +75,8 @@ EngineEvent = RouterMessage | LinkLost | TransferEnded | GuideReady | GroupBroke
 
 
 class RouterPort(Protocol):
-    """The router connection as the engine thread sees it. Calls return at once; what cannot be sent is dropped."""
+    """The connection to the router, as the engine thread uses it. Calls return at once; what cannot be sent is
+    dropped."""
 
     def connect(self, hello: Hello) -> None:
         """Keeps trying until the router answers `Welcome`, which arrives in the inbox."""
@@ -83,12 +84,12 @@ class RouterPort(Protocol):
     def send(self, messages: Sequence[WorkerMessage]) -> None: ...
 
     def disconnect(self) -> None:
-        """Ends the connection after what has been sent; from then on nothing of it comes into the inbox."""
+        """Ends the connection after what has been sent; afterwards nothing of it reaches the inbox."""
 
 
 @dataclass(slots=True)
 class EngineLoop:
-    """Owns engine, role and transfers; runs on one thread from the beginning of a role to its end.
+    """Owns the engine, the role and the transfers, and runs on one thread from the beginning of a role to its end.
 
     `hello` builds the greeting of an incarnation; `show` tells the supervisor the state and a line about it. `clock`
     gives seconds that never go back.
@@ -111,20 +112,20 @@ class EngineLoop:
     _out: list[WorkerMessage] = field(default_factory=list)
     _connected: bool = False
     _connecting: bool = False
-    _step_ended_s: float | None = None  # None: there was nothing to do since
+    _step_ended_s: float | None = None  # None: there has been nothing to do since then
     _last_seq: int = 0
-    _credits: Credits | None = None  # as last told
+    _credits: Credits | None = None  # as last reported
     _draining: bool = False
     _next_role: RoleName | None = None  # after the drain; None: the worker ends
-    _deadline_s: float | None = None  # of the drain
+    _deadline_s: float | None = None  # for the drain
     _stopped: bool = False
 
     def __post_init__(self) -> None:
         self.blocks = BlockEvents(self.engine.prefix_cache)
 
     def run(self) -> RoleName | None:
-        """Returns after a drain or a stop: the role that the worker is to serve next, None if it ends. Raises
-        WorkerFailed, after every request was told."""
+        """Returns, after a drain or a stop, the role that the worker is to serve next (None: it ends). Raises
+        WorkerFailed, after every request has been failed."""
         try:
             while not self.is_finished:
                 self.turn()
@@ -143,7 +144,7 @@ class EngineLoop:
         return None
 
     def turn(self) -> None:
-        """Waits for something to do, and does it."""
+        """Waits for something to do and does it."""
         self._reconnect()
         if not self.engine.has_work:
             self._step_ended_s = None
@@ -151,7 +152,7 @@ class EngineLoop:
             self._accept(event)
         if self.engine.has_work:
             if self._out:
-                self._flush()  # a reservation should not wait for the step to be told
+                self._flush()  # answers to reservations should not wait for the step
             began_s = self.clock() if self._step_ended_s is None else self._step_ended_s
             self._out += self.role.sampled(self.engine.step())
             self._sample_step(began_s)
@@ -168,11 +169,11 @@ class EngineLoop:
 
     @property
     def can_reconnect(self) -> bool:
-        """The next turn begins a new epoch."""
+        """Whether the next turn can begin a new epoch."""
         return not (self._connected or self._connecting) and self._is_quiet
 
     def _reconnect(self) -> None:
-        """A new epoch begins only when nothing of the old one is left."""
+        """Begins a new epoch, once nothing of the old one is left."""
         if not self.can_reconnect:
             return
         self._connecting = True
@@ -187,11 +188,11 @@ class EngineLoop:
         self.router.connect(self.hello(worker))
 
     def next_turn_s(self) -> float | None:
-        """How long to wait for the next event: not at all with work to do, else till the next deadline."""
+        """How long to wait for the next event: not at all if there is work to do, else until the next deadline."""
         if self.engine.has_work:
             return 0.0
         deadlines = [self.role.next_deadline_s(), self._deadline_s]
-        if self._connected:  # else there is nobody to tell anything to, however overdue it is
+        if self._connected:  # otherwise there is nobody to send anything to, however overdue it is
             deadlines += [self.stats.next_due_s(), self.blocks.next_due_s()]
         waiting = [at for at in deadlines if at is not None]
         return max(0.0, min(waiting) - self.clock()) if waiting else None
@@ -217,7 +218,7 @@ class EngineLoop:
                 self._drain(self.drain_s, next_role)
             case Stop(drain, within_s):
                 if drain:
-                    self._next_role = None  # also if it was on its way to another role
+                    self._next_role = None  # even if it was about to change its role
                     self._drain(within_s, None)
                 else:
                     self._stopped = True
@@ -230,7 +231,7 @@ class EngineLoop:
                     self._last_seq = event.seq
 
     def _sample_step(self, began_s: float) -> None:
-        """What is between two steps counts for the second: streams wait for it, too."""
+        """Samples the time of a step. The time since the step before counts as well, because streams wait for it."""
         now_s = self._step_ended_s = self.clock()
         has_prefill = self.engine.last_step_has_prefill
         self.steps.ended(has_prefill, self.engine.last_step_num_decoding, now_s - began_s)
@@ -256,12 +257,12 @@ class EngineLoop:
             self._deadline_s = None
             if self._next_role is None:
                 self._stopped = True
-            else:  # the router has their tokens: they go on elsewhere
+            else:  # the router has their tokens, so they continue elsewhere
                 self._out += self.role.fail_all("the worker drains, and this has taken too long")
                 self.role.abandon()
 
     def _flush(self) -> None:
-        """One batch a step: its tokens and events, then what is free now, then statistics if they are due."""
+        """Sends one batch per step: its tokens and events, then the new credits, then statistics if they are due."""
         if self._connected:
             credits = self._count()
             if credits != self._credits:
@@ -287,7 +288,7 @@ class EngineLoop:
         return Credits(self._last_seq, capacity.free_slots, capacity.free_pages, capacity.free_tokens)
 
     def _leave_router(self) -> None:
-        """Of what has come meanwhile only the end of the worker still matters."""
+        """Leaves the router for good. Of what has arrived meanwhile, only a request to stop still matters."""
         self._flush()
         self.router.disconnect()
         for event in self.inbox.take(0):

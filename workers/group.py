@@ -1,8 +1,8 @@
-"""The ranks of a tensor-parallel group as one, seen from rank 0: how they meet, and one executor for all of them.
+"""A tensor-parallel group as seen from rank 0: how its ranks meet, and one executor for all of them.
 
-Rank 0 says what to do over one TCP connection a rank (the control link), in order, and the others do it in that
-order; what the ranks tell each other while they compute goes through torch.distributed. A group of one has no links
-and no process group, and otherwise takes the same path.
+Rank 0 sends commands to each other rank over one TCP connection (the control link), and the ranks execute them in that
+order. What the ranks exchange while they compute goes through torch.distributed. A group of one has no links and no
+process group, and otherwise takes the same path.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GroupAddress:
-    """Where rank 0 waits for the other ranks: torch.distributed's store and the control link. `secret` admits them."""
+    """Where rank 0 waits for the other ranks: the ports of torch.distributed's store and of the control link, and the
+    `secret` that they have to present."""
 
     host: str
     distributed_port: int
@@ -64,7 +65,7 @@ class GroupAddress:
 
 
 def join_process_group(store: TCPStore, rank: int, size: int, config: EngineConfig) -> TensorParallel:
-    """The collective side of a group, gloo on CPUs and NCCL on GPUs. Blocks until all ranks are there."""
+    """Joins the group's collectives: gloo on CPUs, NCCL on GPUs. Blocks until all ranks are there."""
     backend = "nccl" if config.device != "cpu" and torch.cuda.is_available() else "gloo"
     timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
@@ -72,7 +73,8 @@ def join_process_group(store: TCPStore, rank: int, size: int, config: EngineConf
 
 
 class MeetingPoint:
-    """The two ports at which the other ranks find rank 0, bound from the start so that nobody else can take them."""
+    """The two ports at which the other ranks find rank 0. They are bound from the start, so nobody else can take
+    them."""
 
     def __init__(self, host: str, size: int) -> None:
         """Raises OSError if the host is not one of this machine's."""
@@ -116,11 +118,11 @@ class MeetingPoint:
 
 
 def _is_same(offered: str, secret: str) -> bool:
-    return secrets.compare_digest(offered.encode(), secret.encode())  # it takes no text beyond ASCII
+    return secrets.compare_digest(offered.encode(), secret.encode())  # `compare_digest` accepts only ASCII text
 
 
 class RemoteRank:
-    """Another rank as rank 0 sees it: its transfer agent, its executor, and whether it is still there.
+    """Another rank as rank 0 sees it: its transfer agent, its executor, and whether it is still alive.
 
     A thread reads its link from the start: `outcomes` gets what its transfer agent reports, `broken` (at most once)
     why it cannot go on.
@@ -155,7 +157,7 @@ class RemoteRank:
             broken(self._failure)
 
     def _read(self, outcomes: Callable[[int, RankOutcome], None]) -> str:
-        """Until the link ends; returns why it did."""
+        """Reads the link until it ends, and returns why it ended."""
         try:
             while True:
                 match self.link.receive():
@@ -171,15 +173,15 @@ class RemoteRank:
             return f"rank {self.rank} (pid {self.pid}) is gone: {error}"
 
     def close(self) -> None:
-        """Tells the rank to end. It ends also if this process dies without a word."""
+        """Tells the rank to end. (It also ends if this process dies without a word.)"""
         self._closing = True
         self.link.send_last(Shutdown())
         if self._thread is not None:
-            self._thread.join(CLOSE_TIMEOUT_S)  # reads till the rank has closed its end
+            self._thread.join(CLOSE_TIMEOUT_S)  # it reads until the rank has closed its end
         self.link.close()
 
     def serve_as(self, role: Role) -> None:
-        """It computes as one of this role from the next step on."""
+        """Makes the rank compute for this role from the next step on."""
         self.link.send(ServeAs(role))
 
     # ---- RankTransfers
@@ -202,7 +204,7 @@ class RemoteRank:
 
 @dataclass(slots=True)
 class GroupExecutor:
-    """Runs each plan on every rank; the tokens are sampled on this one. `local` begins this rank's sends itself."""
+    """Runs each plan on every rank; tokens are sampled on this one. `local` begins this rank's sends itself."""
 
     local: Executor
     others: Sequence[RemoteRank]

@@ -1,4 +1,4 @@
-"""What rank 0 and the other ranks of a tensor-parallel group say to each other over their control links."""
+"""The messages between rank 0 and the other ranks of a tensor-parallel group, over their control links."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slipstream.workers.group_transfers import RankOutcome
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """First on a control link."""
+    """The first message on a control link."""
 
     rank: int
     secret: str
@@ -42,7 +42,7 @@ class RankFailed:
 
 @dataclass(frozen=True, slots=True)
 class Execute:
-    """Compute one step, together with the other ranks; the sends that it begins included."""
+    """Compute one step together with the other ranks, and begin its sends."""
 
     arrays: PackedArrays
     greedy: bool
@@ -55,7 +55,7 @@ class Execute:
 
     @property
     def plan(self) -> StepPlan:
-        """Raises ValueError if the arrays are not whole."""
+        """The plan of the step. Raises ValueError if the arrays are incomplete."""
         return StepPlan(self.arrays.unpack(), self.greedy, self.sends, self.progress)
 
 
@@ -71,7 +71,7 @@ class Expect:
 
 @dataclass(frozen=True, slots=True)
 class SendPages:
-    """Send these pages, which are complete after the steps so far, under the ticket."""
+    """Send these pages, which are complete after the steps so far, for the ticket."""
 
     ticket: HandoffTicket
     page_ids: tuple[int, ...]
@@ -103,7 +103,7 @@ class BeginEpoch:
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """The group ends in order."""
+    """The group ends normally."""
 
 
 RankMessage = Join | RankReady | RankFailed | RankOutcome

@@ -1,4 +1,4 @@
-"""The transfer agents of all ranks as one: a command goes to every rank, their answers come back as one outcome."""
+"""Treats the transfer agents of all ranks as one: a command goes to every rank, and their outcomes become one."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class RankTransfers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RankOutcome:
-    """A rank has let go of its part of a transfer. `failure` is None if all its bytes went or came whole.
+    """A rank has let go of its part of a transfer. `failure` is None if all its bytes were sent or arrived intact.
     `total_checksum_failures` counts all that the rank has seen so far. `is_unreachable`: its peer could not be reached,
-    or not any more."""
+    or no longer."""
 
     transfer: TransferKey
     failure: str | None
@@ -40,8 +40,9 @@ class RankOutcome:
 
 @dataclass(frozen=True, slots=True)
 class TransferOutcome:
-    """No rank touches the pages any more. Bytes of all ranks, seconds of the slowest. `is_cancelled`: it was given up
-    before anything went wrong. `is_sent`: pages of ours went elsewhere. `is_unreachable`: so said a rank."""
+    """The end of a transfer: no rank touches its pages any more. The bytes are those of all ranks, the seconds those of
+    the slowest. `is_cancelled`: it was given up before anything went wrong. `is_sent`: we sent the pages rather than
+    received them. `is_unreachable`: at least one rank could not reach its peer."""
 
     transfer: TransferKey
     failure: str | None
@@ -54,10 +55,10 @@ class TransferOutcome:
 
 @dataclass(slots=True)
 class _Tally:
-    ranks: set[int]  # that have not let go yet
+    ranks: set[int]  # those that have not let go yet
     is_sent: bool = False
     cancelled: bool = False
-    was_sound: bool = False  # when it was cancelled
+    was_sound: bool = False  # whether nothing had failed when it was cancelled
     failure: str | None = None
     is_unreachable: bool = False
     num_bytes: int = 0
@@ -94,11 +95,12 @@ class GroupTransfers:
             rank.expect(ticket, page_ids, source, source_tp)
 
     def sending(self, transfer: TransferKey) -> None:
-        """All ranks begin to send with the step that is about to run (each finds what to send in the step's plan)."""
+        """All ranks will begin to send in the step that is about to run. (Each finds what to send in the step's
+        plan.)"""
         self._tallies[transfer] = _Tally(set(range(len(self.ranks))), is_sent=True)
 
     def send(self, ticket: HandoffTicket, page_ids: Sequence[int]) -> None:
-        """All ranks send these pages, which are complete, between two steps."""
+        """Makes all ranks send these complete pages, between two steps."""
         self.sending(ticket.key)
         for rank in self.ranks:
             rank.send(ticket, page_ids)
@@ -107,7 +109,7 @@ class GroupTransfers:
         return transfer in self._tallies
 
     def cancel(self, transfer: TransferKey) -> None:
-        """Asks every rank to let go. The outcome still comes; unknown and ended transfers are ignored."""
+        """Asks every rank to let go of a transfer. Its outcome still follows. Unknown and ended ones are ignored."""
         tally = self._tallies.get(transfer)
         if tally is None or tally.cancelled:
             return

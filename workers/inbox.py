@@ -1,4 +1,4 @@
-"""The one door through which other threads reach the engine thread."""
+"""The queue through which other threads reach the engine thread."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ T = TypeVar("T")
 
 
 class InboxFull(RuntimeError):  # noqa: N818 - names the condition
-    """More than `limit` items wait: whoever sends does not keep to its credits."""
+    """More than `limit` items are waiting, so the sender must be ignoring its credits."""
 
 
 class Inbox(Generic[T]):
-    """A bounded queue of many producers and one consumer, who takes all that is there with one lock.
+    """A bounded queue with many producers and one consumer, which takes everything at once under one lock.
 
-    `turn` shows whether the consumer comes back: it is another number after each `take`, and None while `take` waits
+    `turn` shows whether the consumer keeps coming back: it changes with each `take`, and is None while `take` waits
     (and before the first).
     """
 
@@ -28,7 +28,7 @@ class Inbox(Generic[T]):
         self.turn: int | None = None
 
     def put(self, item: T) -> None:
-        """What a peer asks for. From any thread; never blocks. Raises InboxFull."""
+        """Adds a request of a peer. For any thread; never blocks. Raises InboxFull."""
         with self._changed:
             if len(self._items) >= self._limit:
                 raise InboxFull(f"{self._limit} items wait for the engine thread")
@@ -36,13 +36,14 @@ class Inbox(Generic[T]):
             self._changed.notify()
 
     def put_always(self, item: T) -> None:
-        """What must not be lost and is bounded by itself: the end of something that was begun, once."""
+        """Adds an item that must not be lost, and whose number is bounded by itself, such as the end of something that
+        was begun."""
         with self._changed:
             self._items.append(item)
             self._changed.notify()
 
     def take(self, timeout_s: float | None) -> list[T]:
-        """All items in order of arrival; waits for the first one up to `timeout_s` (0: not at all, None: for ever)."""
+        """All items in order of arrival. Waits up to `timeout_s` for the first (0: not at all, None: for ever)."""
         self._num_taken += 1
         self.turn = None
         items = self._take(timeout_s)
@@ -50,7 +51,7 @@ class Inbox(Generic[T]):
         return items
 
     def _take(self, timeout_s: float | None) -> list[T]:
-        if timeout_s == 0 and not self._items:  # the busy engine's case: no lock
+        if timeout_s == 0 and not self._items:  # the case of a busy engine, without taking the lock
             return []
         with self._changed:
             if not self._items and timeout_s != 0:

@@ -1,4 +1,4 @@
-"""Connections that notice when the machine at the other end is gone without a word."""
+"""Makes connections notice when the machine at the other end has vanished without a word."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ NUM_PROBES = 3
 
 
 class Socket(Protocol):
-    """A socket, or what uvloop shows of one."""
+    """A socket, or uvloop's stand-in for one."""
 
     def setsockopt(self, level: int, option: int, value: int, /) -> None: ...
 
 
 def keep_alive(connection: Socket) -> None:
-    """TCP ends the connection after about eleven silent seconds. A process that dies is noticed at once in any case;
-    this is for power cuts and pulled cables."""
+    """Makes TCP end the connection after about eleven seconds of silence. This is for power cuts and pulled cables; a
+    process that dies is noticed at once in any case."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, IDLE_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, INTERVAL_S)

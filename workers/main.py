@@ -3,7 +3,8 @@
     python -m slipstream.workers.main --config worker.yaml
 
 The file (YAML or JSON) has the fields of `WorkerConfig`. With `tp` > 1 the other ranks are started as child processes.
-SIGTERM and SIGINT drain, a second one ends at once. Exit codes: 0 after a drain, 1 after a failure, 2 for bad settings.
+SIGTERM and SIGINT drain it; a second signal ends it at once. Exit codes: 0 after a drain, 1 after a failure, 2 for bad
+settings.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def main(path: Path, rank: int | None) -> None:
     except (ValidationError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise click.UsageError(f"{path}: {error}") from error
     logging.basicConfig(level=log_level(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    # Imported here, with torch, which takes a second: bad settings are answered first.
+    # Imported here because torch takes a second to import, and bad settings should be reported before that.
     from slipstream.workers.program import run_leader, run_rank
 
     try:
@@ -46,7 +47,7 @@ def main(path: Path, rank: int | None) -> None:
 
 
 def _exit(code: int, error: str | None = None) -> None:
-    """Without waiting for threads: one may be stuck in a collective whose other end is dead."""
+    """Exits without waiting for threads, one of which may be stuck in a collective with a dead rank."""
     if error is not None:
         print(f"error: {error}", file=sys.stderr)
     logging.shutdown()

@@ -1,9 +1,10 @@
-"""How far a worker's computing stands back where cores are short.
+"""The priority of a worker's computing threads where cores are scarce.
 
 A decode worker that shares its cores with a prefill worker would take half of them to advance the few sequences it has,
 while the prompts that could join them wait: each of its steps reads all weights, for two sequences as for eight. With
-less than its half, prompts are done sooner, batches are larger and more comes out (docs/results/serving.md). The kernel
-gives a thread at niceness 5 a third of the time of one at 0, and all of it where nobody else wants it.
+less than half of the cores, prompts are done sooner, batches are larger, and throughput is higher
+(docs/results/serving.md). The kernel gives a thread at niceness 5 a third of the time of one at 0, and all of it if
+nobody else wants it.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ DECODE_NICENESS = 5
 
 
 def niceness(engine: EngineConfig, role: Role, device_type: str) -> int:
-    """What the settings ask for. On a GPU the host's part of a step should never wait."""
+    """The niceness that the settings ask for. With a GPU it is 0, because the host's part of a step should never
+    wait."""
     if engine.niceness != "auto":
         return engine.niceness
     return DECODE_NICENESS if role == "decode" and device_type == "cpu" else 0
 
 
 def stand_back(niceness: int, engine: EngineConfig) -> None:
-    """Gives the calling thread, which computes steps, and the threads of the native kernels this niceness. Threads
-    that move pages or talk to the router keep theirs. To be called on a thread that has not stood back yet."""
+    """Gives this niceness to the calling thread, which computes steps, and to the threads of the native kernels.
+    Threads that move pages or talk to the router keep theirs. To be called on a thread whose niceness is still 0."""
     if niceness > 0:
-        os.setpriority(os.PRIO_PROCESS, 0, niceness)  # on Linux of this thread alone
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)  # on Linux this affects only the calling thread
     library = native_library() if engine.cpu_kernels == "auto" else None
     if library is not None:
         library.slipstream_set_niceness(niceness)

@@ -1,4 +1,4 @@
-"""The prefill role: compute a prompt, stream its first token, send its pages, give them back.
+"""The prefill role: computes a prompt, sends its first token and its pages, and releases the pages.
 
 Prefill --> waiting --first step--> computing, sending --first token--> sending --Sent by all ranks--> released
                |                              |                            |
@@ -34,7 +34,7 @@ from slipstream.workers.group_transfers import GroupTransfers, TransferOutcome
 @dataclass(slots=True)
 class _Sending:
     transfer: TransferKey
-    closing: bool = False  # nobody wants the result; the pages are given back when the transfer lets go
+    closing: bool = False  # no longer wanted: the pages are released once the transfer lets go of them
 
 
 @dataclass(slots=True)
@@ -100,12 +100,12 @@ class PrefillRole:
 
     def sampled(self, outputs: Sequence[TokenChunk]) -> Sequence[WorkerMessage]:
         for output in outputs:
-            if output.finish_reason == "error":  # the router knows by that that no Cancel is needed
+            if output.finish_reason == "error":  # this tells the router that no Cancel is needed
                 self._close((output.request_id, output.attempt))
         return [StepOutput(tuple(outputs))] if outputs else []
 
     def expire(self, now_s: float) -> Sequence[WorkerMessage]:
-        return []  # the agent bounds every send by itself
+        return []  # nothing to do here: the agent bounds the time of every send
 
     def next_deadline_s(self) -> float | None:
         return None

@@ -1,4 +1,4 @@
-"""The processes of a worker group that is run without Ray: the leader's, and those of its other ranks."""
+"""The processes of a worker group that runs without Ray: that of its leader, and those of its other ranks."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def run_leader(config: WorkerConfig, path: Path) -> None:
     except OSError as error:
         raise WorkerFailed(f"cannot bind {config.host}: {error}") from error
     ranks = [] if address is None else [_start_rank(path, rank, address) for rank in range(1, config.tp)]
-    # Signal handlers may run between any two instructions, in the middle of their own as well: all they do is put
-    # into a queue that is made for it.
+    # A signal handler may run between any two instructions, even in the middle of another handler, so all it does is to
+    # put an event into a queue that is reentrant.
     events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: events.put(_Signal(number)))
@@ -76,7 +76,7 @@ def run_leader(config: WorkerConfig, path: Path) -> None:
 
 
 def _follow(worker: Worker, events: queue.SimpleQueue[_Event]) -> WorkerFailed | None:
-    """Till the worker has ended. A rank that dies before it could join is noticed here alone."""
+    """Waits until the worker has ended. This is the only place that notices a rank which dies before it could join."""
     drain = True
     failure: WorkerFailed | None = None
     while True:
@@ -96,13 +96,13 @@ def _start_rank(path: Path, rank: int, address: GroupAddress) -> subprocess.Pope
     command = [sys.executable, "-m", "slipstream.workers.main", "--config", str(path), "--rank", str(rank)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE)
     assert process.stdin is not None
-    with process.stdin as stdin:  # not an argument: it holds a secret
+    with process.stdin as stdin:  # not passed as an argument, because it contains a secret
         stdin.write(json.dumps(dataclasses.asdict(address)).encode())
     return process
 
 
 def _await_rank(process: subprocess.Popen[bytes]) -> None:
-    """Ranks end by themselves when their leader does; one that hangs is killed."""
+    """Waits for a rank, which ends by itself when its leader does; kills it if it hangs."""
     try:
         process.wait(RANK_END_TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -111,8 +111,8 @@ def _await_rank(process: subprocess.Popen[bytes]) -> None:
 
 
 def run_rank(config: WorkerConfig, rank: int) -> None:
-    """Reads the group's address from standard input. Raises WorkerFailed."""
+    """Runs another rank, which reads the group's address from standard input. Raises WorkerFailed."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all; the leader says when it is over
+        signal.signal(number, signal.SIG_IGN)  # Ctrl-C reaches all processes; the leader says when to end
     address = TypeAdapter(GroupAddress).validate_json(sys.stdin.buffer.read())
     RankWorker(config, rank, address).run()

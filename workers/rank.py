@@ -41,14 +41,14 @@ log = logging.getLogger(__name__)
 
 
 class RankWorker:
-    """Rank `rank` >= 1: model runner and transfer agent; runs the step plans and transfer commands of rank 0.
+    """Rank `rank` >= 1: a model runner and a transfer agent, which execute the step plans and commands of rank 0.
 
-    rank_worker = RankWorker(config, rank, address)   # config: the leader's, address: what Worker.prepare() gave
-    rank_worker.run()                                 # blocks till the leader says so or is gone
+    rank_worker = RankWorker(config, rank, address)   # the leader's config; the address that Worker.prepare() returned
+    rank_worker.run()                                 # blocks until the leader says so or is gone
 
-    `run` returns when the leader has ended in order and raises `WorkerFailed` otherwise. If the leader dies while
-    this rank is busy (loading, or inside a collective that does not return), the process is ended with exit code 1
-    after a moment: a rank never outlives its leader.
+    `run` returns when the leader has ended normally and raises `WorkerFailed` otherwise. If the leader dies while this
+    rank is busy (loading, or in a collective that does not return), the process exits with code 1 after a moment, so a
+    rank never outlives its leader.
     """
 
     def __init__(self, config: WorkerConfig, rank: int, address: GroupAddress) -> None:
@@ -66,7 +66,7 @@ class RankWorker:
         return WorkerReport(self._config.name, self._rank, os.getpid(), self._state, 0, self._progress)
 
     def run(self) -> None:
-        """Raises WorkerFailed: the model cannot be loaded, the leader is gone."""
+        """Runs the rank to its end. Raises WorkerFailed if the model cannot be loaded or the leader is gone."""
         try:
             self._run()
             self._show("stopped", "")
@@ -105,11 +105,11 @@ class RankWorker:
             address.host, address.distributed_port, config.tp, is_master=False, timeout=timedelta(seconds=60)
         )
         tp = join_process_group(store, self._rank, config.tp, config.engine)
-        self._show("loading", f"loading {config.model_dir}")
+        self._show("loading", str(config.model_dir))
         parts = stack.enter_context(rank_parts(config, tp, lambda outcome: _tell(link, outcome)))
         link.send(RankReady(parts.agent.address, parts.limits.num_pages))
         gc.collect()
-        gc.freeze()  # as in the leader: every rank waits for the slowest
+        gc.freeze()  # as in the leader: a pause for garbage collection would hold up all ranks
         self._show("ready", "")
         return parts
 
@@ -118,7 +118,7 @@ class RankWorker:
         return ComputeThread(lambda: self._serve(link, parts), engine, role, parts.runner.kv.device).result()
 
     def _serve(self, link: ControlLink, parts: RankParts) -> Role | None:
-        """Until the leader says that it is over, None, or that it goes on in another role."""
+        """Executes commands until the leader ends the group (returns None) or changes its role (returns that)."""
         while True:
             match link.receive():
                 case Execute() as execute:
@@ -148,9 +148,9 @@ class RankWorker:
 
     def _show(self, state: WorkerState, progress: str) -> None:
         self._state, self._progress = state, progress
-        log.info("%s rank %d: %s %s", self._config.name, self._rank, state, progress)
+        log.info("%s rank %d: %s", self._config.name, self._rank, f"{state} ({progress})" if progress else state)
 
 
 def _tell(link: ControlLink, outcome: RankOutcome) -> None:
-    with contextlib.suppress(LinkClosed):  # the thread that reads the link notices, too
+    with contextlib.suppress(LinkClosed):  # the thread that reads the link will notice
         link.send(outcome)

@@ -1,4 +1,4 @@
-"""What every rank of a group has: a model runner with its KV pool, and the transfer agent that moves its pages."""
+"""The parts of every rank of a group: a model runner with its KV pool, and the transfer agent that moves its pages."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from slipstream.workers.ticket_office import TicketOffice
 
 
 class RankAgent:
-    """A rank's transfer agent: takes the commands of the group and, from the runner, news of finished pages.
+    """A rank's transfer agent. It takes commands of the group and, from the runner, news of finished pages.
 
-    `memory` is what the runner's pool lies in, if that can be shared. Every transfer that is begun here ends in one
-    `RankOutcome`, given to `ended` on the agent's thread or, if the ticket does not fit this rank, at once.
+    `memory` holds the runner's pool, if that can be shared. Every transfer that is begun here ends in one
+    `RankOutcome`, which is given to `ended` on the agent's thread or, if the ticket does not fit this rank, at once.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class RankAgent:
         self._ended = ended
         self._tp = tp
         self._page_dtype = page_dtype(runner)
-        # numpy moves rows of host memory at full speed, torch at a tenth of it.
+        # numpy copies rows of host memory at full speed, torch at a tenth of that.
         self._device_pages = device_page_pool(runner.kv, config.transfer.tls) if runner.kv.is_cuda else None
         self._agent = TransferAgent(
             self._device_pages or HostPagePool(runner.page_bytes(), memory),
@@ -77,7 +77,7 @@ class RankAgent:
 
     def send(self, ticket: HandoffTicket, page_ids: Sequence[int]) -> None:
         if self._device_pages is not None:
-            for layer in range(ticket.num_layers):  # the steps so far, however much of them the device still has to do
+            for layer in range(ticket.num_layers):  # of the steps so far, even if the device has not finished them yet
                 self._device_pages.layer_done(layer)
         self._send(ticket, page_ids, ticket.first_page + ticket.num_pages)
 
@@ -127,14 +127,14 @@ class RankAgent:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RankParts:
-    """`limits` are those of the role that the worker begins in."""
+    """The parts of one rank. `limits` are those of the role in which the worker starts."""
 
     limits: EngineLimits
     runner: ModelRunner
     agent: RankAgent
 
     def limits_in_role(self, config: WorkerConfig, role: Role) -> EngineLimits:
-        """What the engine can hold in a role, with the pages that it has."""
+        """The engine's limits in a role, given the pages that it has."""
         if role == config.role:
             return self.limits
         engine, num_pages = config.in_role(role).engine, self.limits.num_pages
@@ -152,7 +152,7 @@ class RankParts:
         )
 
     def ticket_office(self, worker: PeerId, addresses: tuple[TransferAddress, ...], slab_pages: int) -> TicketOffice:
-        """Tickets for pools like this rank's."""
+        """An office that issues tickets for pools of this rank's shape."""
         kv = self.runner.kv  # [layers, pages, kv_heads, ...]
         num_heads = kv.shape[2] * len(addresses)
         head_bytes = math.prod(kv.shape[3:]) * kv.element_size()
@@ -160,12 +160,13 @@ class RankParts:
 
 
 def page_dtype(runner: ModelRunner) -> str:
-    """What the numbers of its pages are, for tickets."""
+    """The data type of the runner's pages, as written on tickets."""
     return str(runner.kv.dtype).removeprefix("torch.")
 
 
 def for_both_roles(config: WorkerConfig) -> EngineConfig:
-    """Built for as many sequences, as long ones and as much of a prompt in a step as either role may have."""
+    """Engine settings that suffice for both roles: the larger of their limits for sequences, their length, and the
+    tokens of a step."""
     ours = config.engine
     other = config.in_role("decode" if config.role == "prefill" else "prefill").engine
     has_longest = ours.max_model_len is not None and other.max_model_len is not None
@@ -179,14 +180,14 @@ def for_both_roles(config: WorkerConfig) -> EngineConfig:
 
 @contextmanager
 def rank_parts(config: WorkerConfig, tp: TensorParallel, ended: Callable[[RankOutcome], None]) -> Iterator[RankParts]:
-    """Loads this rank's share of the model and opens its transport; closes that at the end.
+    """Loads this rank's share of the model and opens its transport, which is closed at the end.
 
     Raises ModelError, EngineConfigError, StagingError or TransportError, each in a sentence.
     """
     engine = config.engine
-    # Where nothing is said, a fair share of the cores; native kernels may get more (see `build_runner`).
+    # By default a fair share of the cores; native kernels may get more (see `build_runner`).
     torch.set_num_threads(engine.num_threads or max(1, len(os.sched_getaffinity(0)) // config.ranks_on_host))
-    # Nothing here runs graphs of independent operators: a second pool of threads would only compete for the cores.
+    # We run no graphs of independent operators, so a second pool of threads would only compete for the cores.
     torch.set_num_interop_threads(1)
     limits = engine_limits(
         config.model_dir,
@@ -194,7 +195,7 @@ def rank_parts(config: WorkerConfig, tp: TensorParallel, ended: Callable[[RankOu
         tp=tp,
         max_queued_tokens=config.max_queued_tokens,
         ranks_on_host=config.ranks_on_host,
-        model_id=model_key(config.model, config.model_version),  # what the router knows it by
+        model_id=model_key(config.model, config.model_version),  # the name by which the router knows it
     )
     memory = KvMemory() if config.transfer.transport != "ucx" else None
     runner = build_runner(config.model_dir, for_both_roles(config), limits.num_pages, tp=tp, memory=memory)

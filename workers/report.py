@@ -1,4 +1,4 @@
-"""How a worker or rank is doing, in plain values for whoever supervises it."""
+"""The state of a worker or rank, in plain values for its supervisor."""
 
 from __future__ import annotations
 
@@ -30,4 +30,4 @@ class WorkerReport:
 
 
 class WorkerFailed(RuntimeError):  # noqa: N818 - the word that supervisor, logs and reports use
-    """The worker cannot go on and its process should end: what went wrong, in one sentence."""
+    """The worker cannot continue and its process should end. The text is one sentence that says what went wrong."""

@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 
 
 class Reporter:
-    """Told by the worker's threads, asked by any: `report` never waits for one of them."""
+    """Updated by the worker's threads and read by any thread: `report` never blocks."""
 
     def __init__(self, name: str, role: Role) -> None:
-        self._lock = threading.Lock()  # over what follows
+        self._lock = threading.Lock()  # guards the fields below
         self._report = WorkerReport(name, 0, os.getpid(), "new", 0, "", role=role)
         self._state_since_s = time.monotonic()
         self._is_starting = True
@@ -42,12 +42,12 @@ class Reporter:
             if state != last.state:
                 if self._is_starting and last.state != "new":
                     startup_s = (*startup_s, (last.state, round(now_s - self._state_since_s, 4)))
-                if state == "draining":  # perhaps on its way to another role, which is a start as well
+                if state == "draining":  # it may be about to change its role, which is timed like a start
                     startup_s = ()
                 self._is_starting = state == "draining" or (self._is_starting and state not in AFTER_START)
                 self._state_since_s = now_s
             self._report = dataclasses.replace(last, state=state, progress=progress, startup_s=startup_s)
-        log.info("%s: %s %s", last.name, state, progress)
+        log.info("%s: %s", last.name, f"{state} ({progress})" if progress else state)
 
     def serves_as(self, role: Role) -> None:
         with self._lock:

@@ -1,6 +1,6 @@
-"""A worker's log lines about requests, in the words of the router's records and with the same request id.
+"""A worker's log lines about requests, in the vocabulary of the router's records and with the same request id.
 
-Each stage is a line at level DEBUG (`SLIPSTREAM_LOG_LEVEL=debug`), what failed is one at any level. Tokens are none.
+Each stage is logged at level DEBUG (`SLIPSTREAM_LOG_LEVEL=debug`), failures at every level, and tokens not at all.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ log = logging.getLogger(__name__)
 
 
 class RequestLog:
-    """What is not to be logged costs a look at the message's type. The process's name stands before each line."""
+    """Logs messages about requests. One that is not to be logged costs only a look at its type. The name of the process
+    is already part of each line."""
 
     def __init__(self) -> None:
         self._tells_all = log.isEnabledFor(logging.DEBUG)
 
     def heard(self, message: RouterMessage) -> None:
-        """The router said something about a request."""
+        """A message of the router has arrived."""
         if not self._tells_all:
             return
         match message:
@@ -61,7 +62,7 @@ class RequestLog:
                 self._line(request_id, attempt, "cancelled")
 
     def said(self, messages: Iterable[WorkerMessage]) -> None:
-        """The router is told these."""
+        """These messages are being sent to the router."""
         for message in messages:
             match message:
                 case Failed(request_id, attempt, reason):

@@ -24,20 +24,21 @@ class Role(Protocol):
         """The outputs of one engine step."""
 
     def expire(self, now_s: float) -> Sequence[WorkerMessage]:
-        """Ends what has waited too long."""
+        """Gives up what has waited too long."""
 
     def next_deadline_s(self) -> float | None:
-        """When `expire` has something to do next."""
+        """When `expire` will next have something to do."""
 
     def refuse(self, reason: str) -> None:
-        """Takes nothing new from now on: what comes is answered with Failed(retryable, reason)."""
+        """Takes nothing new from now on: new attempts are answered with Failed(retryable, reason)."""
 
     def abandon(self) -> None:
-        """The router is gone and with it every attempt: frees all pages, those under transfer when it lets go."""
+        """The router is gone, and with it every attempt. Frees all pages; those under transfer once it lets go of
+        them."""
 
     def fail_all(self, reason: str) -> Sequence[WorkerMessage]:
-        """The engine is broken: Failed(retryable) for every attempt. Nothing else may be called afterwards."""
+        """The engine is broken: returns Failed(retryable) for every attempt. Nothing may be called afterwards."""
 
     @property
     def num_attempts(self) -> int:
-        """Attempts that hold pages or wait for them; 0: idle."""
+        """How many attempts hold pages or wait for them; 0: idle."""

@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 
 
 class RouterLink:
-    """Connects, again and again until the router answers, and carries messages between router and engine thread.
+    """Connects, retrying until the router answers, and carries messages between the router and the engine thread.
 
-    `connect` and `send` are for the engine thread, everything else is for the loop's. A message for the engine goes
-    straight into the inbox; Ping is answered here, so that a long step is not taken for a dead worker. `on_failed`
-    is called, on the loop, if the router will not have this worker or there can be none at its address.
+    `connect` and `send` are for the engine thread, everything else is for the loop's thread. A message for the engine
+    goes straight into the inbox. Ping is answered here, so that a long step is not mistaken for a dead worker.
+    `on_failed` is called, on the loop, if the router refuses this worker or its address cannot be a router's.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class RouterLink:
         self._on_failed = on_failed
         self._protocol: FrameProtocol | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._connection = 0  # what older ones say does not count
-        self._was_welcome = False  # once
-        self._answer: asyncio.Future[bool] | None = None  # of the current connection: welcome, or lost without a word
+        self._connection = 0  # the number of the current one; messages of older ones are ignored
+        self._was_welcome = False  # whether a router has ever accepted this worker
+        self._answer: asyncio.Future[bool] | None = None  # to the current Hello: whether welcome
         self._over = asyncio.Event()
         self._closing = False
 
@@ -60,7 +60,7 @@ class RouterLink:
         self._loop.call_soon_threadsafe(self._send, messages)
 
     def disconnect(self) -> None:
-        """Ends the connection after what has been sent. When this returns, nothing more of it comes into the inbox."""
+        """Ends the connection after what has been sent. Once this returns, nothing more of it reaches the inbox."""
         gone: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._loop.call_soon_threadsafe(self._let_go, gone)
         gone.result()
@@ -68,7 +68,7 @@ class RouterLink:
     # ---- for the loop's thread
 
     def redirect(self, host: str, port: int) -> None:
-        """The next connection goes there."""
+        """Makes the next connection go to another address."""
         self._host, self._port = host, port
 
     async def close(self) -> None:
@@ -100,11 +100,11 @@ class RouterLink:
 
     def _connect_ended(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
-        if error is not None:  # not of the network: it would be the same next time
+        if error is not None:  # not a failure of the network, so it would happen again
             self._on_failed(WorkerFailed(f"cannot connect to {self._host}:{self._port}: {error}"))
 
     async def _connect(self, hello: Hello) -> None:
-        """Until the router has answered. Every failure of the network is only a reason to try again."""
+        """Connects until the router has answered. A failure of the network is only a reason to try again."""
         delay_s = RETRY_FIRST_S
         while True:
             try:
@@ -146,8 +146,8 @@ class RouterLink:
                     self._answer.set_result(True)
                     self._put(message)
             case Rejected(reason) if self._was_welcome:
-                # Our router has died, and that of another cluster has its port now. Ours comes back elsewhere, and
-                # whoever started us says where.
+                # Our router has died, and its port now belongs to the router of another cluster. Ours will come back
+                # elsewhere, and our supervisor will tell us where.
                 log.warning("the router at %s:%d is not ours any more: %s", self._host, self._port, reason)
                 self._abort(WireError(reason))
             case Rejected(reason):

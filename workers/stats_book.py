@@ -1,4 +1,4 @@
-"""When to tell the router how the worker is doing, and what."""
+"""Decides when to send statistics to the router, and which."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IDLE_STATES = frozenset({"free", "cached"})
 
 @dataclass(slots=True)
 class StatsBook:
-    """Says `Stats` at most every `interval_s` while they change, and at once when the last page was given back.
+    """Sends `Stats` at most every `interval_s` while they change, and at once when the last page has been released.
 
     The counters are totals since the worker started: `steps`, `computed_tokens` and `sampled_tokens`, `preemptions`,
     `prefix_cache_queries` and `prefix_cache_hits` (tokens looked up and found); of hand-offs that have ended on all
@@ -47,7 +47,7 @@ class StatsBook:
         self._last_at_s = float("-inf")
 
     def due(self, now_s: float) -> Stats | None:
-        """To be called after every turn of the loop: something may have changed in it."""
+        """The `Stats` to send now, if any. To be called after every turn of the loop."""
         pages = self.engine.ledger()
         is_busy = any(count for state, count in pages.items() if state not in IDLE_STATES)
         came_to_rest = self._was_busy and not is_busy
@@ -63,7 +63,7 @@ class StatsBook:
         return stats
 
     def next_due_s(self) -> float | None:
-        """When an idle loop should call `due` again; None: when something has happened."""
+        """When an idle loop should call `due` again; None: only after something has happened."""
         return self._last_at_s + self.interval_s if self._is_stale else None
 
     def _take(self, pages: dict[str, int]) -> Stats:

@@ -11,10 +11,10 @@ from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
 
 @dataclass(slots=True)
 class TicketOffice:
-    """Knows which incarnation of the worker lives. `transfer_id`s are unique even beyond it."""
+    """Issues tickets of the worker's present incarnation. `transfer_id`s are unique even across incarnations."""
 
-    worker: PeerId  # before the first `open_epoch`: the epoch before the first
-    addresses: tuple[TransferAddress, ...]  # one a rank
+    worker: PeerId  # before the first `open_epoch`, with the epoch before the first
+    addresses: tuple[TransferAddress, ...]  # one per rank
     slab_pages: int
     num_layers: int
     num_kv_heads: int  # of the whole model
@@ -23,12 +23,12 @@ class TicketOffice:
     _ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def open_epoch(self) -> PeerId:
-        """A new router connection is a new incarnation: tickets issued before are void."""
+        """Begins a new incarnation, for a new connection to the router. Tickets issued before are void."""
         self.worker = PeerId(self.worker.name, self.worker.epoch + 1)
         return self.worker
 
     def issue(self, first_page: int, num_pages: int) -> HandoffTicket:
-        """For the pages `first_page .. first_page + num_pages` of one sequence."""
+        """A ticket for the pages `first_page .. first_page + num_pages` of one sequence."""
         return HandoffTicket(
             next(self._ids),
             self.worker,

@@ -1,6 +1,6 @@
 """Notices an engine thread that is stuck: in a collective whose other end hangs, in a driver, in a lock.
 
-Nothing else would: the connection to the router is served by another thread, and so are its pings.
+Nothing else would notice, because the connection to the router, and so its pings, are served by another thread.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ class Timer(Protocol):
 
 
 class Timers(Protocol):
-    """What is needed of an asyncio loop."""
+    """The part of an asyncio loop that is needed here."""
 
     def call_later(self, delay: float, callback: Callable[[], None], /) -> Timer: ...
 
 
 class Watchdog:
-    """Calls `on_stuck` once, on the loop, when `turn()` has stayed the same number for `bound_s`; None is rest.
+    """Calls `on_stuck` once, on the loop, when `turn()` has returned the same number for `bound_s` (None means idle).
 
-    It looks `NUM_LOOKS` times in that span and counts the looks, not the time: a process that was stopped as a whole
-    and goes on has not been stuck. Notices after a quarter of `bound_s` more at the latest.
+    It looks `NUM_LOOKS` times in that span and counts the looks rather than the time, so a process that was stopped as
+    a whole and continues does not count as stuck. It notices after a further quarter of `bound_s` at the latest.
     """
 
     def __init__(

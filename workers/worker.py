@@ -53,7 +53,7 @@ from slipstream.workers.stats_book import StatsBook
 from slipstream.workers.ticket_office import TicketOffice
 from slipstream.workers.watchdog import Watchdog
 
-# What is wrong with the settings, the model or the machine, each in a sentence.
+# Errors that say, in one sentence, what is wrong with the settings, the model or the machine.
 SETUP_ERRORS = (ModelError, EngineConfigError, StagingError, TransportError)
 INBOX_LIMIT = 65_536
 BROKEN_TIMEOUT_S = 0.5
@@ -67,7 +67,7 @@ T = TypeVar("T")
 class Worker:
     """Rank 0 of a worker group: engine, transfer agent, router connection, and the control links to the other ranks.
 
-    How a host (a Ray actor or `python -m slipstream.workers.main`) uses it:
+    A host (a Ray actor or `python -m slipstream.workers.main`) uses it like this:
 
         worker = Worker(config)             cheap
         address = worker.prepare()          binds the group's ports; GroupAddress, or None if config.tp == 1
@@ -78,10 +78,10 @@ class Worker:
     should end then: an actor host calls `os._exit` or returns from main. Everything else may be called from any
     thread at any time.
 
-    Threads: the one that calls `run` has the asyncio loop with the router connection and the watchdog; the engine
-    thread loads, and then waits for one that it makes for each role to be served in turn (see `ComputeThread`), which
-    owns engine, role and transfers meanwhile; the transfer agent has its own; each other rank has one that reads its
-    control link.
+    Threads: the thread that calls `run` has the asyncio loop with the router connection and the watchdog. The engine
+    thread loads the model. Then, for each role that is served in turn, it starts a compute thread (see
+    `ComputeThread`), which owns engine, role and transfers, and waits for it. The transfer agent has a thread of its
+    own, and for each other rank there is one that reads its control link.
     """
 
     def __init__(self, config: WorkerConfig) -> None:
@@ -89,7 +89,7 @@ class Worker:
         self._inbox: Inbox[EngineEvent] = Inbox(INBOX_LIMIT)
         self._meeting: MeetingPoint | None = None
         self._reporter = Reporter(config.name, config.role)
-        self._lock = threading.Lock()  # over what follows; as long as it is held, `_loop` is open or None
+        self._lock = threading.Lock()  # guards the fields below; while it is held, `_loop` is open or None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: asyncio.Future[None] | None = None
         self._link: RouterLink | None = None
@@ -107,8 +107,8 @@ class Worker:
         return self._meeting.address
 
     def run(self) -> None:
-        """Loads, connects, serves. Raises WorkerFailed: the model cannot be loaded, a rank died, the engine broke, the
-        router rejected the worker."""
+        """Loads, connects and serves. Raises WorkerFailed if the model cannot be loaded, a rank dies, the engine
+        breaks, or the router rejects the worker."""
         self.prepare()
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -119,15 +119,15 @@ class Worker:
         self._reporter.show("stopped", "")
 
     def stop(self, *, drain: bool = True) -> None:
-        """Asks `run` to return: after what is running has finished (at most `config.drain_s`), or at once. A worker
-        that is still loading ends at once."""
+        """Asks `run` to return: once what is running has finished (within `config.drain_s`) or, without `drain`, at
+        once. A worker that is still loading always ends at once."""
         self._inbox.put_always(Stop(drain, self._config.drain_s))
         with self._lock:
             if self._loop is not None and self._reporter.is_loading:
                 self._loop.call_soon_threadsafe(self._finish, None)
 
     def redirect(self, host: str, port: int) -> None:
-        """The router listens elsewhere from now on; used at the next (re)connection."""
+        """The router listens elsewhere from now on; takes effect at the next (re)connection."""
         with self._lock:
             self._router = (host, port)
             if self._loop is not None and self._link is not None:
@@ -160,7 +160,7 @@ class Worker:
                 self._loop = self._link = None
 
     def _stuck(self) -> None:
-        """The end of a worker whose engine does not come back; the log shows where it is."""
+        """Ends a worker whose engine is stuck, after logging where."""
         thread = self._compute_thread
         frame = sys._current_frames().get(thread.ident or 0) if thread is not None else None
         stack = "".join(traceback.format_stack(frame)) if frame is not None else "(it has ended)\n"
@@ -168,7 +168,7 @@ class Worker:
         self._finish(WorkerFailed(f"the engine has been stuck in one step for {self._config.stall_s:g} s"))
 
     def _finish(self, error: WorkerFailed | None) -> None:
-        """`run` ends; the first reason counts."""
+        """Makes `run` end. The first reason counts."""
         assert self._end is not None
         if self._end.done():
             return
@@ -186,7 +186,7 @@ class Worker:
         try:
             self._live(link)
         except WorkerFailed as failure:
-            # A collective that fails because a rank died knows nothing of ranks; its control link says which.
+            # If a collective fails because a rank has died, its error does not say which; the control link does.
             by_rank = self._config.tp > 1 and self._broken.wait(BROKEN_TIMEOUT_S)
             error = WorkerFailed(self._broken_reason) if by_rank else failure
         except SETUP_ERRORS as failure:
@@ -194,19 +194,19 @@ class Worker:
         except Exception as failure:
             log.exception("%s could not start", self._config.name)
             error = WorkerFailed(f"{type(failure).__name__}: {failure}")
-        with contextlib.suppress(RuntimeError):  # the loop is closed: `run` did not wait for us
+        with contextlib.suppress(RuntimeError):  # the loop is closed, because `run` did not wait for us
             loop.call_soon_threadsafe(self._finish, error)
             loop.call_soon_threadsafe(_resolve, done)
 
     def _live(self, link: RouterLink) -> None:
-        """From nothing to the end of service, top-down."""
+        """The whole life of a worker, top-down: gather the ranks, load, warm up, serve one role after the other."""
         config = self._config
         with contextlib.ExitStack() as stack:
             ranks = self._gather(stack)
             tp = TensorParallel()
             if self._meeting is not None:
                 tp = join_process_group(self._meeting.store, 0, config.tp, config.engine)
-            self._reporter.show("loading", f"loading {config.model_dir}")
+            self._reporter.show("loading", str(config.model_dir))
             parts = stack.enter_context(rank_parts(config, tp, lambda outcome: self._transfer_ended(0, outcome)))
             addresses = self._await_ranks(ranks, parts)
             transfers = GroupTransfers([parts.agent, *ranks])
@@ -225,7 +225,7 @@ class Worker:
                     engine.change_limits(parts.limits_in_role(config, serving))
 
     def _compute(self, work: Callable[[], T], role: RoleName, parts: RankParts) -> T:
-        """On a thread that computes as one of this role does."""
+        """Runs `work` on a compute thread of this role."""
         thread = ComputeThread(work, self._config.in_role(role).engine, role, parts.runner.kv.device)
         self._compute_thread = thread.thread
         return thread.result()
@@ -238,7 +238,7 @@ class Worker:
             tokenizer_json, limits.vocab_size, eos_ids, on_ready=lambda: self._inbox.put_always(GuideReady())
         )
         engine = build_engine(limits, executor, guides)
-        # What is loaded stays: without this the garbage collector would look through all of torch now and then.
+        # What is loaded stays. Without this, the garbage collector would scan all of torch every now and then.
         gc.collect()
         gc.freeze()
         return engine
@@ -252,7 +252,7 @@ class Worker:
         tickets: TicketOffice,
         link: RouterLink,
     ) -> RoleName | None:
-        """Returns the role that comes next, None at the end."""
+        """Serves one role to its end. Returns the role to serve next, None if the worker ends."""
         self._reporter.serves_as(name)
         role: Role = (
             PrefillRole(engine, transfers)
@@ -292,8 +292,8 @@ class Worker:
         return tuple(addresses)
 
     def _last_epoch(self) -> PeerId:
-        """Epochs follow the wall clock, in milliseconds: a worker that is started anew has a later one without anybody
-        remembering the last."""
+        """The epoch before the first. Epochs follow the wall clock, in milliseconds, so a restarted worker has a later
+        one although nobody remembers the last."""
         return PeerId(self._config.name, time.time_ns() // 1_000_000)
 
     def _hello(self, worker: PeerId, role: RoleName, limits: EngineLimits, tickets: TicketOffice) -> Hello:
@@ -323,8 +323,8 @@ class Worker:
         self._inbox.put_always(TransferEnded(rank, outcome))
 
     def _group_broken(self, reason: str) -> None:
-        """The engine thread hears of it; if it is stuck in a collective, `run` ends without it. The first rank that
-        breaks is the cause; others break because of it."""
+        """A rank is broken. The engine thread is told; if it is stuck in a collective, `run` ends without it. The first
+        rank that breaks is the cause, and others break because of it."""
         with self._lock:
             self._broken_reason = self._broken_reason or reason
         self._broken.set()
