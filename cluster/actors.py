@@ -1,11 +1,11 @@
 """The processes of a cluster, as Ray actors: thin hosts for the router, for workers and for their ranks.
 
-Ray starts and ends them, and tells their supervisor at once when one dies: the reference of a pending `run` call
-fails with it. Nothing else goes through Ray. The class names show in `ps` and `top` as `ray::PrefillWorker.run`.
+Ray starts and ends them, and tells their supervisor at once when one dies, because the reference of a pending `run`
+call then fails. Nothing else goes through Ray. `ps` and `top` show the class names as `ray::PrefillWorker.run`.
 
-A host's constructor is cheap; `warm_up` imports what takes long, so that all processes of a cluster can do it at the
-same time, before they know each other's addresses. The driver imports this module as well, and must not wait for
-torch: router and workers are imported where they are made.
+A host's constructor is cheap. `warm_up` does the slow imports, so that all processes of a cluster can do them at the
+same time, before they know each other's addresses. The driver imports this module as well and must not wait for torch,
+so the router and the workers are imported where they are created.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a process is. `node_id` is Ray's, `node_ip` the address by which other nodes reach it."""
+    """Where a process runs. `node_id` is Ray's, `node_ip` the address by which other nodes reach it."""
 
     pid: int
     node_id: str
@@ -52,7 +52,7 @@ class Place:
 
 
 class ProcessHost:
-    """What every process of a cluster has."""
+    """What all processes of a cluster have in common."""
 
     def __init__(self, name: str, log_path: str | None) -> None:
         redirect_output(name, log_path)
@@ -78,18 +78,19 @@ class WorkerHost(ProcessHost):
         return self._worker.prepare()
 
     def run(self, address: GroupAddress | None) -> None:
-        """Returns after a stop. Raises WorkerFailed. `address` is what `prepare` gave: Ray calls this not before it."""
+        """Serves; returns after a stop. Raises WorkerFailed. `address` is the result of `prepare`, which Ray waits for
+        before it makes this call."""
         self._prepared().run()
 
     def report(self, address: GroupAddress | None) -> WorkerReport:
-        """How it is. For `address` see `run`."""
+        """The worker's state. For `address` see `run`."""
         return self._prepared().report()
 
     def redirect(self, host: str, port: int) -> None:
         self._prepared().redirect(host, port)
 
     def stop(self) -> None:
-        """Ends `run` at once; what must be finished is drained at the router before."""
+        """Ends `run` at once. Requests that should finish have to be drained at the router before."""
         self._prepared().stop(drain=False)
 
     def _prepared(self) -> Worker:
@@ -102,14 +103,14 @@ class RankHost(ProcessHost):
     """A rank other than 0 of a worker group."""
 
     def run(self, config: WorkerConfig, rank: int, address: GroupAddress) -> None:
-        """Returns when the leader has ended in order. Raises WorkerFailed."""
+        """Returns when the leader has ended normally. Raises WorkerFailed."""
         from slipstream.workers.rank import RankWorker
 
         RankWorker(config, rank, address).run()
 
 
 class RouterHost(ProcessHost):
-    """The router, on an event loop of its own in the thread of `run`."""
+    """The router, on an event loop in the thread of `run`."""
 
     def __init__(self, name: str, log_path: str | None) -> None:
         super().__init__(name, log_path)
@@ -124,7 +125,7 @@ class RouterHost(ProcessHost):
         expected: ExpectedWorkers,
         keeper: Path | None,
     ) -> None:
-        """Serves till stopped. Raises OSError if a port is taken."""
+        """Serves until stopped. Raises OSError if a port is taken."""
         from slipstream.router.router import Router
 
         has_prefill_pool = expected.num_prefill > 0
@@ -136,35 +137,35 @@ class RouterHost(ProcessHost):
         return self._hosted.listening.result()
 
     def drain(self, deadline_s: float) -> None:
-        """Takes no new requests; returns when the running ones have ended, or after `deadline_s` seconds."""
+        """Takes no new requests. Returns when the running ones have ended, or after `deadline_s` seconds."""
         self._hosted.drain(deadline_s)
 
     def drain_worker(self, name: str, next_role: Role | None, migrate: bool) -> bool:
-        """Empties a worker, which then ends or comes back in its next role. False if it is not connected."""
+        """Empties a worker, which then ends or comes back in its next role. Returns False if it is not connected."""
         return self._hosted.drain_worker(name, next_role, migrate)
 
     def status_body(self) -> bytes:
-        """How things stand, as JSON."""
+        """The JSON of `/cluster/status`."""
         return self._hosted.status_body()
 
     def expect_workers(self, expected: ExpectedWorkers) -> None:
-        """From now on so many are wanted."""
+        """Tells the router how many workers are wanted."""
         self._hosted.expect_workers(expected)
 
     def set_split(self, split: dict[str, float] | None) -> None:
-        """The shares of versions of the model in new requests."""
+        """Sets each version's share of new requests."""
         self._hosted.set_split(split)
 
     def signals(self) -> Signals:
-        """What a planner decides from."""
+        """The recent load and how well it was served: what a planner decides from."""
         return self._hosted.signals()
 
     def follow(self, config: DispatchConfig) -> None:
-        """Other settings of the dispatcher."""
+        """Makes the router take over changed settings of the dispatcher."""
         self._hosted.follow(config)
 
     def versions(self) -> tuple[VersionStatus, ...]:
-        """How each version of the model stands."""
+        """The state and the counts of each version of the model."""
         return self._hosted.versions()
 
     def stop(self) -> None:
@@ -173,8 +174,8 @@ class RouterHost(ProcessHost):
 
 
 class HostedRouter:
-    """The part of a router's host that is asynchronous: Ray takes an actor with a coroutine among its methods for one
-    that wants to live on Ray's own event loop."""
+    """The asynchronous part of a router's host. It is a separate class because Ray runs an actor on Ray's own event
+    loop as soon as one of its methods is a coroutine."""
 
     def __init__(self) -> None:
         self.listening: concurrent.futures.Future[Addresses] = concurrent.futures.Future()
@@ -220,7 +221,7 @@ class HostedRouter:
         return self._ask(lambda router: router.versions())
 
     def _ask(self, call: Callable[[Router], T]) -> T:
-        """Has the call made where the router lives, and waits for it. Raises what it raises."""
+        """Makes a call on the router's event loop, and waits for its result. Raises what the call raises."""
         router, loop = self._serving.result()
 
         async def ask() -> T:

@@ -1,4 +1,4 @@
-"""What commands that ask a cluster say where they get no answer."""
+"""The error of commands that ask a cluster and get no answer."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from slipstream.cluster import console
 
 
 class CannotTell(Exception):  # noqa: N818 - reads as the sentence it carries
-    """Why there is nothing to show, or why what was asked for cannot be done."""
+    """There is nothing to show, or what was asked for cannot be done. The text is one sentence that says why."""
 
 
 @contextmanager
 def exit_told() -> Iterator[None]:
-    """Whatever cannot be told is one sentence, and exit code 1."""
+    """Turns CannotTell into one sentence on stderr and exit code 1."""
     try:
         yield
     except CannotTell as error:

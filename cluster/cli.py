@@ -1,4 +1,4 @@
-"""The command `slipstream`: `check` and `down`, and where all others are."""
+"""The command `slipstream`: its subcommands `check` and `down`, and where all other subcommands are."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ COMMANDS = {
 
 
 class Commands(click.Group):
-    """Imports a command when it is asked for: all of them together take half a second, by which `serve` would start Ray
-    later. Says in a sentence what is wrong with the surroundings of any command."""
+    """Imports a subcommand only when it is called: importing all of them takes half a second, by which `serve` would
+    start Ray later. If something around a command is broken, it is reported in one sentence."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*super().list_commands(ctx), *COMMANDS])
@@ -110,13 +110,13 @@ def _stop(state: ClusterState, now: bool) -> int:
         click.echo(f"stopping {state.name} (pid {state.pid})")
         driver.send_signal(signal.SIGTERM)  # psutil compares start times first
         if now:
-            driver.send_signal(signal.SIGINT)  # the same to it; another SIGTERM would be lost while one is pending
+            driver.send_signal(signal.SIGINT)  # a second SIGTERM could be merged with the first
     except psutil.NoSuchProcess:
         pass
     except psutil.AccessDenied:
         console.error(f"{state.name} (pid {state.pid}) belongs to another user")
         return 1
-    # A drain takes as long as the configuration allows, which is the driver's business.
+    # How long a drain may take is configured, and the driver sees to it.
     if not processes.wait_until_gone(state.pid, state.started, DOWN_PATIENCE_S if now else math.inf):
         console.error(f"{state.name} (pid {state.pid}) has not ended within {DOWN_PATIENCE_S:g} s")
         return 1

@@ -1,4 +1,4 @@
-"""The fleet of a running cluster: what `FleetPort` promises, done by a supervisor and its processes."""
+"""The fleet of a running cluster: implements `FleetPort` with a supervisor and its processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slipstream.cluster.supervisor import Supervisor
 from slipstream.cluster.worker_group import GroupMember
 from slipstream.router.messages import Role
 
-# Those that serve nobody yet, in the order in which they had better be given up.
+# The states of groups that do not serve yet, in the order in which such groups are given up first.
 LOSABLE: tuple[MemberState, ...] = (
     "failed",
     "pending",
@@ -31,8 +31,8 @@ LOSABLE: tuple[MemberState, ...] = (
     "connecting",
 )
 
-# What a worker keeps from its start, because it is in its memory or in what it has built for that. Of these the ones
-# that its role's requests can feel must be the same in both pools, or the worker cannot change between them.
+# Some settings cannot change after a worker's start, because they determine what is in its memory. Of these, the ones
+# that make a difference to requests must be the same in both pools, or workers cannot change between them.
 FELT = ("quantization", "device", "cpu_kernels", "prefix_caching")
 
 
@@ -45,7 +45,8 @@ class ModelVersion:
 
 
 class ClusterFleet:
-    """Makes groups, names them and says on which node they had better be. The newest version is the one added last."""
+    """Creates groups, names them, and says which node they should preferably go to. The newest version is the one that
+    was added last."""
 
     def __init__(self, supervisor: Supervisor, deployment: Deployment, session: RaySession) -> None:
         """`deployment` is the first version. Raises CannotPlace."""
@@ -53,20 +54,21 @@ class ClusterFleet:
         self._first = deployment
         self._session = session
         self._versions: dict[str, ModelVersion] = {}
-        self.is_held = False  # an update is under way, and nobody else may resize
+        self.is_held = False  # set while an update is under way, when nobody else may resize
         self.add_version(deployment.version, deployment.config)
 
     # ---- versions
 
     def add_version(self, version: str, config: ClusterConfig) -> None:
-        """From now on new groups are of this version, unless another one is asked for. Raises CannotPlace."""
+        """Makes this the version of new groups, unless another one is asked for. Raises CannotPlace."""
         pools = pool_resources(config, self._session.resources.get("GPU", 0.0))
         deployment = dataclasses.replace(self._first, config=config, version=version)
         self._versions.pop(version, None)
         self._versions[version] = ModelVersion(deployment, {pool.role: pool for pool in pools})
 
     def forget_version(self, version: str) -> None:
-        """No more groups of it are made. Raises FleetError where there still are some, or where it is the only one."""
+        """Makes no more groups of a version. Raises FleetError if there still are some, or if it is the only
+        version."""
         if any(kept.member.version == version for kept in self._supervisor.groups):
             raise FleetError("conflict", "version", f"workers of version {version!r} are still there")
         if list(self._versions) == [version]:
@@ -92,7 +94,7 @@ class ClusterFleet:
         )
 
     async def add(self, role: Role, count: int = 1, version: str | None = None) -> list[str]:
-        """Groups that find no room wait for it, and Ray's autoscaler hears of them."""
+        """Adds groups. Those that find no room wait for it, which Ray's autoscaler notices."""
         if count < 1:
             raise FleetError("invalid", "count", f"count must be at least 1, got {count}")
         groups = self.make(role, count, self.newest if version is None else version)
@@ -100,20 +102,20 @@ class ClusterFleet:
         return [group.name for group in groups]
 
     async def remove(self, name: str, *, migrate: bool = True) -> None:
-        """Again for a group that leaves already: nothing happens."""
+        """Drains a group and ends it. Does nothing if it is leaving already."""
         kept = self._kept(name)
         if not kept.is_leaving:
             self._check_not_held("name")
             await self._supervisor.let_go(kept, migrate=migrate)
 
     async def retire(self, name: str) -> None:
-        """The same for the update that holds the fleet."""
+        """The same as `remove`, but for the update that holds the fleet."""
         kept = self._kept(name)
         if not kept.is_leaving:
             await self._supervisor.let_go(kept, migrate=True)
 
     async def switch_role(self, name: str, role: Role) -> None:
-        """To the role that it has: nothing happens."""
+        """Changes a group's role. Does nothing if it has that role already."""
         kept = self._kept(name)
         self._check_not_held("name")
         if kept.is_leaving:
@@ -130,7 +132,8 @@ class ClusterFleet:
         await self._supervisor.switch(kept, role)
 
     async def scale(self, role: Role, replicas: int) -> None:
-        """Those that do not serve yet go first, then those that have served for the shortest time."""
+        """Grows or shrinks a pool. Groups that do not serve yet are removed first, then those that have served for the
+        shortest time."""
         if replicas < 0:
             raise FleetError("invalid", "replicas", f"replicas must not be negative, got {replicas}")
         self._check_not_held("replicas")
@@ -144,7 +147,7 @@ class ClusterFleet:
     # ---- groups
 
     def make(self, role: Role, count: int, version: str) -> list[Group]:
-        """Groups with names that nobody has. Raises FleetError for an unknown version."""
+        """New groups with unused names. Raises FleetError for an unknown version."""
         made_from = self._versions.get(version)
         if made_from is None:
             raise FleetError("unknown", "version", f"there is no version {version!r}")
@@ -185,7 +188,7 @@ class ClusterFleet:
         return choose_node(nodes, pool.bundle, pool.labels)
 
     def _max_members(self) -> int | None:
-        """Of a Ray of our own, which does not grow: as many of the largest groups as fit it."""
+        """How many of the largest groups fit. Known only for a Ray of our own, which does not grow; None for others."""
         if not self._session.is_own:
             return None
         bundles = [pool.bundle for pool in self._versions[self.newest].pools.values()]
@@ -196,7 +199,7 @@ class ClusterFleet:
 
 
 def cannot_switch(config: ClusterConfig) -> str | None:
-    """Why workers of this configuration keep their role; None if they need not.
+    """Why workers of this configuration cannot change their role; None if they can.
 
     What differs between the pools and lies in a worker's memory (`kv_cache_mib`, `num_pages`, `num_threads`) stays as
     it was loaded; step size, sequences, queued tokens and niceness are those of the new role.

@@ -1,4 +1,4 @@
-"""The settings of one deployment: what the YAML file says, checked, in frozen dataclasses."""
+"""The settings of one deployment: the contents of its YAML file, as checked and frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from slipstream.router.messages import Role
 from slipstream.workers.config import EngineConfig
 
 VERSION = re.compile(r"[A-Za-z0-9._-]{1,64}")
-CLUSTER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")  # of files, too, and not to be taken for an option
-MAX_REPLICAS = 1_000  # one driver starts and watches them all
-ROUTER_CPUS = 0.05  # reserved, not used: see PoolConfig
+CLUSTER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")  # also a file name, and no option
+MAX_REPLICAS = 1_000  # because one driver starts and watches them all
+ROUTER_CPUS = 0.05  # only reserved; for what that means see PoolConfig
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """`path` is a local directory in Hugging Face layout, or one with a numbered folder for each version, of which
-    `version` chooses one (null: the highest number). Elsewhere `version` is a name for what is there; null: one that is
-    made from the content. `name` is what clients ask for; by default the directory's name."""
+    `version` selects one (null: the highest number). For a plain directory, `version` is a name for its content (null:
+    a name is derived from the content). `name` is the name that clients ask for, by default that of the directory."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -36,7 +36,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if not self.path:
             raise ValueError("path must not be empty")
-        if not self.name.isprintable():  # it stands in logs, headers and metrics
+        if not self.name.isprintable():  # it occurs in logs, headers and metrics
             raise ValueError(f"name must be printable, got {self.name!r}")
         if self.version is not None and not VERSION.fullmatch(str(self.version)):
             raise ValueError(f"version must be up to 64 letters, digits, '.', '_' or '-', got {self.version!r}")
@@ -44,14 +44,14 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class PoolConfig:
-    """The workers of one role: `replicas` groups of `tp` ranks, one process a rank. Zero of them: without prefill
-    groups decode workers compute prompts, without decode workers requests wait till there is one.
+    """The workers of one role: `replicas` groups of `tp` ranks, with one process per rank. There may be none: without
+    prefill groups, decode workers compute prompts; without decode workers, requests wait until there is one.
 
-    `num_cpus` and `num_gpus` are what a rank reserves from Ray. A reservation of CPUs does not pin anything; it only
-    bounds how many ranks Ray puts on a host, and the small default lets a laptop hold a cluster. `num_gpus` None:
-    a fair share of the GPUs there are, at most one a rank. `resources` are further ones that a rank reserves, by the
-    names that `ray start --resources` gave them; `labels` what a host must have of `ray start --labels`, each value as
-    in Ray's selectors (`a`, `!a`, `in(a, b)`). `engine` holds what differs from the shared settings.
+    `num_cpus` and `num_gpus` are what a rank reserves from Ray. Reserving CPUs does not pin anything; it only bounds
+    how many ranks Ray puts on a host, and the small default lets a laptop hold a cluster. `num_gpus` None: a fair share
+    of the GPUs that exist, at most one per rank. `resources` are further resources that a rank reserves, by the names
+    given to `ray start --resources`. `labels` are what a host must have of `ray start --labels`, each value in the
+    syntax of Ray's selectors (`a`, `!a`, `in(a, b)`). `engine` holds the settings that differ from the shared ones.
     `max_queued_tokens` is how many uncomputed prompt tokens a prefill group accepts.
     """
 
@@ -94,15 +94,16 @@ class PoolConfig:
 
 @dataclass(frozen=True, slots=True)
 class RayConfig:
-    """`address` None: the cluster that RAY_ADDRESS names, or else a Ray of our own on this machine, which `local`
-    asks for in any case. `num_cpus` and `num_gpus` are what a Ray of our own offers (None: what the machine has)."""
+    """Which Ray to run on. `address` None: the cluster that RAY_ADDRESS names or, without that, a Ray of our own on
+    this machine; `local`: always a Ray of our own. `num_cpus` and `num_gpus` are what that offers (None: what the
+    machine has)."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     address: str | None = None
     num_cpus: int | None = None
     num_gpus: int | None = None
-    object_store_mib: int = 80  # Ray's minimum is 75; nothing of ours goes through it
+    object_store_mib: int = 80  # Ray's minimum is 75; we do not use it
 
     def __post_init__(self) -> None:
         if self.address == "":
@@ -117,8 +118,8 @@ class RayConfig:
 
 @dataclass(frozen=True, slots=True)
 class RestartConfig:
-    """What dies is started again after `backoff_s`, twice as long after each further death up to `backoff_max_s`, but
-    no later than a quarter of the time for which it had served; after `stable_s` in good health it counts anew."""
+    """A process that dies is restarted after `backoff_s`. Each further death doubles that, up to `backoff_max_s`, but
+    never beyond a quarter of the time for which it had served. After `stable_s` in good health, it starts over."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -134,9 +135,9 @@ class RestartConfig:
 
 @dataclass(frozen=True, slots=True)
 class OperatorConfig:
-    """Where the driver serves the admin API. `port` 0: a free one, which `slipstream status` shows; null: there is no
-    such API. `token_file` holds the token that callers show; by default it is a random one, in the state file, which
-    only this user can read."""
+    """Where the driver serves the admin API. `port` 0: any free port, which `slipstream status` shows; null: no admin
+    API. `token_file` holds the token that callers must present; by default that is a random one, in the state file,
+    which only this user can read."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -155,7 +156,8 @@ class OperatorConfig:
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """`name` tells clusters on one machine apart. `engine` holds for both pools; each may override parts of it."""
+    """A whole deployment. `name` tells clusters on one machine apart. `engine` applies to both pools, each of which may
+    override parts of it."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -179,7 +181,7 @@ class ClusterConfig:
 
     @property
     def num_cpus(self) -> float:
-        """What all processes reserve from Ray together."""
+        """What all processes together reserve from Ray."""
         return ROUTER_CPUS + sum(pool.replicas * pool.tp * pool.num_cpus for _, pool in self.pools())
 
     @property
@@ -216,7 +218,7 @@ class ClusterConfig:
         admin_port = self.router.admin.port
         if admin_port and admin_port in (self.router.http.port, self.router.worker_port):
             raise ValueError(f"router.admin.port must differ from the router's other ports, got {admin_port}")
-        # Pages travel as they are, so both sides must cut a sequence at the same places and in the same type.
+        # Pages are sent as they are, so both sides must cut sequences at the same places and use the same type.
         for key in ("page_tokens", "dtype", "kv_cache_dtype"):
             ours, theirs = getattr(self.prefill.engine, key), getattr(self.decode.engine, key)
             if ours != theirs:

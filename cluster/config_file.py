@@ -1,4 +1,5 @@
-"""A deployment's YAML file, read strictly: every mistake is one sentence with file, line, key, reason and value."""
+"""Reads a deployment's YAML file strictly: every mistake becomes one sentence with file, line, key, reason and
+value."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from slipstream.workers.models.json_keys import ModelError
 
 
 def load_config(path: Path) -> ClusterConfig:
-    """Reads and checks a file. `model.path` is relative to the file and comes back absolute. Raises ConfigError."""
+    """Reads and checks a file. `model.path` may be relative to the file, and is made absolute. Raises ConfigError."""
     file = SettingsFile.read(path, settings_at(()))
     config = validated(file)
     named = Path(os.path.normpath(path.resolve().parent / os.path.expanduser(config.model.path)))
@@ -57,7 +58,7 @@ def load_config(path: Path) -> ClusterConfig:
 
 
 def _with_absolute_paths(config: ClusterConfig, folder: Path) -> ClusterConfig:
-    """Files that the router reads are named relative to the configuration, whatever folder the router runs in."""
+    """Makes the router's files absolute: they are named relative to the configuration, not to where the router runs."""
 
     def absolute(name: str | None) -> str | None:
         return None if name is None else os.path.normpath(folder / os.path.expanduser(name))
@@ -116,7 +117,7 @@ def _check_tls(config: ClusterConfig) -> str | None:
 
 
 def _check_model(model_dir: Path, config: ClusterConfig) -> Iterator[tuple[Key, str]]:
-    """What is wrong with the model's own configuration, or with what the pools ask of it."""
+    """The mistakes in the model's own configuration, and in what the pools demand of it."""
     try:
         model = ModelConfig.read(model_dir)
     except ModelError as error:

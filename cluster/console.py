@@ -1,4 +1,4 @@
-"""What a person sees of a cluster's life at the terminal: lines with times, and one line that changes."""
+"""What the operator sees at the terminal: lines with times, and one status line that changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
 class Console:
-    """Writes lines to a stream of its own. `pending` shows, at a terminal only, what is being waited for."""
+    """Writes lines to a stream. `pending` shows what is being waited for, but only at a terminal."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
@@ -27,7 +27,7 @@ class Console:
         return self._clock() - self._begin_s
 
     def step(self, text: str) -> None:
-        """A step of the start that is done."""
+        """Shows a completed step of the start."""
         self.stages.append((text, self.elapsed_s))
         self._line(f"{self.elapsed_s:5.1f} s  {text}")
 
@@ -35,7 +35,7 @@ class Console:
         self._line(text)
 
     def event(self, text: str) -> None:
-        """Something that happened while serving."""
+        """Shows something that happened while serving."""
         self._line(f"{time.strftime('%H:%M:%S')}  {text}")
 
     def pending(self, text: str) -> None:
@@ -55,7 +55,7 @@ class Console:
             self._stream.write(text)
             self._stream.flush()
         except OSError:
-            return  # nobody reads any more (`slipstream serve | head`): serve on
+            return  # nobody reads any more (`slipstream serve | head`), which is no reason to stop serving
 
 
 def error(text: str) -> None:

@@ -1,4 +1,4 @@
-"""What is allowed in a configuration and hardly meant: said by `check` and at the start, and no reason to refuse it."""
+"""Settings that are allowed but probably a mistake. `check` and the start warn about them, and do not refuse them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Machine:
 
 
 def doubts_about(config: ClusterConfig, machine: Machine) -> Iterator[str]:
-    """One sentence each, beginning with the key. `machine` is this one, which workers need not be on."""
+    """The warnings, one sentence each, beginning with the key. `machine` is this one; workers may be on others."""
     ours, theirs = config.prefill.engine.quantization, config.decode.engine.quantization
     if ours != theirs:
         yield (
@@ -45,7 +45,8 @@ def doubts_about(config: ClusterConfig, machine: Machine) -> Iterator[str]:
 
 
 def _pools_too_large(config: ClusterConfig, machine: Machine) -> Iterator[str]:
-    """Of pages that are known to be in this machine's memory: on a GPU, or on other machines, nobody knows here."""
+    """Warns if the KV pools exceed this machine's memory. It judges only pools that are known to be there, not those on
+    a GPU or on other machines."""
     total_mib = 0
     for role, pool in config.pools():
         size = pool.engine.kv_cache_mib

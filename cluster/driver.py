@@ -1,4 +1,4 @@
-"""The driver of a cluster: from an empty Ray to a first token, then watching, then the orderly end."""
+"""The driver of a cluster: brings it up, from an empty Ray to the first token; watches it; and ends it in order."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from slipstream.router.takeover.keeper import Keeper
 
 
 class Driver:
-    """Runs one cluster in the calling thread, which must be the main one, and says at the terminal how it goes."""
+    """Runs one cluster in the calling thread, which must be the main thread, and reports at the terminal."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Driver:
                 try:
                     return asyncio.run(self._serve(session, own))
                 finally:
-                    # What follows is short and bounded; a further Ctrl-C could only leave something behind.
+                    # What follows takes little, bounded time; another Ctrl-C could only leave something behind.
                     signal.signal(signal.SIGINT, signal.SIG_IGN)
                     signal.signal(signal.SIGTERM, signal.SIG_IGN)
         except (RayFailed, CannotPlace, StartFailed) as error:
@@ -104,7 +104,7 @@ class Driver:
         with keeping_clients(self._console) as keeper, _signals(stop, at_once):
             supervisor, fleet = self._supervised(session, watch, keeper)
             if own is not None and keeper is not None:
-                own.reaper.remove(keeper.parent)  # should this process be killed
+                own.reaper.remove(keeper.parent)  # in case this process is killed
             try:
                 if not await _unless(stop, self._bring_up(supervisor, fleet, watch)):
                     self._console.say("interrupted before it was up; everything is being stopped")
@@ -124,7 +124,7 @@ class Driver:
                 await supervisor.stop()
 
     def _begin_operator(self) -> None:
-        """Raises OSError if its address cannot be had, ValueError if its token cannot."""
+        """Opens the admin API's port. Raises OSError if it cannot listen, ValueError if its token cannot be read."""
         config = self._config.operator
         if config.port is None:
             return
@@ -134,7 +134,7 @@ class Driver:
 
     @asynccontextmanager
     async def _operating(self, supervisor: Supervisor, fleet: ClusterFleet) -> AsyncIterator[None]:
-        """What is there beside the members while the cluster serves."""
+        """Runs the planner, the updater and the admin API while the cluster serves."""
         planner = self._config.planner
         decisions = DecisionLog(planner.log_decisions) if planner.enabled else None
         updater = self._updater(supervisor, fleet)
@@ -163,7 +163,7 @@ class Driver:
         return Updater(first, fleet, supervisor.router.member, self._overrides.load, show)
 
     def _supervised(self, session: RaySession, watch: Watch, keeper: Path | None) -> tuple[Supervisor, ClusterFleet]:
-        """Raises CannotPlace."""
+        """The supervisor and the fleet of the deployment. Raises CannotPlace."""
         config = self._config
         pools = pool_resources(config, session.resources.get("GPU", 0.0))
         try:
@@ -178,7 +178,7 @@ class Driver:
         return supervisor, ClusterFleet(supervisor, deployment, session)
 
     async def _bring_up(self, supervisor: Supervisor, fleet: ClusterFleet, watch: Watch) -> None:
-        """Raises StartFailed."""
+        """Starts everything and waits for the first token. Raises StartFailed."""
         try:
             async with asyncio.timeout(self._config.startup_timeout_s):
                 await supervisor.start(
@@ -224,7 +224,7 @@ class Driver:
         self._console.say()
 
     def _show_timings(self) -> None:
-        """Where the time of the start went."""
+        """Shows where the time of the start went."""
         self._console.say("Start, seconds since the command:")
         for text, at_s in self._console.stages:
             self._console.say(f"  {at_s:6.2f}  {text}")
@@ -238,7 +238,7 @@ class Driver:
 
 
 class Watch:
-    """Shows at the terminal and in the state file what the supervisor tells."""
+    """Shows what the supervisor reports, at the terminal and in the state file."""
 
     def __init__(self, console: Console, state_file: StateFile, own_ray: OwnRay | None, uses_tls: bool) -> None:
         self._console = console
@@ -246,7 +246,7 @@ class Watch:
         self._state_file = state_file
         self._own_ray = own_ray
         self._uses_tls = uses_tls
-        self.http: tuple[str, int, bool] | None = None  # where a client on this machine reaches the router, by TLS?
+        self.http: tuple[str, int, bool] | None = None  # the router's host and port for this machine; TLS?
         self.settled = False
 
     def changed(self, member: MemberStatus, members: list[MemberStatus]) -> None:
@@ -276,7 +276,7 @@ class Watch:
 
 
 def here(host: str) -> str:
-    """The address by which this machine reaches what listens on it."""
+    """The address by which this machine reaches something that listens on `host`."""
     return "127.0.0.1" if host in ("0.0.0.0", "::") else host
 
 
@@ -286,7 +286,8 @@ def url_of(scheme: str, at: Endpoint) -> str:
 
 
 async def _unless(event: asyncio.Event, work: Awaitable[object]) -> bool:
-    """Whether `work` ended before the event; if not, it is cancelled. Raises what `work` raises."""
+    """Runs `work` unless the event comes first, in which case it is cancelled. Returns whether it ended by itself.
+    Raises what `work` raises."""
     task = asyncio.ensure_future(work)
     event_task = asyncio.ensure_future(event.wait())
     try:
@@ -303,7 +304,8 @@ async def _unless(event: asyncio.Event, work: Awaitable[object]) -> bool:
 
 @contextmanager
 def keeping_clients(console: Console) -> Iterator[Path | None]:
-    """Where the router's clients are kept while it is started anew; None: they end with it."""
+    """Runs a keeper, which holds the router's clients while the router is restarted. Yields the path of its socket;
+    None if there can be no keeper, so that clients end with their router."""
     try:
         keeper = Keeper()
     except OSError as error:
@@ -318,7 +320,7 @@ def keeping_clients(console: Console) -> Iterator[Path | None]:
 
 @contextmanager
 def _signals(stop: asyncio.Event, at_once: asyncio.Event) -> Iterator[None]:
-    """SIGINT and SIGTERM set the first event, once more they set the second."""
+    """While this is open, the first SIGINT or SIGTERM sets the first event, and another one sets the second."""
     loop = asyncio.get_running_loop()
 
     def received() -> None:

@@ -1,4 +1,4 @@
-"""The command `slipstream explain`: asks a router about its requests and shows what it says."""
+"""The command `slipstream explain`: asks a router about its requests and shows the answer."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def explain_command(
 
 
 def url_of_cluster(name: str | None) -> str:
-    """Where the cluster called `name`, or the only one there is, listens. Raises CannotTell."""
+    """The URL of the cluster called `name` or, without a name, of the only one. Raises CannotTell."""
     state = cluster_here(name, "--url http://HOST:PORT")
     if not state.url:
         raise CannotTell(f"{state.name} does not listen yet")
@@ -54,7 +54,7 @@ def url_of_cluster(name: str | None) -> str:
 
 
 def ask(url: str, key: str | None) -> Any:
-    """The router's answer. Raises CannotTell with one sentence for whatever is in the way."""
+    """The router's answer. Raises CannotTell, with one sentence, if there is none."""
     where = url
     try:
         parts = urlsplit(url)
@@ -67,12 +67,12 @@ def ask(url: str, key: str | None) -> Any:
     except OSError as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise CannotTell(f"the router at {where} cannot be reached: {reason}") from error
-    except ValueError as error:  # no URL, or an answer that is not JSON
+    except ValueError as error:  # not a URL, or an answer that is not JSON
         raise CannotTell(f"{where} is not a Slipstream router: {error}") from error
 
 
 def refusal(error: urllib.error.HTTPError, where: str) -> str:
-    """What the router's own words come to, with what can be done about it."""
+    """The router's error as one sentence, with what can be done about it."""
     try:
         told = json.load(error)["error"]
         message, code = str(told["message"]), told["code"]

@@ -1,12 +1,12 @@
-"""The worker groups of a cluster as whoever resizes it sees them: an operator, the planner, a rolling update.
+"""The worker groups of a cluster, as seen by those who resize it: operators, the planner, rolling updates.
 
-The supervisor implements `FleetPort` with processes, the simulator in virtual time. Changes are begun and then go on by
-themselves; `state` shows how far they are.
+`ClusterFleet` implements `FleetPort` with processes, the simulator implements it in virtual time. A call begins a
+change, which then proceeds by itself; `state` shows how far it has come.
 
     add:     pending (no room yet) -> starting -> gathering, loading, warming_up -> connecting -> ready
-    remove:  ready -> draining (takes nothing new, what runs there moves or ends) -> gone from the fleet
-    switch:  ready -> draining -> connecting -> ready, with the other role; the process and its weights stay
-    death:   any -> dead -> starting ..., in the role that it had last
+    remove:  ready -> draining (takes nothing new; what runs there moves or ends) -> no longer in the fleet
+    switch:  ready -> draining -> connecting -> ready, in the other role; the process and its weights stay
+    death:   any -> dead -> starting ..., in its latest role
     hanging: ready -> silent -> ready if it answers again, else dead
 """
 
@@ -33,17 +33,17 @@ MemberState = Literal[
     "stopped",
     "failed",
 ]
-# Those of which more is to be expected shortly; who waits for room or has died may do so for long.
+# States that will soon be followed by another one. (A group that waits for room, or is dead, may stay so for long.)
 CHANGING = frozenset({"new", "starting", "gathering", "loading", "warming_up", "connecting", "draining"})
 
 
 @dataclass(frozen=True, slots=True)
 class FleetMember:
-    """A worker group. `role` is the one it serves or will serve, so of a group that switches the next one.
+    """A worker group. `role` is the one that it serves or, if it is starting or switching, will serve.
 
-    `since_s` is when `state` began, on the clock of whoever implements the port (the supervisor: `time.monotonic()`,
-    the simulator: its own). `host`: where its processes are, "" before it has any. `is_leaving`: it is drained to end
-    for good. `startup_s`: the stages of its last start, and of a switch, with their seconds.
+    `since_s` is when `state` began, on the clock of the implementation (`time.monotonic()`, or that of the simulator).
+    `host` is where its processes are ("" before it has any). `is_leaving`: it is being drained to end for good.
+    `startup_s` are the stages of its last start or switch, with their seconds.
     """
 
     name: str
@@ -59,10 +59,10 @@ class FleetMember:
 
 @dataclass(frozen=True, slots=True)
 class FleetState:
-    """`num_prefill` and `num_decode` are what is wanted: groups that serve or are on their way to it, without those
-    that are leaving. `max_members`: what the machines could hold, None where that is not known (a Ray cluster that
-    grows). `is_changing`: some group is in a state of CHANGING, so counts and load are about to change. `is_held`: an
-    update is under way, however long it takes, and nobody else may resize."""
+    """All groups. `num_prefill` and `num_decode` are the wanted numbers: groups that serve or are on their way to it,
+    without those that are leaving. `max_members` is how many the machines could hold; None if that is not known (a Ray
+    cluster that grows). `is_changing`: some group is in a state of CHANGING, so counts and load are about to change.
+    `is_held`: an update is under way, and until it ends nobody else may resize."""
 
     members: tuple[FleetMember, ...]
     num_prefill: int
@@ -79,7 +79,7 @@ class FleetState:
 
 
 class FleetError(Exception):
-    """What was asked for cannot be done, and nothing has changed. `field` names the part of the question at fault."""
+    """The change is impossible, and nothing has been changed. `field` names the argument at fault."""
 
     def __init__(self, kind: FleetErrorKind, field: str, reason: str) -> None:
         super().__init__(reason)
@@ -89,10 +89,10 @@ class FleetError(Exception):
 
 
 class FleetPort(Protocol):
-    """Resizes a cluster. Every change returns when it has been begun, and raises FleetError if it cannot be.
+    """Resizes a cluster. Every call returns when its change has begun, and raises FleetError if it cannot begin.
 
-    Zero groups are allowed in each role: without prefill groups decode workers compute prompts themselves, without
-    decode workers requests wait, for `router.dispatch.queue_timeout_s` at most.
+    Each role may have zero groups: without prefill groups, decode workers compute prompts themselves; without decode
+    workers, requests wait, for `router.dispatch.queue_timeout_s` at most.
     """
 
     def state(self) -> FleetState: ...
@@ -101,11 +101,11 @@ class FleetPort(Protocol):
         """Starts further groups, of the given model version or the newest one. Returns their names."""
 
     async def remove(self, name: str, *, migrate: bool = True) -> None:
-        """Drains a group, then ends it for good. `migrate`: what runs there moves to others where there is room; else
-        it runs on there."""
+        """Drains a group, then ends it for good. With `migrate`, its running sequences move to others that have room;
+        otherwise they run to their end there."""
 
     async def switch_role(self, name: str, role: Role) -> None:
         """Drains a group and lets it come back in the other role, with the weights that it has in memory."""
 
     async def scale(self, role: Role, replicas: int) -> None:
-        """Adds groups, or removes those that are cheapest to lose, until so many are wanted in a role."""
+        """Adds groups to a role, or removes those that are cheapest to lose, until `replicas` are wanted."""

@@ -1,4 +1,5 @@
-"""Follows a worker group while it lives: asks it how it is, and sees to it that what is wished of it comes true."""
+"""Follows a worker group while it lives: polls its state, and makes sure that a wish (to leave, or to change its role)
+is carried out."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ from slipstream.workers.report import WorkerReport
 
 CHANGING_S = 0.1
 SERVING_S = 1.0
-SILENT_S = 10.0  # without an answer, and people are told
-GIVE_UP_S = 60.0  # and its processes are ended, so that it is started again
+SILENT_S = 10.0  # without an answer for this long, a group is reported as silent
+GIVE_UP_S = 60.0  # after this long its processes are ended, so that it is started again
 
 
 class Follower:
-    """`serves` is told of groups that serve, `note` of those in another state or with something else to say."""
+    """Calls `serves` for groups that serve, and `note` when a group's state or its details change otherwise."""
 
     def __init__(
         self,
@@ -34,7 +35,7 @@ class Follower:
         self._note = note
 
     async def follow(self, kept: KeptGroup) -> None:
-        """Returns when the group is dead. What it died of is told by its pending `run` calls."""
+        """Returns when the group is dead. Its pending `run` calls tell what it died of."""
         while True:
             try:
                 report = await self._report_of(kept)
@@ -43,7 +44,7 @@ class Follower:
             kept.status.startup_s = list(report.startup_s)
             await self._pursue_wish(kept, report)
             if report.state == "ready":
-                if kept.wish is None:  # else it has not heard of it yet
+                if kept.wish is None:  # otherwise it is only ready because it has not heard of the wish yet
                     self._serves(kept, report.progress)
             elif report.state != kept.status.state or report.progress != kept.status.detail:
                 self._note(kept, report.state, report.progress)
@@ -53,7 +54,7 @@ class Follower:
             kept.nudge.clear()
 
     async def _report_of(self, kept: KeptGroup) -> WorkerReport:
-        """Waits for a while: one that has frozen may thaw. Raises RayError."""
+        """The group's report. Waits as long as it takes, because a frozen process may thaw. Raises RayError."""
         asked = asyncio.ensure_future(kept.member.report())
         asked_s = time.monotonic()
         try:
@@ -68,7 +69,8 @@ class Follower:
             await asyncio.gather(asked, return_exceptions=True)
 
     def _lose_patience(self, kept: KeptGroup, waited_s: float) -> None:
-        """Of one that served and hangs. One that starts may have no time to answer."""
+        """Reports, and in the end kills, a group that served and does not answer any more. One that is starting may
+        simply be too busy to answer."""
         if kept.wish is not None or kept.status.state not in ("ready", "silent"):
             return
         if waited_s >= GIVE_UP_S:
@@ -92,7 +94,8 @@ class Follower:
 
     @staticmethod
     def _cut_off_if_overdue(kept: KeptGroup) -> bool:
-        """What runs there then goes on elsewhere, from the tokens that the router has."""
+        """Kills a group that has not carried out its wish in time. Its requests continue elsewhere, from the tokens
+        that the router has. Returns whether it was killed."""
         if kept.wish is None or time.monotonic() <= kept.wish.overdue_s:
             return False
         kept.member.cut_off()

@@ -1,4 +1,4 @@
-"""What a supervisor knows of each member that it keeps, and whom it tells."""
+"""What the supervisor knows about each of its members, and the observer that it reports to."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ M = TypeVar("M", bound=Member)
 
 
 class Observer(Protocol):
-    """Who watches the supervisor."""
+    """Watches the supervisor."""
 
     def changed(self, member: MemberStatus, members: list[MemberStatus]) -> None:
-        """Of all members one is in another state, has something else to say about it, is new, or gone."""
+        """One of the members is new or gone, or its state or details have changed."""
 
     def launched(self, member: MemberStatus) -> None:
         """A member has new processes."""
@@ -30,8 +30,8 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a group is drained for: to come back in `next_role`, or to leave for good. At `overdue_s` (monotonic) its
-    processes are ended."""
+    """Why a group is to be drained: to come back in `next_role`, or (None) to leave for good. At `overdue_s`
+    (monotonic) its processes are killed."""
 
     next_role: Role | None
     migrate: bool
@@ -40,7 +40,7 @@ class Wish:
 
 @dataclass(slots=True)
 class Kept(Generic[M]):
-    """A member and what is known of it. `since_s` is monotonic; `last_death` is why it ended last, "" once it serves
+    """A member and what is known about it. `since_s` is monotonic. `last_death` is why it last died, "" once it serves
     again."""
 
     member: M
@@ -54,7 +54,7 @@ class Kept(Generic[M]):
 
 @dataclass(slots=True)
 class KeptGroup(Kept[Group]):
-    """`nudge` wakes whoever follows it; `asked_epoch` is the connection in which its wish has been told."""
+    """A worker group. `nudge` wakes its follower; `asked_epoch` is the connection in which it was told of its wish."""
 
     wish: Wish | None = None
     asked_epoch: int = 0
@@ -66,5 +66,5 @@ class KeptGroup(Kept[Group]):
 
     @property
     def is_wanted(self) -> bool:
-        """It serves, or is on its way to it."""
+        """Whether the group serves or is on its way to it."""
         return not self.is_leaving and self.status.state != "failed"

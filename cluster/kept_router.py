@@ -1,4 +1,4 @@
-"""The router as its supervisor keeps it: what it is asked and told, while it is there and answers."""
+"""The router as the supervisor knows it, and the calls to it, which tolerate that it may be gone or not answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE_S = 5.0
 
 @dataclass(slots=True)
 class KeptRouter(Kept[Router]):
-    """Nobody waits longer than `PATIENCE_S` for an answer, but for a drain."""
+    """Every call gives up after `PATIENCE_S`, except `drain`."""
 
     async def drain(self, deadline_s: float) -> None:
         """Lets running requests finish, for at most `deadline_s` seconds; it takes no new ones meanwhile."""
@@ -27,8 +27,8 @@ class KeptRouter(Kept[Router]):
                     await self.member.drain(deadline_s)
 
     async def drain_worker(self, name: str, wish: Wish) -> bool:
-        """Empties a worker. False: there is no router, it does not answer, or it does not know the worker; which will
-        connect to the next one, and can be drained then."""
+        """Starts to empty a worker. Returns False if there is no router, it does not answer, or it does not know the
+        worker. That worker will connect to the next router, and can be drained then."""
         if self.ready.is_set():
             with suppress(OSError):
                 async with asyncio.timeout(PATIENCE_S):
@@ -36,14 +36,14 @@ class KeptRouter(Kept[Router]):
         return False
 
     async def expect(self, expected: ExpectedWorkers) -> None:
-        """Tells how many workers there are to be. The next router is told when it begins to serve."""
+        """Tells the router how many workers are wanted. The next router will be told when it begins to serve."""
         if self.ready.is_set():
             with suppress(OSError):
                 async with asyncio.timeout(PATIENCE_S):
                     await self.member.expect_workers(expected)
 
     async def cluster_status(self) -> dict[str, Any] | None:
-        """How it sees the cluster; None while there is no router, or one that does not answer."""
+        """The router's view of the cluster; None while there is no router or it does not answer."""
         if self.ready.is_set():
             with suppress(OSError):
                 async with asyncio.timeout(PATIENCE_S):
@@ -51,12 +51,12 @@ class KeptRouter(Kept[Router]):
         return None
 
     async def signals(self) -> Signals:
-        """How requests fared lately. Raises OSError while there is no router, or one that does not answer."""
+        """The recent load and how well it was served. Raises OSError while there is no router or it does not answer."""
         async with asyncio.timeout(PATIENCE_S):
             return await self.member.signals()
 
     async def signals_to_show(self) -> dict[str, Any] | None:
-        """The same for people; None while there is no router."""
+        """The same in plain values, for display; None while there is no router."""
         try:
             return asdict(await self.signals())
         except OSError:

@@ -1,4 +1,4 @@
-"""Where the processes on the driver's machine listen, and whether they can there."""
+"""Where the processes on the driver's machine are to listen, and whether they can."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from slipstream.cluster.config import ClusterConfig
 
 
 class Listener(NamedTuple):
-    """`port` 0: a free one."""
+    """One listening address; `port` 0: any free port."""
 
-    section: str  # of the configuration
+    section: str  # the section of the configuration that names it
     host: str
     port: int
 
 
 def listeners(config: ClusterConfig) -> Iterator[Listener]:
-    """All but those of workers."""
+    """All listening addresses except those of workers."""
     router, operator = config.router, config.operator
     yield Listener("router.http", router.http.host, router.http.port)
     yield Listener("router", router.worker_host, router.worker_port)
@@ -30,7 +30,7 @@ def listeners(config: ClusterConfig) -> Iterator[Listener]:
 
 
 def why_not_there(listener: Listener) -> str | None:
-    """One sentence that begins with the key, if this machine cannot listen there now."""
+    """Why this machine cannot listen there now, as one sentence that begins with the key; None if it can."""
     section, host, port = listener
     prefix = "worker_" if section == "router" else ""
     try:

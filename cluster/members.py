@@ -1,8 +1,8 @@
-"""What the supervisor keeps alive: the router here, the worker groups in `worker_group`, each with its processes.
+"""The members that the supervisor keeps alive: the router (here) and the worker groups (in `worker_group`).
 
 A member lives through incarnations: `launch` (processes exist and have imported everything), `serve` (they do their
-work), `death` (returns when one of them is gone, with the reason), `kill`. A group is one member: when one rank dies,
-all of it is started again.
+work), `death` (returns, with the reason, when one of them is gone), `kill`. A group is one member: if one of its ranks
+dies, all of them are started again.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from slipstream.workers.report import WorkerReport
 
 ROUTER_MODULES = ("slipstream.router.router",)
 STOP_PATIENCE_S = 2.0
-MAX_PORT_TRIES = 5  # the last incarnation may hold its ports for a moment longer
+MAX_PORT_TRIES = 5  # because the last incarnation may still hold its ports for a moment
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What all members of a model version share. `log_dir` None: output stays with Ray. Where the cluster
-    `spans_nodes`, loopback addresses will not do and are replaced by the nodes' own."""
+    """What all members of a model version share. `log_dir` None: output stays with Ray. If the cluster `spans_nodes`,
+    loopback addresses are replaced by those of the nodes."""
 
     config: ClusterConfig
     worker_token: str
@@ -52,13 +52,13 @@ class Deployment:
         return str(self.log_dir / f"{name}.log") if self.log_dir else None
 
     def host(self, configured: str, node_ip: str) -> str:
-        """Where a process on a node listens."""
+        """The address at which a process on a node listens."""
         is_loopback = configured in ("localhost", "::1") or configured.startswith("127.")
         return node_ip if is_loopback and self.spans_nodes else configured
 
 
 class Member(Protocol):
-    """One incarnation after the other of something that serves."""
+    """Something that serves, in one incarnation after the other."""
 
     @property
     def name(self) -> str: ...
@@ -75,7 +75,7 @@ class Member(Protocol):
 
 
 class Group(Member, Protocol):
-    """A worker group. It has room with Ray from `reserve` to `release`, over all its incarnations."""
+    """A worker group. Across its incarnations, it holds its Ray resources from `reserve` to `release`."""
 
     @property
     def role(self) -> Role: ...
@@ -98,7 +98,7 @@ class Group(Member, Protocol):
 
 
 class Router(Member, Protocol):
-    """The one router of a cluster. What it is asked raises OSError while there is none."""
+    """The one router of a cluster. Calls raise OSError while there is none."""
 
     async def serve(self, expected: ExpectedWorkers) -> tuple[Addresses, Endpoint]: ...
     async def drain(self, deadline_s: float) -> None: ...
@@ -112,8 +112,8 @@ class Router(Member, Protocol):
 
 
 class RouterMember:
-    """The router, on the driver's node: that is where the operator looked for a free port, and reads the URL, and where
-    the `keeper` is of what outlives it."""
+    """The router. It runs on the driver's node, because that is where its port was checked, where the operator reads
+    its URL, and where the `keeper` of its clients is."""
 
     name = "router"
     role = "router"
@@ -126,7 +126,7 @@ class RouterMember:
         self._actor: Any = None
         self._run: Any = None
         self._place: Place | None = None
-        self._num_ports_taken = 0  # times in a row
+        self._num_ports_taken = 0  # how many times in a row
 
     @property
     def pids(self) -> list[int]:
@@ -142,13 +142,13 @@ class RouterMember:
             self._deployment,
             self.name,
             {"CPU": ROUTER_CPUS},
-            # Soft: a head node that offers no CPUs still gets its router, elsewhere.
+            # Soft affinity: if the driver's node offers no CPUs, the router goes elsewhere.
             NodeAffinitySchedulingStrategy(self._node_id, soft=True),
         )
         self._place = await self._actor.warm_up.remote(ROUTER_MODULES)
 
     async def serve(self, expected: ExpectedWorkers) -> tuple[Addresses, Endpoint]:
-        """Listens. Ports that were chosen once stay, so that workers and clients find the next incarnation."""
+        """Starts to listen. Ports stay the same once chosen, so that workers and clients find the next incarnation."""
         assert self._place is not None
         model = self._deployment.config.model
         worker_host = self._deployment.host(self._config.worker_host, self._place.node_ip)
@@ -160,7 +160,7 @@ class RouterMember:
         try:
             await asyncio.wait([listening, run], return_when=asyncio.FIRST_COMPLETED)
             if run.done():
-                run.result()  # raises why it does not listen
+                run.result()  # raises the reason why it does not listen
             addresses: Addresses = await listening
         except RayTaskError as error:
             self._note_failure(error.cause)
@@ -177,7 +177,8 @@ class RouterMember:
         return addresses, Endpoint(reachable(worker_host, self._place.node_ip), addresses.workers.port)
 
     def _note_failure(self, cause: object) -> None:
-        """Ports that were chosen once may be somebody else's by now. Then others are chosen, or none would ever do."""
+        """Counts starts that failed because a port was taken. If a port that was chosen earlier now belongs to somebody
+        else, another one has to be chosen in the end."""
         if not (isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE):
             return
         self._num_ports_taken += 1
@@ -192,7 +193,7 @@ class RouterMember:
         return await first_death([self._run])
 
     async def _ask(self, call: Callable[[Any], Any]) -> Any:
-        """The answer to a call into its process. Raises ConnectionError where there is no router."""
+        """The result of a call into the router's process. Raises ConnectionError if there is no router."""
         if self._run is None:
             raise ConnectionError("there is no router")
         try:
@@ -204,16 +205,16 @@ class RouterMember:
         await self._ask(lambda actor: actor.drain.remote(deadline_s))
 
     async def drain_worker(self, name: str, next_role: Role | None, migrate: bool) -> bool:
-        """Empties a worker, which then ends or comes back in its next role. False if it is not connected."""
+        """Empties a worker, which then ends or comes back in its next role. Returns False if it is not connected."""
         known: bool = await self._ask(lambda actor: actor.drain_worker.remote(name, next_role, migrate))
         return known
 
     async def expect_workers(self, expected: ExpectedWorkers) -> None:
-        """How many there are to be, whether they are there yet or not."""
+        """Tells the router how many workers are wanted, connected or not."""
         await self._ask(lambda actor: actor.expect_workers.remote(expected))
 
     async def set_split(self, split: dict[str, float] | None) -> None:
-        """The shares of versions of the model in new requests, of this and of later incarnations."""
+        """Sets each version's share of new requests, in this and in later incarnations."""
         versions = dataclasses.replace(self._config.dispatch.versions, split=split)
         dispatch = dataclasses.replace(self._config.dispatch, versions=versions)
         self._config = dataclasses.replace(self._config, dispatch=dispatch)
@@ -221,18 +222,18 @@ class RouterMember:
             await self._ask(lambda actor: actor.set_split.remote(split))
 
     async def signals(self) -> Signals:
-        """What a planner decides from."""
+        """The recent load and how well it was served: what a planner decides from."""
         found: Signals = await self._ask(lambda actor: actor.signals.remote())
         return found
 
     async def versions(self) -> tuple[VersionStatus, ...]:
-        """How each version of the model stands."""
+        """The state and the counts of each version of the model."""
         found: tuple[VersionStatus, ...] = await self._ask(lambda actor: actor.versions.remote())
         return found
 
     async def follow(self, config: ClusterConfig) -> None:
-        """Takes up the dispatcher's settings as far as it can; its next incarnation reads the model's tokenizer where
-        this configuration has it."""
+        """Makes the router take over the dispatcher's settings, as far as it can. Its next incarnation will read the
+        tokenizer from this configuration's model."""
         self._deployment = dataclasses.replace(self._deployment, config=config)
         dispatch = live_dispatch(self._config.dispatch, config.router.dispatch)
         if dispatch != self._config.dispatch:
@@ -241,7 +242,7 @@ class RouterMember:
                 await self._ask(lambda actor: actor.follow.remote(dispatch))
 
     async def status(self) -> dict[str, Any]:
-        """How things stand: what `/cluster/status` says."""
+        """The contents of `/cluster/status`."""
         status: dict[str, Any] = json.loads(await self._ask(lambda actor: actor.status_body.remote()))
         return status
 
@@ -254,7 +255,7 @@ class RouterMember:
 
 
 def reachable(listening: str, node_ip: str) -> str:
-    """The address to tell others for what listens there."""
+    """The address by which others can reach something that listens at `listening`."""
     return node_ip if listening in ("0.0.0.0", "::") else listening
 
 
@@ -267,8 +268,8 @@ def start_actor(
         num_gpus=resources.get("GPU", 0.0),
         resources={kind: amount for kind, amount in resources.items() if kind not in ("CPU", "GPU")},
         scheduling_strategy=strategy,
-        max_restarts=0,  # a new incarnation needs new addresses: that is the supervisor's work, not Ray's
-        max_concurrency=4,  # `run` holds one thread for ever
+        max_restarts=0,  # the supervisor restarts it, not Ray, because a new incarnation needs new addresses
+        max_concurrency=4,  # `run` occupies one of these threads for ever
     ).remote(name, deployment.log_path(name))
 
 
@@ -277,7 +278,7 @@ async def first_death(runs: Sequence[Awaitable[object]]) -> str:
     waiting = [asyncio.ensure_future(_end_of(run)) for run in runs]
     try:
         done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        # Ranks die of each other's death; the one that has a reason of its own says more than "is gone".
+        # When one rank dies, the others die of that. The one with a reason of its own says more than "is gone".
         return min((task.result() for task in done), key=lambda reason: reason.startswith("process"))
     finally:
         for task in waiting:
@@ -301,7 +302,8 @@ def reason_of(error: RayError) -> str:
     if isinstance(error, RayTaskError) and error.cause is not None:
         cause = error.cause
         text = " ".join(str(cause).split()) or type(cause).__name__
-        # Our own errors and the operating system's are sentences; others need their type to be understood.
+        # Our own errors and those of the operating system are sentences; others are understandable only with their
+        # type.
         ours = type(cause).__module__.startswith("slipstream.") or isinstance(cause, OSError)
         return text if ours else f"{type(cause).__name__}: {text}"
     text = " ".join(str(error).split())
@@ -314,7 +316,8 @@ def reason_of(error: RayError) -> str:
 
 
 async def stop_actor(actor: Any, runs: list[Any]) -> None:
-    """Asks to stop and waits for the end of `run`, a little: who does not listen is killed afterwards."""
+    """Asks an actor to stop, and waits a little for the end of its `run`. (If it does not listen, it is killed
+    later.)"""
     try:
         async with asyncio.timeout(STOP_PATIENCE_S):
             await actor.stop.remote()

@@ -1,4 +1,4 @@
-"""A first look at a model directory, without torch: what is wrong with it, if it can be seen from outside."""
+"""A quick check of a model directory, without torch, for mistakes that can be seen from the outside."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def check_model_dir(path: Path) -> str | None:
-    """One sentence about the first thing that is wrong, or None. Reads headers only, never weights."""
+    """One sentence about the first mistake, or None. Reads only headers, never weights."""
     if not path.exists():
         return f"no such directory: {path}"
     if not path.is_dir():
@@ -46,7 +46,8 @@ def _check_json(path: Path) -> str | None:
 
 
 def _check_safetensors(path: Path) -> str | None:
-    """The format: u64 little-endian length of a JSON header, the header, the bytes of all tensors."""
+    """What is wrong with a safetensors file: a u64 little-endian length, a JSON header of that length, then the bytes
+    of all tensors."""
     try:
         num_bytes = path.stat().st_size
         with path.open("rb") as file:

@@ -1,10 +1,10 @@
-"""A model with versions in numbered folders, as a Triton model repository has them:
+"""A model whose versions are numbered folders, as in a Triton model repository:
 
     NAME/1/config.json, *.safetensors, tokenizer.json ...
     NAME/2/...
 
-`model.path: NAME` takes the highest number, `model.version: 1` another one. A folder with a config.json of its own is a
-model without such versions.
+`model.path: NAME` selects the highest number, `model.version: 1` another one. A folder that has a config.json itself is
+a model without such versions.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 
 
 class NoSuchVersion(Exception):  # noqa: N818 - reads as the sentence it carries
-    """The folder that was asked for is not there."""
+    """There is no folder for the version that was asked for."""
 
 
 def version_folder(path: Path, version: str | None) -> tuple[Path, str | None]:
-    """The directory of the model, and its version where the folder says so. Raises NoSuchVersion."""
+    """The directory of the model, and its version if that is given by the folder. Raises NoSuchVersion."""
     numbers = [] if (path / "config.json").exists() else version_numbers(path)
     if not numbers:
         return path, version
@@ -28,7 +28,7 @@ def version_folder(path: Path, version: str | None) -> tuple[Path, str | None]:
 
 
 def version_numbers(path: Path) -> list[int]:
-    """The numbered folders of a model, ascending. Names such as `01` are none: which one would `1` be?"""
+    """The numbered folders of a model, ascending. Names such as `01` do not count, because `1` would be ambiguous."""
     if not path.is_dir():
         return []
     names = [entry.name for entry in path.iterdir() if entry.is_dir() and entry.name.isascii()]

@@ -1,8 +1,8 @@
-"""What tells two versions of a model apart where nobody has named them: the weights, and the settings that change what
-is computed from them.
+"""Derives the version of a model that has no explicit one, from its weights and the settings that affect its results.
 
-Reading all weights of a large model would take minutes at every start. So of each tensor some bytes from its middle are
-read beside its name, type and shape: training changes nearly all numbers of what it changes.
+Reading all weights of a large model would take minutes at every start. So for each tensor only some bytes from its
+middle are read, beside its name, type and shape. That is enough, because training changes nearly all numbers of a
+tensor.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from xxhash import xxh3_64
 
 from slipstream.cluster.config import ClusterConfig
 
-SAMPLE_BYTES = 256  # of each tensor
+SAMPLE_BYTES = 256  # per tensor
 NUM_DIGITS = 8
-# What changes numbers, of the settings of an engine.
+# The settings of an engine that affect its results.
 NUMERIC = ("dtype", "quantization", "kv_cache_dtype", "cpu_kernels", "device")
 
 
 def version_of(config: ClusterConfig) -> str:
-    """`model.version`, or a name made from the content. Raises OSError or ValueError for files that cannot be read."""
+    """`model.version`, or a name derived from the content. Raises OSError or ValueError if files cannot be read."""
     if config.model.version is not None:
         return str(config.model.version)
     digest = xxh3_64()
@@ -36,7 +36,7 @@ def version_of(config: ClusterConfig) -> str:
 
 
 def content_of(model_dir: Path) -> Iterator[bytes]:
-    """Bytes that differ where models do."""
+    """Bytes that are different for different models."""
     for name in ("config.json", "generation_config.json"):
         path = model_dir / name
         if path.exists():

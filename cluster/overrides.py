@@ -1,4 +1,4 @@
-"""What the command line of `slipstream serve` says otherwise than the file, also of every file that comes later."""
+"""Options of `slipstream serve` that override the configuration file, and every file that an update brings later."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from slipstream.cluster.settings_file import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """None: as the file says."""
+    """The overridden settings; None: as the file says."""
 
     name: str | None = None
     port: int | None = None
 
     def load(self, path: Path) -> ClusterConfig:
-        """The configuration of a file, with these instead of its own. Raises ConfigError."""
+        """The configuration of a file with these settings overridden. Raises ConfigError."""
         config = load_config(path)
         try:
             if self.port is not None:
