@@ -155,10 +155,12 @@ def check_split(split: Mapping[str, float]) -> None:
 class MigrationConfig:
     """How running sequences move between decode workers. At most `max_at_once` of them are leaving, or arriving at, one
     worker at a time. While at least `precopy_pages` pages remain to be sent, they are copied while the sequence goes on
-    decoding; fewer are sent while it is frozen."""
+    decoding; fewer are sent while it is frozen. With `rebalance` they do not only move away from workers that drain,
+    but also to workers where they would be faster."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
+    rebalance: bool = True
     max_at_once: int = 2
     precopy_pages: int = 4
     timeout_s: float = 60.0  # for all the copying; after that the sequence stays where it is

@@ -52,6 +52,7 @@ from slipstream.router.placement.progress import check_load
 from slipstream.router.prefix.holder import BlockEventError
 from slipstream.router.prefix.index import NamePages, PrefixIndex
 from slipstream.router.prefix.sessions import Sessions
+from slipstream.router.rebalancer import Rebalancer
 from slipstream.router.request_book import RequestBook
 from slipstream.router.request_state import RequestState
 from slipstream.router.roster import Roster, WorkerState
@@ -77,6 +78,7 @@ class Dispatcher:
         self._placer = Placer(config, self._roster, self._index, self._sessions)
         self._flow = AttemptFlow(self._book, self._placer, self._index, self._sessions)
         self._migrations = Migrations(config.migration, self._roster, self._book, self._index, self._sessions)
+        self._rebalancer = Rebalancer(config, self._roster, self._book, self._migrations)
         self._wake_s: float | None = None  # when a request will have waited long enough for a better worker
 
     # ---- queries
@@ -208,6 +210,7 @@ class Dispatcher:
         self._slo, self._local_prefill_max_tokens = config.slo, config.local_prefill_max_tokens
         self._book.follow(config)
         self._placer.follow(config)
+        self._rebalancer.follow(config.slo)
         return self._settle(now)
 
     def set_split(self, split: Mapping[str, float] | None, now: float) -> list[Action]:
@@ -356,6 +359,7 @@ class Dispatcher:
         self._wake_s = None
         if self._migrations.wishes:
             self._migrations.begin_what_fits(now)
+        self._rebalancer.look(now)
         if book.queue.waiting and self._roster.decode_workers:
             self._index.expire(now)
             for version, lane in book.queue:

@@ -120,9 +120,7 @@ class MetricsPage(Collector):
         gap = "Seconds between output tokens."
         yield self._histogram("vllm:time_to_first_token_seconds", "Seconds to the first token.", front.first_token_s)
         yield self._histogram("vllm:inter_token_latency_seconds", gap, front.next_token_s)
-        yield self._histogram(
-            "vllm:time_per_output_token_seconds", gap, front.next_token_s
-        )  # vLLM's older name for the same
+        yield self._histogram("vllm:time_per_output_token_seconds", gap, front.next_token_s)  # its older name
         yield self._histogram(
             "vllm:request_time_per_output_token_seconds", "Mean gap of each request.", front.mean_next_token_s
         )
@@ -160,6 +158,9 @@ class MetricsPage(Collector):
         yield CounterMetricFamily("slipstream:transfer_seconds", "Time of hand-offs.", value=totals.transfer_s)
         yield labelled_counter(
             "slipstream:migrations", "Running requests moved between decode workers.", "result", totals.migrations
+        )
+        yield CounterMetricFamily(
+            "slipstream:rebalanced", "Moves begun so that answers come faster.", value=totals.num_rebalanced
         )
         pauses = HistogramMetricFamily(
             "slipstream:migration_pause_seconds", "Seconds without a token for requests that moved."

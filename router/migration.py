@@ -61,10 +61,13 @@ MoveMessage = Reserved | Copied | Frozen | HandedOff | Failed
 
 @dataclass(slots=True)
 class _Wish:
-    """A request is to leave `source`; `to` says where it shall go, if that matters."""
+    """A request is to leave `source`; `to` says where it shall go, if that matters. What `is_optional` is tried once.
+    `why` is for its story."""
 
     source: WorkerState
     to: PeerId | None = None
+    why: str = ""
+    is_optional: bool = False
     num_tries: int = 0
     avoid: set[PeerId] = field(default_factory=set)
 
@@ -88,6 +91,18 @@ class Migrations:
         if state.decode is not None and state.move is None:
             self.wishes[state.request_id] = _Wish(state.decode, to)
 
+    def move_now(self, state: RequestState, to: WorkerState, why: str, now: float) -> bool:
+        """Begins a move that nobody has to wait for: False if it cannot be made at once, and what goes wrong later ends
+        it."""
+        if state.decode is None or state.request_id in self.wishes:
+            return False
+        wish = _Wish(state.decode, to.peer, f": {why}", is_optional=True)
+        if not self._takes(to, state, wish, now):
+            return False
+        self.wishes[state.request_id] = wish
+        self._begin(state, wish, to, now)
+        return True
+
     def begin_what_fits(self, now: float) -> None:
         """Moves those for whom there is room."""
         num_without_room = 0
@@ -95,14 +110,15 @@ class Migrations:
             state = self._book.get(request_id)
             if state is None or state.decode is not wish.source:
                 del self.wishes[request_id]
-            elif state.move is None and state.phase == "decode" and self._may_move(wish.source):
+            elif state.move is None and state.phase == "decode" and self.may_move(wish.source):
                 destination = self._destination(state, wish, now) if num_without_room < MAX_WITHOUT_ROOM else None
                 if destination is not None:
                     self._begin(state, wish, destination, now)
                 else:
                     num_without_room += 1
 
-    def _may_move(self, worker: WorkerState) -> bool:
+    def may_move(self, worker: WorkerState) -> bool:
+        """Not as many sequences leave it or come to it as may at once."""
         return worker.num_moves < self._config.max_at_once
 
     def _destination(self, state: RequestState, wish: _Wish, now: float) -> WorkerState | None:
@@ -110,19 +126,15 @@ class Migrations:
         None if nobody has room now."""
         if not self._roster.has_decode_room(state.version):
             return None
+        if wish.to is not None:
+            wanted = self._roster.get(wish.to)
+            return wanted if wanted is not None and self._takes(wanted, state, wish, now) else None
         candidates = shortlist(state, self._roster, self._index, self._sessions, LOOKAHEAD)
         best: tuple[float, WorkerState] | None = None
         for worker in candidates.decodes:
-            if worker is wish.source or worker.peer in wish.avoid or wish.to not in (None, worker.peer):
+            if not self._takes(worker, state, wish, now):
                 continue
             num_pages = worker.pages_for(state.num_tokens + self._room(state))
-            ledger = worker.ledger
-            if ledger.free_slots < 1 or ledger.free_pages < num_pages or not self._may_move(worker):
-                continue
-            if not _suits(state, wish.source, worker):
-                continue
-            if not self._roster.links.is_open(wish.source.hello, worker.hello, now):
-                continue
             num_missing = num_pages - candidates.cached.get(worker, 0) // worker.hello.page_tokens
             load = worker.load
             step = worker.times.decode_step_s(load.num_seqs + 1, load.context_tokens + state.num_tokens)
@@ -131,6 +143,20 @@ class Migrations:
             if best is None or cost_s < best[0]:
                 best = cost_s, worker
         return best[1] if best is not None else None
+
+    def _takes(self, worker: WorkerState, state: RequestState, wish: _Wish, now: float) -> bool:
+        """The sequence can go on there, and there is room for it now."""
+        ledger = worker.ledger
+        return (
+            worker is not wish.source
+            and worker.peer not in wish.avoid
+            and worker in self._roster.workers_of("decode", state.version)
+            and ledger.free_slots > 0
+            and ledger.free_pages >= worker.pages_for(state.num_tokens + self._room(state))
+            and self.may_move(worker)
+            and _suits(state, wish.source, worker)
+            and self._roster.links.is_open(wish.source.hello, worker.hello, now)
+        )
 
     # ---- the way
 
@@ -162,7 +188,7 @@ class Migrations:
         source = wish.source
         self._roster.links.used(source.hello, destination.hello, now)
         self._book.send(destination, Adopt(seq, request, source.peer, source.hello.tp, room))
-        state.record.note("decode", now, state.attempt, f"to move from {source.name} to {destination.name}")
+        state.record.note("decode", now, state.attempt, f"to move from {source.name} to {destination.name}{wish.why}")
 
     def find(self, worker: WorkerState, request_id: str, attempt: int) -> RequestState | None:
         """The request whose move a message of `worker` is about, if it is about one."""
@@ -279,6 +305,7 @@ class Migrations:
         state.decode, state.attempt = destination, move.attempt
         state.handed_off = move.has_landed
         state.paused_since_s = move.frozen_s
+        state.num_output_at_move = len(state.output)
         self._index.expect(destination, state, now)
         self._sessions.note(state.request.session, destination, state.request.tenant)
         detail = f"moved from {source.name} to {destination.name}: {move.num_bytes} bytes in {move.num_rounds} rounds"
@@ -318,7 +345,7 @@ class Migrations:
         wish = self.wishes[state.request_id]
         if result != "refused":
             wish.avoid.add(move.destination.peer)
-        if wish.num_tries >= MAX_TRIES:
+        if wish.num_tries >= MAX_TRIES or wish.is_optional:
             del self.wishes[state.request_id]
 
     def expire(self, now: float) -> None:
@@ -348,6 +375,9 @@ class Migrations:
             if move is not None and move.destination is worker:
                 if move.phase in ("asked", "copying"):
                     self.stop(state, now, "ended", f"{worker.name} is draining")
+            elif move is not None and move.source is worker:
+                wish = self.wishes[state.request_id]
+                wish.is_optional, wish.to = False, None
             elif state.decode is worker:
                 self.wish(state)
 

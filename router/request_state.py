@@ -1,4 +1,4 @@
-"""One request on its way: which attempt is current, who is involved in it, and how far it is.
+"""The state of one request: its current attempt, the workers involved in it, and how far it has come.
 
     queued --local--> prefill ----------------------------> decode --> finished
        |                                                      ^
@@ -6,8 +6,8 @@
                         |                    first token    HandedOff
                         +--mostly cached--> prefill (local)
 
-Any state goes back to `queued` with the next attempt when a worker fails or is lost. A request that decodes may move to
-another decode worker (`move`), where it is an attempt of its own.
+When a worker fails or is lost, any state goes back to `queued` with the next attempt. A request that is decoding may
+move to another decode worker (`move`), which knows it as a separate attempt.
 """
 
 from __future__ import annotations
@@ -29,78 +29,78 @@ from slipstream.router.roster import WorkerState
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """`decode` and `prefill` are the workers of the current attempt; `prefill` is kept until both the first token
-    and the pages have left it, and before `prefill_sent` it only holds a charge there."""
+    """`decode` and `prefill` are the workers of the current attempt. `prefill` is kept until both the first token and
+    the pages have left it; before `prefill_sent` the request only holds a charge there."""
 
     request: GenerateRequest
     prompt_ids: bytes  # packed int32
     output: OutputLog
     record: RequestRecord
+    request_id: str = field(init=False)
+    num_prompt_tokens: int = field(init=False)
     attempt: int = 0
-    last_attempt: int = 0  # the highest number given to a try, or to a move to another worker
+    last_attempt: int = 0  # the highest number given so far, to an attempt or to a move to another worker
     phase: Phase = "queued"
     decode: WorkerState | None = None
     prefill: WorkerState | None = None
     prefill_sent: bool = False
     handed_off: bool = False
-    is_converted: bool = False  # its reservation was to become a sequence of the same worker
-    move: Move | None = None  # on its way to another decode worker
-    paused_since_s: float | None = None  # it has moved, and its next token has not come yet
-    num_failures: int = 0  # attempts that failed; those that a worker refused to begin are not among them
+    is_converted: bool = False  # its reservation was turned into a local prefill at the same worker
+    move: Move | None = None  # if it is on its way to another decode worker
+    paused_since_s: float | None = None  # set if it has moved and its next token has not come yet
+    num_output_at_move: int = 0  # tokens that it had when it moved last
+    num_failures: int = 0  # attempts that failed, not counting those that a worker refused to begin
     num_refusals: int = 0
-    num_unreachable: int = 0  # attempts whose pages had no way
-    num_cached_tokens: int | None = None  # of the prompt, as the first token said
-    num_passed: int = 0  # requests behind it that were placed while it did not fit
-    charged_tokens: int = 0  # to its tenant's share of the queue, since its first turn
+    num_unreachable: int = 0  # attempts that failed because the workers could not reach each other
+    num_cached_tokens: int | None = None  # of the prompt, as reported with the first token
+    num_passed: int = 0  # how many later requests were placed while it did not fit
+    charged_tokens: int = 0  # what its tenant was charged for it, from its first turn on
     failed_on: set[PeerId] = field(default_factory=set)
-    failed_versions: set[str] = field(default_factory=set)  # that may have been at fault
-    forecast: OutputForecast = UNFORESEEN  # of its answer, made when it came
-    # Of placement: what the current attempt has added to the load of its workers (`placement.progress`).
-    expected_output_tokens: float = 0.0  # of the whole answer, as it was counted
+    failed_versions: set[str] = field(default_factory=set)  # versions that may have been at fault for a failure
+    forecast: OutputForecast = UNFORESEEN  # of the length of its answer, made on arrival
+    # Kept for placement: what the current attempt has added to the load of its workers (`placement.progress`).
+    expected_output_tokens: float = 0.0  # the length of the whole answer, as it was counted
     pending: PendingPrefill | None = None
     pending_on: WorkerState | None = None
     is_decoding: bool = False
     placed_s: float | None = None
     first_token_s: float | None = None  # of this attempt
     transfer_pages: int | None = None
-    decode_cached_tokens: int = 0  # on the decode worker, as it was known when it was chosen
+    decode_cached_tokens: int = 0  # on the decode worker, as known when that was chosen
     shortlist_cached: dict[WorkerState, int] = field(default_factory=dict)  # between choice and start
-    wait_until_s: float | None = None  # until then it may wait for a better worker than there is room on
-    num_predicted_cached: int | None = None  # tokens, at the worker that prefills; until its first chunk tells
-    blocks: BlockChain | None = None  # of prompt and output, as far as the prefix index had to know them
+    wait_until_s: float | None = None  # how long it may wait for a better worker than those with room now
+    num_predicted_cached: int | None = None  # at the worker that prefills, until its first chunk tells
+    blocks: BlockChain | None = None  # the block ids of prompt and output, as far as the prefix index needed them
 
-    @property
-    def request_id(self) -> str:
-        return self.request.request_id
+    def __post_init__(self) -> None:
+        self.request_id = self.request.request_id
+        self.num_prompt_tokens = len(self.prompt_ids) // 4
 
     @property
     def version(self) -> str:
-        """Of the model: chosen when it was admitted, "" while none is known. Its workers are of that version."""
+        """The version of the model, chosen at admission ("" while none is known). Its workers are all of that
+        version."""
         return self.record.version
 
     @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.prompt_ids) // 4
-
-    @property
     def num_tokens(self) -> int:
-        """What a new attempt has to prefill: the prompt and the output so far."""
-        return len(self.prompt_ids) // 4 + len(self.output)
+        """How many tokens a new attempt would have to prefill: the prompt and the output so far."""
+        return self.num_prompt_tokens + len(self.output.ids)
 
     @property
     def has_first_token(self) -> bool:
-        """The current attempt has produced something."""
+        """Whether the current attempt has produced a token."""
         return self.phase in ("transfer", "decode")
 
     @property
     def usage(self) -> Usage:
         cached = min(self.num_cached_tokens or 0, self.num_prompt_tokens)
-        return Usage(self.num_prompt_tokens, len(self.output), cached)
+        return Usage(self.num_prompt_tokens, len(self.output.ids), cached)
 
     def engine_request(self) -> EngineRequest:
-        """The current attempt as a worker gets it."""
+        """The current attempt in the form in which it is sent to a worker."""
         return EngineRequest(
-            request_id=self.request.request_id,
+            request_id=self.request_id,
             attempt=self.attempt,
             prompt_ids=self.prompt_ids,
             output_ids=self.output.packed_ids,
@@ -121,7 +121,7 @@ class RequestState:
         self.record.note(phase, now, self.attempt, detail, decision, moved_to)
 
     def adopt(self, version: str) -> None:
-        """From now on it belongs to another version, whose pages have other names. It is on no worker."""
+        """Changes the version of a request that is on no worker. Pages of another version have other block ids."""
         self.record.version = version
         self.blocks = None
         self.shortlist_cached = {}
@@ -129,7 +129,7 @@ class RequestState:
         self.num_passed = 0
 
     def begin_next_attempt(self) -> None:
-        """Forgets the current attempt's workers and progress, keeps the output."""
+        """Forgets the workers and the progress of the current attempt, and keeps the output."""
         self.last_attempt += 1
         self.attempt = self.last_attempt
         self.record.num_retries += 1

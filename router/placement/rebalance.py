@@ -1,0 +1,97 @@
+"""Which running answer had better go on at another decode worker.
+
+New requests go where they cost least. What runs already stays where it began, and that can become the wrong place: a
+worker has joined or changed its role and is empty, answers turn out longer than forecast, long ones have met by chance.
+What a move changes is added up in seconds, as the `slo` policy does for a new request:
+
+    its own      the rest of its answer at the other pace, and the pause of the move
+    left behind  those on its worker get their tokens sooner
+    met there    those on the other one get theirs later
+
+and for each of them the danger that its mean time between tokens misses its level, which costs as many seconds as the
+level allows the whole answer to take. What has gone by counts: an answer whose level is lost gains nothing but time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from slipstream.router.placement.slo import STEP_NOISE, miss
+
+FASTER = 1.0 - STEP_NOISE  # of its step time at most, where it goes: less is within the error of step times
+MOVE_S = 0.02  # at least, beside two steps: orders and answers on their way
+CANDIDATES = 3  # of a worker, those that win most by going are looked at closely
+
+
+class Stream(NamedTuple):
+    """A running answer: `num_tokens` of context, `num_gaps` between its tokens so far, which took `elapsed_s` in all.
+    `allowed_s` is what its levels allow the whole of it to take."""
+
+    request_id: str
+    num_tokens: int
+    remaining_tokens: float
+    num_gaps: int
+    elapsed_s: float
+    itl_slo_s: float
+    allowed_s: float
+
+
+@dataclass(slots=True)
+class Station:
+    """A decode worker as it will be when all moves under way have come to their end. `decode` are its seconds a step, a
+    sequence and a token of context."""
+
+    decode: Sequence[float]
+    num_seqs: int
+    context_tokens: int
+
+    def step_s(self, more_seqs: int = 0, more_tokens: int = 0) -> float:
+        """With so many sequences more than there are."""
+        base_s, by_seq_s, by_token_s = self.decode
+        return base_s + by_seq_s * (self.num_seqs + more_seqs) + by_token_s * (self.context_tokens + more_tokens)
+
+
+class Gain(NamedTuple):
+    """What a move is good for: `seconds` in all, and the step times that are compared."""
+
+    stream: Stream
+    seconds: float
+    from_step_s: float
+    to_step_s: float
+
+
+def best_move(
+    source: Station, target: Station, movable: Iterable[Stream], here: Sequence[Stream], there: Sequence[Stream]
+) -> Gain | None:
+    """The answer of `movable` whose move from `source` to `target` saves most. `here` and `there` are all that run on
+    each of them. None: no move saves anything, or too little to be sure of it."""
+    step_s = source.step_s()
+    own = []
+    for stream in movable:
+        to_s = target.step_s(1, stream.num_tokens)
+        if to_s <= FASTER * step_s:
+            pause_s = step_s + to_s + MOVE_S
+            own.append((_cost_of(stream, step_s, stream.remaining_tokens * (to_s - step_s) + pause_s), stream, to_s))
+    own.sort(key=lambda one: one[0])
+    best: Gain | None = None
+    for cost_s, stream, to_s in own[:CANDIDATES]:
+        left_s, met_s = source.step_s(-1, -stream.num_tokens) - step_s, to_s - target.step_s()
+        for other in here:
+            if other is not stream:
+                cost_s += _cost_of(other, step_s, left_s * min(other.remaining_tokens, stream.remaining_tokens))
+        for other in there:
+            cost_s += _cost_of(other, to_s - met_s, met_s * min(other.remaining_tokens, stream.remaining_tokens))
+        if cost_s < 0.0 and (best is None or -cost_s > best.seconds):
+            best = Gain(stream, -cost_s, step_s, to_s)
+    return best
+
+
+def _cost_of(stream: Stream, step_s: float, more_s: float) -> float:
+    """What it costs an answer whose tokens come `step_s` apart if the rest of it takes `more_s` seconds more."""
+    num_gaps = stream.num_gaps + stream.remaining_tokens
+    rest_s = stream.elapsed_s + stream.remaining_tokens * step_s
+    level_s = stream.itl_slo_s
+    risk = miss((rest_s + more_s) / num_gaps, level_s, STEP_NOISE) - miss(rest_s / num_gaps, level_s, STEP_NOISE)
+    return more_s + risk * stream.allowed_s

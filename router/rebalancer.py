@@ -1,0 +1,136 @@
+"""Moves running answers from decode workers that are slow for them to those that are faster.
+
+Now and then, while there is something to do, the slowest worker of a version is compared with the fastest, the second
+slowest with the second fastest, and so on (`placement.rebalance`). What is found is begun at once as a `migration`, or
+forgotten. An answer that has moved stays until it is twice as long, so none moves more than a few times.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from slipstream.router.config import DispatchConfig, SloConfig
+from slipstream.router.migration import Migrations
+from slipstream.router.placement.rebalance import FASTER, Station, Stream, best_move
+from slipstream.router.request_book import RequestBook
+from slipstream.router.request_state import RequestState
+from slipstream.router.roster import Roster, WorkerState
+
+LOOK_S = 0.25  # between two looks
+# An answer that has outlived its forecast goes on for half of what it has: of the lengths that are expected of anybody
+# (`output_length`), as many as that for one of 1,000 tokens, and more for shorter ones.
+OUTLIVED = 0.5
+
+
+class Rebalancer:
+    """Sans-IO; asked with every event, and then it mostly has nothing to do."""
+
+    def __init__(self, config: DispatchConfig, roster: Roster, book: RequestBook, migrations: Migrations) -> None:
+        self._config, self._slo = config.migration, config.slo
+        self._roster = roster
+        self._book = book
+        self._migrations = migrations
+        self._due_s = float("-inf")
+
+    def follow(self, slo: SloConfig) -> None:
+        """Other levels from now on."""
+        self._slo = slo
+
+    def look(self, now: float) -> None:
+        """Begins the moves that are worth it, if it is time for that."""
+        if now < self._due_s or not self._config.rebalance:
+            return
+        self._due_s = now + LOOK_S
+        for version in self._roster.decode_slots:
+            workers = self._roster.workers_of("decode", version)
+            if len(workers) > 1:
+                self._compare(workers, now)
+
+    def _compare(self, workers: list[WorkerState], now: float) -> None:
+        stations = self._stations(workers)
+        by_pace = sorted(workers, key=lambda worker: (stations[worker].step_s(), worker.name))
+        for at in range(len(by_pace) // 2):
+            source, target = by_pace[-1 - at], by_pace[at]
+            if stations[target].step_s(1) > FASTER * stations[source].step_s():
+                return
+            self._level(source, stations[source], target, stations[target], now)
+
+    def _stations(self, workers: list[WorkerState]) -> dict[WorkerState, Station]:
+        """As they will be when what moves has moved."""
+        num_seqs: dict[WorkerState, int] = defaultdict(int)
+        context: dict[WorkerState, int] = defaultdict(int)
+        for request_id in self._migrations.wishes:
+            state = self._book.get(request_id)
+            if state is not None and state.move is not None:
+                for worker, sign in ((state.move.source, -1), (state.move.destination, 1)):
+                    num_seqs[worker] += sign
+                    context[worker] += sign * state.num_tokens
+        return {
+            worker: Station(
+                worker.times.coefficients("decode"),
+                worker.load.num_seqs + num_seqs[worker],
+                worker.load.context_tokens + context[worker],
+            )
+            for worker in workers
+        }
+
+    def _level(
+        self, source: WorkerState, source_station: Station, target: WorkerState, target_station: Station, now: float
+    ) -> None:
+        """Moves from one worker to another for as long as that is worth it and allowed."""
+        here, there = self._states_on(source), self._states_on(target)
+        streams = {state.request_id: self._stream(state, now) for state in (*here, *there)}
+        movable = {
+            state.request_id: state
+            for state in here
+            if state.move is None and state.phase == "decode" and len(state.output) >= 2 * state.num_output_at_move
+        }
+        staying = [streams[state.request_id] for state in here if state.move is None]
+        meeting = [streams[state.request_id] for state in there if state.move is None or state.decode is not target]
+        while self._migrations.may_move(source) and self._migrations.may_move(target):
+            gain = best_move(
+                source_station, target_station, [streams[request_id] for request_id in movable], staying, meeting
+            )
+            if gain is None:
+                return
+            stream = gain.stream
+            state = movable.pop(stream.request_id)
+            pace = f"{gain.to_step_s * 1e3:.3g} instead of {gain.from_step_s * 1e3:.3g} ms a step"
+            why = f"{pace}, saves {gain.seconds:.3g} s"
+            if self._migrations.move_now(state, target, why, now):
+                self._book.totals.num_rebalanced += 1
+                staying.remove(stream)
+                meeting.append(stream)
+                for station, sign in ((source_station, -1), (target_station, 1)):
+                    station.num_seqs += sign
+                    station.context_tokens += sign * stream.num_tokens
+
+    def _states_on(self, worker: WorkerState) -> list[RequestState]:
+        """What decodes there or is on its way there, in an order that is always the same."""
+        states = (self._book.get(request_id) for request_id in worker.request_ids)
+        on_it = [
+            state
+            for state in states
+            if state is not None
+            and state.record.timeline.first_token is not None
+            and (state.decode is worker or (state.move is not None and state.move.destination is worker))
+        ]
+        return sorted(on_it, key=lambda state: (state.record.timeline.queued, state.request_id))
+
+    def _stream(self, state: RequestState, now: float) -> Stream:
+        num_output, sampling, wanted = len(state.output), state.request.sampling, state.request.slo
+        first_s = state.record.timeline.first_token
+        assert first_s is not None
+        remaining = max(state.expected_output_tokens - num_output, OUTLIVED * num_output)
+        remaining = max(min(remaining, sampling.max_tokens - num_output), 1.0)
+        itl_slo_s = wanted.itl_s if wanted.itl_s is not None else self._slo.itl_ms / 1e3
+        ttft_slo_s = wanted.ttft_s if wanted.ttft_s is not None else self._slo.ttft_ms / 1e3
+        return Stream(
+            state.request_id,
+            state.num_tokens,
+            remaining,
+            max(num_output - 1, 0),
+            now - first_s,
+            itl_slo_s,
+            ttft_slo_s + (num_output + remaining) * itl_slo_s,
+        )
