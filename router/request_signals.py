@@ -62,7 +62,7 @@ class RequestSignals:
             is_itl_met = itl_s <= itl_slo_s
             is_good = is_itl_met and timeline.first_token - timeline.queued <= ttft_slo_s
             priority = priority_class(state.request.priority)
-            self.book.finished(priority, num_output_tokens, itl_s, is_itl_met, is_good, now)
+            self.book.finished(priority, num_output_tokens, state.forecast.mean, itl_s, is_itl_met, is_good, now)
 
     def _levels(self, request: GenerateRequest) -> tuple[float, float]:
         """Seconds to the first token and between tokens that the request hopes for."""

@@ -14,11 +14,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
-from itertools import islice
 
 from slipstream.router.signals import NUM_POINTS, ClassSignals, Spread, WindowSignals
 
-LATEST_S = 3
+LATEST_S, LATEST_ARRIVALS = 3, 8  # the latest window: of so many seconds, or more until there are so many
 SHORT_S = 10
 LONG_S = 300
 COARSE_S = 10
@@ -109,15 +108,15 @@ class Stretch:
     """What happened in a stretch of time. `steps_squared` sums the squares of differences between the arrivals of
     neighbouring seconds."""
 
-    __slots__ = ("classes", "expected_osl", "isl", "itl_s", "num_arrivals", "num_cached_tokens", "num_failed",
-                 "num_left", "num_output_tokens", "num_prompt_tokens", "num_refused", "num_remote", "num_seconds",
-                 "osl", "queue_wait_s", "steps_squared", "ttft_s")  # fmt: skip
+    __slots__ = ("classes", "expected_osl", "foreseen_tokens", "isl", "itl_s", "num_arrivals", "num_cached_tokens",
+                 "num_failed", "num_left", "num_output_tokens", "num_prompt_tokens", "num_refused", "num_remote",
+                 "num_seconds", "osl", "queue_wait_s", "steps_squared", "ttft_s")  # fmt: skip
 
     def __init__(self) -> None:
         self.num_seconds = 0
         self.num_arrivals = self.num_refused = self.num_failed = self.num_left = 0
         self.num_prompt_tokens = self.num_cached_tokens = self.num_output_tokens = self.num_remote = 0
-        self.steps_squared = 0.0
+        self.steps_squared = self.foreseen_tokens = 0.0
         self.isl, self.osl, self.expected_osl = Binned(), Binned(), Binned()
         self.queue_wait_s, self.ttft_s, self.itl_s = Binned(), Binned(), Binned()
         self.classes: dict[int, ClassCounts] = {}
@@ -152,6 +151,7 @@ class Stretch:
             isl=self.isl.spread(),
             osl=self.osl.spread(),
             expected_osl=self.expected_osl.total / self.expected_osl.count if self.expected_osl.count else 0.0,
+            foreseen_osl=self.foreseen_tokens / self.osl.count if self.osl.count else 0.0,
             num_prompt_tokens=self.num_prompt_tokens,
             num_cached_tokens=self.num_cached_tokens,
             num_remote=self.num_remote,
@@ -218,11 +218,19 @@ class SignalBook:
         counts.num_ttft_met += ttft_s <= ttft_slo_s
 
     def finished(
-        self, priority: int, num_output_tokens: int, itl_s: float, is_itl_met: bool, is_good: bool, now: float
+        self,
+        priority: int,
+        num_output_tokens: int,
+        foreseen_tokens: float,
+        itl_s: float,
+        is_itl_met: bool,
+        is_good: bool,
+        now: float,
     ) -> None:
         """It ended as it should; `itl_s` is 0 for an answer of one token."""
         stretch = self._at(now)
         stretch.osl.add(num_output_tokens)
+        stretch.foreseen_tokens += foreseen_tokens
         stretch.num_output_tokens += num_output_tokens
         if itl_s > 0.0:
             stretch.itl_s.add(itl_s)
@@ -249,8 +257,14 @@ class SignalBook:
         return self._window((*self._fine, current), now)
 
     def latest(self, now: float) -> WindowSignals:
-        current = self._at(now)
-        return self._window((*islice(self._fine, max(len(self._fine) - LATEST_S, 0), None), current), now)
+        stretches = [self._at(now)]
+        num_arrivals = stretches[0].num_arrivals
+        for stretch in reversed(self._fine):
+            if len(stretches) > LATEST_S and num_arrivals >= LATEST_ARRIVALS:
+                break
+            stretches.append(stretch)
+            num_arrivals += stretch.num_arrivals
+        return self._window(stretches, now)
 
     def long(self, now: float) -> WindowSignals:
         current = self._at(now)

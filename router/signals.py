@@ -51,6 +51,7 @@ class WindowSignals:
     """The last `span_s` seconds. What is told of requests counts them when it happened: `isl` when they came, `ttft_s`
     when the first token did, `osl` and `itl_s` (a request's mean gap) when they had finished. `expected_osl` is what
     the router forecast when it placed them: it knows of longer answers before the first of them has ended.
+    `foreseen_osl` is what it had forecast for those that finished, to compare with `osl`.
 
     `num_refused` were turned away for load alone, and are not among the arrivals. `burstiness` is the variance of
     arrivals a second over their mean (1: Poisson), from the differences of neighbouring seconds, so that a trend is not
@@ -66,6 +67,7 @@ class WindowSignals:
     isl: Spread = Spread()
     osl: Spread = Spread()
     expected_osl: float = 0.0
+    foreseen_osl: float = 0.0
     num_prompt_tokens: int = 0  # of requests that had their first token
     num_cached_tokens: int = 0  # of those
     num_remote: int = 0  # of those requests, prefilled on a prefill group

@@ -7,6 +7,7 @@ to the first token and between tokens are.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from slipstream.cluster.planner.model import Outlook
@@ -27,6 +28,11 @@ class Corrections:
 
     prefill: float = 1.0
     decode: float = 1.0
+
+    def doubt(self) -> None:
+        """The load is another one: what the model is off by has to do with how prompts and answers meet, and so half of
+        what was learned (of its logarithm) is taken back."""
+        self.prefill, self.decode = math.sqrt(self.prefill), math.sqrt(self.decode)
 
     def learn(self, predicted: Outlook, itl_s: float, per_s: float, signals: Signals, is_behind: bool) -> None:
         """`predicted` is of the workers that are there, under the load of `per_s` that has come to them lately, with

@@ -12,7 +12,7 @@ import math
 from collections import deque
 
 from slipstream.cluster.planner.model import Demand, Level
-from slipstream.router.signals import Signals, WindowSignals
+from slipstream.router.signals import Signals, Spread, WindowSignals
 
 LEVEL_S = 30.0  # over which the rate is averaged
 TREND_S = 120.0  # over which its slope is
@@ -22,6 +22,9 @@ MIN_ARRIVALS = 8  # fewer say nothing about a mix
 RECOVER_S = 30.0  # in which what has piled up is to be served
 MAX_BURSTINESS = 6.0
 SIGMAS = 3.0  # of the counts in a window: further from the level is no chance
+SIGMAS_OF_FEW = 4.0  # the same of a mean, where so few say how much lengths vary
+LEAST_SPREAD = 0.1  # of lengths, relative: a few that happen to be the same say nothing of how the next ones vary
+ALIKE = 1.5  # times as long at most
 
 
 class DemandWatch:
@@ -99,11 +102,26 @@ def demand_of(signals: Signals, per_s: float, backlog: float = 0.0, least_osl: f
 
 
 def has_shifted(signals: Signals) -> bool:
-    """Whether prompts of the last seconds are so unlike those of the short window that it is no chance."""
+    """Whether prompts of the last seconds are so unlike those before them in the short window that it matters, and is
+    no chance: Welch's test."""
     latest, short = signals.latest.isl, signals.short.isl
-    if latest.count < MIN_ARRIVALS:
+    num_before = short.count - latest.count
+    if latest.count < MIN_ARRIVALS or num_before < 2:
         return False
-    return abs(latest.mean - short.mean) > SIGMAS * short.mean * math.sqrt(short.cv2 / latest.count)
+    before = max(short.count * short.mean - latest.count * latest.mean, 0.0) / num_before
+    squares = short.count * _square(short) - latest.count * _square(latest)
+    variance_before = max(squares / num_before - before * before, (LEAST_SPREAD * before) ** 2)
+    variance = max(latest.cv2, LEAST_SPREAD**2) * latest.mean**2
+    chance = math.sqrt(variance / latest.count + variance_before / num_before)
+    matters = max(latest.mean, before) > ALIKE * min(latest.mean, before)
+    return matters and abs(latest.mean - before) > SIGMAS_OF_FEW * chance
+
+
+def is_answered(signals: Signals) -> bool:
+    """Whether answers that ended lately were about as long as those to what comes now are expected to be. If not, they
+    are answers to what came before, and how they did says nothing of how these will do. A few may be of any length."""
+    ended, osl = signals.short.osl, answer_tokens(signals)
+    return ended.count < MIN_ARRIVALS or osl / ALIKE <= ended.mean <= osl * ALIKE
 
 
 def mix_window(signals: Signals) -> WindowSignals | None:
@@ -117,12 +135,12 @@ def mix_window(signals: Signals) -> WindowSignals | None:
 
 def answer_tokens(signals: Signals) -> float:
     """What answers to the requests that come now will be like. Those that have finished were begun long ago, so the
-    router's forecasts count, corrected by how they did over the long window."""
+    router's forecasts count, corrected by what the finished ones were beside the forecasts made for them."""
     short, long = signals.short, signals.long
     latest_osl = signals.latest.expected_osl if has_shifted(signals) else 0.0
     forecast = latest_osl or short.expected_osl or long.expected_osl
-    if forecast and long.expected_osl and long.osl.count >= MIN_ARRIVALS:
-        return max(forecast * min(max(long.osl.mean / long.expected_osl, 0.5), 2.0), 1.0)
+    if forecast and long.foreseen_osl and long.osl.count >= MIN_ARRIVALS:
+        return max(forecast * min(max(long.osl.mean / long.foreseen_osl, 0.5), 2.0), 1.0)
     return max(forecast or long.osl.mean or 1.0, 1.0)
 
 
@@ -130,6 +148,11 @@ def backlog_of(signals: Signals) -> float:
     """Requests beyond those that a cluster which keeps up has: waiting here, or with the prefill workers."""
     pending = sum(worker.num_pending for worker in signals.workers)
     return max(signals.num_waiting + pending - 2.0 * max(len(signals.workers), 1), 0.0)
+
+
+def _square(values: Spread) -> float:
+    """The mean of their squares."""
+    return (1.0 + values.cv2) * values.mean**2
 
 
 def local_share_of(signals: Signals) -> float | None:

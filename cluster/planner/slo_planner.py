@@ -37,6 +37,7 @@ from slipstream.cluster.planner.demand import (
     backlog_of,
     demand_of,
     has_shifted,
+    is_answered,
     local_share_of,
     mix_window,
 )
@@ -218,7 +219,8 @@ class SloPlanner:
             if may_grow and planned.per_s > 0.0:
                 ahead = max(self._watch.rate(2.0 * lead_s + config.settle_s) / planned.per_s, 1.0)
             late = running.in_time if is_late else None
-            return self._grow(look, current, planned.per_s, ahead, self._seen_attainment(signals, running), late)
+            seen_attainment = self._seen_attainment(signals, running)
+            return self._grow(look, current, planned.per_s, ahead, seen_attainment, late)
         self._was_short = False
         if self._behind_since_s is not None and signals.oldest_wait_s > signals.slo_ttft_s:
             self._needed_all_s = now
@@ -231,6 +233,9 @@ class SloPlanner:
         """Where what is seen is of these workers alone, and of this load: answers that finish now were begun when they
         were there."""
         if has_shifted(look.signals):
+            self.corrections.doubt()
+            return
+        if not is_answered(look.signals):
             return
         answer_s = seen.osl * look.signals.short.itl_s.mean
         since_s = look.now - self._history.changed_s - look.signals.short.span_s
@@ -373,8 +378,10 @@ class SloPlanner:
         return max((one for one in ROOMS if look.outlook(pools, one).attainment >= target), default=1.0)
 
     def _seen_attainment(self, signals: Signals, running: Running) -> float:
-        """Of the short window, the worse of first tokens, whole answers and those that run; 0 while requests wait,
-        or few say."""
+        """Of the short window, the worse of first tokens, whole answers and those that run; 0 while requests wait, few
+        say, or what ended was asked before the load changed."""
+        if has_shifted(signals) or not is_answered(signals):
+            return 0.0
         short = signals.short
         ttft, whole = short.ttft_attainment, short.attainment
         if ttft is None or whole is None or self._behind_since_s is not None:

@@ -214,7 +214,8 @@ class Plant:
         assert seq.first_s is not None
         itl_s = (self.now - seq.first_s) / (seq.osl - 1)
         good = itl_s <= ITL_SLO_S and seq.first_s - seq.came_s <= TTFT_SLO_S
-        self.book.finished(0, seq.osl, itl_s, itl_s <= ITL_SLO_S, good, self.now)
+        foreseen = float(self.load(seq.came_s, self).osl)
+        self.book.finished(0, seq.osl, foreseen, itl_s, itl_s <= ITL_SLO_S, good, self.now)
         self.ends.append((seq.came_s, good))
 
     # ---- the fleet
