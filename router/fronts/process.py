@@ -3,9 +3,9 @@
     python -m slipstream.router.fronts.process FD COUNTS_FD PLACE SLOT
 
 FD is the inherited end of a socket pair, COUNTS_FD that of `ConnectionCounts`, where this front has a place; SLOT is
-its place at the keeper. When the other end of the pair closes, the dispatcher is gone: streams end with an error, or
-wait at the keeper for the next router, and the process ends. It lives no longer than the process that started it,
-however that ends.
+its place at the keeper. When the other end of the pair closes, the dispatcher is gone: streams wait at the keeper for
+the next router, or end with an error where they cannot (no keeper, TLS), and the process ends. It lives no longer
+than the process that started it, however that ends.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class FrontProcess:
         self._socket = link
         self._slot = slot
         self._estate: Estate | None = None
+        self._leaves_clients = False  # to the next router's front
         self._taking_over: asyncio.Task[None] | None = None
         self._connections = connections
         self._begun: asyncio.Future[FrontSetup] = asyncio.get_running_loop().create_future()
@@ -84,6 +85,7 @@ class FrontProcess:
         estate = None
         if setup.keeper is not None:
             estate = self._estate = await loop.run_in_executor(None, Estate.of_keeper, setup.keeper, self._slot)
+            self._leaves_clients = estate is not None and not config.http.tls.is_on
         pool = cleanup.enter_context(encode_pool())
         files = cleanup.enter_context(ThreadPoolExecutor(1, thread_name_prefix="access"))
         tokenizer = await loop.run_in_executor(pool, Tokenizer.from_directory, setup.model_dir, pool)
@@ -146,7 +148,9 @@ class FrontProcess:
 
     def _lost(self, reason: Exception | None) -> None:
         if self._estate is not None and self._draining is None:
-            os._exit(0)  # without a word to the clients: the next router's front goes on with them
+            if self._leaves_clients:
+                os._exit(0)  # without a word to the clients: the next router's front goes on with them
+            self._estate.close()  # clients to come wait for the next router
         if not self._begun.done():
             self._begun.set_exception(ConnectionError("the dispatcher is gone"))
         if self._dispatcher is not None:

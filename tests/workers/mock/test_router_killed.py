@@ -38,9 +38,10 @@ def text_of(prompt: list[int], num_tokens: int) -> str:
 class Serving:
     """A router that can be killed, at the same ports again and again, and two mock workers."""
 
-    def __init__(self, folder: Path, num_fronts: int) -> None:
+    def __init__(self, folder: Path, num_fronts: int, tls: dict[str, str] | None = None) -> None:
         self._path = folder / "router.json"
-        self._num_fronts = num_fronts
+        self.num_fronts = num_fronts
+        self._tls = tls or {}
         self.keeper = Keeper()
         self._ports = [0, 0]
         self.start_router()
@@ -62,9 +63,9 @@ class Serving:
             "token": "secret",
             "keeper": str(self.keeper.path),
             "router": {
-                "http": {"port": http_port},
+                "http": {"port": http_port, "tls": self._tls},
                 "worker_port": worker_port,
-                "fronts": self._num_fronts,
+                "fronts": self.num_fronts,
                 "admin": {"port": admin_port},
             },
         }
