@@ -1,8 +1,8 @@
 """A Ray of a cluster's own on this machine: `ray start`, in a session of its own, and nothing of it left afterwards.
 
-Not `ray.init`, although that starts a Ray as well: it takes a fixed port for one of its agents, waits for seconds if
-another Ray has it, and its processes would be in the terminal's process group and get the signals that are meant for
-the driver. This module imports no Ray, so that Ray can start while the driver imports it.
+`ray.init` would start a Ray as well, but it uses a fixed port for one of its agents, waits for seconds if another Ray
+has it, and its processes would be in the terminal's process group and get the signals that are meant for the driver.
+This module does not import Ray, so that Ray can start while the driver imports it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ START_TIMEOUT_S = 120.0
 START_HOOK = "slipstream.cluster.ray_start_hook.leave_out"
 TRIED_VERSIONS = "2.60."  # of Ray, with the hook
 LOCAL_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-FIRST_QUIET_PORT = 15_000  # below are ports that many programs have by custom
+FIRST_QUIET_PORT = 15_000  # many programs use ports below this by convention
 NUM_PORT_TRIES = 100
 
 
@@ -42,31 +42,31 @@ class RayFailed(Exception):  # noqa: N818 - reads as the sentence it carries
 
 
 def environment() -> dict[str, str]:
-    """What the driver and all processes of its Ray must have in theirs. Ray reads part of it when it is imported."""
+    """The environment that the driver and all processes of its Ray need. Ray reads part of it when it is imported."""
     return {
-        # Nothing leaves the machine, and no question is asked at the terminal.
+        # No usage statistics leave the machine, and no question about them is asked at the terminal.
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Whoever can reach a Ray port can run code as this user: ask for a token that only our processes have.
+        # Whoever can reach a Ray port can run code as this user, so require a token that only our processes have.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        # Ray's coming behaviour, taken now, because otherwise it warns of it (FutureWarning).
+        # Ray's future behaviour, chosen now because otherwise it warns about the change (FutureWarning).
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         # We watch our processes ourselves; without the exporters Ray's agents cost less.
         "RAY_enable_metrics_collection": "0",
-        # Nobody asks what became of each Ray task, and keeping it makes the GCS grow by 40 MiB an hour.
+        # Nobody asks for the history of Ray tasks, and keeping it makes the GCS grow by 40 MiB an hour.
         "RAY_task_events_report_interval_ms": "0",
-        # Ray runs its workers at nice 15, behind everything else on the machine: no place for a token path.
+        # Ray runs its workers at nice 15, behind everything else on the machine, which would slow down every token.
         "RAY_worker_niceness": "0",
         processes.MARK: secrets.token_hex(16),
     }
 
 
 class OwnRay:
-    """Started by `with`, in the background; `address` waits for it.
+    """A Ray that `with` starts in the background; `address` waits for it.
 
-    `environment()` must be in `os.environ`. `log_path` gets what Ray says; `state_path` is a file that goes, too, if
-    this process is killed. Should Ray die under the cluster, `say` tells the person at the terminal and this process
-    ends: nothing can be supervised then, and every call into Ray blocks for a minute, in the main thread.
+    `environment()` must be in `os.environ`. `log_path` gets Ray's output; `state_path` is a file that is removed as
+    well if this process is killed. If Ray dies under the cluster, `say` tells the operator and this process ends:
+    nothing can be supervised any more, and every call into Ray would block the main thread for a minute.
     """
 
     def __init__(self, config: ClusterConfig, log_path: Path, state_path: Path, say: Callable[[str], None]) -> None:
@@ -96,9 +96,9 @@ class OwnRay:
     ) -> None:
         self._is_expected_to_end.set()
         left = [process for process in processes.descendants() if process.pid != self.reaper.pid]
-        # By force: it has nothing worth saving, and its way to end in order takes seconds. Its core processes die with
-        # it (it has asked the kernel for that), the others are ours to end: its agents would stay for a minute, and the
-        # members of the cluster have ended or will not.
+        # Ray is killed, because it has nothing worth saving and takes seconds to end normally. Its core processes die
+        # with it, as it has asked the kernel for that. The others we have to end ourselves: its agents would stay for a
+        # minute, and members of the cluster that have not ended by now will not.
         self._process.kill()
         self._process.wait()
         processes.wait_or_kill(left, 0.0)
@@ -120,7 +120,7 @@ class OwnRay:
         return written.read_text().strip()
 
     def watch_processes(self) -> None:
-        """Called when processes have been added: what would have to go if this one were killed."""
+        """Tells the reaper what to end if this process is killed. To be called when processes have been added."""
         self.reaper.watch(processes.descendants())
 
     def _watch(self) -> None:
@@ -135,21 +135,22 @@ class OwnRay:
 
 
 def start_environment() -> dict[str, str]:
-    """Of `ray start`. Who has set a hook of his own keeps that, and gets all that Ray starts."""
+    """The environment of `ray start`. If the operator has set a hook of their own, that stays, and Ray starts all it
+    has."""
     environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
     is_tried = version("ray").startswith(TRIED_VERSIONS)
     return {"RAY_START_HOOK": START_HOOK} | environment if is_tried else environment
 
 
 def _die_with_parent() -> None:
-    """Runs in the child before `ray start`: asks the kernel to end it with this process, should the reaper, whose work
-    that is, have died as well."""
+    """Runs in the child before `ray start`: asks the kernel to kill it when this process dies. Normally that is the
+    reaper's work, but the reaper may have died as well."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def quiet_port() -> int:
-    """A free port that no outgoing connection gets in the seconds until Ray listens there: the kernel picks their ports
-    out of `ip_local_port_range`, and Ray dies if it comes too late."""
+    """A free port that no outgoing connection can take in the seconds until Ray listens there, which would kill Ray.
+    The kernel picks ports of outgoing connections from `ip_local_port_range`, so this one is outside of that."""
     first = FIRST_QUIET_PORT
     with contextlib.suppress(OSError):
         first = int(LOCAL_PORT_RANGE.read_text().split()[0])
@@ -166,7 +167,7 @@ def _command(config: ClusterConfig, folder: Path) -> list[str]:
     command = [
         *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
         *("--port=0", "--dashboard-port=0", "--dashboard-agent-listen-port=0", "--node-ip-address=127.0.0.1"),
-        # The hook leaves it out. Without the hook it has a fixed port if it is not given another one.
+        # The hook leaves this server out. Without the hook, it would use a fixed port unless it is given one.
         f"--ray-client-server-port={quiet_port()}",
         *("--include-dashboard=false", "--include-log-monitor=false", "--no-monitor", "--disable-usage-stats"),
         *(f"--num-cpus={num_cpus}", f"--object-store-memory={config.ray.object_store_mib << 20}"),

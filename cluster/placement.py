@@ -1,7 +1,7 @@
-"""Which Ray resources a cluster reserves: one placement group with one bundle for each worker group.
+"""The Ray resources that a cluster reserves: for each worker group, one placement group with one bundle.
 
-A bundle lies on one node, so all ranks of a tensor-parallel group, which share their group's bundle, do too. Pools grow
-and shrink by whole groups; `spread` says on which nodes.
+A bundle is on one node, and so are all ranks of a tensor-parallel group, which share their group's bundle. Pools grow
+and shrink by whole groups; `spread` chooses the nodes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Resources = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class PoolResources:
-    """`rank`: what one rank reserves. `bundle`: what a group does. `labels`: what the nodes of all of them must have.
-    `replicas`: how many groups there are at the start."""
+    """What one pool reserves: `rank` for each rank, `bundle` for each group. `labels` are what its nodes must have.
+    `replicas` is the number of groups at the start."""
 
     role: Role
     rank: Resources
@@ -33,7 +33,7 @@ class PoolResources:
 
 
 class CannotPlace(Exception):  # noqa: N818 - reads as the sentence it carries
-    """The cluster is too small for the configuration: one sentence with both sizes."""
+    """The cluster is too small for the configuration. The text is one sentence with both sizes."""
 
 
 def pool_resources(config: ClusterConfig, num_gpus: float) -> tuple[PoolResources, ...]:
@@ -58,8 +58,8 @@ def _rank_gpus(config: ClusterConfig, role: Role, pool: PoolConfig, num_gpus: fl
         return 0.0
     if num_gpus == 0:
         raise CannotPlace(f"{role}.engine.device is cuda and Ray has no GPU")
-    # A fair share: two workers on one GPU get half of it each. So many ranks must fit on each GPU, because a rank
-    # cannot have the rest of one and a piece of another: three on two GPUs get halves as well, not two thirds.
+    # A fair share: two workers on one GPU get half of it each. A rank cannot use parts of two GPUs, so what matters is
+    # how many ranks share one GPU: three ranks on two GPUs get halves as well, not two thirds.
     ranks_on_gpu = max(1, math.ceil(config.num_ranks / num_gpus))
     share = math.floor(100 / ranks_on_gpu) / 100  # in hundredths; Ray counts to 1/10000
     if share < 1 and pool.tp > 1:
@@ -80,7 +80,7 @@ def _pool(role: Role, pool: PoolConfig, rank_gpus: float) -> PoolResources:
 
 
 def sum_of(bundles: list[Resources]) -> Resources:
-    """All that the bundles ask for, by kind."""
+    """The sum of what the bundles ask for, by kind."""
     total: Resources = {}
     for bundle in bundles:
         for kind, amount in bundle.items():

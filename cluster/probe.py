@@ -1,4 +1,4 @@
-"""Asking a router over HTTP whether it is ready, which it is once its workers have generated a first token for it."""
+"""Asks a router over HTTP whether it is ready, which it is once its workers have generated a first token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ PAUSE_S = 0.05
 
 
 def unverified() -> ssl.SSLContext:
-    """For a router on this machine, whose certificate has the name that clients elsewhere know it by."""
+    """A TLS context without verification, for a router on this machine: its certificate has the name by which clients
+    elsewhere know it."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -18,7 +19,7 @@ def unverified() -> ssl.SSLContext:
 
 
 async def wait_until_ready(host: str, port: int, tls: bool) -> None:
-    """Returns when the router says so; asks for as long as it takes. Raises OSError if nobody listens there."""
+    """Returns when the router is ready, however long that takes. Raises OSError if nobody listens there."""
     while await why_not_ready(host, port, tls) is not None:
         await asyncio.sleep(PAUSE_S)
 

@@ -1,4 +1,4 @@
-"""Where a process of the cluster writes: one file with readable lines, native libraries included."""
+"""Sends all output of a process of the cluster, including that of native libraries, to one readable log file."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Finding and ending the processes of a cluster on this machine, and only those.
+"""Finds and ends the processes of a cluster on this machine, and only those.
 
-Two handles, because neither catches everything: the process tree below the driver, which breaks when a parent dies
-and its children are handed to init; and a mark in the environment that every process inherits, which those lose that
-overwrite it with their title (Ray's agents do).
+There are two ways to find them, because neither finds all. One is the process tree below the driver, which breaks when
+a parent dies and its children are handed to init. The other is a mark in the environment that every process inherits,
+but which a process loses if it overwrites its environment with its title (as Ray's agents do).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ MARK = "SLIPSTREAM_CLUSTER_ID"
 
 
 def start_time(pid: int) -> float | None:
-    """Seconds since the epoch; None if there is no such process. With the pid, an identity: pids are used again."""
+    """When a process started, in seconds since the epoch; None if there is no such process. As pids are reused, only
+    pid and start time together identify a process."""
     try:
         process = psutil.Process(pid)
         return process.create_time() if _lives(process) else None
@@ -32,7 +33,8 @@ def is_running(pid: int, started: float) -> bool:
 
 
 def wait_until_gone(pid: int, started: float, patience_s: float) -> bool:
-    """Waits for somebody else's child, of which nobody tells us. Whether it ended in time; `inf` waits for ever."""
+    """Waits for the end of a process that is not our child. (So nobody notifies us, and we have to poll.) Returns
+    whether it ended in time; `inf` waits for ever."""
     deadline_s = time.monotonic() + patience_s
     while is_running(pid, started):
         if time.monotonic() > deadline_s:
@@ -47,7 +49,7 @@ def descendants() -> list[psutil.Process]:
 
 
 def children(process: psutil.Process) -> list[psutil.Process]:
-    """All processes below another one, which may be gone."""
+    """All processes below another one, which may have ended."""
     try:
         return process.children(recursive=True)
     except psutil.NoSuchProcess:
@@ -55,7 +57,7 @@ def children(process: psutil.Process) -> list[psutil.Process]:
 
 
 def marked(cluster_id: str) -> list[psutil.Process]:
-    """All processes that carry a cluster's mark, but for this one."""
+    """All processes that carry a cluster's mark, except this one."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -71,7 +73,7 @@ def wait_or_kill(processes: Iterable[psutil.Process], patience_s: float) -> list
     killed = []
     for process in _still_there_after(patience_s, processes):
         try:
-            process.kill()  # psutil compares start times first, so a pid that is used again is safe
+            process.kill()  # safe even if the pid was reused, because psutil compares start times first
             killed.append(process)
         except psutil.NoSuchProcess:
             continue
@@ -80,7 +82,7 @@ def wait_or_kill(processes: Iterable[psutil.Process], patience_s: float) -> list
 
 
 def _still_there_after(patience_s: float, processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Waits until all have ended, for so many seconds at most."""
+    """Waits for all to end, for `patience_s` seconds at most. Returns those that have not."""
     deadline_s = time.monotonic() + patience_s
     alive = [process for process in processes if _lives(process)]
     while alive and time.monotonic() < deadline_s:
@@ -90,8 +92,9 @@ def _still_there_after(patience_s: float, processes: Iterable[psutil.Process]) -
 
 
 def _lives(process: psutil.Process) -> bool:
-    """A zombie has ended: who its parent is by then, and when that looks after it, is not ours to say. (psutil's own
-    wait takes that for life.) But not while it has other threads, which still hold its memory and its ports."""
+    """Whether a process still lives. A zombie has ended, because when its parent will collect it is not up to us.
+    (psutil's own wait considers it alive.) But a zombie that still has other threads has not: they hold its memory and
+    its ports."""
     try:
         return process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)
     except psutil.NoSuchProcess:

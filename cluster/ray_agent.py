@@ -1,7 +1,7 @@
-"""Ray's agent of a node in its small form: `python -m slipstream.cluster.ray_agent AGENT_FILE OPTION...`.
+"""Ray's node agent in a small form: `python -m slipstream.cluster.ray_agent AGENT_FILE OPTION...`.
 
-Raylet cannot do without this agent. With `--minimal` it serves nothing of Ray's dashboard, and still imports all of
-that, to see what there is (0.5 s of a core). So it finds the folder of the dashboard's modules empty.
+Raylet cannot do without this agent. With `--minimal` it serves nothing of Ray's dashboard, but still imports all of it
+to see what there is (0.5 s of a core). So here it is made to find the folder of the dashboard's modules empty.
 """
 
 from __future__ import annotations

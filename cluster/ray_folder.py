@@ -1,4 +1,4 @@
-"""The folder of a Ray of our own. A reaper removes it behind a driver that was killed; where that was killed as well,
+"""The folder of a Ray of our own. If the driver is killed, its reaper removes the folder; if that was killed as well,
 the next start on this machine does."""
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from pathlib import Path
 
 PARENT = Path("/tmp")
 PREFIX = "slipstream-"
-OWNER = "owner"  # locked by the driver as long as it lives, in whatever container
+OWNER = "owner"  # a file that the driver keeps locked as long as it lives, which works across containers
 
 
 class RayFolder:
     def __init__(self) -> None:
-        """Raises OSError."""
+        """Creates the folder. Raises OSError."""
         clear_left_behind()
-        # Short, because the paths of Unix sockets below it may have 107 bytes at most, and Ray adds 65 of them.
+        # Its path is short, because paths of Unix sockets are limited to 107 bytes, of which Ray adds 65.
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=PARENT))
         unlocked = self.path / "new"
         self._lock = unlocked.open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        unlocked.rename(self.path / OWNER)  # nobody finds it before it is locked
+        unlocked.rename(self.path / OWNER)  # renamed only now, so nobody finds it before it is locked
 
     def close(self) -> None:
-        """From now on it may be removed."""
+        """Lets go of the folder, which may be removed from now on."""
         self._lock.close()
 
 
@@ -38,5 +38,5 @@ def clear_left_behind() -> None:
             with (folder / OWNER).open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
-        except OSError:  # its driver lives, or it has none
+        except OSError:  # its driver is alive, or it has none
             continue

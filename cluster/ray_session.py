@@ -1,4 +1,4 @@
-"""The connection of a driver to the Ray that its cluster runs on."""
+"""The driver's connection to the Ray that its cluster runs on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ANSWER_WITHIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RaySession:
-    """`is_own`: nobody else uses this Ray, it has one node, and that will not change."""
+    """A connection to Ray. `is_own`: nobody else uses this Ray, and it has one node and always will."""
 
     is_own: bool
     node_id: str
@@ -25,15 +25,15 @@ class RaySession:
 
     @property
     def may_span_nodes(self) -> bool:
-        """A Ray that is not ours may have one node now and others tomorrow."""
+        """Whether processes may run on several nodes. A Ray that is not ours may grow, even if it has one node now."""
         return not self.is_own
 
 
 def check_answers(address: str) -> None:
-    """Raises RayFailed where nobody listens: Ray itself would try for two minutes, in silence."""
+    """Raises RayFailed if nobody listens at the address. (Ray itself would silently try for two minutes.)"""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not port.isdigit():
-        return  # `auto`, or what only Ray knows
+        return  # `auto`, or another form that only Ray understands
     try:
         socket.create_connection((host.strip("[]"), int(port)), ANSWER_WITHIN_S).close()
     except (OSError, ValueError, OverflowError) as error:
@@ -47,7 +47,7 @@ def connected(address: str, *, is_own: bool) -> Iterator[RaySession]:
     if not is_own:
         check_answers(address)
     try:
-        # No namespace, no runtime_env: a job that was submitted has its own, and others share our file system.
+        # No namespace and no runtime_env: a submitted job has its own, and otherwise all processes share our files.
         ray.init(address=address, log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, OSError, ValueError, TimeoutError) as error:
         text = " ".join(str(error).split()) or type(error).__name__

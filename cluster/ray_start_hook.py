@@ -1,10 +1,10 @@
-"""What a cluster's own Ray leaves out. `ray start` calls this before it starts anything (RAY_START_HOOK).
+"""Leaves out parts of a cluster's own Ray. `ray start` calls this before it starts anything (RAY_START_HOOK).
 
-Ray's options cannot say it: with `--include-dashboard=false` the dashboard's process starts all the same, without
-pages, imports everything that Ray has, and `ray start` waits for it; the agent of the node does so, too; and there is
-always a server for Ray's thin clients. Each is a Python process that takes seconds of a core while the cluster starts,
-and memory as long as it runs. All this is Ray's inside, which may change with any version, so `own_ray` asks
-for it only with those that have been tried.
+Ray's options cannot do this. With `--include-dashboard=false`, the dashboard's process still starts, without pages; it
+imports all of Ray, and `ray start` waits for it. The node's agent does the same, and there is always a server for Ray's
+thin clients. Each of them is a Python process that takes seconds of a core while the cluster starts, and memory as long
+as it runs. All of this is internal to Ray and may change with any version, so `own_ray` uses the hook only with
+versions that it was tried with.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from ray._private import ray_constants, services, utils
 
 AGENT_MODULE = "slipstream.cluster.ray_agent"
-NO_DASHBOARD = "", None  # its URL and its process: what Ray says of one that could not be started
+NO_DASHBOARD = "", None  # its URL and its process: what Ray returns for one that could not be started
 
 
 def leave_out(params: Any, is_head: bool) -> None:

@@ -1,13 +1,13 @@
-"""A small process that cleans up behind a driver that could not do it itself (`kill -9`, out of memory).
+"""A small process that cleans up after a driver that could not do so itself (`kill -9`, out of memory).
 
-Most of what Ray starts ends by itself with the driver, but not all of it, and not at once: its agents hang on for a
-minute. The driver holds the other end of this process's stdin and writes to it, one line each, what has to go:
+Most of what Ray starts ends by itself with the driver, but not all of it, and not at once: its agents stay for a
+minute. The driver holds the other end of this process's stdin, and writes to it what has to be removed, one line each:
 
     process PID START_TIME
     path FILE_OR_DIRECTORY
 
-At the end of the input, that is when the driver is gone, however it went, the reaper kills and removes what is left
-of it, and ends.
+At the end of its input, that is when the driver is gone for whatever reason, the reaper kills and removes what is left,
+and ends.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ PATIENCE_S = 1.0
 
 
 class Reaper:
-    """The driver's side. Starts the process; `close` lets it end and waits for that."""
+    """The driver's side: starts the process; `close` lets it end and waits for that."""
 
     def __init__(self, cluster_id: str) -> None:
-        # A session of its own: Ctrl-C at the terminal is not for it.
+        # In a session of its own, so that Ctrl-C at the terminal does not reach it.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "slipstream.cluster.reaper", cluster_id],
             stdin=subprocess.PIPE,
@@ -68,7 +68,7 @@ class Reaper:
         try:
             self._process.stdin.write(line.encode())
             self._process.stdin.flush()
-        except BrokenPipeError:  # killed by somebody; the cluster serves without it
+        except BrokenPipeError:  # somebody has killed it; the cluster serves on without it
             return
 
 

@@ -1,4 +1,4 @@
-"""When to start again what died: pure policy, one object a member (the router, or one worker group)."""
+"""When to restart what died: pure policy, with one object per member (the router, or one worker group)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_WAIT_SHARE = 0.25  # of the time for which it had served
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Start again at time `at_s`, for the `number`th time in a row."""
+    """Restart at time `at_s`, for the `number`th time in a row."""
 
     at_s: float
     number: int
@@ -20,23 +20,23 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Do not start again: the deployment as a whole, or a member that was added to it, never came up, so the mistake
-    is in it."""
+    """Do not restart: the deployment as a whole, or the member that was added to it, never came up, so the fault lies
+    there."""
 
     reason: str
 
 
 @dataclass(slots=True)
 class RestartPolicy:
-    """Told of deaths and times, says what to do.
+    """Is told about deaths and times, and returns what to do.
 
         starting --cluster_ready--> settled
-        starting: any death -> GiveUp           (a bad model or config is not cured by trying again)
+        starting: any death -> GiveUp           (trying again does not cure a bad model or configuration)
         settled:  death n in a row -> Restart after backoff_s * 2**(n-1), at most backoff_max_s, for ever;
-                  after having served, no later than a quarter of the time for which it had (but for backoff_s):
-                  what dies again and again is down for a fifth of the time then, while clients wait for it
-        settled:  a member that was up for stable_s has a clean slate
-        added_later: as settled, but death FIRST_TRIES before it was ever up -> GiveUp
+                  if it has served, after a quarter of that time at most (but not before backoff_s): so what dies
+                  again and again is down for a fifth of the time, while clients wait for it
+        settled:  a member that was up for stable_s starts over with n
+        added_later: like settled, but FIRST_TRIES deaths before it was ever up -> GiveUp
 
     Times are seconds on any monotonic clock.
     """
@@ -46,17 +46,17 @@ class RestartPolicy:
     deaths: int = 0  # in a row
     restarts: int = 0  # ever
     up_since_s: float | None = None
-    is_unproven: bool = False  # it was added later and has never been up
+    is_unproven: bool = False  # whether it was added later and has never been up
 
     def cluster_ready(self) -> None:
         self.settled = True
 
     def added_later(self) -> None:
-        """The member joins a deployment that works."""
+        """The member joins a deployment that already works."""
         self.settled = self.is_unproven = True
 
     def up(self, now_s: float) -> None:
-        """The member serves."""
+        """The member has begun to serve."""
         self.is_unproven = False
         if self.up_since_s is None:
             self.up_since_s = now_s

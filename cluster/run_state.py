@@ -1,4 +1,4 @@
-"""What a running cluster tells about itself on the machine of its driver: one JSON file for each, in the run folder.
+"""The state file of a running cluster, on its driver's machine: one JSON file per cluster, in the run folder.
 
 The driver writes it; `slipstream status` and `slipstream down` read it. A file whose driver is gone (same pid *and*
 same start time) is stale.
@@ -38,8 +38,9 @@ class AlreadyRunning(Exception):  # noqa: N818 - reads as the sentence it carrie
 
 @dataclass(slots=True)
 class MemberStatus:
-    """`state` is a word of the member's own life (for workers see `workers.report`), `detail` one line for people,
-    `since` seconds since the epoch. `startup_s`: the stages of a worker's last start and their seconds."""
+    """The state of one member. `state` is one of its own states (for workers see `workers.report`), `detail` one line
+    for people, `since` in seconds since the epoch. `startup_s` are the stages of a worker's last start, with their
+    seconds."""
 
     name: str
     role: str
@@ -55,7 +56,7 @@ class MemberStatus:
 
 @dataclass(slots=True)
 class ClusterState:
-    """`pid` and `started` (seconds since the epoch) identify the driver."""
+    """The state of a cluster. `pid` and `started` (seconds since the epoch) identify its driver."""
 
     name: str
     pid: int
@@ -69,15 +70,16 @@ class ClusterState:
     admin_url: str = ""
     operator_url: str = ""
     operator_token: str = ""
-    update: str = ""  # what the latest rolling update has said last
+    update: str = ""  # the latest line about the latest rolling update
 
     def public(self) -> dict[str, Any]:
-        """As plain values, without what only this user may know."""
+        """The state as plain values, without secrets."""
         return {key: value for key, value in asdict(self).items() if key != "operator_token"}
 
     @property
     def ask_url(self) -> str:
-        """Where operators ask: a port of its own, or that of the API."""
+        """The URL for operators' requests to the router: that of the admin port if there is one, else that of the
+        API."""
         return self.admin_url or self.url
 
     @property
@@ -86,13 +88,13 @@ class ClusterState:
 
 
 def run_folder() -> Path:
-    """`$XDG_RUNTIME_DIR/slipstream`, or `~/.cache/slipstream/run` where there is none."""
+    """`$XDG_RUNTIME_DIR/slipstream` or, without that variable, `~/.cache/slipstream/run`."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     return Path(runtime) / "slipstream" if runtime else cache_folder() / "run"
 
 
 class NoHome(Exception):  # noqa: N818 - reads as the sentence it carries
-    """There is nowhere to keep the files of a cluster."""
+    """There is no folder for the files of a cluster."""
 
 
 def cache_folder() -> Path:
@@ -128,12 +130,12 @@ def claim(name: str, folder: Path) -> Iterator[Path]:
 
 @cache
 def _form() -> TypeAdapter[ClusterState]:
-    """Takes milliseconds to make; after that a thousand members are 2 ms of JSON."""
+    """The file's format. It is cached, because it takes milliseconds to make; reading a thousand members takes 2 ms."""
     return TypeAdapter(ClusterState)
 
 
 def _as_json(state: ClusterState) -> bytes:
-    """With question marks for what is no text: a path may have any bytes."""
+    """The state as JSON. Bytes that are not text become question marks, because a path may contain any bytes."""
     try:
         return _form().dump_json(state, indent=1)
     except PydanticSerializationError:
@@ -141,9 +143,9 @@ def _as_json(state: ClusterState) -> bytes:
 
 
 def write(path: Path, state: ClusterState) -> None:
-    """Readers see the old file or the new one, never half of it. On a disk that is full the old one stays, and the
-    log says so: nobody's stream has to end for that."""
-    temporary = path.with_name(f".{path.name}.new")  # the driver is the only one who writes
+    """Replaces the file atomically. If the disk is full, the old file stays and the failure is logged: that is no
+    reason to end anybody's stream."""
+    temporary = path.with_name(f".{path.name}.new")  # only the driver writes
     try:
         temporary.touch(mode=0o600)  # it holds the operator's token
         temporary.write_bytes(_as_json(state))
@@ -155,7 +157,7 @@ def write(path: Path, state: ClusterState) -> None:
 
 
 class StateFile:
-    """The file of a cluster that runs on this loop."""
+    """The state file of the cluster whose driver runs on this event loop."""
 
     def __init__(self, path: Path, state: ClusterState) -> None:
         self.path = path
@@ -163,21 +165,21 @@ class StateFile:
         self._timer: asyncio.TimerHandle | None = None
 
     def write(self) -> None:
-        """At once."""
+        """Writes the file at once."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         write(self.path, self.state)
 
     def write_soon(self) -> None:
-        """Once for all that changes within `SOON_S`: of a thousand members that start each says something else every
-        moment, and all of them are in the file."""
+        """Writes the file once for all changes within `SOON_S`. While a thousand members start, each of them changes
+        all the time, and the file contains them all."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SOON_S, self.write)
 
 
 def read(path: Path) -> ClusterState | None:
-    """None if there is no such file or it is none of ours."""
+    """The state in a file; None if there is no such file, or if it is not one of ours."""
     try:
         return _form().validate_json(path.read_bytes())
     except (OSError, ValidationError):
@@ -185,7 +187,7 @@ def read(path: Path) -> ClusterState | None:
 
 
 def read_all(folder: Path) -> list[ClusterState]:
-    """All clusters that run on this machine. Removes the files of those that do not."""
+    """All clusters that run on this machine. Removes the files of those that no longer do."""
     found = []
     for path in sorted(folder.glob("*.json")):
         state = read(path)
@@ -197,8 +199,8 @@ def read_all(folder: Path) -> list[ClusterState]:
 
 
 def cluster_here(name: str | None, elsewhere: str) -> ClusterState:
-    """The cluster called `name`, or the only one that runs on this machine. Raises CannotTell, which says that options
-    like `elsewhere` find others."""
+    """The cluster called `name` or, without a name, the only one that runs on this machine. Raises CannotTell, which
+    mentions that options like `elsewhere` find clusters on other machines."""
     states = [state for state in read_all(run_folder()) if name in (None, state.name)]
     if not states:
         which = f"no cluster named {name} runs here" if name is not None else "no cluster runs here"

@@ -3,7 +3,7 @@
 Runs wherever a driver of Ray runs: from a terminal, with a Ray of its own, or as a job of an existing cluster
 (`ray job submit --working-dir . -- python -m slipstream.cluster.serve CONFIG`).
 
-Exit codes: 0 stopped in order; 1 did not come up, or broke; 2 the configuration, a port or the name will not do;
+Exit codes: 0 stopped normally; 1 did not come up, or broke; 2 the configuration, a port or the name cannot be used;
 130 interrupted before it was up.
 """
 
@@ -34,15 +34,15 @@ INTERRUPTED = 130
 
 
 class CannotListen(Exception):  # noqa: N818 - reads as the sentence it carries
-    """Somebody else listens there, or there is no such place on this machine."""
+    """A port is in use, or an address does not belong to this machine."""
 
 
 class Interrupted(BaseException):
-    """A signal came before the cluster was up. Not an Exception: no handler in between may keep it."""
+    """A signal came before the cluster was up. It is not an Exception, so that no handler in between catches it."""
 
 
 def serve(config_path: Path, *, name: str | None, port: int | None, timings: bool) -> int:
-    """Returns the exit code; everything else has been said at the terminal."""
+    """Serves a configuration to the end. Returns the exit code; everything else is reported at the terminal."""
     overrides = Overrides(name, port)
     try:
         config = overrides.load(config_path)
@@ -88,15 +88,15 @@ def _serve_claimed(
                 terminal = Console(take_terminal(log_dir))
                 where = stack.enter_context(OwnRay(config, log_dir / "ray.log", state_path, terminal.say))
             terminal.say(describe(config))
-            # Not before: Ray reads its environment on import, and its processes start while the driver imports.
+            # Imported only here: Ray reads its environment when imported, and its processes start in the meantime.
             from slipstream.cluster.driver import Driver
 
             driver = Driver(config, config_path, overrides, state_path, log_dir, terminal, timings=timings)
             return driver.run(where)
-    except (Interrupted, SystemExit):  # SystemExit: while Ray starts, SIGTERM is its own
+    except (Interrupted, SystemExit):  # SystemExit: while Ray starts, it handles SIGTERM itself
         terminal.say("interrupted before it was up; everything has been stopped")
         return INTERRUPTED
-    except Exception as error:  # the one place where what nobody foresaw becomes a sentence
+    except Exception as error:  # the one place that turns unforeseen errors into a sentence
         traceback.print_exc()
         where = f"; the traceback is in {log_dir / 'driver.log'}" if log_dir else ""
         terminal.say(f"slipstream: broke with {type(error).__name__}: {error}{where}")
@@ -104,13 +104,13 @@ def _serve_claimed(
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # once is enough; what follows is the way out
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # one Ctrl-C is enough: what follows is the way out
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise Interrupted
 
 
 def ray_address(config: RayConfig) -> str | None:
-    """The existing Ray to use; None: one of our own."""
+    """The address of the existing Ray to use; None: start one of our own."""
     address = config.address or os.environ.get("RAY_ADDRESS") or None
     return None if address == "local" else address
 
@@ -121,13 +121,14 @@ def describe(config: ClusterConfig) -> str:
 
 
 def check_ports(config: ClusterConfig) -> None:
-    """Raises CannotListen. Asks before anything has been started; the router will say so itself if it is too late."""
+    """Raises CannotListen if a port cannot be used. This is checked before anything is started; if a port is taken
+    later, the router will report it."""
     for problem in filter(None, map(why_not_there, listeners(config))):
         raise CannotListen(problem)
 
 
 def fresh_log_dir(name: str) -> Path:
-    """Where the processes of this run write; what the last run wrote is gone."""
+    """An empty folder for the logs of this run; those of the last run are removed."""
     log_dir = run_state.cache_folder() / "logs" / name
     log_dir.mkdir(parents=True, exist_ok=True)
     for old in log_dir.glob("*.log"):
@@ -136,7 +137,8 @@ def fresh_log_dir(name: str) -> Path:
 
 
 def take_terminal(log_dir: Path) -> TextIO:
-    """A stream to the terminal that only we have. What Ray and native libraries print goes to the driver's log."""
+    """Returns a stream to the terminal that only we use. What Ray and native libraries print goes to the driver's
+    log."""
     terminal = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
     redirect_output("driver", str(log_dir / "driver.log"))
     return terminal
@@ -151,7 +153,7 @@ def serve_command(config: Path, name: str | None, port: int | None, timings: boo
     """Serve CONFIG until Ctrl-C, on a Ray of its own or on the one that RAY_ADDRESS or the configuration names."""
     code = serve(config, name=name, port=port, timings=timings)
     if code == INTERRUPTED:
-        # All is cleaned up; but a Ray that was interrupted while it connected may crash in its own exit handlers.
+        # Everything is cleaned up, but a Ray that was interrupted while connecting may crash in its exit handlers.
         os._exit(code)
     sys.exit(code)
 

@@ -1,6 +1,6 @@
-"""What a file of settings means: all that it says, checked, or one sentence for each mistake in it.
+"""Checks a settings file, and reports every mistake in it as one sentence.
 
-Each names file, line, key, reason and value: `c.yaml:4: router.http.prot: unknown setting; did you mean port?`
+A sentence names file, line, key, reason and value: `c.yaml:4: router.http.prot: unknown setting; did you mean port?`
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from slipstream.cluster.settings_file import ConfigError, Key, SettingsFile
 
 MAX_ROUNDS = 64
 EXPONENT = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]{1,2}")
-MAX_NUMBER = 2**31 - 1  # of seconds, MiB, tokens: what is beyond is a slip, and too large for what takes them
-NO_AMOUNTS = ("version", "resources")  # a name that may be a date; what users count in units of their own
+MAX_NUMBER = 2**31 - 1  # of seconds, MiB or tokens: a larger number is a typo, and overflows where it is used
+NO_AMOUNTS = ("version", "resources")  # a name that may look like a date; quantities in units of the user's
 
 
 def validated(file: SettingsFile) -> ClusterConfig:
-    """Raises ConfigError with every mistake there is. A dataclass names only its first one, and none as long as a part
-    of it is wrong: so what is wrong is left out and the rest looked at again."""
+    """The checked configuration. Raises ConfigError with all mistakes. A dataclass reports only its first mistake, and
+    none while one of its parts is wrong; so whatever is wrong is removed, and the rest is checked again."""
     settings = file.settings
     problems: list[str] = []
     left_out: set[Key] = set()
@@ -50,7 +50,7 @@ def validated(file: SettingsFile) -> ClusterConfig:
             if rest == settings:
                 break
             settings = rest
-        except (TypeError, ValueError) as error:  # a value that JSON does not know: a date, a set, binary
+        except (TypeError, ValueError) as error:  # a value that JSON cannot express: a date, a set, binary data
             problems.append(f"{file.path}: {error}")
             break
         else:
@@ -70,7 +70,7 @@ def _too_large(settings: dict[str, Any], at: Key = ()) -> Iterator[tuple[Key, in
 
 
 def settings_at(key: Key) -> list[str]:
-    """The settings that exist at a place, `()` being the top."""
+    """The names of the settings that exist below a key; `()` is the top."""
     at: Any = ClusterConfig
     for part in key:
         at = typing.get_type_hints(at).get(part)
@@ -82,7 +82,7 @@ def settings_at(key: Key) -> list[str]:
 
 
 def _without(raw: dict[str, Any], key: Key) -> dict[str, Any]:
-    """A copy that lacks what stands at the key; the same if nothing does."""
+    """A copy without the value at the key; the same object if there is none."""
     name = next((name for name in raw if str(name) == key[0]), None) if key else None
     if name is None:
         return raw
@@ -110,13 +110,14 @@ def _json(raw: dict[Hashable, Any] | dict[str, Any]) -> str:
     def unknown(value: object) -> object:
         raise ValueError(f"{value} is a {type(value).__name__}, which no setting is; put it in quotes")
 
-    # A section without content (`ray:` and nothing below) reads as null and means the defaults.
+    # A section without content (`ray:` with nothing below it) is null in YAML, and means the defaults.
     sections = {k for k, v in typing.get_type_hints(ClusterConfig).items() if dataclasses.is_dataclass(v)}
     return json.dumps({str(k): v for k, v in raw.items() if not (v is None and k in sections)}, default=unknown)
 
 
 def _one_a_key(errors: list[ErrorDetails]) -> list[ErrorDetails]:
-    """A value that may be of several kinds is wrong once for each; pydantic names the kind below the key."""
+    """Keeps one error per key. A value that may have several types is reported once for each of them, as pydantic
+    appends the type to the key."""
     merged: dict[tuple[int | str, ...], ErrorDetails] = {}
     for number, error in enumerate(errors):
         loc = error["loc"]
@@ -131,7 +132,7 @@ def _one_a_key(errors: list[ErrorDetails]) -> list[ErrorDetails]:
 
 
 def _key_of(error: ErrorDetails) -> Key:
-    """Where the mistake is. Of what a dataclass says as a whole, the first word is the name of the key."""
+    """The key of a mistake. If a dataclass complains as a whole, the first word of its message is the key."""
     key = tuple(str(part) for part in error["loc"])
     if error["type"] != "value_error":
         return key
@@ -151,7 +152,7 @@ def _sentence(file: SettingsFile, error: ErrorDetails) -> str:
     if kind in ("missing", "missing_argument"):
         return f"{file.place(key)}: missing"
     if kind == "value_error":
-        # Raised by a dataclass as a whole; its sentence begins with the name of the key and ends with the value.
+        # A complaint of a dataclass as a whole: the sentence begins with the key and ends with the value.
         reason = error["msg"].removeprefix("Value error, ")
         named = _key_of(error)
         return f"{file.place(named)}: {reason if named == key else reason.partition(' ')[2]}"
@@ -163,7 +164,7 @@ def _sentence(file: SettingsFile, error: ErrorDetails) -> str:
 
 
 def _number_in_yaml(value: object) -> str | None:
-    """How YAML 1.1 writes 1e-3, with a point and a sign, if it is such a number that was meant."""
+    """How to write a number like 1e-3 in YAML 1.1 (with a point and a sign), if the value looks like one; else None."""
     if not isinstance(value, str) or not EXPONENT.fullmatch(value):
         return None
     return str(yaml.safe_dump(float(value))).split()[0]

@@ -1,4 +1,4 @@
-"""A file of settings in YAML: what it says, and in which line each key stands."""
+"""A settings file in YAML: its contents, and the line of each key."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Key = tuple[str, ...]
 
 MAX_FILE_BYTES = 1 << 20
 MAX_DEPTH = 8  # of keys whose lines are noted
-MAX_NODES = 100_000  # with what aliases stand for, each time
+MAX_NODES = 100_000  # with every alias written out
 
 
 class ConfigError(Exception):
-    """`problems`: one sentence each."""
+    """The configuration is wrong. `problems` are the mistakes, one sentence each."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -34,8 +34,8 @@ class SettingsFile:
 
     @classmethod
     def read(cls, path: Path, known: Collection[str], needed: str = "model.path") -> SettingsFile:
-        """Raises ConfigError, also for a file none of whose keys is like one of the `known` ones. Where nothing is
-        `needed` the file may be empty, and its keys are not looked at."""
+        """Reads a file. Raises ConfigError, also if none of its keys resembles a `known` one. If no key is `needed`,
+        the file may be empty and its keys are not checked."""
         text = _text(path)
         try:
             with _loader_of(text) as loader:
@@ -75,7 +75,7 @@ class SettingsFile:
         return cls(path, settings, lines)
 
     def place(self, key: Key) -> str:
-        """`FILE:LINE: dotted.key`, with the line of the nearest enclosing key that is really in the file."""
+        """`FILE:LINE: dotted.key`, with the line of the nearest enclosing key that is in the file."""
         line = next((self.lines[key[:n]] for n in range(len(key), 0, -1) if key[:n] in self.lines), None)
         if line is None and key[:-1] and key[0] in ("prefill", "decode") and key[1] == "engine":
             line = self.lines.get(key[1:])
@@ -85,7 +85,7 @@ class SettingsFile:
 
 @contextmanager
 def _loader_of(text: str) -> Iterator[yaml.SafeLoader]:
-    """Raises yaml.YAMLError for a character that no YAML has."""
+    """A loader for the text. Raises yaml.YAMLError for a character that YAML does not allow."""
     loader = yaml.SafeLoader(text)
     try:
         yield loader
@@ -96,7 +96,7 @@ def _loader_of(text: str) -> Iterator[yaml.SafeLoader]:
 def _text(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)  # not by the size that the file says: devices have none
+            content = file.read(MAX_FILE_BYTES + 1)  # the size in the file system is no help: devices have none
         if len(content) > MAX_FILE_BYTES:
             raise ConfigError([f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB, which no configuration is"])
         return content.decode()
@@ -111,13 +111,13 @@ def _text(path: Path) -> str:
 
 
 def _is_foreign(lines: dict[Key, int], known: Collection[str]) -> bool:
-    """Whether this is a file of something else, whose keys are nobody's business here."""
+    """Whether this is a file of some other program, whose keys should not be quoted in error messages."""
     names = [key[0] for key in lines if len(key) == 1]
     return bool(names) and not any(difflib.get_close_matches(name, known, n=1) for name in names)
 
 
 def _keys(node: yaml.MappingNode, at: Key, lines: dict[Key, int]) -> Iterator[tuple[Key, int]]:
-    """Notes the line of every key below `node`; yields the keys that stand there a second time."""
+    """Notes the line of every key below `node`; yields the keys that occur a second time."""
     for key_node, value in node.value:
         key = (*at, str(key_node.value))
         line = key_node.start_mark.line + 1
@@ -130,7 +130,8 @@ def _keys(node: yaml.MappingNode, at: Key, lines: dict[Key, int]) -> Iterator[tu
 
 
 def _num_nodes(node: yaml.Node, counted: dict[int, int]) -> int:
-    """Of `node` and all below it, with aliases written out. Of one that contains itself, what is in it once."""
+    """The number of nodes of `node` and all below it, with aliases written out. If a node contains itself, its content
+    is counted once."""
     if id(node) not in counted:
         counted[id(node)] = 1
         below: list[yaml.Node] = []
@@ -160,5 +161,6 @@ def _cycle(node: yaml.Node, at: Key, above: list[yaml.Node]) -> tuple[Key, int] 
 
 
 def _yaml_kind(node: yaml.Node) -> str:
-    """Not the value: an operator may name any file that the driver can read, a key or a token among them."""
+    """The kind of a node, for messages that must not show its value: an operator may name any file that the driver can
+    read, including one with a key or a token."""
     return "a list" if isinstance(node, yaml.SequenceNode) else "a single value"

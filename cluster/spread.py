@@ -1,9 +1,9 @@
-"""Which node the next worker group of a pool should go to: replicas spread, as far as there are nodes.
+"""Chooses the node for the next worker group of a pool, so that replicas are spread over the nodes.
 
-Ray spreads the bundles of one placement group, but each worker group has a placement group of its own, so that pools
-can grow and shrink. So the node is chosen here and told to Ray as a wish: where Ray knows better (the node has died
-meanwhile, others have taken its resources) it takes another one, and a group that fits nowhere stays pending, which is
-what makes Ray's autoscaler add a node.
+Ray can spread the bundles of one placement group, but here each worker group has its own placement group, so that pools
+can grow and shrink. So the node is chosen here and passed to Ray as a preference. If Ray knows better (because the node
+has died, or others have taken its resources), it takes another one. A group that fits nowhere stays pending, which
+makes Ray's autoscaler add a node.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from slipstream.cluster.placement import Resources
 
 @dataclass(frozen=True, slots=True)
 class NodeLoad:
-    """A node that lives. `resources` are all that it has, `taken` what worker groups of this cluster reserve there.
-    `num_replicas` are groups of the pool that is to grow, `num_groups` those of any pool."""
+    """A live node. `resources` are all its resources, `taken` what worker groups of this cluster reserve there.
+    `num_replicas` counts groups of the pool that is to grow, `num_groups` those of all pools."""
 
     node_id: str
     labels: Mapping[str, str]
@@ -28,8 +28,8 @@ class NodeLoad:
 
 
 def choose_node(nodes: Sequence[NodeLoad], bundle: Resources, selector: Mapping[str, str]) -> str | None:
-    """The node with the fewest replicas, then the fewest groups, of those that have room and the labels. None: there
-    is none."""
+    """Of the nodes that have room and the required labels, the one with the fewest replicas and then the fewest groups.
+    None if there is none."""
     fitting = [node for node in nodes if matches(node.labels, selector) and _has_room(node, bundle)]
     if not fitting:
         return None
@@ -37,7 +37,8 @@ def choose_node(nodes: Sequence[NodeLoad], bundle: Resources, selector: Mapping[
 
 
 def matches(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
-    """Whether a node has what a selector of Ray asks for: `value`, `!value`, `in(a, b)` or `!in(a, b)` for a label."""
+    """Whether labels satisfy a selector in Ray's syntax: `value`, `!value`, `in(a, b)` or `!in(a, b)` for each
+    label."""
     return all(_matches(labels.get(key), wanted) for key, wanted in selector.items())
 
 

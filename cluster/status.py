@@ -1,4 +1,4 @@
-"""What `slipstream status` shows: the driver's state file, joined with what the router says about load."""
+"""The contents of `slipstream status`: the driver's state file, joined with the router's view of the load."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ KEY_VARIABLE = "SLIPSTREAM_API_KEY"
 
 
 def router_status(url: str) -> dict[str, Any] | None:
-    """The router's own view (`/cluster/status`), None if it does not answer, or not without an administrator's key:
-    the one in the environment is shown to it."""
+    """The router's own view (`/cluster/status`). It is sent the key in the environment, if any. None if it does not
+    answer, or demands an administrator's key."""
     if not url:
         return None
     question = urllib.request.Request(f"{url}/cluster/status", headers=shown_key(os.environ.get(KEY_VARIABLE)))
@@ -32,8 +32,8 @@ def router_status(url: str) -> dict[str, Any] | None:
 
 
 def direct_opener(is_here: bool) -> urllib.request.OpenerDirector:
-    """Goes straight there: a proxy that the environment names knows no address of this machine. Of a router on it
-    (`is_here`) the certificate is not checked."""
+    """Opens URLs without a proxy, because one that the environment names cannot reach addresses of this machine. The
+    certificate of a router on this machine (`is_here`) is not checked."""
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     if is_here:
         handlers.append(urllib.request.HTTPSHandler(context=unverified()))
@@ -41,7 +41,7 @@ def direct_opener(is_here: bool) -> urllib.request.OpenerDirector:
 
 
 def shown_key(key: str | None) -> dict[str, str]:
-    """The header that shows an API key, if there is one."""
+    """The header with an API key, if there is one."""
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
@@ -83,7 +83,7 @@ def describe(
 
 
 def _service(signals: dict[str, Any]) -> Iterator[str]:
-    """How requests fared lately, one line a window."""
+    """The recent load and how well it was served, one line per window."""
     for window in (signals["short"], signals["long"]):
         if not (window["num_arrivals"] or window["num_refused"] or window["ttft_s"]["count"]):
             continue
@@ -107,7 +107,7 @@ def _service(signals: dict[str, Any]) -> Iterator[str]:
 
 
 def duration(seconds: float) -> str:
-    """For people: two digits and a unit."""
+    """A duration for people: two digits and a unit."""
     if seconds < 100:
         return f"{max(seconds, 0):.0f} s"
     if seconds < 6000:

@@ -1,4 +1,4 @@
-"""The command `slipstream status`: how clusters are, once or again and again."""
+"""The command `slipstream status`: shows the state of clusters, once or repeatedly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLEAR = "\x1b[H\x1b[J"
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What is known of a cluster at one moment."""
+    """What is known about a cluster at one moment."""
 
     state: ClusterState
     router: dict[str, Any] | None
@@ -61,7 +61,7 @@ def status_command(
 
 
 def _here(name: str | None) -> Iterator[Look]:
-    """By the state files; what the driver knows beyond them is asked for where it serves already."""
+    """Clusters on this machine, by their state files, together with what their drivers tell if they already serve."""
     for state in run_state.read_all(run_state.run_folder()):
         if name not in (None, state.name):
             continue
@@ -75,7 +75,7 @@ def _here(name: str | None) -> Iterator[Look]:
 
 
 def _elsewhere(operator: OperatorClient) -> Look:
-    """Raises CannotTell."""
+    """A cluster on another machine. Raises CannotTell."""
     told = operator.get("/v1/status")
     known = {field.name for field in fields(ClusterState)}
     try:

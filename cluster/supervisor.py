@@ -1,4 +1,4 @@
-"""Keeps a deployment alive: starts its members side by side, and again what dies; adds groups and lets others go."""
+"""Keeps a deployment alive: starts its members concurrently, restarts those that die, adds groups and removes them."""
 
 from __future__ import annotations
 
@@ -31,19 +31,18 @@ OVERDUE_S = 15.0  # on top of `drain_timeout_s`, at which a worker ends its drai
 
 
 class StartFailed(Exception):  # noqa: N818 - reads as the sentence it carries
-    """The deployment did not come up: one sentence with the member and the reason."""
+    """The deployment did not come up. The text is one sentence with the member and the reason."""
 
 
 class Supervisor:
-    """One task a member: launch, serve, wait for its death, ask the policy, again.
+    """Runs one task per member: launch it, let it serve, wait for its death, ask the policy, repeat.
 
-    The router and the groups come up side by side; only the connection between them has an order: groups serve once
-    the router listens. A router that died comes back at the same ports, and the workers, which try again and again,
-    find it there.
+    The router and the groups come up concurrently. Only their connection has an order: groups serve once the router
+    listens. A router that died comes back at the same ports, where the workers, which keep trying, find it.
 
-    A group that is to leave, or to take the other role, gets a `Wish`. Whoever follows the group tells the router,
-    which empties the worker, and tells it again if the worker has connected anew meanwhile. What dies with a wish to
-    leave is not started again; what dies on the way to another role comes back in that.
+    A group that is to leave, or to take the other role, gets a `Wish`. Its follower tells the router, which empties the
+    worker, and tells it again if the worker has reconnected meanwhile. A group that dies with a wish to leave is not
+    restarted; one that dies on the way to another role comes back in that role.
     """
 
     def __init__(self, config: ClusterConfig, router: Router, observer: Observer) -> None:
@@ -77,7 +76,7 @@ class Supervisor:
 
     @property
     def expected(self) -> ExpectedWorkers:
-        """What is wanted of each role."""
+        """How many groups of each role are wanted."""
         wanted = [kept.member.role for kept in self._groups.values() if kept.is_wanted]
         longest = self._config.decode.engine.max_model_len
         return ExpectedWorkers(wanted.count("prefill"), wanted.count("decode"), longest, self._is_settled)
@@ -85,7 +84,7 @@ class Supervisor:
     # ---- life of the whole
 
     async def start(self, groups: Iterable[Group]) -> None:
-        """Returns when every member serves. Raises StartFailed if one dies before."""
+        """Starts all members. Returns when every one serves; raises StartFailed if one dies before that."""
         for group in groups:
             self._groups[group.name] = KeptGroup(group, *self._fresh(group, group.version))
         self._keep(self.router, self._live_as_router)
@@ -107,7 +106,7 @@ class Supervisor:
             await asyncio.gather(task, return_exceptions=True)
 
     def settle(self) -> None:
-        """The deployment has shown that it works: from now on what dies is started again, always."""
+        """The deployment has shown that it works: from now on, members that die are always restarted."""
         self._is_settled = True
         self._all_launched.set()
         for kept in self._all():
@@ -119,7 +118,7 @@ class Supervisor:
         for keeper in keepers:
             keeper.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)
-        # The router last: a worker that loses it would go looking for it instead of ending.
+        # The router is stopped last: a worker that loses it would look for it instead of ending.
         await asyncio.gather(*(kept.member.stop() for kept in self._groups.values() if kept.ready.is_set()))
         if self.router.ready.is_set():
             await self.router.member.stop()
@@ -131,7 +130,7 @@ class Supervisor:
     # ---- changes
 
     async def add(self, groups: list[Group]) -> None:
-        """Starts further groups in a deployment that has settled. The router hears of them at once."""
+        """Starts further groups in a deployment that has settled. The router is told about them at once."""
         assert self._is_settled
         for group in groups:
             assert group.name not in self._groups
@@ -143,7 +142,7 @@ class Supervisor:
         await self.router.expect(self.expected)
 
     async def let_go(self, kept: KeptGroup, *, migrate: bool) -> None:
-        """The group is drained and ends; where nothing can run on it yet, it ends at once."""
+        """Drains a group and ends it. If nothing can be running on it yet, it ends at once."""
         kept.wish = Wish(None, migrate, self._overdue_s())
         await self.router.expect(self.expected)
         if kept.ready.is_set():
@@ -158,7 +157,8 @@ class Supervisor:
         self._forget(kept)
 
     async def switch(self, kept: KeptGroup, role: Role) -> None:
-        """The group is drained and comes back in the other role; where it does not run, its next start is in that."""
+        """Drains a group and lets it come back in the other role. If it is not running, its next start is in that
+        role."""
         was_serving = kept.ready.is_set()
         kept.wish = Wish(role, True, self._overdue_s()) if was_serving else None
         kept.member.become(role)
@@ -168,14 +168,14 @@ class Supervisor:
         self._note(kept, "draining" if was_serving else kept.status.state, f"is to be a {role} worker")
         await self.router.expect(self.expected)
         if not was_serving and kept.status.state not in NOT_SERVING:
-            kept.member.cut_off()  # it is loading in the old role
+            kept.member.cut_off()  # it is still loading, in the old role
 
     def _overdue_s(self) -> float:
         return time.monotonic() + self._config.drain_timeout_s + OVERDUE_S
 
     def _forget(self, kept: KeptGroup) -> None:
         kept.member.release()
-        if self._groups.get(kept.status.name) is kept:  # not another one that has the name by now
+        if self._groups.get(kept.status.name) is kept:  # the name may belong to another group by now
             del self._groups[kept.status.name]
             self._note(kept, "stopped", "has left the cluster")
 
@@ -191,7 +191,8 @@ class Supervisor:
             self._broken.set_exception(error)
 
     async def _keep_alive(self, kept: Kept[M], live: Callable[[], Coroutine[Any, Any, str]]) -> None:
-        """`live` goes through one incarnation of the member and returns the reason for its end."""
+        """Restarts a member for as long as the policy says so. `live` runs one incarnation of the member, and returns
+        the reason for its end."""
         while True:
             try:
                 reason = await live()
@@ -203,7 +204,7 @@ class Supervisor:
                 if kept.is_leaving:
                     self._forget(kept)
                     return
-                kept.wish = None  # it starts in the role that it was to have
+                kept.wish = None  # it restarts in the role that it was to change to
             now_s = time.monotonic()
             verdict = kept.policy.died(now_s, reason)
             if isinstance(verdict, GiveUp):
@@ -223,7 +224,7 @@ class Supervisor:
         self._tell_groups(port)
         self._observer.listening(addresses)
         self._serves(kept, "listening")
-        await self.router.expect(self.expected)  # it may have changed while it began to serve
+        await self.router.expect(self.expected)  # the numbers may have changed while the router started
         return await kept.member.death()
 
     async def _live_as_group(self, kept: KeptGroup) -> str:
@@ -237,7 +238,8 @@ class Supervisor:
             waiting.cancel()
         if all(other.member.places for other in self._groups.values()):
             self._all_launched.set()
-        # At the start, so that all know how many they are on a host and take no more than their share of its cores.
+        # At the start, groups wait for each other, so that all know how many share a host and take only their share of
+        # its cores.
         await self._all_launched.wait()
         await group.serve(await asyncio.shield(self._worker_port), self._num_ranks_beside(group))
         death = asyncio.ensure_future(group.death())
@@ -290,7 +292,7 @@ class Supervisor:
         if self._worker_port.done():
             if self._worker_port.result() == port:
                 return
-            for kept in self._groups.values():  # another node, or a port that somebody else has taken meanwhile
+            for kept in self._groups.values():  # it may be on another node, or have another port
                 kept.member.redirect(port)
             self._worker_port = asyncio.get_running_loop().create_future()
         self._worker_port.set_result(port)

@@ -1,4 +1,4 @@
-"""A worker group as a member: its reservation with Ray, the processes of its ranks, and what they are told."""
+"""A worker group as a member of the cluster: its Ray resources, the processes of its ranks, and the calls to them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ NodeChoice = Callable[[PoolResources], str | None]
 
 
 class GroupMember:
-    """Rank 0 and, with tensor parallelism, the other ranks, all in one placement group of their own.
+    """Rank 0 and, with tensor parallelism, the other ranks, all in one placement group.
 
-    `choose_node` says on which node of several the group had better be; Ray takes another one if it has to.
+    `choose_node` returns the preferred node for the group; Ray takes another one if it has to.
     """
 
     def __init__(
@@ -69,22 +69,23 @@ class GroupMember:
 
     @property
     def node_id(self) -> str | None:
-        """Where it is, or is to be; None: that is Ray's to say."""
+        """The node that the group is on, or should go to; None: Ray decides."""
         return self.places[0].node_id if self.places else self._wished_node
 
     @property
     def pool(self) -> PoolResources:
-        """What it reserves."""
+        """What the group reserves."""
         return self._pools[self._role]
 
     def become(self, role: Role) -> None:
-        """From its next launch on it has this role. A group that runs is told by the router."""
+        """Changes the role from the next launch on. (A running group is told by the router.)"""
         self._role = role
 
     # ---- room
 
     def reserve(self) -> None:
-        """Asks Ray for room, if it has none that will do; Ray's autoscaler adds a node where there is none."""
+        """Asks Ray for room, unless the group already has suitable room. If there is none, Ray's autoscaler adds a
+        node."""
         pool = self.pool
         if self._reserved is not None and (self._reserved.bundle, self._reserved.labels) == (pool.bundle, pool.labels):
             return
@@ -104,7 +105,7 @@ class GroupMember:
         await self._room.ready()
 
     def release(self) -> None:
-        """Gives the room back, or the wish for it up."""
+        """Gives the room back, or stops waiting for it."""
         if self._room is not None:
             remove_placement_group(self._room)
         self._room = self._reserved = self._wished_node = None
@@ -112,7 +113,7 @@ class GroupMember:
     # ---- life
 
     async def launch(self) -> None:
-        """Waits for room, if there is none."""
+        """Starts the processes, after waiting for room if there is none."""
         leader, rank = (PrefillWorker, PrefillRank) if self.role == "prefill" else (DecodeWorker, DecodeRank)
         tp = self._settings(self._role).tp
         names = [self.name] + [f"{self.name}.rank{n}" for n in range(1, tp)]
@@ -126,7 +127,7 @@ class GroupMember:
         self.places = list(await asyncio.gather(*(actor.warm_up.remote(WORKER_MODULES) for actor in self._actors)))
 
     async def serve(self, router: Endpoint, ranks_on_host: int) -> None:
-        """Loads the model and connects to the router; `report` tells how far it is."""
+        """Lets the ranks load the model and connect to the router; `report` tells how far they are."""
         leader, *others = self._actors
         config = self._worker_config(router, ranks_on_host)
         # Goes from the leader to the others as a reference, not through here: unpacking it would import torch.
@@ -135,7 +136,8 @@ class GroupMember:
         self._runs += [actor.run.remote(config, n, self._address) for n, actor in enumerate(others, start=1)]
 
     def redirect(self, router: Endpoint) -> None:
-        """The router listens elsewhere. A group that is just being launched will be told when it serves."""
+        """The router listens elsewhere now. (A group that is just being launched will be told when it begins to
+        serve.)"""
         if self._runs:
             self._actors[0].redirect.remote(router.host, router.port)
 
@@ -151,7 +153,7 @@ class GroupMember:
             await stop_actor(self._actors[0], self._runs)
 
     def cut_off(self) -> None:
-        """Ends its processes by force; `death` tells of it."""
+        """Kills the group's processes; `death` then returns."""
         end_by_force(self._actors)
 
     def kill(self) -> None:
