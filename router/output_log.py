@@ -22,20 +22,20 @@ class OutputLog:
     def __init__(self, max_tokens: int, packed_ids: bytes = b"") -> None:
         """`packed_ids` are the tokens that the output begins with."""
         self._max_tokens = max_tokens
-        self._ids = array("i", packed_ids)
+        self.ids = array("i", packed_ids)
         self._early: dict[int, TokenChunk] = {}
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self.ids)
 
     @property
     def packed_ids(self) -> bytes:
         """All tokens as packed int32."""
-        return self._ids.tobytes()
+        return self.ids.tobytes()
 
     @property
     def is_full(self) -> bool:
-        return len(self._ids) >= self._max_tokens
+        return len(self.ids) >= self._max_tokens
 
     def drop_early(self) -> None:
         """Forgets the chunks that wait for a gap to close. To be called when an attempt ends."""
@@ -50,32 +50,32 @@ class OutputLog:
         """
         if chunk.num_cached_tokens < 0:
             raise OutputError(f"{chunk.num_cached_tokens} tokens of the prompt are said to be cached")
-        ids, token_ids = self._ids, chunk.token_ids
+        ids, token_ids = self.ids, chunk.token_ids
         is_next = chunk.index == len(ids) < self._max_tokens and not self._early
         if is_next and len(token_ids) == 1 and 0 <= token_ids[0] <= MAX_TOKEN_ID and not chunk.logprobs:
             ids.append(token_ids[0])  # nearly always
             return [chunk]
         if chunk.logprobs and len(chunk.logprobs) != len(chunk.token_ids):
             raise OutputError(f"{len(chunk.logprobs)} logprobs came with {len(chunk.token_ids)} tokens")
-        if chunk.index > len(self._ids):
+        if chunk.index > len(self.ids):
             _packed(chunk)  # checked now: failing only in its turn would lose the tokens before it
             if len(self._early) >= MAX_EARLY_CHUNKS:
-                raise OutputError(f"token {len(self._ids)} is missing and {MAX_EARLY_CHUNKS} chunks wait for it")
+                raise OutputError(f"token {len(self.ids)} is missing and {MAX_EARLY_CHUNKS} chunks wait for it")
             known = self._early.get(chunk.index)
             if known is None or len(known.token_ids) < len(chunk.token_ids):
                 self._early[chunk.index] = chunk
             return []
         accepted = self._accept(chunk)
         ready = [accepted] if accepted is not None else []
-        while self._early and (first := min(self._early)) <= len(self._ids):
+        while self._early and (first := min(self._early)) <= len(self.ids):
             accepted = self._accept(self._early.pop(first))
             if accepted is not None:
                 ready.append(accepted)
         return ready
 
     def _accept(self, chunk: TokenChunk) -> TokenChunk | None:
-        known = len(self._ids) - chunk.index
-        room = self._max_tokens - len(self._ids)
+        known = len(self.ids) - chunk.index
+        room = self._max_tokens - len(self.ids)
         num_new = len(chunk.token_ids) - known
         if num_new < 0 or (num_new == 0 and chunk.finish_reason is None):
             return None
@@ -87,7 +87,7 @@ class OutputLog:
                 finish_reason="length" if num_new > room else chunk.finish_reason,
                 stop_token_id=None if num_new > room else chunk.stop_token_id,
             )
-        self._ids.extend(_packed(chunk))
+        self.ids.extend(_packed(chunk))
         return chunk
 
 

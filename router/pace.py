@@ -22,10 +22,12 @@ class PlacementPace:
 
     def note(self, num_left: int, now: float) -> None:
         """A request was placed, and `num_left` are still waiting."""
-        self._times.append(now)
+        times = self._times
+        times.append(now)
         if not num_left:
-            self._latest_interval_s = self.interval_s(now)
-            self._times.clear()
+            if len(times) >= MIN_SAMPLES:
+                self._latest_interval_s = self._interval_now_s(now)
+            times.clear()
 
     def interval_s(self, now: float) -> float | None:
         """Seconds between placements while requests wait, now or the last time they did; None: not known yet."""

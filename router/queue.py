@@ -135,6 +135,8 @@ class WorkQueue:
     def settle(self, state: RequestState, num_tokens: int) -> None:
         """Corrects the charge of a request that has ended and really took `num_tokens`. In a class where nobody waits
         any more, debts have been forgotten."""
+        if not self._waiting:
+            return
         line = self._lines.get(priority_class(state.request.priority))
         if line is not None and state.charged_tokens:
             self._version += 1

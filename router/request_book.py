@@ -182,7 +182,7 @@ class RequestBook:
             self.signals.placed(state, wait_s, now)
         self.queue.take(state.request_id, now)
         self._queue_deadlines.drop(state.request_id)
-        self.pace.note(len(self.queue), now)
+        self.pace.note(len(self.queue.waiting), now)
 
     # ---- back to the queue
 
@@ -297,7 +297,7 @@ class RequestBook:
         """The one place where a request ends."""
         request_id = state.request_id
         self._leave_workers(state, silent)
-        if request_id in self.queue:
+        if request_id in self.queue.waiting:
             self.queue.remove(request_id)
         usage = state.usage
         self.queue.settle(state, usage.num_prompt_tokens + usage.num_output_tokens - usage.num_cached_tokens)

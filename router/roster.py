@@ -29,19 +29,12 @@ class WorkerState:
     stats: Stats | None = None
     load: WorkerLoad = field(default_factory=WorkerLoad)
     times: ServiceTimes = field(default_factory=ServiceTimes)
+    peer: PeerId = field(init=False)
+    name: str = field(init=False)
+    version: str = field(init=False)  # of the model that it serves; requests, KV and prefixes never cross versions
 
-    @property
-    def peer(self) -> PeerId:
-        return self.hello.worker
-
-    @property
-    def name(self) -> str:
-        return self.hello.worker.name
-
-    @property
-    def version(self) -> str:
-        """The version of the model that it serves. Requests, KV and prefixes never cross versions."""
-        return self.hello.model_version
+    def __post_init__(self) -> None:
+        self.peer, self.name, self.version = self.hello.worker, self.hello.worker.name, self.hello.model_version
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.hello.page_tokens)

@@ -191,6 +191,7 @@ class FrameProtocol(asyncio.Protocol):
         self._on_open = on_open
         self._max_outgoing_bytes = max_outgoing_bytes
         self._encoder = FrameEncoder(vocabulary)
+        self._loop: asyncio.AbstractEventLoop  # once there is a transport
         self._transport: asyncio.Transport | None = None
         self._outgoing: list[bytes] = []
         self._outgoing_bytes = 0
@@ -209,31 +210,39 @@ class FrameProtocol(asyncio.Protocol):
 
     def send(self, message: Any) -> None:
         """Queues a message; does nothing on a connection that is closing. Raises WireError for unsendable values."""
+        if self._transport is None or self._closing:
+            return
         if not self._outgoing:
-            asyncio.get_running_loop().call_soon(self._flush)
+            self._loop.call_soon(self._flush)
         self._queue(message)
 
     def send_batch(self, messages: Iterable[Any]) -> None:
         """The same for all that a turn of the loop has to say: it leaves at once, with what was queued before."""
-        for message in messages:
-            self._queue(message)
-        self._flush()
+        if self._transport is not None and not self._closing:
+            for message in messages:
+                self._queue(message)
+            self._flush()
 
     def _queue(self, message: Any) -> None:
-        if self._transport is None or self._closing:
-            return
         frame = self._encoder.encode(message)
         self._outgoing.append(frame)
         self._outgoing_bytes += len(frame)
-        waiting = self._outgoing_bytes + self._transport.get_write_buffer_size()
-        if waiting > self._max_outgoing_bytes:
-            self.abort(BufferError(f"the peer left {waiting} bytes unread"))
+        if self._outgoing_bytes > self._max_outgoing_bytes:
+            self._give_up(self._outgoing_bytes)
 
     def _flush(self) -> None:
-        if self._outgoing and self._transport is not None:
-            self._transport.write(b"".join(self._outgoing))
-            self._outgoing = []
-            self._outgoing_bytes = 0
+        if not self._outgoing or self._closing or self._transport is None:
+            return
+        waiting = self._outgoing_bytes + self._transport.get_write_buffer_size()
+        if waiting > self._max_outgoing_bytes:
+            self._give_up(waiting)
+            return
+        self._transport.write(b"".join(self._outgoing))
+        self._outgoing = []
+        self._outgoing_bytes = 0
+
+    def _give_up(self, num_waiting_bytes: int) -> None:
+        self.abort(BufferError(f"the peer left {num_waiting_bytes} bytes unread"))
 
     def close(self) -> None:
         """Sends what is queued, then closes."""
@@ -251,6 +260,7 @@ class FrameProtocol(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._loop = asyncio.get_running_loop()
         self._transport = cast(asyncio.Transport, transport)  # what uvloop gives does not derive from it
         connection = transport.get_extra_info("socket")
         if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):

@@ -60,6 +60,7 @@ class WorkerPort:
         self._all_gone.set()
         self._joined = asyncio.Event()
         self._changed = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_s = 0.0
@@ -74,7 +75,7 @@ class WorkerPort:
     async def start(self, listening: socket.socket | None = None) -> None:
         """Listens on `worker_host:worker_port`, or where a router before did. Raises OSError if the address cannot be
         had."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         if listening is not None:
             self._server = await loop.create_server(self._accept, sock=listening, backlog=BACKLOG)
         else:
@@ -120,21 +121,21 @@ class WorkerPort:
 
     def perform(self, actions: Iterable[Action]) -> None:
         """Does what the dispatcher wants, in order, and sees to its next deadline, once a turn of the loop."""
+        workers, deliver = self._workers, self._deliver
         for action in actions:
-            match action:
-                case Emit() | Finish():
-                    self._deliver(action)
-                case Send(worker, message):
-                    connection = self._workers.get(worker)
-                    if connection is not None:
-                        connection.send(message)
-                case Close(worker, reason):
-                    log.warning("closing the connection of %s: %s", worker, reason)
-                    self._workers.pop(worker).protocol.abort()
-                    self.note_change()
+            if isinstance(action, Send):
+                connection = workers.get(action.worker)
+                if connection is not None:
+                    connection.send(action.message)
+            elif isinstance(action, Close):
+                log.warning("closing the connection of %s: %s", action.worker, action.reason)
+                workers.pop(action.worker).protocol.abort()
+                self.note_change()
+            else:
+                deliver(action)
         if not self._is_timer_set_soon:
             self._is_timer_set_soon = True
-            asyncio.get_running_loop().call_soon(self._set_timer)
+            self._loop.call_soon(self._set_timer)
 
     async def wait_for_change(self) -> None:
         """Returns when the next worker has joined, was lost or was told to go, or other ones are expected."""
@@ -176,7 +177,7 @@ class WorkerPort:
             self._timer.cancel()
         self._timer_due_s = due_s
         delay_s = max(due_s - time.monotonic(), 0.0)
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
+        self._timer = self._loop.call_later(delay_s, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -273,8 +274,7 @@ class WorkerPort:
 
     def _schedule_beat(self) -> None:
         period_s = self._config.dispatch.worker_lease_s / PINGS_PER_LEASE
-        loop = asyncio.get_running_loop()
-        self._beat = loop.call_later(period_s, self._on_beat, time.monotonic() + period_s)
+        self._beat = self._loop.call_later(period_s, self._on_beat, time.monotonic() + period_s)
 
     def _on_beat(self, due_s: float) -> None:
         """Looks for silent workers and pings all: a loss is noticed between 1 and 1.25 leases after the last word."""

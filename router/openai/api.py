@@ -24,7 +24,7 @@ from slipstream.router.openai.guides import Guides
 from slipstream.router.openai.job import Asked, Job, Prompt, asked_attributes, counts_on, slo_of, used_by, wants_usage
 from slipstream.router.openai.output_text import OutputText
 from slipstream.router.openai.parsing import parse_body
-from slipstream.router.openai.prompts import DEFAULT_COMPLETION_TOKENS, Prompts
+from slipstream.router.openai.prompts import DEFAULT_COMPLETION_TOKENS, Prompts, room
 from slipstream.router.openai.sampling import SEED_MASK, check_token_ids, sampling_params
 from slipstream.router.openai.schema import ChatRequest, CompletionRequest, GenerationFields
 from slipstream.router.stream import GenerationStream
@@ -57,7 +57,7 @@ class OpenAiApi:
         self._service = service
         self._metrics = metrics
         self._access = access
-        self._prompts = Prompts(tokenizer, lambda: service.max_model_len)
+        self._prompts = Prompts(tokenizer)
         self._guides = Guides()
         self._created_s = int(time.time())
 
@@ -98,11 +98,13 @@ class OpenAiApi:
 
     async def chat_completions(self, request: Request, exchange: Exchange) -> None:
         arrived_s = time.monotonic()
-        body = parse_body(request, ChatRequest, self._service.max_model_len)
+        max_model_len = self._service.max_model_len
+        body = parse_body(request, ChatRequest, max_model_len)
         asked = self._asked(body, exchange, arrived_s)
-        packed_ids = await self._prompts.of_chat(body.messages)
+        limit = self._prompts.limit(max_model_len)
+        packed_ids = await self._prompts.of_chat(body.messages, limit)
         guide = await self._guides.of(body)
-        max_tokens = self._prompts.room(packed_ids, body.stated_max_tokens, None, "messages")
+        max_tokens = room(packed_ids, limit, body.stated_max_tokens, None, "messages")
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         identity = exchange.notes.identity()
         prompts = [Prompt(packed_ids, self._sampling(body, max_tokens, logprobs, guide, identity.seed))]
@@ -112,15 +114,18 @@ class OpenAiApi:
 
     async def completions(self, request: Request, exchange: Exchange) -> None:
         arrived_s = time.monotonic()
-        body = parse_body(request, CompletionRequest, self._service.max_model_len)
+        max_model_len = self._service.max_model_len
+        body = parse_body(request, CompletionRequest, max_model_len)
         asked = self._asked(body, exchange, arrived_s)
         for token_ids in body.id_lists:
             check_token_ids("prompt", token_ids, self._tokenizer.vocab_size)
         guide = await self._guides.of(body)
         identity = exchange.notes.identity()
         prompts: list[Prompt] = []
-        for packed_ids in [*map(pack_ids, body.id_lists)] or await self._prompts.of_texts(body.texts, "prompt"):
-            max_tokens = self._prompts.room(packed_ids, body.max_tokens, DEFAULT_COMPLETION_TOKENS, "prompt")
+        limit = self._prompts.limit(max_model_len)
+        id_lists = [*map(pack_ids, body.id_lists)] or await self._prompts.of_texts(body.texts, limit, "prompt")
+        for packed_ids in id_lists:
+            max_tokens = room(packed_ids, limit, body.max_tokens, DEFAULT_COMPLETION_TOKENS, "prompt")
             seed = (identity.seed + len(prompts) * SEED_STEP) & SEED_MASK
             prompts.append(Prompt(packed_ids, self._sampling(body, max_tokens, body.logprobs, guide, seed)))
         if body.echo:
@@ -158,7 +163,7 @@ class OpenAiApi:
             answer = Answer(
                 choices,
                 job.form,
-                num_prompt_tokens=sum([prompt.num_tokens for prompt in job.prompts]),
+                num_prompt_tokens=job.num_prompt_tokens,
                 choices_per_prompt=choices_per_prompt,
                 prompt_param=job.prompt_param,
                 explains=bool(body.explain),

@@ -25,10 +25,6 @@ class Prompt(NamedTuple):
     sampling: SamplingParams
     text: str = ""
 
-    @property
-    def num_tokens(self) -> int:
-        return len(self.packed_ids) // 4
-
 
 class Asked(NamedTuple):
     """A request as it arrived. `exchange_id` is the id in the answer's X-Request-Id header, which the client may have
@@ -42,37 +38,42 @@ class Asked(NamedTuple):
     arrived_s: float
 
 
-class Job(NamedTuple):
-    """A request that passed its checks. `answer_id` is the id in the body of its answer; `prompt_param` is the name of
-    the field that held the prompt."""
+class Job:
+    """A request that was found valid. `answer_id` is the id in the body of its answer; `prompt_param` is the field that
+    its prompt came in. What is asked more than once of a job is counted once."""
 
-    asked: Asked
-    answer_id: str
-    prompts: Sequence[Prompt]
-    prompt_param: str
-    form: AnswerFormat
+    __slots__ = (
+        "answer_id",
+        "asked",
+        "body",
+        "choices_per_prompt",
+        "form",
+        "num_choices",
+        "num_prompt_tokens",
+        "prompt_param",
+        "prompts",
+    )
 
-    @property
-    def body(self) -> GenerationFields:
-        return self.asked.body
-
-    @property
-    def choices_per_prompt(self) -> int:
-        return self.asked.body.n or 1
-
-    @property
-    def num_choices(self) -> int:
-        return len(self.prompts) * self.choices_per_prompt
+    def __init__(
+        self, asked: Asked, answer_id: str, prompts: Sequence[Prompt], prompt_param: str, form: AnswerFormat
+    ) -> None:
+        self.asked = asked
+        self.body = asked.body
+        self.answer_id = answer_id
+        self.prompts = prompts
+        self.prompt_param = prompt_param
+        self.form = form
+        self.choices_per_prompt = asked.body.n or 1
+        self.num_choices = len(prompts) * self.choices_per_prompt
+        self.num_prompt_tokens = sum([len(prompt.packed_ids) for prompt in prompts]) // 4
 
     @property
     def num_reserved_tokens(self) -> int:
         """How many tokens the request may use. An output without a stated length is assumed to have a usual one."""
-        body = self.asked.body
+        body = self.body
         output = body.expected_output_tokens or body.stated_max_tokens or USUAL_OUTPUT_TOKENS
-        num_choices = self.choices_per_prompt
-        return sum(
-            [prompt.num_tokens + num_choices * min(prompt.sampling.max_tokens, output) for prompt in self.prompts]
-        )
+        outputs = sum([min(prompt.sampling.max_tokens, output) for prompt in self.prompts])
+        return self.num_prompt_tokens + self.choices_per_prompt * outputs
 
     def ids_of(self, index: int) -> tuple[str, tuple[str, ...]]:
         """The request id of a choice, and its names. The first of several choices is also known by the answer's ids."""
@@ -85,7 +86,7 @@ class Job(NamedTuple):
 def used_by(choices: Sequence[Choice], job: Job) -> UsageCounts:
     """What a request has used at its end. A prompt is counted once for all its choices, as in the answer's usage."""
     choices_per_prompt = job.choices_per_prompt
-    used = UsageCounts(num_requests=1, num_errors=int(len(choices) < choices_per_prompt * len(job.prompts)))
+    used = UsageCounts(num_requests=1, num_errors=int(len(choices) < job.num_choices))
     for choice in choices:
         finish = choice.stream.finish
         used.num_output_tokens += choice.output.num_tokens

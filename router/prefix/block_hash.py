@@ -18,10 +18,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from functools import lru_cache
 
 from xxhash import xxh3_128_digest
 
 ID_BYTES = 8
+MAX_ROOTS = 1024  # of models and salts that are remembered
 
 
 def model_key(model: str, version: str) -> str:
@@ -29,6 +31,7 @@ def model_key(model: str, version: str) -> str:
     return f"{model}@{version}" if version else model
 
 
+@lru_cache(maxsize=MAX_ROOTS)
 def root_digest(model_id: str, cache_salt: str) -> bytes:
     """The digest that the first page chains to. It covers the lengths, so that ("ab", "c") and ("a", "bc") differ."""
     model, salt = model_id.encode(), cache_salt.encode()

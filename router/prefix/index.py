@@ -145,9 +145,9 @@ class PrefixIndex:
             return
         held, expected, masks, bit = holder.held, holder.expected, self._masks, holder.bit
         self._sweep()
-        new = [block for block in self._chain(state, state.num_tokens).ids if block not in held]
-        room = min(self._max_entries - self._num_entries, worker.hello.num_pages - len(expected))
-        del new[max(room, 0) :]
+        ids = self._chain(state, state.num_tokens).ids
+        room = max(min(self._max_entries - self._num_entries, worker.hello.num_pages - len(expected)), 0)
+        new = ids[:room] if held.isdisjoint(ids) else [block for block in ids if block not in held][:room]
         if not new:
             return
         self._version += 1

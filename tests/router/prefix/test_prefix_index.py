@@ -130,7 +130,7 @@ def test_output_so_far_counts_like_the_prompt() -> None:
     index.apply(worker, BlocksChanged(1, False, blocks(range(16)), b""))
     request = make_request(range(6))
     assert index.cached_tokens(worker, request) == 4
-    request.output._ids.extend(range(6, 17))
+    request.output.ids.extend(range(6, 17))
     assert index.cached_tokens(worker, request) == 16
 
 
