@@ -1,7 +1,7 @@
 """The transfer agent of a rank: the shell around the hand-offs.
 
-One thread drives the transport, the copying and the checksums; every public call only checks its arguments and puts
-a command in that thread's queue. Events come back on that thread.
+One thread drives the transport, the copying and the checksums. Public calls only check their arguments and put a
+command into that thread's queue. Events are delivered on that thread.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class TransferAgent:
 
     `peer` is the worker group that this rank belongs to, `rank` of `tp`. `on_event` is called on the agent's thread;
     it must not block and must not raise. Each `send` and each `expect` that returned ends in exactly one event.
-    `token` is the cluster's secret: peers that do not know it are turned away. `transport` takes the place of what
-    `config` names. Raises StagingError if a message might not fit the staging memory,
-    TransportError if the transport cannot be opened, ValueError for a bad peer or rank.
+    `token` is the cluster's secret: peers that do not know it are refused. `transport` replaces the one that `config`
+    names. Raises StagingError if a message might not fit the staging memory, TransportError if the transport cannot be
+    opened, and ValueError for a bad peer or rank.
     """
 
     def __init__(
@@ -73,7 +73,8 @@ class TransferAgent:
         self._transport = open_page_transport(pool, config, token, transport)
         self._sender = SendSide(self._transport, config, self._counters, on_event)
         self._receiver = ReceiveSide(self._transport, config, self._counters, on_event)
-        # The identity that arrivals belong to: `_peer`, but changed by the thread in its turn among the commands.
+        # The identity that arrivals belong to. It follows `_peer`, but is changed by the thread, in order with
+        # commands.
         self._serving = peer
         self._commands: deque[Callable[[], None]] = deque()
         self._is_signalled = False
@@ -94,7 +95,7 @@ class TransferAgent:
     # ---- the API; any thread
 
     def expect(self, ticket: HandoffTicket, page_ids: Sequence[int], source: PeerId, source_tp: int) -> TransferKey:
-        """Be ready for the ticket's pages, in order, in `page_ids`. Ends in Received or ReceiveFailed.
+        """Expect the ticket's pages, which are to land in `page_ids`, in order. Ends in Received or ReceiveFailed.
 
         Raises TicketError if the ticket does not fit this rank, AgentClosedError.
         """
@@ -123,12 +124,12 @@ class TransferAgent:
         return ticket.key
 
     def pages_ready(self, key: TransferKey, layer: int, num_pages: int) -> None:
-        """The first `num_pages` pages of the sequence hold this layer, and will not change. Ignored for transfers
-        that are unknown or over. Costs the caller a few microseconds."""
+        """The first `num_pages` pages of the sequence hold this layer, and will not change. Ignored for transfers that
+        are unknown or have ended. Costs the caller a few microseconds."""
         self._submit_unless_closed(lambda: self._sender.pages_ready(key, layer, num_pages))
 
     def cancel(self, key: TransferKey) -> None:
-        """Give up a transfer; its event follows once nothing touches its pages. Ignored if it is over."""
+        """Give up a transfer. Its event follows once nothing touches its pages. Ignored if it has ended."""
 
         def cancel() -> None:
             self._sender.fail(key, "cancelled")
@@ -146,8 +147,8 @@ class TransferAgent:
         self._submit_unless_closed(lose)
 
     def begin_epoch(self, peer: PeerId) -> None:
-        """From now on this rank belongs to `peer`: all transfers fail, all links end, older tickets are void. The
-        address stays."""
+        """From now on this rank belongs to the incarnation `peer`: all transfers fail, all links end, and older tickets
+        are void. The address stays the same."""
         check_peer(peer)
 
         def begin() -> None:
@@ -175,7 +176,7 @@ class TransferAgent:
                 self._transport.wake()
         self._thread.join()
 
-    # ---- what the transport tells; the thread
+    # ---- events of the transport; on the thread
 
     def on_link(self, link: Link) -> None:
         self._receiver.on_link(link)
@@ -223,7 +224,8 @@ class TransferAgent:
         return busy
 
     def _run_commands(self) -> bool:
-        # The flag falls before the queue is read: whoever finds it up afterwards finds us about to read.
+        # The flag is cleared before the queue is read, so whoever finds it set afterwards knows that we will still
+        # read.
         self._is_signalled = False
         busy = bool(self._commands)
         while self._commands:
@@ -241,7 +243,7 @@ class TransferAgent:
         return min(self._sender.next_deadline(), self._receiver.next_deadline())
 
     def _wind_up(self, reason: str, patience_s: float) -> None:
-        with self._lock:  # nobody is about to wake a transport that is closed
+        with self._lock:  # so that nobody wakes a transport that is being closed
             self._is_closed = True
         try:
             self._run_commands()
@@ -253,7 +255,7 @@ class TransferAgent:
                     self._transport.wait(TICK_S)
             self._transport.close()
         finally:
-            # What a failure has cut off in the middle never comes to an end of its own.
+            # Operations that a failure has interrupted will never end by themselves.
             self._sender.abandon(reason)
             self._receiver.abandon(reason)
 

@@ -1,4 +1,5 @@
-"""Connections that have been accepted and have not said a greeting yet: anybody's, so they are few."""
+"""Connections that were accepted but have not sent a greeting yet. They may be anybody's, so their number is
+bounded."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ Caller = TypeVar("Caller", bound=Connection)
 
 
 class Callers(Generic[Caller]):
-    """Watched by `poller`. One too many, and the one that has been silent for longest is turned away."""
+    """The callers, watched by `poller`. If there is one too many, the one that has been silent longest is closed."""
 
     def __init__(self, poller: select.epoll) -> None:
         self._poller = poller
@@ -34,7 +35,7 @@ class Callers(Generic[Caller]):
         return self._callers.get(fd)
 
     def release(self, caller: Caller) -> None:
-        """It is a link from now on, and stays registered with the poller."""
+        """The caller has become a link, and stays registered with the poller."""
         del self._callers[caller.fileno()]
 
     def dismiss(self, caller: Caller) -> None:

@@ -6,19 +6,19 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-MAX_SLAB_PAGES = 8192  # whose ids fit in one packet between workers of a host
+MAX_SLAB_PAGES = 8192  # the ids of so many fit in one packet between workers of a host
 
 
 @dataclass(frozen=True, slots=True)
 class TransferConfig:
-    """`transport` auto: workers of one host copy pages straight out of each other's pools where those are in host
-    memory (see `shared_pool`), all others use UCX. `ucx` and `shared_memory` allow only that one. `host` is where a
-    rank listens and what its peers are told, so it must be an address and no wildcard. `tls` is handed to UCX as
-    UCX_TLS. Pages travel in slabs of at most `slab_pages`, one layer of them a message; where
-    these are staged, they pass through `staging_mib` of host memory a rank, half of it for each direction. Either end
-    of a transfer that makes no progress for `lease_s` gives it up. A peer that does not answer a call for
-    `peer_timeout_s`, or whose host is silent for so long, counts as out of reach. `corrupt_every` spoils every n-th
-    message sent (0: never): a fire drill for the integrity check."""
+    """`transport` auto: workers of one host copy pages straight out of each other's pools if those are in host memory
+    (see `shared_pool`), all others use UCX. `ucx` and `shared_memory` allow only that one. `host` is where a rank
+    listens and also what its peers are told, so it must be an address and not a wildcard. `tls` is passed to UCX as
+    UCX_TLS. Pages are sent in slabs of at most `slab_pages`, one layer per message. Messages that are staged pass
+    through `staging_mib` of host memory per rank, half of it for each direction. Either end of a transfer gives up
+    after `lease_s` without progress. A peer that does not answer a call for `peer_timeout_s`, or whose host is silent
+    for that long, counts as unreachable. `corrupt_every` spoils every n-th message sent (0: never), as a fire drill for
+    the integrity check."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 

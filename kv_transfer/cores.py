@@ -1,8 +1,8 @@
 """Which core a thread runs on, and how it gets away from one.
 
-A thread that is woken is often put on the core of the one that wakes it: in a virtual machine the kernel takes a core
-that sleeps for one that its host has taken away. Two ends of a transfer then take turns on one core beside an idle one,
-for up to a slice of the scheduler, which is 3 ms. A transfer of 32 MiB takes 5.
+A thread that is woken is often put on the core of the thread that wakes it: in a virtual machine, the kernel mistakes a
+sleeping core for one that the host has taken away. The two ends of a transfer then take turns on one core, beside an
+idle one, for up to a time slice of the scheduler, which is 3 ms. A whole transfer of 32 MiB takes 5 ms.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LOAD_FILE = Path("/proc/loadavg")
 
 
 def current_core() -> int | None:
-    """Of this thread; None where the C library cannot tell."""
+    """The core that this thread runs on; None if the C library cannot tell."""
     core = _ask()()
     return None if core < 0 else core
 
@@ -33,11 +33,11 @@ def _ask() -> Callable[[], int]:
 
 
 def leave_core(core: int) -> None:
-    """Move this thread to another core than that, if it is there, it may, and some core has nothing to do. It may come
+    """Move this thread off the given core, if it is on it, is allowed to move, and some other core is idle. It may come
     back later."""
     if current_core() != core or not _is_core_idle():
         return
-    with contextlib.suppress(OSError):  # cores come and go, and some have it forbidden; then it stays
+    with contextlib.suppress(OSError):  # cores come and go, and moving may be forbidden: then the thread stays
         allowed = os.sched_getaffinity(0)
         if others := allowed - {core}:
             os.sched_setaffinity(0, others)
@@ -45,7 +45,8 @@ def leave_core(core: int) -> None:
 
 
 def _is_core_idle() -> bool:
-    """There are as many cores as threads that want to run, of which this one shares its core."""
+    """Whether some core must be idle: no more threads want to run than there are cores, and this one shares its
+    core."""
     try:
         num_running = int(LOAD_FILE.read_text(encoding="ascii").split()[3].split("/")[0])
     except (OSError, ValueError, IndexError):

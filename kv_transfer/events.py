@@ -1,4 +1,4 @@
-"""How a transfer ended, and what the agent has done so far."""
+"""The events that end a transfer, and the totals of an agent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from slipstream.kv_transfer.ticket import TransferKey
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """All pages came whole and hold what was sent. `seconds` from the first arrival to the last copy."""
+    """All pages have arrived and hold exactly what was sent. `seconds` is the time from the first arrival to the last
+    copy."""
 
     key: TransferKey
     num_bytes: int
@@ -18,8 +19,8 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class ReceiveFailed:
-    """The pages hold no one knows what, and nothing writes to them any more. `is_unreachable`: its peer could not be
-    reached, or not any more."""
+    """The content of the pages is undefined, and nothing writes to them any more. `is_unreachable`: the peer could not
+    be reached, or no longer."""
 
     key: TransferKey
     reason: str
@@ -49,7 +50,7 @@ TransferEvent = Received | ReceiveFailed | Sent | SendFailed
 
 @dataclass(frozen=True, slots=True)
 class TransferStats:
-    """Totals since the agent began; the last four are gauges of this moment. Seconds are summed over transfers."""
+    """Totals since the agent started; the last four are gauges. Seconds are summed over transfers."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -59,7 +60,7 @@ class TransferStats:
     seconds_sending: float = 0.0
     seconds_receiving: float = 0.0
     checksum_failures: int = 0
-    leases_held: int = 0  # receive transfers that are not over
-    sends_held: int = 0  # send transfers that are not over
+    leases_held: int = 0  # receiving transfers that have not ended
+    sends_held: int = 0  # sending transfers that have not ended
     messages_in_flight: int = 0
     links_open: int = 0

@@ -1,4 +1,4 @@
-"""Non-blocking TCP connections that carry frames: a 16-bit length, then so many bytes."""
+"""Non-blocking TCP connections that carry frames: a 16-bit length, followed by as many bytes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _BACKLOG = 128
 
 
 class FrameSocket:
-    """One connection. The kernel ends it when the other *host* has been silent for `silence_s`; a process there that
-    stands still does not matter, its kernel answers."""
+    """One connection. The kernel ends it when the other *host* has been silent for `silence_s`. A process there that is
+    stopped does not matter, because its kernel answers."""
 
     def __init__(self, connection: socket.socket, silence_s: float) -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        # In whole seconds. The user timeout is for data on its way, and ends an idle connection after that, too.
+        # In whole seconds. The user timeout applies to data on its way, and also ends an idle connection.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(silence_s / 2)))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, max(1, int(silence_s / 2)))
@@ -38,7 +38,7 @@ class FrameSocket:
             raise OSError(f"{address.port} is no port")
         try:
             found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-        except UnicodeError as error:  # a label of it is empty, or too long
+        except UnicodeError as error:  # a label of the host name is empty or too long
             raise OSError(f"{address.host!r} is no host: {error}") from error
         family, kind, protocol, _, target = found[0]
         connection = socket.socket(family, kind, protocol)
@@ -53,7 +53,7 @@ class FrameSocket:
 
     @property
     def is_within_host(self) -> bool:
-        """Both ends have the same address. Ask when the connection is made."""
+        """Whether both ends have the same address. To be called once the connection is made."""
         try:
             return bool(self._connection.getpeername()[0] == self._connection.getsockname()[0])
         except OSError:
@@ -67,7 +67,7 @@ class FrameSocket:
         return self._connection.fileno()
 
     def send(self, frame: bytes) -> None:
-        """Queue a frame of less than 64 KiB; `flush` writes it when the connection takes it."""
+        """Queue a frame of less than 64 KiB; `flush` writes it as soon as the connection accepts it."""
         self._outgoing += _LENGTH.pack(len(frame)) + frame
 
     def flush(self) -> None:
@@ -99,7 +99,7 @@ class FrameSocket:
 
 
 class FrameListener:
-    """Accepts connections on a free port of `host`. Raises OSError if the host is none of this machine's."""
+    """Accepts connections on a free port of `host`. Raises OSError if the address does not belong to this machine."""
 
     def __init__(self, host: str, silence_s: float) -> None:
         self._silence_s = silence_s
@@ -113,7 +113,7 @@ class FrameListener:
         return self._listener.fileno()
 
     def accept(self) -> FrameSocket | None:
-        """The next connection that waits, if any."""
+        """The next waiting connection, if any."""
         connection = self._spare.accept(self._listener)
         return None if connection is None else FrameSocket(connection, self._silence_s)
 

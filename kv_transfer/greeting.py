@@ -1,11 +1,11 @@
-"""The first frames of a link: this version of the protocol, by somebody who knows the cluster's token.
+"""The first frames of a link, which prove that the other end speaks this version and knows the cluster's token.
 
     caller                               listener
       | greeting: version, proof, body --> |      the proof binds the body to the address that is called
       | <-- answer: version, proof, body   |      and this one to the caller's greeting
 
-The token itself does not travel, and a proof shown to one listener is none at another. Whoever can read the traffic
-can still say the same again; a network that others can listen on needs encryption below this.
+The token itself is never sent, and a proof made for one listener is worthless at another. But whoever can read the
+traffic can replay it, so a network that others can listen to needs encryption underneath.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PROOF_BYTES = 32
 
 
 class Greeter:
-    """`token` is the secret of the cluster; it may be empty where everybody who reaches the port is trusted."""
+    """`token` is the secret of the cluster. It may be empty if everybody who can reach the port is trusted."""
 
     def __init__(self, token: str) -> None:
         self._key = token.encode() or b"no token"
@@ -29,7 +29,7 @@ class Greeter:
         return VERSION + self._proof(b"greeting", _spell(address), body) + body
 
     def check_greeting(self, address: TransferAddress, frame: bytes) -> bytes | None:
-        """The body of a greeting for the listener at `address`; None if it is not a good one."""
+        """The body of a greeting for the listener at `address`; None if it is not valid."""
         return self._check(frame, b"greeting", _spell(address))
 
     def answer(self, greeting: bytes, body: bytes) -> bytes:
@@ -37,11 +37,11 @@ class Greeter:
         return VERSION + self._proof(b"answer", greeting, body) + body
 
     def check_answer(self, greeting: bytes, frame: bytes) -> bytes | None:
-        """The body of the answer to `greeting`; None if it is not a good one."""
+        """The body of the answer to `greeting`; None if it is not valid."""
         return self._check(frame, b"answer", greeting)
 
     def socket_name(self, address: TransferAddress) -> str:
-        """A name for a Unix socket of the listener at `address`, which only those who know the token can tell."""
+        """A name for a Unix socket of the listener at `address`, which only those who know the token can derive."""
         return self._proof(b"socket", _spell(address)).hex()
 
     def _check(self, frame: bytes, kind: bytes, context: bytes) -> bytes | None:

@@ -11,15 +11,15 @@
        | closing | -------------------------------------------> | failed |  Finish(not ok)
        +---------+                                              +--------+
            | still in flight after `grace_s`
-           +--> CutLinks: whoever is at the other end has stalled; ending its links ends the operations
+           +--> CutLinks: the other end has stalled; ending its links ends the operations
 
-`Finish` comes exactly once, and when it does no operation can touch pages any more. That is why a failed
-hand-off waits in `closing`: a posted message cannot be taken back, it can only run to its end.
+`Finish` comes exactly once, and from then on no operation can touch pages any more. That is why a failed hand-off waits
+in `closing`: a posted message cannot be recalled, only run to its end.
 
-Every call takes the time, `now` in seconds on any steady clock, and returns what is to be done, in order. An end that
-has made no progress for `lease_s` expires. One that only waits for its turn on a link is not judged by that: there the
-progress of others counts (`link_moved`), for `MAX_WAIT_LEASES` at most. The sender decides the order of messages: as
-slabs become ready, oldest first. The receiver takes any order.
+Every call takes the time, `now` in seconds of any steady clock, and returns what is to be done, in order. An end that
+has made no progress for `lease_s` expires. For one that only waits for its turn on a link, the progress of others
+counts (`link_moved`), but for `MAX_WAIT_LEASES` at most. The sender decides the order of messages: oldest first, as
+slabs become ready. The receiver accepts any order.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from enum import Enum
 from slipstream.kv_transfer.plan import Message, StreamPlan, TicketError
 
 GRACE_S = 2.0
-MAX_WAIT_LEASES = 20  # behind others on a link: if the other end has forgotten this hand-off, nothing else would end it
+MAX_WAIT_LEASES = 20  # behind others on a link; if the other end has forgotten this hand-off, only this bound ends it
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,13 @@ class TellPeers:
 
 @dataclass(frozen=True, slots=True)
 class CutLinks:
-    """End the links of this hand-off: operations on them do not come to an end."""
+    """End the links of this hand-off, because operations on them do not end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The hand-off is over and holds nothing. `reason` is None if all went well. Seconds from first to last byte.
-    `is_unreachable`: the peer could not be reached, or not any more."""
+    """The hand-off has ended and holds nothing any more. `reason` is None if it succeeded. `seconds` is the time from
+    the first to the last byte. `is_unreachable`: the peer could not be reached, or no longer."""
 
     reason: str | None
     num_bytes: int
@@ -77,7 +77,7 @@ class State(Enum):
 
 
 class _Handoff:
-    """What both ends share: lease, failure, and the single end."""
+    """What both ends have in common: the lease, failure, and ending exactly once."""
 
     def __init__(self, plans: Sequence[StreamPlan], now: float, lease_s: float, grace_s: float) -> None:
         self.plans = tuple(plans)
@@ -99,15 +99,16 @@ class _Handoff:
 
     @property
     def deadline(self) -> float:
-        """When `tick` has something to do at the latest."""
+        """The latest time at which `tick` has to be called."""
         return self._deadline
 
     def begin(self, now: float) -> list[Action]:
-        """Call once at first: a ticket for no pages is done at once."""
+        """To be called once, first of all. A ticket for no pages is done at once."""
         return self._settle(now)
 
     def fail(self, reason: str, now: float, tell_peers: bool = True, *, is_unreachable: bool = False) -> list[Action]:
-        """Cancel, or give up for a reason that came from outside. Without effect when it is already closing or over."""
+        """Cancel, or give up for a reason from outside. Has no effect if the hand-off is already closing or has
+        ended."""
         if self.state is not State.ACTIVE:
             return []
         self.state = State.CLOSING
@@ -126,7 +127,7 @@ class _Handoff:
         return [CutLinks()]
 
     def link_moved(self, at_s: float) -> None:
-        """The link that this hand-off waits on has moved for others, at that time."""
+        """The link that this hand-off waits for made progress for others, at that time."""
         if self.state is State.ACTIVE:
             latest = self._progress_s + MAX_WAIT_LEASES * self._lease_s
             self._deadline = max(self._deadline, min(at_s + self._lease_s, latest))
@@ -147,7 +148,7 @@ class _Handoff:
         self.num_in_flight -= 1
 
     def _settle(self, now: float) -> list[Action]:
-        """Move on to the end if it is reached."""
+        """Finish if there is nothing left to wait for."""
         if self.is_over or self.num_in_flight:
             return []
         if self.state is State.ACTIVE and self._num_done < self._num_messages:
@@ -164,7 +165,7 @@ class SendHandoff(_Handoff):
     def __init__(self, plans: Sequence[StreamPlan], now: float, lease_s: float, grace_s: float = GRACE_S) -> None:
         super().__init__(plans, now, lease_s, grace_s)
         num_layers = plans[0].ticket.num_layers
-        self._next_slab = [0] * num_layers  # slabs of the layer before it are ready or gone
+        self._next_slab = [0] * num_layers  # slabs of the layer before this one are ready or sent
         self._ready: dict[StreamPlan, deque[int]] = {plan: deque() for plan in plans}
 
     def pages_ready(self, layer: int, num_pages: int, now: float) -> bool:
@@ -184,7 +185,7 @@ class SendHandoff(_Handoff):
         return True
 
     def all_layers_ready(self, num_pages: int, now: float) -> bool:
-        """As `pages_ready` of each layer, before any of it; messages leave slab by slab."""
+        """The same as calling `pages_ready` for each layer, except that messages then leave slab by slab."""
         num_slabs = self.plans[0].slabs_within(num_pages)
         if self.state is not State.ACTIVE or not num_slabs:
             return False
@@ -198,7 +199,7 @@ class SendHandoff(_Handoff):
         return self.state is State.ACTIVE and bool(self._ready[plan])
 
     def take(self, plan: StreamPlan, now: float, max_layers: int = 1) -> Message | None:
-        """The next message to post on this stream, of at most so many layers; it counts as in flight until `sent` is
+        """The next message to post on this stream, with at most so many layers. It counts as in flight until `sent` is
         called for it."""
         if not self.has_ready(plan):
             return None
@@ -211,7 +212,7 @@ class SendHandoff(_Handoff):
         return plan.message(index, num_layers)
 
     def sent(self, message: Message, error: str | None, now: float) -> list[Action]:
-        """The transport has let go of a posted message, `error` says why if it did not go out."""
+        """The transport has let go of a posted message. `error` says why, if it was not sent."""
         self._end_one()
         if error is not None:
             actions = self.fail(f"a message could not be sent: {error}", now)
@@ -230,11 +231,11 @@ class ReceiveHandoff(_Handoff):
         self._seen = {plan: bytearray(plan.num_messages) for plan in plans}
 
     def arrived(self, now: float) -> None:
-        """A message has come and waits for its turn: the sender is alive."""
+        """A message has arrived and waits for its turn, which shows that the sender is alive."""
         self._progress(now)
 
     def accept(self, source_rank: int, index: int, num_bytes: int, now: float) -> list[Action]:
-        """A message that has arrived could be received. Unless the answer has a `Land`, it is unwanted."""
+        """There is room for a message that has arrived. Unless a `Land` is returned, the message is unwanted."""
         if self.state is not State.ACTIVE:
             return []
         plan = self._plans_by_source.get(source_rank)

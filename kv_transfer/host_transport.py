@@ -1,7 +1,7 @@
-"""For each peer the transport that reaches it best: shared memory on the same host, else whatever goes over a network.
+"""Chooses the best transport for each peer: shared memory on the same host, otherwise one that uses the network.
 
-A link belongs to the transport that made it. A peer that turns shared memory down, for good or for want of file
-descriptors, is called over the other one for a while, and each time that it does so again for longer.
+A link belongs to the transport that made it. A peer that refuses shared memory, for good or for lack of file
+descriptors, is called over the other transport for a while, and for longer each time that it refuses again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slipstream.kv_transfer.shared_pool import SharedPoolTransport
 from slipstream.kv_transfer.ticket import TransferAddress
 from slipstream.kv_transfer.transport import Arrival, Done, Link, TransportError, TransportEvents
 
-# A refusal costs the transfer that was to go over the link, so who refuses again and again is asked seldom.
+# A refusal costs the transfer that was to use the link, so a peer that keeps refusing is asked ever more rarely.
 FIRST_PATIENCE_S, MAX_PATIENCE_S = 60.0, 3600.0
 MAX_REFUSALS = 1024
 
@@ -26,14 +26,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """Until then the peer is not asked again."""
+    """When a peer that has refused may be asked again."""
 
     until_s: float
     patience_s: float
 
 
 class HostTransport:
-    """`remote` must sleep with an eye on `shared` (`UcxTransport.wake_for`); both have the same address."""
+    """While `remote` sleeps, it must also watch `shared` (`UcxTransport.wake_for`). Both have the same address."""
 
     def __init__(
         self, shared: SharedPoolTransport, remote: PageTransport, clock: Callable[[], float] = time.monotonic
@@ -42,7 +42,7 @@ class HostTransport:
         self._shared = shared
         self._remote = remote
         self._events: TransportEvents | None = None
-        self._called: dict[SharedLink, TransferAddress] = {}  # and have not answered yet
+        self._called: dict[SharedLink, TransferAddress] = {}  # links whose peer has not answered yet
         self._refusals: dict[TransferAddress, _Refusal] = {}
 
     @property
@@ -133,7 +133,7 @@ class HostTransport:
         if isinstance(link, SharedLink) and (address := self._called.pop(link, None)) is not None:
             log.warning("%s:%d takes no pages from shared memory: %s", address.host, address.port, reason)
             before = self._refusals.get(address)
-            if len(self._refusals) >= MAX_REFUSALS:  # addresses of processes that are long gone
+            if len(self._refusals) >= MAX_REFUSALS:  # most are addresses of processes that no longer exist
                 self._refusals.clear()
             patience_s = FIRST_PATIENCE_S if before is None else min(2 * before.patience_s, MAX_PATIENCE_S)
             self._refusals[address] = _Refusal(self._clock() + patience_s, patience_s)

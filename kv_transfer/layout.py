@@ -1,4 +1,4 @@
-"""Where the bytes of a KV page lie on each rank, and who sends what to whom when the two sides' degrees differ.
+"""Where the bytes of a KV page are on each rank, and who sends what to whom if the two sides' TP degrees differ.
 
 The pool of a rank, seen as bytes, is `[layers, pages, heads of the rank, head_bytes]`; `head_bytes` holds K and V of
 one head of one page, which are one contiguous run. Rank r of n owns the r-th n-th of the model's KV heads, so any
@@ -20,7 +20,7 @@ class PoolGeometry:
 
     num_layers: int
     num_pages: int
-    num_heads: int  # of this rank
+    num_heads: int  # on this rank
     head_bytes: int
 
     @property
@@ -31,7 +31,7 @@ class PoolGeometry:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """`num_heads` heads that `source_rank` sends to `destination_rank`; first heads count within the rank."""
+    """`num_heads` heads that `source_rank` sends to `destination_rank`. First heads are counted within each rank."""
 
     source_rank: int
     destination_rank: int
@@ -51,7 +51,7 @@ class Stream:
 def streams_between(source_tp: int, destination_tp: int, num_kv_heads: int) -> tuple[Stream, ...]:
     """All streams of a hand-off, ordered by source rank, then destination rank.
 
-    Raises ValueError where a degree does not divide the number of heads: ranks that share a head are not supported.
+    Raises ValueError if a degree does not divide the number of heads: ranks that share a head are not supported.
     """
     for name, tp in (("source", source_tp), ("destination", destination_tp)):
         if tp < 1 or num_kv_heads % tp:

@@ -33,8 +33,8 @@ class _Message:
 
 @dataclass(slots=True)
 class Faults:
-    """`hold` keeps messages for which it is true away from the receiver until it no longer is. `drop` loses messages
-    without telling the sender; `corrupt` may change the bytes that the receiver gets."""
+    """Faults to inject. A message is kept from the receiver while `hold` is true for it. `drop` loses messages without
+    telling the sender. `corrupt` may change the bytes that the receiver gets."""
 
     hold: Callable[[int], bool] = lambda tag: False
     drop: Callable[[int], bool] = lambda tag: False

@@ -1,4 +1,4 @@
-"""From the settings to the transport of a rank."""
+"""Opens the transport of a rank according to the settings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 def open_page_transport(
     pool: PagePool, config: TransferConfig, token: str, transport: Transport | None = None
 ) -> PageTransport:
-    """`transport` takes the place of what `config` names. Raises StagingError, TransportError."""
+    """Opens the transport that `config` names, or uses `transport` instead. Raises StagingError, TransportError."""
     drill = FireDrill(config.corrupt_every)
     if transport is not None:
         return _remote(transport, pool, config, drill)
@@ -37,7 +37,7 @@ def open_page_transport(
             raise TransportError("transport shared_memory: the pages of this rank are in device memory")
         name = TransferAddress("this host", secrets.randbelow(1 << 31))
         return SharedPoolTransport(name, pool, token, drill)
-    # Imported where it is used: it loads the native library, which only a rank that opens a transport needs.
+    # Imported only here, because it loads the native library, which only a rank that opens a transport needs.
     from slipstream.kv_transfer.ucx import UcxTransport
 
     ucx = UcxTransport(config.host, config.tls, token, config.peer_timeout_s)

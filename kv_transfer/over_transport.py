@@ -1,4 +1,4 @@
-"""What all ways of moving pages over a `Transport` have in common: everything but the pages."""
+"""The common part of all `PageTransport`s that use a `Transport`: everything except the pages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ Wire = TypeVar("Wire", bound=Transport)
 
 
 class OverTransport(Generic[Wire]):
-    """The part of a `PageTransport` that hands on. Messages on the wire are `trailer_bytes` longer than their pages."""
+    """Forwards the calls of a `PageTransport` to its wire, where messages are `trailer_bytes` longer than their
+    pages."""
 
     def __init__(self, transport: Wire, trailer_bytes: int = CHECKSUM_BYTES) -> None:
         self._transport = transport
@@ -48,7 +49,7 @@ class OverTransport(Generic[Wire]):
         return False
 
     def refuses(self, arrival: Arrival, pages: Pages, landed: Landed) -> bool:
-        """Several layers, which the peer was told not to join. Then the message is gone."""
+        """Whether the message joins several layers, which the peer was told not to do. If so, it is discarded."""
         if pages.num_layers == 1:
             return False
         self.discard(arrival)
@@ -83,7 +84,7 @@ class OverTransport(Generic[Wire]):
 
     def on_arrival(self, arrival: Arrival) -> None:
         assert self._events is not None
-        # A message too short for its trailer has a negative size, which is no message's.
+        # A message that is too short for its trailer gets a negative size, which matches no expected message.
         self._events.on_arrival(Arrival(arrival.tag, arrival.num_bytes - self._trailer_bytes, arrival.handle))
 
     def on_lost(self, link: Link, reason: str) -> None:
@@ -91,9 +92,9 @@ class OverTransport(Generic[Wire]):
         self._events.on_lost(link, reason)
 
     def _raw(self, arrival: Arrival) -> Arrival:
-        """As it is on the wire."""
+        """The arrival with its size on the wire."""
         return Arrival(arrival.tag, arrival.num_bytes + self._trailer_bytes, arrival.handle)
 
 
 def _forget(error: str | None) -> None:
-    """An unwanted message is gone, whole or broken."""
+    """Called when an unwanted message is gone, whether it was intact or not."""

@@ -48,8 +48,8 @@ class PacketSocket:
         return self._connection.fileno()
 
     def send(self, packet: bytes, files: Sequence[int] = ()) -> None:
-        """Send a packet, or queue it for `flush` if the peer does not keep up. Failure shows when the socket is read.
-        Descriptors of `files` can only go with the first packet."""
+        """Send a packet, or queue it for `flush` if the peer does not keep up. A failure shows when the socket is read.
+        Descriptors (`files`) can only be sent with the first packet."""
         assert len(packet) <= PACKET_BYTES
         if not self._outgoing:
             with contextlib.suppress(OSError):
@@ -75,7 +75,7 @@ class PacketSocket:
         return bytes(memoryview(self._buffer)[:size])
 
     def receive_with_files(self) -> tuple[bytes, list[int]]:
-        """The next packet and up to two file descriptors that came with it, which are the caller's to close."""
+        """The next packet and up to two file descriptors that came with it, which the caller has to close."""
         packet, files, _, _ = socket.recv_fds(self._connection, PACKET_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
         return packet, files
 
@@ -84,8 +84,8 @@ class PacketSocket:
 
 
 class PacketListener:
-    """Accepts connections under a name outside the file system (abstract): it goes with the process, and is known in
-    its network namespace. Raises OSError if the name is taken."""
+    """Accepts connections under an abstract name, which is not in the file system: it disappears with the process, and
+    is visible only in its network namespace. Raises OSError if the name is taken."""
 
     def __init__(self, name: str) -> None:
         self._spare = SpareFile()
@@ -101,7 +101,7 @@ class PacketListener:
         return self._listener.fileno()
 
     def accept(self) -> PacketSocket | None:
-        """The next connection that waits, if any."""
+        """The next waiting connection, if any."""
         while (connection := self._spare.accept(self._listener)) is not None:
             try:
                 return PacketSocket(connection)

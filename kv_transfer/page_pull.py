@@ -1,4 +1,4 @@
-"""Sums over a rank's own pages, and pages pulled out of another rank's pool: several in one call."""
+"""Computes checksums of a rank's own pages, and pulls pages out of another rank's pool, several in one call."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from slipstream.kv_transfer.page_transport import Pages
 from slipstream.kv_transfer.pool import HostPagePool, HostPages, PageIds
 from slipstream.kv_transfer.row_copy import MIN_BYTES, RowCopy, copy_rows
 
-# In one call. What Python does for several at once is still in the caches, which their bytes sweep; but the other end
-# waits for the first of them.
+# How much to do in one call. Copying sweeps the caches, so Python's work is cheaper if it is done for several messages
+# at once; but the other end waits for the first of them.
 BATCH_BYTES = 4 << 20
 
 Item = TypeVar("Item")
@@ -24,7 +24,8 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class PagePull:
-    """`pages` of this rank's pool are to hold `source_heads` of `source_ids` of `source`, in the same layers."""
+    """A copy to make: `source_heads` of the pages `source_ids` of `source` into `pages` of this rank's pool, in the
+    same layers."""
 
     pages: Pages
     source: HostPages
@@ -33,7 +34,7 @@ class PagePull:
 
 
 def take_batch(pool: HostPages, waiting: deque[Item], pages_of: Callable[[Item], Pages]) -> list[Item]:
-    """The first of those that wait, as many as belong in one call."""
+    """Takes the first of the waiting items, as many as belong in one call."""
     batch: list[Item] = []
     left = BATCH_BYTES
     while waiting and left > 0:
@@ -43,7 +44,7 @@ def take_batch(pool: HostPages, waiting: deque[Item], pages_of: Callable[[Item],
 
 
 def sum_pages(pool: HostPages, several: Sequence[Pages]) -> list[int]:
-    """The checksum of each."""
+    """The checksum of each item."""
     if pool.copy is None or any(_num_bytes(pool, pages) < MIN_BYTES for pages in several):
         return [_sum_by_numpy(pool, pages) for pages in several]
     checksums = copy_rows(pool.copy, [_as_sum(pool, pages) for pages in several])
@@ -51,7 +52,8 @@ def sum_pages(pool: HostPages, several: Sequence[Pages]) -> list[int]:
 
 
 def pull_pages(pool: HostPagePool, pulls: Sequence[PagePull]) -> list[int | None]:
-    """Copies, and returns the checksum of what was found at each source; None where it names pages it does not have."""
+    """Makes the copies, and returns the checksum of what was found at each source; None for a source that names pages
+    which it does not have."""
     if pool.copy is None or any(_num_bytes(pool, pull.pages) < MIN_BYTES for pull in pulls):
         return [_pull_by_numpy(pool, pull) for pull in pulls]
     return copy_rows(pool.copy, [_as_copy(pool, pull) for pull in pulls])
@@ -84,7 +86,7 @@ def _pull_by_numpy(pool: HostPagePool, pull: PagePull) -> int | None:
 
 
 def _gather(pool: HostPages, pages: Pages, page_ids: PageIds, heads: range) -> npt.NDArray[np.uint8]:
-    """[layers, bytes of one]"""
+    """The pages' bytes as [layers, bytes of one layer]."""
     found = np.empty((pages.num_layers, len(page_ids) * len(heads) * pool.geometry.head_bytes), np.uint8)
     for layer, out in enumerate(found, pages.layer):
         pool.gather(layer, page_ids, heads, out)

@@ -1,4 +1,4 @@
-"""Pages as a message that a wire packs and unpacks piece by piece, so that they need no staging.
+"""Pages in the form of a message that the wire packs and unpacks piece by piece, so that they need no staging.
 
     pages of one layer | checksum, 8 bytes
 
@@ -20,7 +20,8 @@ from slipstream.kv_transfer.row_copy import RowCopy, open_library, pack_copies, 
 
 
 class StreamLibrary:
-    """The native functions of a build. Raises OSError if it is not there, AttributeError if it is older than these."""
+    """The native functions of a build. Raises OSError if it is missing, AttributeError if it is too old to have
+    them."""
 
     def __init__(self, variant: str) -> None:
         library = open_library(variant)
@@ -42,24 +43,24 @@ def native_streams() -> StreamLibrary | None:
 class PageStream:
     """`pages` of `pool`, to be sent or to be received, once. They must be at least MIN_BYTES in all.
 
-    `spoil`: the checksum that is sent is a wrong one. `close` it when no wire has it any more.
+    With `spoil`, a wrong checksum is sent. It must be closed when no wire uses it any more.
     """
 
     def __init__(self, library: StreamLibrary, pool: HostPages, pages: Pages, spoil: bool = False) -> None:
         self._library = library
         table, ids = pool.rows(pages.layer, pages.num_layers, pages.page_ids, pages.heads)
         job = RowCopy(None, None, table, ids, len(ids), pages.seed, past_caches=True)
-        self._job, self._table = pack_copies([job]), table  # whose memory the native side refers to
+        self._job, self._table = pack_copies([job]), table  # kept alive, because the native side refers to their memory
         self._num_bytes = len(ids) * table.row_bytes + CHECKSUM_BYTES
         self.handle: int | None = library.open(self._job, 0x10 if spoil else 0)
         assert self.handle is not None, "a rank's own page ids are checked where they come in"
 
     def __len__(self) -> int:
-        """Bytes of the message."""
+        """The number of bytes of the message."""
         return self._num_bytes
 
     def is_whole(self) -> bool:
-        """All of it has been received, and its checksum is right."""
+        """Whether all of it has been received and its checksum is right."""
         return bool(self._library.is_whole(self.handle))
 
     def close(self) -> None:

@@ -1,12 +1,12 @@
-"""What the hand-offs of a rank ask for: messages that are pages, from one rank's pool to another's.
+"""What the hand-offs of a rank need of a transport: messages that are pages, from one rank's pool to another's.
 
-`StagedTransport` gathers them into buffers for any `Transport`; `StreamedTransport` lets one pack them that can;
-`SharedPoolTransport` lets the receiver copy them straight out of the sender's pool; `HostTransport` takes for each peer
-the one that reaches it.
+`StagedTransport` gathers pages into buffers for any `Transport`. `StreamedTransport` is for a transport that can pack
+them itself. `SharedPoolTransport` lets the receiver copy them straight out of the sender's pool. `HostTransport`
+chooses the best one for each peer.
 
-The rules of `Transport` hold here, too: one thread, calls back from within `progress` (and, where a link is down, from
-within the call itself), no recall of a single message, `disconnect` ends everything on its link. What is sent must
-stay as it is, and what is received belongs to the transport, until `done` or `landed` was called.
+The rules of `Transport` apply here, too: one thread; callbacks come from within `progress` (or, if a link is down, from
+within the call itself); a single message cannot be recalled; `disconnect` ends everything on its link. Until `done` or
+`landed` is called, pages that are sent must not change, and pages that are received belong to the transport.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ whether it came whole, that is with the right checksum."""
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """What a message carries: `heads` of `page_ids`, in one layer after the other. `seed` of the checksum says which
-    message it is."""
+    """The content of a message: `heads` of `page_ids`, one layer after the other. `seed` is that of the checksum, and
+    different for each message."""
 
     layer: int
     page_ids: PageIds
@@ -42,7 +42,7 @@ class PageTransport(Protocol):
 
     @property
     def num_in_flight(self) -> int:
-        """Messages whose `done` or `landed` is still to come."""
+        """The number of messages whose `done` or `landed` is still to come."""
 
     def start(self, events: TransportEvents) -> None: ...
 
@@ -53,21 +53,21 @@ class PageTransport(Protocol):
     def send_record(self, link: Link, record: bytes) -> None: ...
 
     def joins_layers(self, link: Link) -> bool:
-        """Messages on this link may have several layers, in either direction."""
+        """Whether messages on this link may have several layers, in either direction."""
 
     def can_send(self, link: Link, num_in_flight: int) -> bool:
-        """There is room for one more message beside so many on this link, and others are not held up by it."""
+        """Whether there is room for one more message beside so many on this link, without holding up other links."""
 
     def can_receive(self, arrival: Arrival, num_in_flight: int) -> bool:
-        """The same, beside so many from this peer."""
+        """The same for receiving, beside so many from this peer."""
 
     def send(self, link: Link, tag: int, pages: Pages, done: Done) -> None: ...
 
     def receive(self, arrival: Arrival, pages: Pages, landed: Landed) -> None:
-        """Each arrival must be received or discarded. `arrival.num_bytes` must be the pages' size."""
+        """Receive an arrival into pages. Each arrival must be received or discarded, and must have the pages' size."""
 
     def discard(self, arrival: Arrival) -> None:
-        """Let an unwanted message go: its sender must not hang on it."""
+        """Drop an unwanted message, so that its sender does not wait for it for ever."""
 
     def progress(self) -> bool: ...
 
@@ -83,20 +83,20 @@ class DevicePool(Protocol):
     """A `PagePool` whose pages need not pass through host memory."""
 
     def page_transport(self, transport: Transport, message_bytes: int, staging_bytes: int) -> PageTransport:
-        """Its own way over `transport`. `message_bytes` is the largest message, `staging_bytes` the memory for both
-        directions together."""
+        """The pool's own `PageTransport` over `transport`. `message_bytes` is the size of the largest message,
+        `staging_bytes` the memory for both directions together."""
 
 
 class FireDrill:
-    """Spoils one of `every` messages sent (0: none), to see whether the other end notices. One of several layers counts
-    as so many."""
+    """Spoils one of `every` messages sent (0: none), to see whether the other end notices. A message of several layers
+    counts as that many."""
 
     def __init__(self, every: int) -> None:
         self._every = every
         self._num_layers = 0
 
     def strikes(self, num_layers: int = 1) -> bool:
-        """Call for each message that is sent."""
+        """Whether to spoil this message. To be called for each message that is sent."""
         before = self._num_layers
         self._num_layers += num_layers
         return bool(self._every) and before // self._every < self._num_layers // self._every

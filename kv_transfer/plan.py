@@ -1,8 +1,8 @@
 """The list of messages of a hand-off, which both ends derive from the ticket alone.
 
-A message carries one layer of one slab: up to `slab_pages` consecutive wanted pages, the heads of its stream. Beside
-it travels the XXH3-64 of these bytes. Layers of a slab that are ready together may be joined, one after the other: the
-message then has the number of the first, and its length says how many there are.
+A message carries one layer of one slab: the stream's heads of up to `slab_pages` consecutive wanted pages. Beside it
+travels the XXH3-64 of these bytes. Layers of a slab that are ready together may be joined: the message then has the
+number of the first layer, and its length tells how many there are.
 
     pages of the sequence   0  1  2  3 | 4  5  6  7 | 8  9 10 11 | 12 ...      slab_pages = 4
     wanted                           [3|4  5  6  7 | 8  9]                     first_page = 3, num_pages = 7
@@ -30,7 +30,7 @@ TRANSFER_ID_BITS, RANK_BITS, INDEX_BITS = 32, 8, 24
 
 
 class TicketError(ValueError):
-    """A ticket that does not fit this rank, or no ticket at all."""
+    """A ticket that does not fit this rank, or is not valid at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,22 +83,22 @@ class StreamPlan:
 
     @property
     def num_messages(self) -> int:
-        """If none are joined."""
+        """The number of messages if none are joined."""
         return self.num_slabs * self.ticket.num_layers
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of all pages of this stream."""
+        """The number of bytes of all pages of this stream."""
         ticket = self.ticket
         return ticket.num_layers * ticket.num_pages * self.stream.num_heads * ticket.head_bytes
 
     @property
     def layer_bytes(self) -> int:
-        """Of a whole slab."""
+        """The number of bytes of one layer of a full slab."""
         return self.ticket.slab_pages * self.stream.num_heads * self.ticket.head_bytes
 
     def slab_end(self, slab: int) -> int:
-        """The page of the sequence that the slab ends before."""
+        """The page of the sequence that follows the slab."""
         ticket = self.ticket
         return min((self._first_slab + slab + 1) * ticket.slab_pages, ticket.first_page + ticket.num_pages)
 
@@ -113,7 +113,7 @@ class StreamPlan:
         return slab * self.ticket.num_layers + layer
 
     def message(self, index: int, num_layers: int = 1) -> Message:
-        """With so many layers from this number on. Raises TicketError if there is no such message."""
+        """The message with this number and so many layers. Raises TicketError if there is no such message."""
         if not 0 <= index < self.num_messages:
             raise TicketError(f"message {index} of a stream with {self.num_messages}")
         ticket = self.ticket
@@ -134,21 +134,21 @@ class StreamPlan:
         return self.message(index, num_layers)
 
     def follows(self, index: int, next_index: int) -> bool:
-        """`next_index` is the layer behind `index`, of the same slab."""
+        """Whether `next_index` is the layer after `index` of the same slab."""
         return next_index == index + 1 and next_index % self.ticket.num_layers != 0
 
     def tag(self, index: int) -> int:
         return MessageTag(self.ticket.transfer_id, self.stream.source_rank, index).pack()
 
     def seed(self, index: int) -> int:
-        """Of the message's checksum: it makes this message this one and no other. Whole pages that land in the wrong
-        place, or come from the destination's previous epoch, are as wrong as flipped bits."""
+        """The seed of the message's checksum, which is different for each message. So intact pages that land in the
+        wrong place, or that were meant for the destination's previous epoch, are detected like flipped bits."""
         epoch = self.ticket.destination.epoch & 0xFFFFFFFF
         return self.tag(index) ^ (epoch * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF)
 
 
 def message_bytes(slab_pages: int, geometry: PoolGeometry) -> int:
-    """The largest message that a rank can have to send or take with slabs of so many pages."""
+    """The size of the largest message that a rank can have to send or receive with slabs of so many pages."""
     return slab_pages * geometry.page_bytes
 
 

@@ -1,4 +1,4 @@
-"""Reading pages out of a rank's KV pool and writing them into it."""
+"""Reads pages from a rank's KV pool and writes pages into it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PageIds = npt.NDArray[np.int64]
 
 
 class PagePool(Protocol):
-    """Called from the transport thread, for pages that the caller of the agent has set aside for the transfer."""
+    """A KV pool, as the transport thread uses it, for pages that the agent's caller has set aside for a transfer."""
 
     @property
     def geometry(self) -> PoolGeometry: ...
@@ -46,7 +46,7 @@ class HostPages:
         self._geometry = PoolGeometry(*array.shape)
         self.copy = copy if copy is not None else native_copy_rows()
         self._address = int(array.ctypes.data)
-        self._tables: dict[tuple[int, int, int, int], Table] = {}  # one for each layer and stream that were asked for
+        self._tables: dict[tuple[int, int, int, int], Table] = {}  # cached by layer and stream
 
     @property
     def geometry(self) -> PoolGeometry:
@@ -57,7 +57,7 @@ class HostPages:
         np.take(table, rows, axis=0, out=out.reshape(len(rows), -1), mode="clip")
 
     def gather_summed(self, layer: int, page_ids: PageIds, heads: range, out: Buffer, seed: int) -> int:
-        """As `gather`; returns the checksum."""
+        """Like `gather`; returns the checksum of the bytes."""
         if self.copy is None or len(out) < MIN_BYTES:
             self.gather(layer, page_ids, heads, out)
             return xxhash.xxh3_64_intdigest(out.data, seed=seed)
@@ -68,14 +68,15 @@ class HostPages:
         return checksum
 
     def rows(self, layer: int, num_layers: int, page_ids: PageIds, heads: range) -> tuple[Table, PageIds]:
-        """These heads of pages in one layer after the other, and which of the table's rows those are."""
+        """A table with these heads of all pages, one layer after the other, and the numbers of the wanted rows in
+        it."""
         table = self.table(layer, heads, num_layers)
         if num_layers == 1:
             return table, page_ids
         return table, (page_ids + self._geometry.num_pages * np.arange(num_layers)[:, None]).reshape(-1)
 
     def table(self, layer: int, heads: range, num_layers: int = 1) -> Table:
-        """These heads of each page of so many layers."""
+        """A table with these heads of all pages of so many layers."""
         key = layer, num_layers, heads.start, heads.stop
         if (table := self._tables.get(key)) is None:
             geometry = self._geometry
@@ -116,7 +117,7 @@ class HostPagePool(HostPages):
         table[rows] = src.reshape(len(rows), -1)
 
     def scatter_summed(self, layer: int, page_ids: PageIds, heads: range, src: Buffer, seed: int) -> int:
-        """As `scatter`; returns the checksum."""
+        """Like `scatter`; returns the checksum of the bytes."""
         if self.copy is None or len(src) < MIN_BYTES:
             self.scatter(layer, page_ids, heads, src)
             return xxhash.xxh3_64_intdigest(src.data, seed=seed)

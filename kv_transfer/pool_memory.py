@@ -1,4 +1,4 @@
-"""Memory for a KV pool that other processes of the host can be given a view of."""
+"""Memory for a KV pool of which other processes on the host can be given a read-only view."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import os
 
 log = logging.getLogger(__name__)
 
-# Nobody can shrink the file under a reader, whom that would kill with SIGBUS.
+# Seals that keep anybody from shrinking the file under a reader, which would kill that with SIGBUS.
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class PoolMemory:
     """`num_bytes` of zeroed, page-aligned memory: `buffer` to work in, and `file`, a read-only descriptor of the same
-    memory to hand out, or None (after a warning) where the kernel has no such memory; then it is private.
+    memory to hand out. If the kernel cannot provide that, `file` is None (after a warning) and the memory is private.
 
-    It lies in a file without a name (memfd), which no size of /dev/shm limits, and which is gone with its last user
-    however that ends. Like any memory it is taken from the machine when it is written, not when it is made.
-    Raises MemoryError if there are not so many addresses.
+    The memory is a file without a name (memfd). It is not limited by the size of /dev/shm, and disappears with its last
+    user, however that ends. Like any memory, it is taken from the machine when it is written, not when it is allocated.
+    Raises MemoryError if there is not enough address space.
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -33,7 +33,7 @@ class PoolMemory:
                 self.buffer = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             except OSError as private_error:
                 raise MemoryError(f"no {num_bytes} bytes for the KV pool: {private_error}") from private_error
-        with contextlib.suppress(OSError):  # where the administrator lets it
+        with contextlib.suppress(OSError):  # if the administrator allows it
             self.buffer.madvise(mmap.MADV_HUGEPAGE)
 
     def close(self) -> None:
@@ -49,7 +49,7 @@ def _shared(num_bytes: int) -> tuple[mmap.mmap, int]:
         os.ftruncate(file, num_bytes)
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, SEALS)
         buffer = mmap.mmap(file, num_bytes, mmap.MAP_SHARED)
-        # Through a descriptor that is opened anew for reading nobody can write.
+        # A descriptor that was opened separately, for reading only, cannot be used to write.
         return buffer, os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(file)

@@ -4,8 +4,8 @@ Runs on the transport thread alone. A message that arrives belongs to one of:
 
     a lease                 waits in its source's queue until there is room to receive it
     a transfer that ended   is discarded
-    nobody yet              is kept until `begin` claims it: the ranks of a group hear of a reservation one by one,
-                            and a source may be faster than the last of them. For `lease_s` at most.
+    nobody yet              is kept, for `lease_s` at most, until `begin` claims it: the ranks of a group are told of a
+                            reservation one by one, and a source may be faster than the last of them
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Source:
 
     waiting: deque[tuple[_Receiving, MessageTag, Arrival]] = field(default_factory=deque)
     num_in_flight: int = 0
-    moved_s: float = float("-inf")  # when a message of any of its transfers last came whole
+    moved_s: float = float("-inf")  # when a message of any of its transfers last arrived completely
 
     @property
     def is_idle(self) -> bool:
@@ -122,7 +122,7 @@ class ReceiveSide:
             self._apply(receiving, receiving.handoff.fail(reason, self._clock(), is_unreachable=is_unreachable))
 
     def peer_lost(self, peer: PeerId, reason: str) -> None:
-        """Fails what the peer has yet to send, whether or not it ever connected."""
+        """Fails everything that the peer has yet to send, whether or not it ever connected."""
         for receiving in list(self._receivings.values()):
             if receiving.source == peer:
                 self.fail(receiving.key, reason)
@@ -145,7 +145,7 @@ class ReceiveSide:
         self._num_unclaimed = 0
 
     def abandon(self, reason: str) -> None:
-        """The last call: whatever counts as in flight, this thread touches no page any more."""
+        """The last call. Whatever still counts as in flight, this thread will not touch any page after it."""
         for receiving in list(self._receivings.values()):
             self._apply(receiving, [Finish(reason, 0, 0.0)])
 
@@ -156,7 +156,7 @@ class ReceiveSide:
 
     def on_record(self, me: PeerId, link: Link, record: Record) -> None:
         if link not in self._links:
-            return  # written before the link was cut
+            return  # it was sent before the link was cut
         match record:
             case Hello(_, _, destination) if destination != me:
                 reason = f"this is {me.name} of epoch {me.epoch}, not {destination.name} of {destination.epoch}"
@@ -191,7 +191,7 @@ class ReceiveSide:
     # ---- the loop
 
     def pump(self) -> bool:
-        """Receive what has arrived, as far as there is room."""
+        """Receives what has arrived, as far as there is room."""
         busy = False
         for source in self._sources.values():
             while source.waiting and self._has_room(source):
@@ -266,7 +266,7 @@ class ReceiveSide:
             self.fail(key, reason)
 
     def _end(self, key: TransferKey, reason: str | None) -> None:
-        """Remember that what still arrives for this transfer is unwanted."""
+        """Notes that messages which still arrive for this transfer are unwanted."""
         self._ended.setdefault(key, _Ended(reason))
         if len(self._ended) > MAX_ENDED:
             self._ended.popitem(last=False)
@@ -305,7 +305,7 @@ class ReceiveSide:
         ]
 
     def _drop(self, link: Link, reason: str, *, is_unreachable: bool = False) -> None:
-        """End a link and every transfer that has something to come over it."""
+        """Ends a link, and every transfer that still expects something over it."""
         if link not in self._links:
             return
         hello = self._links[link]

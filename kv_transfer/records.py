@@ -1,4 +1,4 @@
-"""The control records of a link: who is there, and which transfers are off.
+"""The control records of a link: who is at the other end, and which transfers have failed there.
 
 sender                     receiver
   | Hello ------------------> |      first record of a link
@@ -20,12 +20,12 @@ MAX_REASON_CHARS = 80
 
 
 class RecordError(ValueError):
-    """Bytes that are no record."""
+    """Bytes that are not a record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """`destination` is whom the sender takes the listener for, by its tickets."""
+    """The first record. `destination` is the worker that the sender, by its tickets, expects the listener to be."""
 
     source: PeerId
     source_rank: int
@@ -34,7 +34,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """`joins_layers`: messages may have several layers of a slab."""
+    """Messages may be sent now; with `joins_layers`, they may have several layers of a slab."""
 
     joins_layers: bool
 
@@ -54,7 +54,7 @@ Record = Hello | Welcome | Reject | Abort
 
 
 def check_peer(peer: PeerId) -> None:
-    """Raises ValueError for a name or an epoch that does not fit in a record."""
+    """Raises ValueError if the name or the epoch does not fit into a record."""
     if not 0 < len(peer.name.encode()) <= MAX_NAME_BYTES:
         raise ValueError(f"a peer's name must have 1 to {MAX_NAME_BYTES} bytes, got {peer.name!r}")
     if not 0 <= peer.epoch < 1 << 63:
@@ -77,7 +77,7 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(encoded: bytes) -> Record:
-    """Raises RecordError for anything that `encode_record` does not make."""
+    """Decodes a record. Raises RecordError for anything that `encode_record` does not produce."""
     try:
         fields = msgpack.unpackb(encoded)
     except (ValueError, msgpack.UnpackException) as error:

@@ -1,8 +1,8 @@
-"""Copying scattered rows of memory, with the checksum of what was copied from the same pass.
+"""Copies scattered rows of memory and computes their checksum in the same pass.
 
 The native form (`native/`, compiled by `setup.py` for AVX-512 and for AVX2) reads scattered pages a third faster than a
-plain copy and has the checksum for nothing. numpy and xxhash do the same where it is missing; the checksum, XXH3-64,
-is the same in both, so ends with and without it understand each other.
+plain copy, and the checksum costs nothing extra. If it is missing, numpy and xxhash are used. The checksum, XXH3-64, is
+the same in both cases, so ends with and without the native form understand each other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy.typing as npt
 log = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).resolve().parent / "native"
-NEEDED_FLAGS = {  # of the processor; best first
+NEEDED_FLAGS = {  # the processor's features that each build needs; best build first
     "avx512": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq"}),
     "avx2": frozenset({"avx2"}),
 }
@@ -42,7 +42,7 @@ _JOB = struct.Struct("<QqqQQqqQqqqQ")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows in memory, `row_bytes` of every `row_stride`. Keeps `owner`, whose memory it is, alive."""
+    """Rows in memory: `row_bytes` out of every `row_stride`. Keeps the `owner` of the memory alive."""
 
     owner: object
     address: int
@@ -60,8 +60,8 @@ class Table:
 class RowCopy:
     """Row `source_ids[i]` of one table to row `to_ids[i]` of the other (None: row i), for i below `num_rows`.
 
-    Without `to` the rows are only looked at. `past_caches`: nobody reads the copy soon. `seed` is of the checksum, the
-    XXH3-64 of the rows as one string. There must be at least MIN_BYTES in all.
+    Without `to`, the rows are only read. `past_caches`: nobody will read the copy soon. `seed` is that of the checksum,
+    the XXH3-64 of the rows as one string. There must be at least MIN_BYTES in all.
     """
 
     to: Table | None
@@ -74,7 +74,7 @@ class RowCopy:
 
 
 def pack_copies(copies: Sequence[RowCopy]) -> bytes:
-    """As the native side reads them. The tables' memory is referred to, the ids are in it."""
+    """The copies in the form that the native side reads. It contains the ids, but only refers to the tables' memory."""
     jobs: list[bytes] = []
     ids: list[bytes] = []
     end = len(copies) * _JOB.size
@@ -106,8 +106,8 @@ def pack_copies(copies: Sequence[RowCopy]) -> bytes:
 
 
 def copy_rows(native: CopyRows, copies: Sequence[RowCopy]) -> list[int | None]:
-    """Makes the copies in one call, without the interpreter lock. Returns the checksum of each, None for one that names
-    a row which its table does not have; of that nothing was copied."""
+    """Makes the copies in one call, without the interpreter's lock. Returns the checksum of each; None for one that
+    names a row which its table does not have, and of which nothing was copied."""
     checksums, outcomes = (c_uint64 * len(copies))(), (c_int32 * len(copies))()
     native(pack_copies(copies), len(copies), checksums, outcomes)
     return [checksum if outcome == DONE else None for checksum, outcome in zip(checksums[:], outcomes[:], strict=True)]
@@ -115,7 +115,7 @@ def copy_rows(native: CopyRows, copies: Sequence[RowCopy]) -> list[int | None]:
 
 @functools.cache
 def native_copy_rows() -> CopyRows | None:
-    """The native form for this processor, or None, after one warning, where there is none."""
+    """The native form for this processor; None, after one warning, if there is none."""
     reasons = []
     for variant in usable_variants():
         try:
@@ -135,12 +135,12 @@ def usable_variants() -> list[str]:
 
 
 def open_library(variant: str) -> ctypes.CDLL:
-    """The build `variant`, a key of NEEDED_FLAGS. Raises OSError if it is not there."""
+    """The build `variant`, a key of NEEDED_FLAGS. Raises OSError if it does not exist."""
     return ctypes.CDLL(str(FOLDER / f"_{variant}.so"))
 
 
 def open_native(variant: str) -> CopyRows:
-    """Raises OSError as `open_library`, AttributeError if the build is older than this."""
+    """The native form of a build. Raises OSError like `open_library`, AttributeError if the build is too old."""
     function = open_library(variant).slipstream_do_copies
     function.argtypes = (c_char_p, c_int64, c_void_p, c_void_p)
     function.restype = None

@@ -1,7 +1,7 @@
 """The sending half of a rank: links to destinations, and the pages on their way to them.
 
-Runs on the transport thread alone. Per link, transfers are served in the order they came: the first one done is a
-sequence that can decode.
+Runs on the transport thread alone. On each link, transfers are served in the order in which they came, because the
+first one that is complete lets a sequence decode.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from slipstream.kv_transfer.records import Abort, Hello, Record, Reject, Welcome
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
 from slipstream.kv_transfer.transport import Link, TransportError
 
-MAX_JOINED_BYTES = 4 << 20  # of layers that leave in one message
+MAX_JOINED_BYTES = 4 << 20  # the most bytes of layers that leave in one message
 
 
 @dataclass(slots=True, eq=False)
@@ -134,7 +134,7 @@ class SendSide:
             self._drop(outbound, reason)
 
     def abandon(self, reason: str) -> None:
-        """The last call: whatever counts as in flight, this thread touches no page any more."""
+        """The last call. Whatever still counts as in flight, this thread will not touch any page after it."""
         for sending in list(self._sendings.values()):
             self._apply(sending, [Finish(reason, 0, 0.0)])
 
@@ -162,7 +162,7 @@ class SendSide:
     # ---- the loop
 
     def pump(self) -> bool:
-        """Post what is ready, as far as there is room."""
+        """Posts what is ready, as far as there is room."""
         busy = False
         for outbound in self._outbounds.values():
             while outbound.is_open and outbound.ready and self._post_next(outbound):
@@ -206,7 +206,7 @@ class SendSide:
         return True
 
     def _max_layers(self, outbound: _Outbound, plan: StreamPlan) -> int:
-        """The first message has one, so that the other end can begin."""
+        """How many layers the next message may have: the first message has one, so that the other end can begin."""
         if not outbound.joins_layers or not outbound.num_in_flight:
             return 1
         return max(1, MAX_JOINED_BYTES // plan.layer_bytes)
@@ -251,7 +251,7 @@ class SendSide:
         return outbound
 
     def _drop(self, outbound: _Outbound, reason: str, *, is_unreachable: bool = False) -> None:
-        """End a link and every transfer that uses it."""
+        """Ends a link, and every transfer that uses it."""
         if self._by_link.pop(outbound.link, None) is None:
             return
         del self._outbounds[outbound.destination, outbound.address]

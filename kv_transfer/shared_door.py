@@ -1,8 +1,8 @@
-"""How links between ranks of one host begin: who is called and who is let in.
+"""How links between ranks of one host begin: whom we call, and whom we accept.
 
-Links are Unix sockets, sequenced packets, under a name that takes the cluster's token to guess; both ends look at the
-other's user id and at its proof (`greeting.py`). The view that is handed over can neither be written nor shrunk
-(`pool_memory.py`).
+Links are Unix sockets of type SEQPACKET, under a name that cannot be guessed without the cluster's token. Both ends
+check the other's user id and its proof (`greeting.py`). The view of the pool that is handed over can be neither written
+nor shrunk (`pool_memory.py`).
 """
 
 from __future__ import annotations
@@ -54,20 +54,21 @@ class SharedDoor:
         return SharedLink(connection, greeting)
 
     def take_answer(self, link: SharedLink) -> bool:
-        """To a call of ours; False if it is none. Raises BlockingIOError if there is none yet, OSError."""
+        """Reads the answer to our call. Returns False if it is not valid. Raises BlockingIOError if there is none yet,
+        OSError."""
         packet, files = link.socket.receive_with_files()
         if len(files) == 1 and self._greeter.check_answer(link.greeting, packet) is not None:
             link.is_answered = True
             [link.bell] = files
-            os.eventfd_write(link.bell, 1)  # for what was sent before there was a bell
+            os.eventfd_write(link.bell, 1)  # for what was sent before the peer had told us its bell
             return True
         for file in files:
             os.close(file)
         return False
 
     def serve(self, fd: int) -> SharedLink | None:
-        """Look after the listener or the caller with this file descriptor, which may be anybody's. Returns the link
-        that has come of it, if any; its socket is registered with the poller."""
+        """Handles an event of the listener or of a caller, if the file descriptor belongs to one. Returns the link that
+        has come of it, if any; its socket is registered with the poller."""
         if fd == self._listener.fileno():
             while (caller := self._listener.accept()) is not None:
                 self._callers.add(caller)
@@ -101,7 +102,7 @@ class SharedDoor:
         return SharedLink(caller, greeting, files[1], pool, is_answered=True)
 
     def _pool_of(self, greeting: bytes, files: list[int]) -> HostPages:
-        """Raises ValueError for whoever is no peer, OSError if the pool cannot be mapped."""
+        """The pool of a caller. Raises ValueError if it is not a peer, OSError if its pool cannot be mapped."""
         body = self._greeter.check_greeting(self._address, greeting)
         if body is None:
             raise ValueError("it does not know the cluster's token, or is of another version")

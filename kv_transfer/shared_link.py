@@ -6,7 +6,7 @@ offers    kind | core | layer, layers, first head, heads, pages, number, tag, pa
 sums      kind | number, checksum | number, checksum | ...
 taken     kind | number | number | ...
 
-`core` is the one that the sender of the packet runs on.
+`core` is the core that the packet's sender runs on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from slipstream.kv_transfer.pool import HostPages, PageIds
 from slipstream.kv_transfer.pool_memory import view_of
 from slipstream.kv_transfer.transport import Arrival, Done
 
-_OFFER = struct.Struct("<IIIIQQQ")  # as in the picture; page ids have 8 bytes each
+_OFFER = struct.Struct("<IIIIQQQ")  # as shown above; page ids have 8 bytes each
 _SUM = struct.Struct("<QQ")
 _NUMBER = struct.Struct("<Q")
 _GEOMETRY = struct.Struct("<QQQQ")
@@ -44,19 +44,19 @@ class SharedLink:
     is_answered: bool = False
     num_offers: int = 0
     offers: dict[int, Done] = field(default_factory=dict)  # to the peer, by number
-    offered: dict[int, Offer] = field(default_factory=dict)  # by the peer, and not taken
+    offered: dict[int, Offer] = field(default_factory=dict)  # by the peer, and not taken yet
 
     def write(self, packet: bytes) -> None:
         """Sends a packet, or queues it, and rings the bell."""
         self.socket.send(packet)
         if self.bell is not None:
-            with contextlib.suppress(BlockingIOError):  # it has been rung often enough
+            with contextlib.suppress(BlockingIOError):  # its counter is full, so it is ringing anyway
                 os.eventfd_write(self.bell, 1)
 
 
 @dataclass(slots=True, eq=False)
 class Offer:
-    """Pages of a peer's pool that it wants to be pulled."""
+    """Pages of a peer's pool that the peer wants us to pull."""
 
     link: SharedLink
     number: int
@@ -64,7 +64,7 @@ class Offer:
     num_layers: int
     heads: range
     page_ids: PageIds
-    checksum: int | None = None  # follows when the peer has summed them up
+    checksum: int | None = None  # follows once the peer has computed it
 
 
 def is_offer(arrival: Arrival) -> bool:
@@ -95,13 +95,13 @@ def encode_offer(pages: Pages, number: int, tag: int) -> bytes:
 
 
 def encode_offers(offers: Sequence[bytes], core: int | None) -> Iterator[bytes]:
-    """Packets with these."""
+    """Packets that contain these offers."""
     head = OFFERS + _NUMBER.pack(NO_CORE if core is None else core)
     return (head + packet for packet in fill_packets(offers, PACKET_BYTES - len(head)))
 
 
 def read_offers(link: SharedLink, geometry: PoolGeometry, body: bytes) -> Iterator[Arrival]:
-    """Raises ValueError for bytes that are no offers of pages of such a pool."""
+    """The offers in a packet. Raises ValueError if they are not offers of pages of such a pool."""
     at = _NUMBER.size
     while at < len(body):
         if len(body) - at < _OFFER.size:
@@ -115,14 +115,14 @@ def read_offers(link: SharedLink, geometry: PoolGeometry, body: bytes) -> Iterat
         page_ids = np.frombuffer(body, np.int64, num_pages, at)
         at += 8 * num_pages
         if num_layers != 1 and num_pages and not 0 <= page_ids.min() <= page_ids.max() < geometry.num_pages:
-            raise ValueError("an offer of pages that its sender does not have")  # they would be some of another layer
+            raise ValueError("an offer of pages that its sender does not have")  # they are of another layer
         heads = range(first_head, first_head + num_heads)
         offer = link.offered[number] = Offer(link, number, layer, num_layers, heads, page_ids)
         yield Arrival(tag, num_layers * num_pages * num_heads * geometry.head_bytes, offer)
 
 
 def read_core(body: bytes) -> int | None:
-    """Of the body of offers."""
+    """The sender's core, from the body of an offers packet; None if unknown."""
     core = int.from_bytes(body[: _NUMBER.size], "little")
     return None if core == NO_CORE else core
 
@@ -132,7 +132,7 @@ def encode_sums(sums: Sequence[tuple[int, int]]) -> bytes:
 
 
 def read_sums(body: bytes) -> list[tuple[int, int]]:
-    """Ignores half a sum at the end."""
+    """The (number, checksum) pairs of a packet. An incomplete one at the end is ignored."""
     return list(_SUM.iter_unpack(body[: len(body) // _SUM.size * _SUM.size]))
 
 
@@ -141,12 +141,12 @@ def encode_taken(numbers: Sequence[int]) -> bytes:
 
 
 def read_taken(body: bytes) -> list[int]:
-    """Ignores an incomplete number at the end."""
+    """The numbers in a packet. An incomplete one at the end is ignored."""
     return [number for (number,) in _NUMBER.iter_unpack(body[: len(body) // _NUMBER.size * _NUMBER.size])]
 
 
 def fill_packets(parts: Sequence[bytes], max_bytes: int) -> Iterator[bytes]:
-    """Joins the parts, in order, into as few packets as hold them; no part may be longer than a packet."""
+    """Joins the parts, in order, into as few packets as possible. No part may be longer than a packet."""
     packet = b""
     for part in parts:
         if len(packet) + len(part) > max_bytes:

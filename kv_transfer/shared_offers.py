@@ -1,6 +1,7 @@
-"""What this rank offers to peers of its host: messages that wait to be offered or summed up, or that nobody has taken.
+"""What this rank offers to peers on its host: messages that are not offered yet, not summed up yet, or not taken yet.
 
-Pages are offered before they are summed up, so that the receiver copies them meanwhile; their sums follow.
+Pages are offered before their checksums are computed, so that the receiver can copy them meanwhile; the checksums
+follow.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from slipstream.kv_transfer.pool import HostPagePool
 from slipstream.kv_transfer.shared_link import SharedLink, encode_offer, encode_offers, encode_sums
 from slipstream.kv_transfer.transport import Done
 
-MAX_IN_FLIGHT = 32  # of a link; far enough ahead that neither end waits for the other, near enough for the L3 cache
+MAX_IN_FLIGHT = 32  # per link: enough that neither end waits for the other, few enough for the L3 cache
 MAX_BATCH = 8  # offers in one packet
 
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """Pages to be offered and then summed up."""
+    """Pages to be offered, and then summed up."""
 
     link: SharedLink
     number: int
@@ -30,7 +31,7 @@ class _Message:
 
 
 class Offers:
-    """For one thread."""
+    """All offers of this rank. For one thread only."""
 
     def __init__(self, pool: HostPagePool, drill: FireDrill) -> None:
         self._pool = pool
@@ -40,12 +41,12 @@ class Offers:
         self._num_untaken = 0
 
     def __len__(self) -> int:
-        """Those that have not been taken, offered or not."""
+        """The number of messages that have not been taken, whether offered or not."""
         return self._num_untaken
 
     def has_room(self, num_in_flight: int) -> bool:
-        """For one more beside so many of a link. The first one is offered alone, so that the receiver can begin, and
-        then more and more at a time."""
+        """Whether there is room for one more message beside so many on a link. The first one is offered alone, so that
+        the receiver can begin; after that, more and more are offered at a time."""
         num_offered = self._num_untaken - len(self._new)
         return num_in_flight < MAX_IN_FLIGHT and len(self._new) < min(MAX_BATCH, 1 + num_offered)
 
@@ -60,8 +61,8 @@ class Offers:
         return bool(self._new or self._sums)
 
     def work(self) -> list[tuple[SharedLink, bytes]]:
-        """The packets that are to be written next: offers of what is new, and then, a batch a call, sums. Offers cannot
-        keep sums back for long, because no more are made before some are taken."""
+        """The packets to write next: offers of what is new, or else one batch of checksums. Offers cannot delay
+        checksums for long, because at some point no more can be made until some are taken."""
         return self._offer() if self._new else self._sum_up()
 
     def _offer(self) -> list[tuple[SharedLink, bytes]]:
@@ -83,13 +84,13 @@ class Offers:
         return [(link, encode_sums(some)) for link, some in sums.items()]
 
     def take(self, link: SharedLink, number: int) -> Done | None:
-        """The peer has taken it, or does not want it; None if there is none of that number."""
+        """The peer has taken a message, or does not want it. Returns its `done`; None if there is no such number."""
         done = link.offers.pop(number, None)
         self._num_untaken -= done is not None
         return done
 
     def drop(self, link: SharedLink) -> list[Done]:
-        """The link is down."""
+        """The link is down. Returns what its messages' senders have to be told."""
         dropped = list(link.offers.values())
         self._num_untaken -= len(dropped)
         link.offers.clear()

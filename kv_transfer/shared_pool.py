@@ -1,4 +1,4 @@
-"""Pages between ranks of one host: the receiver copies them straight out of the sender's pool.
+"""Moves pages between ranks of one host: the receiver copies them straight out of the sender's pool.
 
     sender                                      receiver
       | greeting + descriptor of its pool ----------> |     maps the pool, read-only
@@ -8,17 +8,17 @@
       | checksum -----------------------------------> |     compares
       | <------------------------------------ taken   |
 
-The receiver pulls, the sender does not push, because of who may write into a page. A page that is reserved for a
-hand-off is written by the thread that holds its lease and by nobody else: when the lease ends there is no writer left
-whom the end would have to reach, as there would be with a sender that was stopped in the middle of a copy and goes
-on an hour later. The other way round a stopped receiver that goes on may *read* pages which the sender has long given
-to another sequence. Such a message has the wrong checksum, and the link that it came on is gone. Both ends keep their
-pages until the message is taken or the link is down.
+The receiver pulls, rather than the sender pushing, because of who may write into a page. A page that is reserved for a
+hand-off is written only by the thread that holds its lease, so when the lease ends there is no other writer that would
+have to be stopped. (A sender that pushes could be suspended in the middle of a copy and continue an hour later.) Here,
+in turn, a suspended receiver that continues may *read* pages which the sender has long given to another sequence. But
+such a message has the wrong checksum, and its link is gone. Both ends keep their pages until the message is taken or
+the link is down.
 
-How links begin is in `shared_door.py`. The kernel tells of a peer's death at once.
+`shared_door.py` describes how links begin. The kernel reports a peer's death at once.
 
-A packet is announced by ringing the peer's bell, an eventfd, and not by the socket: the kernel takes the writer of a
-socket for one that is about to sleep and wakes the reader on the writer's core, where the two then take turns.
+A packet is announced by ringing the peer's bell, an eventfd, and not by the socket: for a socket, the kernel assumes
+that the writer is about to sleep and wakes the reader on the writer's core, where the two then take turns.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class SharedPoolTransport:
         for link, packet in self._offers.work():
             self._write(link, packet)
             if len(link.offers) == 1:
-                os.sched_yield()  # to the receiver, if it was woken on this core
+                os.sched_yield()  # lets the receiver run, if it was woken on this core
 
     def _begin(self, link: SharedLink) -> None:
         assert self._events is not None
@@ -286,7 +286,7 @@ class SharedPoolTransport:
             self._events.on_lost(link, reason)
 
     def spins(self) -> bool:
-        """The last sign of life is so fresh that looking again costs less than to be woken."""
+        """Whether the last sign of life is so recent that polling again costs less than being woken."""
         return time.perf_counter() < self._spin_until
 
     def wait(self, timeout_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What peers of this host have offered and this rank copies out of their pools."""
+"""Offers of peers on this host, which this rank copies out of their pools."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Finished = tuple[Pull, int | None]
 
 
 class Pulls:
-    """In the order in which they came; for one thread."""
+    """The pulls, in the order in which they came. For one thread only."""
 
     def __init__(self, pool: HostPagePool) -> None:
         self._pool = pool
         self._waiting: deque[Pull] = deque()
-        self._copied: dict[Offer, Finished] = {}  # their sums are still to come
+        self._copied: dict[Offer, Finished] = {}  # copied, but the peer's checksum is still to come
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._copied)
@@ -43,7 +43,7 @@ class Pulls:
         self._waiting.append(pull)
 
     def work(self) -> list[Finished]:
-        """Copies a batch. Returns what can be judged."""
+        """Copies a batch. Returns the pulls whose checksum can be compared already."""
         pulls = take_batch(self._pool, self._waiting, lambda pull: pull.pages)
         finished = []
         for pull, found in zip(pulls, pull_pages(self._pool, [_as_page_pull(pull) for pull in pulls]), strict=True):
@@ -54,11 +54,11 @@ class Pulls:
         return finished
 
     def sum_came(self, offer: Offer) -> Finished | None:
-        """The sum of an offer has come: the pull, if it has waited for that."""
+        """The checksum of an offer has arrived. Returns its pull, if that was waiting for it."""
         return self._copied.pop(offer, None)
 
     def drop(self, link: SharedLink) -> list[Pull]:
-        """Those of a link that is down."""
+        """Removes and returns the pulls of a link that is down."""
         dropped = [pull for pull in self._waiting if pull.offer.link is link]
         if dropped:
             self._waiting = deque(pull for pull in self._waiting if pull.offer.link is not link)

@@ -1,4 +1,4 @@
-"""Accepting connections where file descriptors have run out."""
+"""Accepts connections even if file descriptors have run out."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ log = logging.getLogger(__name__)
 
 
 class SpareFile:
-    """A descriptor in reserve. When a connection cannot be accepted for want of one, it is given up for a moment to
-    accept the connection and end it: left waiting, it would wake the listener for ever."""
+    """A descriptor in reserve. If a connection cannot be accepted for lack of descriptors, this one is closed for a
+    moment to accept the connection and end it. Otherwise the waiting connection would wake the listener for ever."""
 
     def __init__(self) -> None:
         self._file: int | None = _open()
 
     def accept(self, listener: socket.socket) -> socket.socket | None:
-        """The next connection that waits, if any. `listener` is non-blocking."""
+        """The next waiting connection, if any. `listener` is non-blocking."""
         while True:
             try:
                 connection, _ = listener.accept()
                 return connection
             except OSError as error:
-                # All others say that there is no connection, or no longer.
+                # All other errors mean that there is no connection, or no longer.
                 if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._turn_away(listener, error):
                     return None
 

@@ -1,9 +1,9 @@
-"""Pages over any `Transport`: gathered into a buffer at one end, scattered from a buffer at the other.
+"""Moves pages over any `Transport`: gathers them into a buffer at one end, and scatters them at the other.
 
     pages --gather--> [ payload | checksum, 8 bytes ] ==transport==> [ payload | checksum ] --scatter--> pages
 
-The checksum comes with the gathering and is compared with that of the scattering. So pages may have been overwritten
-by a message that turns out to be broken; its transfer has failed then, and nobody looks at them.
+The checksum is computed while gathering, and compared with the one computed while scattering. So a message may turn out
+to be broken only after it has overwritten pages; but then its transfer has failed, and nobody reads those pages.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ class _Landing:
 
 
 class StagedTransport(OverTransport[Transport]):
-    """`message_bytes` is the largest message, `staging_bytes` the memory for both directions together: each has its
-    half, because two ranks that send to each other could fill shared buffers with what the other has none for.
+    """`message_bytes` is the size of the largest message, `staging_bytes` the memory for both directions together. Each
+    direction has its own half; otherwise two ranks that send to each other could both fill all buffers with messages
+    that the other has no buffer for.
     Raises StagingError if a half does not hold two messages.
     """
 
@@ -47,8 +48,8 @@ class StagedTransport(OverTransport[Transport]):
         self._outgoing = Staging(message_bytes + CHECKSUM_BYTES, staging_bytes // 2)
         self._incoming = Staging(message_bytes + CHECKSUM_BYTES, staging_bytes // 2)
         self._landings: deque[_Landing] = deque()
-        self._has_gathered = False  # since `progress`: the wire is looked after between two copies
-        # Half the slots at most: a peer that has stalled must not stop the others.
+        self._has_gathered = False  # since `progress`, as the wire must be served between two copies
+        # At most half of the slots, so that a peer that has stalled cannot stop the others.
         self._max_in_flight = max(1, min(MAX_IN_FLIGHT, self._outgoing.num_slots // 2))
 
     @property
@@ -88,7 +89,7 @@ class StagedTransport(OverTransport[Transport]):
     def progress(self) -> bool:
         busy = super().progress()
         self._has_gathered = False
-        if self._landings:  # one at a time, so that the wire is looked after between two copies
+        if self._landings:  # one at a time, so that the wire is served between two copies
             self._land(self._landings.popleft())
             busy = True
         return busy

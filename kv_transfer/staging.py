@@ -14,9 +14,9 @@ class StagingError(ValueError):
 
 
 class Staging:
-    """Equal slots cut from one allocation, which is made when the first is taken: a worker that never sends never
-    pays for sending. The slot given back last is handed out first, so a few slots stay in the processor's cache
-    while the rest is only there for a burst.
+    """Slots of equal size in one allocation, which is made when the first slot is taken, so a worker that never sends
+    does not pay for it. The slot that was given back last is handed out first: a few slots stay in the processor's
+    cache, and the rest are only used in a burst.
 
     Raises StagingError if there is not room for two slots.
     """

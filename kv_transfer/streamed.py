@@ -1,9 +1,9 @@
-"""Pages over a transport that packs and unpacks them itself: none of them are staged.
+"""Moves pages over a transport that packs and unpacks them itself, so that they are not staged.
 
     pages --pack--> [ segments of the wire ] ==> [ segments ] --unpack--> pages
 
-What arrives goes into its pages piece by piece, before its checksum is known; a transfer with a wrong one has failed,
-and nobody looks at its pages.
+What arrives is written to its pages piece by piece, before its checksum is known. A transfer with a wrong checksum has
+failed, and nobody reads its pages.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from slipstream.kv_transfer.page_transport import FireDrill, Landed, Pages
 from slipstream.kv_transfer.pool import HostPagePool
 from slipstream.kv_transfer.transport import Arrival, Buffer, Done, Link, Transport
 
-MAX_IN_FLIGHT = 8  # messages of a link, and from a peer
-TURN_BYTES = 8 << 20  # after which the wire is looked after; it packs what it has room for while it is given a message
+MAX_IN_FLIGHT = 8  # messages on a link, and from a peer
+TURN_BYTES = 8 << 20  # after which the wire is served; it packs what it has room for while it is given a message
 
 
 class StreamTransport(Transport, Protocol):

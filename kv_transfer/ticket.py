@@ -1,6 +1,7 @@
-"""The paper that a hand-off travels on: who sends which pages where, in plain values that fit in a message.
+"""The ticket of a hand-off, which says who sends which pages where, in plain values that fit into a message.
 
-Every request brings a ticket, and peers are looked up with every message: so these are named tuples (`router.codec`).
+Every remote request has a ticket, and peers are looked up with every message, so these are named tuples (see
+`router.codec`).
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ class TransferKey(NamedTuple):
 class HandoffTicket(NamedTuple):
     """A landing place that a decode worker has reserved.
 
-    The pages of the sequence from `first_page` on are wanted, `num_pages` of them (the pages before are already
-    there). They travel in slabs of `slab_pages` pages and one layer; both sides derive the same list of messages,
-    their sizes and tags from this ticket alone (see `kv_transfer.plan`). `transfer_id` is unique within the
-    destination's epoch. `page_dtype` says what the pages hold, which nobody here looks at: equally many bytes can mean
+    Wanted are `num_pages` pages of the sequence, from `first_page` on (the pages before are already there). They are
+    sent in slabs of `slab_pages` pages of one layer. Both sides derive the same list of messages, with their sizes and
+    tags, from this ticket alone (see `kv_transfer.plan`). `transfer_id` is unique within the destination's epoch.
+    `page_dtype` says what the pages hold; the transfer does not look at it, but the same number of bytes can mean
     different numbers.
     """
 
     transfer_id: int
     destination: PeerId
-    addresses: tuple[TransferAddress, ...]  # one a destination rank
+    addresses: tuple[TransferAddress, ...]  # one per destination rank
     first_page: int
     num_pages: int
     slab_pages: int

@@ -1,7 +1,7 @@
-"""What a hand-off asks of a wire, whatever carries it.
+"""What a hand-off needs of a wire, of whatever kind.
 
-A transport is driven by one thread: `progress` moves things and calls back from within itself, `wait` sleeps until
-there is something to do. Only `wake` may be called from elsewhere.
+A transport is driven by one thread: `progress` moves things and makes callbacks from within itself, and `wait` sleeps
+until there is something to do. Only `wake` may be called from other threads.
 
     agent A                          agent B
     connect(address) --------------> on_link(link)          links are two-way; either end may send records
@@ -10,11 +10,11 @@ there is something to do. Only `wake` may be called from elsewhere.
     send(link, tag, buffer) -------> on_arrival(arrival)    a message has arrived or waits at the sender
          done(None) <.............   receive(arrival, buffer, done)
 
-The receiver picks among the messages that have arrived instead of posting a buffer for each one it expects. With
-bounded staging on both sides that is what rules out deadlock: a buffer is never tied to a message the sender has
-not even started on. For the same reason there is no call to recall one message: once two ends have matched it, no
-transport can (UCX ignores the attempt). A message runs to its end, and an arrival that nobody wants any more is
-received into scrap memory; if the peer has stalled, `disconnect` ends everything on its link.
+The receiver chooses among the messages that have arrived, instead of posting a buffer for each one that it expects.
+With bounded staging on both sides, this is what rules out deadlock: a buffer is never tied to a message that the sender
+has not even started. There is no call to recall a single message, because no transport can do that once the two ends
+have matched it (UCX ignores the attempt). A message runs to its end, and an arrival that is no longer wanted is
+received into scrap memory. If the peer has stalled, `disconnect` ends everything on its link.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ RECORD_BYTES = 512
 
 
 class TransportError(Exception):
-    """The transport could not be opened, or a peer's address makes no sense to it."""
+    """The transport could not be opened, or a peer's address is not valid for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A message that may be received now. `handle` is the transport's own."""
+    """A message that can be received now. `handle` is private to the transport."""
 
     tag: int
     num_bytes: int
@@ -56,7 +56,7 @@ class Link(Hashable, Protocol):
 
 
 class TransportEvents(Protocol):
-    """Whoever drives a transport. Called from within `progress` only."""
+    """The callbacks of whoever drives a transport. They are called only from within `progress`."""
 
     def on_link(self, link: Link) -> None:
         """A peer has connected. Links that `connect` made are not announced."""
@@ -70,20 +70,21 @@ class TransportEvents(Protocol):
 
 
 class Transport(Protocol):
-    """See the module's picture. Buffers must stay as they are until `done` was called for them."""
+    """See the diagram above. Buffers must stay unchanged until `done` was called for them."""
 
     @property
     def address(self) -> TransferAddress: ...
 
     @property
     def num_in_flight(self) -> int:
-        """Sends and receives whose `done` is still to come."""
+        """The number of sends and receives whose `done` is still to come."""
 
     def start(self, events: TransportEvents) -> None:
         """From now on peers may connect. Call once, before anything else."""
 
     def connect(self, address: TransferAddress) -> Link:
-        """Returns at once; `on_lost` follows if nobody is there. Raises TransportError if the address is no address."""
+        """Begin to connect. Returns at once; `on_lost` follows if nobody is there. Raises TransportError if the address
+        is not valid."""
 
     def disconnect(self, link: Link) -> None:
         """End a link now, whatever the peer does: each of its operations fails through its `done`."""

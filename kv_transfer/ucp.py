@@ -1,8 +1,8 @@
-"""Messages over UCX: what ucxx has no calls for, or more costly ones.
+"""Calls into UCX for messages, where ucxx has no calls or more expensive ones.
 
-A message is a buffer, or a stream (`page_stream`), which UCX packs straight into its own buffers and unpacks straight
-out of them. Contexts, workers and endpoints are ucxx's. Constants and structures are of UCX's public interface (ucp.h,
-version 1, which promises to stay as it is).
+A message is a buffer, or a stream (`page_stream`) that UCX packs straight into its own buffers and unpacks straight out
+of them. Contexts, workers and endpoints are ucxx's. Constants and structures are those of UCX's public interface
+(ucp.h, version 1, which is guaranteed to be stable).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Information(Structure):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Probed:
-    """A message that has arrived, or begun to, and must be received."""
+    """A message that has arrived, at least in part, and must be received."""
 
     handle: int
     tag: int
@@ -60,15 +60,15 @@ class Probed:
 
 
 class Request:
-    """An operation on its way. UCX has its content until `is_done` is True."""
+    """An operation under way. UCX uses its content until `is_done` is True."""
 
     def __init__(self, ucp: Ucp, content: Content, pointer: int | None) -> None:
         self._ucp = ucp
         self._content = content
         self._pointer: int | None = None
         self._status = 0
-        if pointer is not None:  # else it is done already
-            if pointer >= (1 << 64) + _LAST_ERROR:  # an error in the place of an address
+        if pointer is not None:  # otherwise it is done already
+            if pointer >= (1 << 64) + _LAST_ERROR:  # an error code instead of an address
                 self._status = pointer - (1 << 64)
             else:
                 self._pointer = pointer
@@ -84,13 +84,13 @@ class Request:
         return None if self._status == 0 else self._ucp.text(self._status).decode()
 
     def cancel(self, worker: Any) -> None:
-        """Ask UCX to end it soon, which it may ignore."""
+        """Ask UCX to end the operation soon; it may ignore that."""
         if self._pointer is not None:
             self._ucp.cancel(worker.handle, self._pointer)
 
 
 class Ucp:
-    """UCX's own library, which ucxx has loaded. Raises TransportError if it is none that is described here."""
+    """UCX's own library, which ucxx has loaded. Raises TransportError if it is not the version described here."""
 
     def __init__(self) -> None:
         try:
@@ -115,8 +115,8 @@ class Ucp:
         self._found = _Information()
 
     def use_streams(self, library: StreamLibrary) -> None:
-        """Messages may be streams of this library. Raises TransportError if UCX cannot have that."""
-        datatype = c_uint64()  # lives as long as the process: a few dozen bytes
+        """Allow messages to be streams of this library. Raises TransportError if UCX does not accept that."""
+        datatype = c_uint64()  # never freed: a few dozen bytes for the life of the process
         if self._create(library.operations, None, byref(datatype)):
             raise TransportError("UCX takes no datatype of ours")
         self._of_stream = _RequestParameters(op_attr_mask=_FIELD_DATATYPE, datatype=datatype.value)

@@ -4,7 +4,7 @@
               link: the kernel reports the death of a process at once, whatever state that process left UCX in.
     UCX       tagged messages, over shared memory on one host and TCP or RDMA between hosts.
 
-What was learnt about UCX and holds this file's shape:
+What we have learnt about UCX, which explains the structure of this file:
 
 - A worker for each link, because a worker's shared-memory FIFO does not survive its writers. A process that is killed
   (or stopped) between claiming a place in it and filling that place leaves a hole that the reader waits at for ever,
@@ -50,11 +50,11 @@ from slipstream.kv_transfer.ucx_link import UcxLink
 log = logging.getLogger(__name__)
 
 SPIN_S = 50e-6
-LOOK_S = 200e-6  # sockets, and requests that complete in a call that said it did nothing, can wait so long
+LOOK_S = 200e-6  # how long sockets can wait, and requests that complete in a call that reported no progress
 MIN_ADDRESS_BYTES, MAX_ADDRESS_BYTES = 9, 8192  # a form and an id; a few dozen bytes for each device of the host
 MIN_STALL_S, MAX_STALL_S = 50e-6, 5e-3
-MAX_SLEEP_S = 1.0  # UCX's event fd is not promised to fire for everything; ucxx's own threads wake as often
-END_PROGRESS_CALLS = 1000  # what it takes at most for a closed endpoint's requests to come back
+MAX_SLEEP_S = 1.0  # UCX's event fd is not guaranteed to fire for everything; ucxx's own threads wake as often
+END_PROGRESS_CALLS = 1000  # the most that it takes until a closed endpoint's requests come back
 
 
 class UcxTransport:
@@ -77,7 +77,7 @@ class UcxTransport:
         self._events: TransportEvents | None = None
         self._callers: Callers[FrameSocket] = Callers(self._poller)
         self._links: dict[int, UcxLink] = {}  # by the file descriptors of their sockets
-        self._fresh = False  # something was posted since `progress` last looked: no event may follow
+        self._fresh = False  # whether something was posted since `progress` last looked, for which no event may come
         self._spin_until = 0.0
         self._next_look = 0.0
         self._stall_s = MIN_STALL_S
@@ -95,15 +95,15 @@ class UcxTransport:
         self._events = events
 
     def takes_streams(self, library: StreamLibrary) -> bool:
-        """Whether messages may be streams of `library`: where all transports copy, and not where a network card would
-        read and write contiguous memory by itself. Raises TransportError."""
+        """Whether messages may be streams of `library`: yes if all transports copy with the processor, no if a network
+        card would read and write contiguous memory by itself. Raises TransportError."""
         if not self._contexts.only_copy:
             return False
         self._ucp.use_streams(library)
         return True
 
     def wake_for(self, fd: int) -> None:
-        """End `wait` when `fd` is readable, too."""
+        """Make `wait` also end when `fd` is readable."""
         self._poller.register(fd, select.EPOLLIN)
         self._others.append(fd)
 
@@ -144,7 +144,7 @@ class UcxTransport:
                 break
             link.worker.progress_once()
             link.complete()
-        # Whatever UCX still holds goes down with the worker, and only then may its buffers be used again.
+        # Whatever UCX still holds ends with the worker, and only then may its buffers be reused.
         abandoned = link.give_up()
         link.endpoint = link.worker = None
         del self._links[fd]
@@ -158,7 +158,7 @@ class UcxTransport:
             self._watch(link)
 
     def _open_link(self, socket: FrameSocket) -> UcxLink:
-        """Raises TransportError if there is no memory or there are no file descriptors for one."""
+        """A new link. Raises TransportError if there is not enough memory or there are not enough file descriptors."""
         worker = self._contexts.make_worker()
         link = UcxLink(socket, worker, self._ucp)
         self._links[socket.fileno()] = link
@@ -242,7 +242,7 @@ class UcxTransport:
             elif (caller := self._callers.get(fd)) is not None:
                 self._serve_caller(caller)
                 busy = True
-            # else a worker's event, or of those that `wake_for` was told of: they are looked after anyway
+            # otherwise an event of a worker or of a descriptor given to `wake_for`, which are handled in any case
         return busy
 
     def _serve_caller(self, caller: FrameSocket) -> None:
@@ -323,8 +323,8 @@ class UcxTransport:
             self._poller.poll(min(timeout_s, MAX_SLEEP_S), 1)
             self._next_look = 0.0
         else:
-            # Something is queued behind a full shared-memory FIFO. UCX has no event for its emptying and refuses to
-            # sleep, so look again soon, and less often if the peer does not run at all.
+            # Something is queued behind a full shared-memory FIFO. UCX has no event for when it is emptied, and refuses
+            # to sleep, so look again soon, and less often if the peer is not running at all.
             select.select([self._wake_fd, *self._others], [], [], min(timeout_s, self._stall_s))
             self._stall_s = min(2 * self._stall_s, MAX_STALL_S)
 
@@ -342,4 +342,4 @@ class UcxTransport:
 
 
 def _forget(error: str | None) -> None:
-    """A message of a link that has ended."""
+    """The callback for messages of a link that has ended."""

@@ -1,11 +1,14 @@
-"""UCX's contexts and the workers that are made in them: what may carry messages, and which settings UCX gets.
+"""UCX's contexts and the workers made in them: which transports may carry messages, and which settings UCX gets.
 
-- Shared memory qualifies for links whose ends are watched only with POSIX_ERROR_HANDLING=y; otherwise UCX falls back to
-  TCP, which is five times slower on one host.
-- A worker that is made with less than 16 MiB left in /dev/shm crashes (UCX takes ordinary memory instead, and then
-  misses its handle). So it is looked at before, and a link that is too late for shared memory goes without.
-- A worker that runs out of file descriptors at one certain point while it is made ends the process, too ("failed to set
-  active message handler"). So it is tried before whether there are enough.
+- UCX uses shared memory for links with error handling only with POSIX_ERROR_HANDLING=y; otherwise it falls back to TCP,
+  which is five times slower within one host.
+- Creating a worker with less than 16 MiB left in /dev/shm crashes the process (UCX then takes ordinary memory, and
+later
+  misses its handle). So the free space is checked before, and if there is too little, the link does without shared
+  memory.
+- Running out of file descriptors at a certain point of creating a worker ends the process as well ("failed to set
+active
+  message handler"). So it is checked before whether there are enough.
 """
 
 from __future__ import annotations
@@ -23,14 +26,14 @@ from slipstream.kv_transfer.ucx_link import SEGMENT_BYTES
 log = logging.getLogger(__name__)
 
 SHM_DIR = "/dev/shm"
-MIN_SHM_BYTES = 32 << 20  # UCX's 16 MiB, and what other processes may take while a worker is made
+MIN_SHM_BYTES = 32 << 20  # UCX's 16 MiB, plus what other processes may take while a worker is made
 SHM_TRANSPORTS = {"posix", "mm", "sm", "shm"}
 COPYING_TRANSPORTS = SHM_TRANSPORTS | {"self", "tcp"}  # the processor moves the bytes, so it may as well gather them
 MIN_FREE_FILES = 32  # a worker takes about ten, its endpoint a few more, and other threads open files meanwhile
 
 
 class UcxContexts:
-    """`tls` is UCX_TLS. Raises TransportError."""
+    """The contexts; `tls` is UCX_TLS. Raises TransportError."""
 
     def __init__(self, tls: str) -> None:
         self._tls = tls
@@ -39,11 +42,11 @@ class UcxContexts:
 
     @property
     def only_copy(self) -> bool:
-        """No transport would have a network card read and write the contiguous memory of a message by itself."""
+        """Whether the processor moves all bytes, rather than a network card that reads and writes contiguous memory."""
         return COPYING_TRANSPORTS.issuperset(self._tls.split(","))
 
     def make_worker(self) -> Any:
-        """For a link. Raises TransportError if there is no memory or there are no file descriptors for one."""
+        """A worker for a link. Raises TransportError if there is not enough memory or not enough file descriptors."""
         _require_files()
         context = self._for_link()
         try:
@@ -68,11 +71,11 @@ class UcxContexts:
 
 
 def _open_context(tls: str) -> Any:
-    """Raises TransportError."""
+    """Opens a context. Raises TransportError."""
     options = {
         "TLS": tls,
         "POSIX_ERROR_HANDLING": "y",
-        "POSIX_FIFO_SIZE": "128",  # lets one end run on while the other is not scheduled
+        "POSIX_FIFO_SIZE": "128",  # lets one end continue while the other is not scheduled
         "POSIX_SEG_SIZE": str(SEGMENT_BYTES),
         # 12 MiB of segments from the start, for the FIFO and the window of a link (`ucx_link`). When UCX wants more it
         # crashes if /dev/shm is full, and when it may not have more (RX_MAX_BUFS) messages stay where they are.
@@ -95,7 +98,7 @@ def _open_context(tls: str) -> Any:
 
 
 def _names_no_device(tls: str) -> bool:
-    """Device memory must not be copied through the host, as it would be in eager messages."""
+    """Whether `tls` names no transport for device memory, which eager messages would copy through the host."""
     return not tls.startswith("^") and "cuda" not in tls and "all" not in tls.split(",")
 
 
@@ -104,7 +107,7 @@ def _asks_for_cuda(tls: str) -> bool:
 
 
 def _without_shm(tls: str) -> str:
-    """UCX_TLS for all that `tls` names but shared memory in /dev/shm; `tls` itself if that is not in it."""
+    """`tls` without the transports that need shared memory in /dev/shm; `tls` itself if it has none."""
     names = tls.removeprefix("^").split(",")
     if tls.startswith("^"):
         return f"{tls},posix" if SHM_TRANSPORTS.isdisjoint(names) else tls

@@ -1,18 +1,18 @@
-"""One link of the UCX transport: what is on its way, and how much more may be.
+"""One link of the UCX transport: what is on its way, and how much more may be sent.
 
-Messages between processes of one host are eager: UCX copies them into the receiver's memory as they come, which saves
-a handshake a message and is a third faster, but nothing stops a sender whose receiver does not take them. So the
-receiver tells how many it has taken, every `ACKNOWLEDGE_BYTES`, and the sender holds what does not fit in a window of
-messages that it has not been told of:
+Messages between processes of one host are eager: UCX copies them into the receiver's memory as they arrive. This saves
+a handshake per message and is a third faster, but nothing stops a sender whose receiver does not take its messages. So
+the receiver acknowledges how many it has taken, every `ACKNOWLEDGE_BYTES`, and the sender holds back what does not fit
+into a window of unacknowledged messages:
 
     sender   posts 1 .. 8, holds 9 ...       posts 9, 10
                      \\\\               2   /
     receiver           takes 1, 2 .. -------'
 
-On one host it also tells which core it runs on, so that the sender can leave it (`cores.py`).
+On one host, the acknowledgement also names the receiver's core, so that the sender can leave that core (`cores.py`).
 
-The window is a fraction of the L3 cache, so what a message is unpacked from is still there, and no more than the shared
-memory that the receiver has for it: several messages may be there in part, so each must find room for the rest.
+The window is a fraction of the L3 cache, so that a message is still in it when it is unpacked. And it is no larger than
+the receiver's shared memory for it: several messages may have arrived in part, and each must find room for its rest.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ SEGMENT_BYTES = 32 << 10  # what UCX cuts messages into; it counts the bytes of 
 SEGMENT_PAYLOAD_BYTES = SEGMENT_BYTES - 1024  # whole blocks of a stream (`page_stream.cpp`), beside UCX's headers
 WINDOW_BYTES = 8 << 20  # in whole segments
 ACKNOWLEDGE_BYTES = 512 << 10
-_RECORD, _ACK = b"\0", b"\1"  # what a frame after the greeting begins with
-_TAKEN = struct.Struct("<II")  # how many messages, by a receiver on which core
+_RECORD, _ACK = b"\0", b"\1"  # the first byte of a frame after the greeting
+_TAKEN = struct.Struct("<II")  # how many messages were taken, and the receiver's core
 _NO_CORE = (1 << 32) - 1
 
 
@@ -48,14 +48,14 @@ class UcxLink:
     socket: FrameSocket
     worker: Any
     ucp: Ucp
-    greeting: bytes = b""  # that was sent
-    endpoint: Any = None  # as soon as the peer's greeting has told its worker's address
+    greeting: bytes = b""  # the one that was sent
+    endpoint: Any = None  # made when the peer's greeting has told the address of its worker
     is_alive: bool = True
     is_within_host: bool = False
     operations: list[_Operation] = field(default_factory=list)
     untaken: set[Probed] = field(default_factory=set)  # probed messages that nobody has received yet
     held: deque[tuple[int, Content, Done]] = field(default_factory=deque)  # messages that the window keeps back
-    unacknowledged: deque[int] = field(default_factory=deque)  # of each message that was sent
+    unacknowledged: deque[int] = field(default_factory=deque)  # the size of each message that was sent
     num_unacknowledged_bytes: int = 0
     num_taken: int = 0  # messages since the last acknowledgement
     num_taken_bytes: int = 0
@@ -83,7 +83,7 @@ class UcxLink:
         if self.num_taken_bytes >= ACKNOWLEDGE_BYTES:
             core = current_core() if self.is_within_host else None
             self.socket.send(_ACK + _TAKEN.pack(self.num_taken, _NO_CORE if core is None else core))
-            with contextlib.suppress(OSError):  # shows when the socket is read
+            with contextlib.suppress(OSError):  # the failure shows when the socket is read
                 self.socket.flush()
             self.num_taken = self.num_taken_bytes = 0
 
@@ -91,7 +91,7 @@ class UcxLink:
         self.socket.send(_RECORD + record)
 
     def read_frame(self, frame: bytes) -> bytes | None:
-        """The record in it, if it is one."""
+        """The record in a frame, if it is one. Acknowledgements are handled here."""
         if frame.startswith(_ACK) and len(frame) == len(_ACK) + _TAKEN.size:
             num_taken, core = _TAKEN.unpack_from(frame, len(_ACK))
             leave_core(core)
@@ -102,7 +102,7 @@ class UcxLink:
         return frame.removeprefix(_RECORD)
 
     def complete(self) -> bool:
-        """Take note of the operations that are done."""
+        """Handles the operations that are done. Returns whether there were any."""
         finished: list[_Operation] = []
         going: list[_Operation] = []
         for operation in self.operations:
@@ -115,19 +115,19 @@ class UcxLink:
         return True
 
     def give_up(self) -> list[Done]:
-        """Whatever is left. The link is down."""
+        """The link is down: returns the callbacks of all operations that are left."""
         left = [operation.done for operation in self.operations] + [done for _, _, done in self.held]
         self.operations.clear()
         self.held.clear()
         return left
 
     def cancel(self) -> None:
-        """Ends what UCX may still be waiting for. The link is down."""
+        """The link is down: asks UCX to end what it may still be waiting for."""
         for operation in self.operations:
             operation.request.cancel(self.worker)
 
     def _has_room(self, num_bytes: int) -> bool:
-        # What the receiver has taken and does not tell of yet must not keep back the largest message.
+        # Messages that were taken, but are not acknowledged yet, must not hold back the largest message.
         return self.num_unacknowledged_bytes <= max(WINDOW_BYTES - num_bytes, ACKNOWLEDGE_BYTES)
 
     def _post(self) -> None:
