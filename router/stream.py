@@ -1,4 +1,4 @@
-"""The tokens of one request on their way to one reader."""
+"""The stream of a request's tokens, on their way to one reader."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Take = Callable[[Delta], bool]
 
 
 class GenerationStream:
-    """An async iterator of deltas; each is what came since the last one, so a slow reader gets fewer, longer ones
-    and never more than the request's max_tokens wait. `finish` is set by the time the last delta is handed out.
+    """An async iterator of deltas. Each contains the tokens since the last one, so a slow reader gets fewer, longer
+    deltas, and at most the request's max_tokens can be waiting. `finish` is set by the time the last delta is returned.
 
         with service.submit(request) as stream:      # leaving early cancels
             async for delta in stream: ...
         stream.finish.reason
 
-    A reader that only passes on what comes takes `each` delta instead, which costs half of it: the task of a reader
-    stands at the end of a dozen calls that all have to be gone through to wake it up.
+    A reader that only passes tokens on should use `each` instead, which costs half as much: waking up a reader's task
+    means going through the dozen calls that it is suspended in.
 
-    One reader, on the loop that the service runs on.
+    There can be one reader, on the event loop that the service runs on.
     """
 
     def __init__(self, record: RequestRecord, cancel: Callable[[str, EarlyEnd], None]) -> None:
@@ -55,12 +55,12 @@ class GenerationStream:
         return self._record.num_attempts
 
     def cancel(self, reason: EarlyEnd = "abort") -> None:
-        """Ends the request with this finish reason and frees what it holds everywhere. Idempotent."""
+        """Ends the request with this finish reason, and frees everything it holds. Idempotent."""
         if self.finish is None:
             self._cancel(self._record.request_id, reason)
 
     def deliver(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
-        """The service's side: more tokens, in order."""
+        """Called by the service with more tokens, in order."""
         if logprobs:
             self._pending.extend(zip(token_ids, logprobs, strict=True))
         elif len(token_ids) == 1:
@@ -70,7 +70,7 @@ class GenerationStream:
         self._wake()
 
     def end(self, finish: GenerationFinish) -> None:
-        """The service's side: nothing comes after this."""
+        """Called by the service at the end: nothing comes after this."""
         self.finish = finish
         self._wake()
 
@@ -79,13 +79,13 @@ class GenerationStream:
             return
         if self._take is None:
             self._waiter.set_result(None)
-        elif not self._is_handed_out_soon:  # not at once: the end, if this is it, comes in the same turn of the loop
+        elif not self._is_handed_out_soon:  # not at once, because a last token and its finish come in the same turn
             self._is_handed_out_soon = True
             self._waiter.get_loop().call_soon(self._hand_out)
 
     async def each(self, take: Take) -> bool:
-        """Calls `take` with each delta until it returns False or the output has ended. Returns whether it has ended.
-        Raises what `take` raises."""
+        """Calls `take` with each delta, until `take` returns False or the output has ended. Returns whether it has
+        ended. Raises what `take` raises."""
         assert self._waiter is None, "a GenerationStream has one reader"
         waiter = self._waiter = asyncio.get_running_loop().create_future()
         self._take = take
@@ -106,7 +106,7 @@ class GenerationStream:
             delta, self._pending = self._pending, []
             try:
                 goes_on = take(delta) and goes_on
-            except Exception as error:  # the reader's, who waits for it; here it would only end up in the loop's log
+            except Exception as error:  # raised in the reader; here it would only be logged
                 waiter.set_exception(error)
                 return
         if not goes_on:

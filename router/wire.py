@@ -1,9 +1,9 @@
-"""Frames between router and workers.
+"""The frames between router and workers.
 
     | u32 little-endian: payload length | MessagePack array [type code, field, field, ...] |
 
-Whatever bytes arrive, decoding either yields a message or raises `WireError`; a connection that sent bad bytes is
-closed, the others never notice.
+Whatever bytes arrive, decoding either yields a message or raises `WireError`. A connection that sent bad bytes is
+closed; the others never notice.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ __all__ = [
 Message = WorkerMessage | RouterMessage
 
 MAX_FRAME_BYTES = 64 << 20
-# What may wait for a peer that does not read. A peer so far behind is as good as lost.
+# How much may be queued for a peer that does not read. A peer further behind than this counts as lost.
 MAX_OUTGOING_BYTES = 64 << 20
 
-LENGTH = struct.Struct("<I")  # of a payload, before it
+LENGTH = struct.Struct("<I")  # the payload's length, in front of it
 
 # Codes are part of the protocol: never reuse one, and raise PROTOCOL_VERSION when a message changes its fields.
 TYPE_CODES: dict[type, int] = {
@@ -75,7 +75,7 @@ TYPE_CODES: dict[type, int] = {
 
 
 class Vocabulary:
-    """The messages of one kind of connection. Compiled when they are first needed."""
+    """The messages of one kind of connection. Their codecs are compiled when they are first needed."""
 
     def __init__(self, type_codes: dict[type, int]) -> None:
         self._type_codes = type_codes
@@ -93,14 +93,14 @@ WORKERS = Vocabulary(TYPE_CODES)
 
 
 class FrameEncoder:
-    """Turns messages into frames. Keeps its packing buffer between calls: use one a connection, from one thread."""
+    """Turns messages into frames. It reuses its packing buffer, so use one per connection, from one thread."""
 
     def __init__(self, vocabulary: Vocabulary = WORKERS) -> None:
         self._encoders = vocabulary.encoders
         self._packer = msgpack.Packer()
 
     def encode(self, message: Any) -> bytes:
-        """The whole frame. Raises WireError for values that cannot travel (an int beyond 64 bits, broken text)."""
+        """The whole frame. Raises WireError for values that cannot be encoded (an int beyond 64 bits, broken text)."""
         code, flatten = self._encoders[type(message)]
         try:
             payload: bytes = self._packer.pack((code, *flatten(message)))
@@ -131,7 +131,7 @@ def decode_payload(payload: bytes | bytearray | memoryview, vocabulary: Vocabula
 
 
 class FrameReader:
-    """Cuts a byte stream into messages, without I/O. `max_frame_bytes` may be raised once a peer is trusted."""
+    """Splits a byte stream into messages, without I/O. `max_frame_bytes` may be raised once a peer is trusted."""
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES, vocabulary: Vocabulary = WORKERS) -> None:
         self.max_frame_bytes = max_frame_bytes
@@ -139,7 +139,8 @@ class FrameReader:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """The messages that `data` completes, in order. Raises WireError at the first bad one, after the good ones.
+        """The messages that `data` completes, in order. Raises WireError at the first bad one, after the good ones
+        before it.
 
         The iterator must be exhausted or given up for good before the next call.
         """
@@ -165,14 +166,14 @@ class FrameReader:
 
 
 class FrameProtocol(asyncio.Protocol):
-    """Both ends of the connection between router and worker, or of another one that has a `vocabulary` of its own.
+    """Either end of a connection between router and worker, or of another kind with a `vocabulary` of its own.
 
     `on_message` gets every message in order. `on_open` is called once the connection stands, `on_lost` exactly once
     when it is over, with the reason: a WireError when the peer sent bad bytes, BufferError when it did not read,
     another exception from the socket, or None after an ordinary close. After `close` no message is delivered.
 
-    What is sent during one turn of the event loop leaves in one write: a step's output and the credits after it, or
-    the requests that became due together. A write of its own for each would be the larger part of what they cost.
+    What is sent during one turn of the event loop leaves in one write: a step's output and the credits after it, or the
+    requests that became due together. A separate write for each would cost more than everything else about them.
     """
 
     def __init__(
@@ -204,7 +205,7 @@ class FrameProtocol(asyncio.Protocol):
 
     @property
     def peer_address(self) -> str:
-        """Where the other end is, for logs."""
+        """The address of the other end, for logs."""
         peer = self._transport.get_extra_info("peername") if self._transport is not None else None
         return f"{peer[0]}:{peer[1]}" if peer else "nowhere"
 
@@ -217,7 +218,8 @@ class FrameProtocol(asyncio.Protocol):
         self._queue(message)
 
     def send_batch(self, messages: Iterable[Any]) -> None:
-        """The same for all that a turn of the loop has to say: it leaves at once, with what was queued before."""
+        """Sends several messages at once, together with what was queued before, without waiting for the end of the
+        turn."""
         if self._transport is not None and not self._closing:
             for message in messages:
                 self._queue(message)
@@ -261,7 +263,7 @@ class FrameProtocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._loop = asyncio.get_running_loop()
-        self._transport = cast(asyncio.Transport, transport)  # what uvloop gives does not derive from it
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports do not derive from it
         connection = transport.get_extra_info("socket")
         if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

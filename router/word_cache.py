@@ -1,14 +1,14 @@
-"""Short prompts to token ids by looking up their words.
+"""Tokenises short prompts by looking up their words.
 
-A byte-level BPE tokenizer cuts a text into words by a regular expression and then merges within each word alone. So the
-ids of a text are those of its words, one after the other, and words repeat: to look them up takes a fifth of the time
-that tokenising takes, which was the dearest single thing the router did for a request.
+A byte-level BPE tokenizer splits a text into words by a regular expression, and then merges within each word only. So
+the ids of a text are those of its words, one after the other, and words repeat. Looking them up takes a fifth of the
+time of tokenising, which was the most expensive single thing that the router did for a request.
 
 The expression is written with Unicode classes that Python's `re` does not know. In ASCII text they are plain ranges;
 other text, and tokenizers that work in another way, are left to the library.
 
-Where the expression begins a new word at every single space, as those of all families do, a text need not even be cut
-by it: what stands between two spaces is looked up as a piece, of one word or a few, which takes a third of the time.
+If the expression begins a new word at every single space, as those of all families do, the text need not even be split
+by it: whatever is between two spaces is looked up as one piece, of one word or a few, which takes a third of the time.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from slipstream.router.messages import pack_ids
 
 MAX_WORDS = 65_536  # about 15 MiB
 MAX_WORD_CHARS = 64
-MAX_NEW_WORDS = 64  # learnt from one text, about 10 us each; the library takes a text with more in one go
+MAX_NEW_WORDS = 64  # learnt from one text, at about 10 us each; a text with more new words is left to the library
 
-# What a byte-level pre-tokenizer does that has no expression of its own: GPT-2's.
+# The expression of a byte-level pre-tokenizer that does not name one: GPT-2's.
 GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 ASCII_RANGES = {
     "L": "A-Za-z",
@@ -35,17 +35,18 @@ ASCII_RANGES = {
     **dict.fromkeys(("Lt", "Lm", "Lo", "M", "Mn", "Mc", "Me", "Nl", "No"), ""),
 }
 UNICODE_CLASS = re.compile(r"\\p\{(\w+)\}")
-# Whoever cuts this as the library does has understood the expression.
+# A translated expression that splits this text exactly as the library does has been understood.
 SAMPLE = (
     "It's 1234567 o'CLOCK,  don't\tyou?\r\n\n   def f(x_1):\n\treturn x  \n'Tis--ok...  http://a.b/c?d=%20 \x7f\x00"
 )
-# Letters, digits and signs in runs of the lengths that expressions tell apart, any two of them with a space between.
+# Runs of letters, digits and signs, in all lengths that expressions distinguish; any two are tried with a space
+# between.
 RUNS = (*("a", "Bc", "dEF", "GHIJ", "1", "23", "456", "7890"), *(".", "--", "!?(", "'s", "x'", "_y", "a1", "1b", "c.d"))
 SPACED = " ".join(f"{one} {other}" for one in RUNS for other in RUNS)
 
 
 class WordCache:
-    """Fills itself from the texts it sees. Safe to use from several threads."""
+    """Learns words from the texts that it sees. Safe to use from several threads."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, words: re.Pattern[str], added: dict[str, int]) -> None:
         self._tokenizer = tokenizer
@@ -54,21 +55,22 @@ class WordCache:
         self._added = re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True))) or r"(?!)")
         self._added_ids = {text: pack_ids([token_id]) for text, token_id in added.items()}
         self._known: dict[str, bytes] = {}
-        self._pieces: dict[str, bytes] = {}  # the ids with the space before it
+        self._pieces: dict[str, bytes] = {}  # the ids of a piece with a space before it
 
     @classmethod
     def for_tokenizer(cls, tokenizer: tokenizers.Tokenizer, spec: dict[str, Any]) -> WordCache | None:
-        """`spec` is tokenizer.json. None if the tokenizer does not work word by word in a way that is known here."""
+        """A cache for the tokenizer whose tokenizer.json is `spec`; None if it does not work word by word in a way that
+        is known here."""
         words = ascii_words(spec)
         added = spec.get("added_tokens", [])
-        # With these flags a token's borders depend on what stands beside it.
+        # With these flags, where a token begins or ends depends on its neighbours.
         if words is None or any(token["single_word"] or token["lstrip"] or token["rstrip"] for token in added):
             return None
         cache = cls(tokenizer, words, {token["content"]: int(token["id"]) for token in added})
         return cache if cache.encode(SAMPLE) == cache._tokenize(SAMPLE) else None
 
     def encode(self, text: str) -> bytes | None:
-        """The ids of `text`, packed, without those that a post-processor adds: exactly what the tokenizer gives.
+        """The packed ids of `text`, exactly as the tokenizer would give them, but without those of a post-processor.
 
         None if the text has characters beyond ASCII, very long words, or many that were not seen before.
         """
@@ -86,7 +88,7 @@ class WordCache:
         return b"".join(ids)
 
     def _append(self, text: str, ids: list[bytes]) -> bool:
-        """Add the ids of a text without added tokens. False if there are words in it that are not known."""
+        """Append the ids of a text that contains no added tokens. Returns False if it has unknown words."""
         if self._cuts_at_spaces and self._append_pieces(text, ids):
             return True
         words = self._words.findall(text)
@@ -97,7 +99,7 @@ class WordCache:
         return True
 
     def _append_pieces(self, text: str, ids: list[bytes]) -> bool:
-        """The same, piece by piece. False also where more than a single space stands between two of them."""
+        """The same, piece by piece. Also returns False if two pieces are separated by more than a single space."""
         head, *pieces = text.split(" ")
         try:
             first = self._look_up(head) if head else b""
@@ -107,12 +109,12 @@ class WordCache:
         return True
 
     def _learn_pieces(self, pieces: list[str]) -> bool:
-        """Put together what is new among the pieces from their words. False if nothing is, or not all are known now."""
+        """Learn the new pieces from their words. Returns False if there are none, or if some are still unknown."""
         new = [piece for piece in dict.fromkeys(pieces) if piece not in self._pieces]
         if len(self._pieces) + len(new) > MAX_WORDS:
             self._pieces = {}
         for piece in new:
-            # With more white space before it, that is one word, or more, with the space.
+            # White space before it would form words together with the space.
             if not piece or piece[0].isspace() or len(piece) > MAX_WORD_CHARS:
                 return False
             try:
@@ -122,14 +124,14 @@ class WordCache:
         return bool(new)
 
     def _look_up(self, text: str) -> bytes:
-        """Of what a space follows, or nothing. Raises KeyError if not all of its words are known, or if it ends with
-        white space, which is one word, or more, with the space."""
+        """The ids of a text that is followed by a space or by nothing. Raises KeyError if a word is unknown, or if the
+        text ends with white space, which would form words together with the space."""
         if text[-1].isspace():
             raise KeyError(text)
         return b"".join(map(self._known.__getitem__, self._words.findall(text)))
 
     def _learn(self, words: list[str]) -> bool:
-        """Tokenise what is new among the words. False if not all are known now."""
+        """Tokenise the new words. Returns False if some are still unknown."""
         new = [word for word in dict.fromkeys(words) if word not in self._known]
         if any(len(word) > MAX_WORD_CHARS for word in new):
             return False
@@ -144,7 +146,7 @@ class WordCache:
 
 
 def ascii_words(spec: dict[str, Any]) -> re.Pattern[str] | None:
-    """The expression by which the tokenizer of tokenizer.json cuts ASCII text into words, None if it has no such."""
+    """The expression by which the tokenizer of tokenizer.json splits ASCII text into words; None if there is none."""
     pre_tokenizer, normalizer, model = spec.get("pre_tokenizer"), spec.get("normalizer"), spec.get("model") or {}
     if model.get("type") != "BPE" or model.get("dropout") or (normalizer or {"type": "NFC"})["type"] != "NFC":
         return None  # NFC leaves ASCII as it is
@@ -163,13 +165,13 @@ def ascii_words(spec: dict[str, Any]) -> re.Pattern[str] | None:
 
 
 def cuts_at_spaces(words: re.Pattern[str]) -> bool:
-    """Whether a single space always begins a word, and what stands on its other side does not matter."""
+    """Whether a single space always begins a word, whatever is on either side of it."""
     head, *pieces = SPACED.split(" ")
     return words.findall(SPACED) == words.findall(head) + [w for piece in pieces for w in words.findall(f" {piece}")]
 
 
 def in_ascii(expression: str) -> re.Pattern[str] | None:
-    """The expression for ASCII text in Python's terms, None if it uses what is not known here."""
+    """The expression in Python's syntax, for ASCII text; None if it uses something that is not known here."""
     parts: list[str] = []
     in_set = False
     position = 0

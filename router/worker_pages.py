@@ -1,4 +1,4 @@
-"""What operators tell a router of its workers over HTTP, where nobody else starts and ends them."""
+"""The operators' HTTP calls about a router's workers, for routers that run without a supervisor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Workers(Protocol):
 
 
 class DrainBody(BaseModel):
-    """`next_role` None: the worker exits when it is empty. `migrate`: what runs there moves to others."""
+    """`next_role` None: the worker exits when it is empty. With `migrate`, its running sequences move to others."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -32,7 +32,8 @@ class DrainBody(BaseModel):
 
 
 class WorkerPages:
-    """In a cluster with a supervisor, ask that (`slipstream drain`): it would start again what ends here."""
+    """In a cluster with a supervisor, use `slipstream drain` instead: the supervisor would restart a worker that
+    ends."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
@@ -41,7 +42,7 @@ class WorkerPages:
         routes.add_item("POST", "/cluster/workers/", "/drain", self.drain)
 
     async def drain(self, request: Request, exchange: Exchange, item: str) -> None:
-        """Begun, not done: 202. The worker's connection ends when it is empty."""
+        """Starts to empty a worker and answers 202. The worker's connection ends when it is empty."""
         body = parse_body(request, DrainBody) if request.body else DrainBody()
         name = unquote(item)
         if not self._workers.drain_worker(name, body.next_role, body.migrate):

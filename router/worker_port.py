@@ -1,9 +1,9 @@
-"""The TCP server that workers connect to. It turns their frames into events for the dispatcher and does its actions.
+"""The TCP server for workers. It turns their frames into events for the dispatcher, and performs its actions.
 
     connection: opened -> Hello -> (Rejected, closed) | Welcome -> messages ... -> lost
 
-A connection that sends bad frames, stays silent for longer than its lease or does not read is closed; the
-dispatcher hears that the worker is lost, the other connections do not notice.
+A connection that sends bad frames, is silent for longer than its lease, or does not read is closed. The dispatcher is
+told that the worker is lost; the other connections do not notice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slipstream.router.dispatcher import Dispatcher
 from slipstream.router.messages import PROTOCOL_VERSION, Hello, Ping, Rejected, Role, Welcome, WorkerMessage
 from slipstream.router.wire import MAX_FRAME_BYTES, FrameProtocol, Message, WireError
 
-# A stranger may make us buffer this much before it has shown the token.
+# How much a stranger can make us buffer before it has shown the token.
 MAX_HELLO_BYTES = 64 << 10
 BACKLOG = 512
 CLOSE_TIMEOUT_S = 2.0
@@ -32,9 +32,9 @@ log = logging.getLogger(__name__)
 
 
 class WorkerPort:
-    """Owns the connections and the one timer of the dispatcher. `token` is the secret that workers must show;
-    `deliver` gets the actions for clients. Everything runs on the loop that `start` was called on; `now` of all
-    events is `time.monotonic()`."""
+    """Owns the connections, and the one timer of the dispatcher. `token` is the secret that workers must present;
+    `deliver` gets the actions for clients. Everything runs on the event loop that `start` was called on, and the time
+    of all events is `time.monotonic()`."""
 
     def __init__(
         self,
@@ -73,8 +73,8 @@ class WorkerPort:
     # ---- life cycle
 
     async def start(self, listening: socket.socket | None = None) -> None:
-        """Listens on `worker_host:worker_port`, or where a router before did. Raises OSError if the address cannot be
-        had."""
+        """Listens on `worker_host:worker_port`, or on the socket of a previous router. Raises OSError if it cannot
+        listen."""
         loop = self._loop = asyncio.get_running_loop()
         if listening is not None:
             self._server = await loop.create_server(self._accept, sock=listening, backlog=BACKLOG)
@@ -85,19 +85,19 @@ class WorkerPort:
 
     @property
     def sockets(self) -> Sequence[socket.socket]:
-        """That listen for workers. Valid between `start` and `close`."""
+        """The sockets that listen for workers. Valid between `start` and `close`."""
         assert self._server is not None
         return self._server.sockets
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where workers connect to. Valid between `start` and `close`."""
+        """The host and port that workers connect to. Valid between `start` and `close`."""
         assert self._server is not None
         host, port = self._server.sockets[0].getsockname()[:2]
         return host, port
 
     async def close(self) -> None:
-        """Closes every connection after what is queued for it, within a moment."""
+        """Closes every connection, after a moment to send what is queued for it."""
         self._is_closing = True
         for handle in (self._timer, self._beat):
             if handle is not None:
@@ -120,7 +120,7 @@ class WorkerPort:
     # ---- driving the dispatcher
 
     def perform(self, actions: Iterable[Action]) -> None:
-        """Does what the dispatcher wants, in order, and sees to its next deadline, once a turn of the loop."""
+        """Performs the dispatcher's actions in order. Its next deadline is looked at once per turn of the loop."""
         workers, deliver = self._workers, self._deliver
         for action in actions:
             if isinstance(action, Send):
@@ -138,7 +138,7 @@ class WorkerPort:
             self._loop.call_soon(self._set_timer)
 
     async def wait_for_change(self) -> None:
-        """Returns when the next worker has joined, was lost or was told to go, or other ones are expected."""
+        """Returns when the next worker has joined, was lost or was told to leave, or the expected workers changed."""
         await self._changed.wait()
 
     async def wait_for_join(self) -> None:
@@ -146,7 +146,7 @@ class WorkerPort:
         await self._joined.wait()
 
     def drain(self, name: str, next_role: Role | None = None, migrate: bool = True) -> bool:
-        """Empties the worker, which then exits or comes back as `next_role`. False if no such one is connected."""
+        """Empties the worker, which then exits or comes back as `next_role`. Returns False if it is not connected."""
         peer = self._peer_named(name)
         if peer is None:
             return False
@@ -161,12 +161,13 @@ class WorkerPort:
             self.perform(self._dispatcher.migrate(request_id, time.monotonic(), peer))
 
     def note_change(self) -> None:
-        """Wakes those who wait for one."""
+        """Wakes up those who wait for a change."""
         self._changed.set()
         self._changed.clear()
 
     def _set_timer(self) -> None:
-        """Deadlines mostly go before they come: a timer that is early enough stays, and finds nothing to do."""
+        """Sets the timer. Most deadlines are dropped before they come, so a timer that is early enough is left alone,
+        even if it will find nothing to do."""
         self._is_timer_set_soon = False
         due_s = self._dispatcher.next_deadline()
         if due_s is None or self._is_closing:
@@ -192,7 +193,7 @@ class WorkerPort:
         return connection.protocol
 
     def join(self, connection: _Connection, hello: Hello) -> None:
-        """A connection said hello: it becomes a worker, or is sent away."""
+        """A connection has said hello: it becomes a worker, or is rejected."""
         reason = self._refusal(hello)
         if reason is not None:
             log.warning("rejecting %r at %s: %s", hello.worker.name, connection.protocol.peer_address, reason)
@@ -202,7 +203,7 @@ class WorkerPort:
         now = time.monotonic()
         older = self._peer_named(hello.worker.name)
         if older is not None:
-            self._workers.pop(older).protocol.abort()  # it may be dead, and then would never take what is queued
+            self._workers.pop(older).protocol.abort()  # it may be dead, and never take what is queued
             self.perform(self._dispatcher.worker_lost(older, now, "it connected anew"))
         connection.protocol.reader.max_frame_bytes = MAX_FRAME_BYTES
         connection.hello = hello
@@ -211,7 +212,7 @@ class WorkerPort:
         connection.send(Welcome(self._router_id))
         self.num_decode_joins += hello.role == "decode"
         self.perform(self._dispatcher.worker_joined(hello, now))
-        self._joined.set()  # wakes those who wait now; later ones wait for the next worker
+        self._joined.set()  # wakes those who wait now; those who come later wait for the next worker
         self._joined.clear()
         self.note_change()
 
@@ -219,7 +220,7 @@ class WorkerPort:
         self.perform(self._dispatcher.worker_message(hello.worker, message, now))
 
     def forget(self, connection: _Connection, reason: Exception | None) -> None:
-        """A connection is over."""
+        """A connection has ended."""
         self._connections.discard(connection)
         if not self._connections:
             self._all_gone.set()
@@ -263,7 +264,7 @@ class WorkerPort:
             assert other is not None
             if peer.name != hello.worker.name and other.page_tokens != hello.page_tokens:
                 return f"page_tokens {hello.page_tokens}, but {peer.name} has {other.page_tokens}"
-            # The same process may have to say the same hello again; another one must be newer.
+            # The same process may have to repeat its hello; another process must have a later epoch.
             is_newer = hello.worker.epoch > peer.epoch
             is_repeat = (hello.worker.epoch, hello.pid) == (peer.epoch, other.pid)
             if peer.name == hello.worker.name and not (is_newer or is_repeat):
@@ -277,10 +278,10 @@ class WorkerPort:
         self._beat = self._loop.call_later(period_s, self._on_beat, time.monotonic() + period_s)
 
     def _on_beat(self, due_s: float) -> None:
-        """Looks for silent workers and pings all: a loss is noticed between 1 and 1.25 leases after the last word."""
+        """Looks for silent workers, and pings all. A loss is noticed 1 to 1.25 leases after the last message."""
         now = time.monotonic()
         lease_s = self._config.dispatch.worker_lease_s
-        # If this loop itself was held up, the workers' words may still lie unread in the sockets: judge next time.
+        # If this loop itself was held up, messages of the workers may still be unread in the sockets: judge next time.
         was_on_time = now - due_s < lease_s / PINGS_PER_LEASE
         self._num_pings += 1
         for connection in list(self._workers.values()):
@@ -292,7 +293,7 @@ class WorkerPort:
 
 
 class _Connection:
-    """One connection, from the first byte to the last. `hello` is set once the worker has joined."""
+    """One connection, from its first byte to its last. `hello` is set once the worker has joined."""
 
     def __init__(self, port: WorkerPort, hello_timeout_s: float) -> None:
         self._port = port
@@ -306,7 +307,7 @@ class _Connection:
         try:
             self.protocol.send(message)
         except WireError as error:
-            # Requests are checked on admission, so this is a bug. The worker's state no longer follows ours.
+            # Requests are checked at admission, so this is a bug. The worker's state no longer follows ours.
             log.error("cannot send to %s: %s", self.protocol.peer_address, error)
             self.protocol.abort(error)
 

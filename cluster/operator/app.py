@@ -1,6 +1,6 @@
 """The admin API of a cluster as an ASGI application, with OpenAPI docs at /docs.
 
-Imported only where it is served: FastAPI takes 0.2 s to import, which no start has to wait for.
+It is imported only when it is served: FastAPI takes 0.2 s to import, for which no start should have to wait.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DESCRIPTION = "Shows and resizes a running cluster. Every call needs `Authorizat
 
 
 class TokenBearer(HTTPBearer):
-    """Lets callers pass who show the token."""
+    """Admits callers that present the token."""
 
     def __init__(self, token: str) -> None:
         super().__init__(
@@ -44,7 +44,7 @@ class TokenBearer(HTTPBearer):
 
 
 def build_app(parts: DriverParts, routers: Sequence[APIRouter] = ()) -> FastAPI:
-    """`routers` are mounted beside the fleet's own; their calls need the token, too."""
+    """The application. `routers` are mounted beside the fleet's own; their calls need the token, too."""
     app = FastAPI(
         title="Slipstream operator",
         version=__version__,
@@ -65,7 +65,7 @@ def build_app(parts: DriverParts, routers: Sequence[APIRouter] = ()) -> FastAPI:
 def _error(
     status: int, message: str, param: str | None, code: str, headers: dict[str, str] | None = None
 ) -> JSONResponse:
-    """The form of all errors, the one of the OpenAI API."""
+    """An error in the form of the OpenAI API, which all errors here have."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
     body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
     return JSONResponse(body, status, headers)
@@ -77,7 +77,8 @@ async def _fleet_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
-    """Of several mistakes the first is named as the field, and all are told. What is no JSON has no field."""
+    """The answer to an invalid request. It describes all mistakes, and names the field of the first one. A body that is
+    not JSON has no field."""
     assert isinstance(error, RequestValidationError)
     found = [("body" if e["type"] == "json_invalid" else _field(e["loc"]), _reason(e)) for e in error.errors()]
     return _error(400, "; ".join(f"{field}: {reason}" for field, reason in found), found[0][0], "invalid")
@@ -91,7 +92,7 @@ async def _refused(request: Request, error: Exception) -> JSONResponse:
 
 
 def _field(loc: Sequence[int | str]) -> str:
-    """Without the part of the request (`body`, `path`, `query`) that it lies in."""
+    """The name of a field, without the part of the request (`body`, `path`, `query`) that it is in."""
     return ".".join(str(part) for part in loc[1:]) or str(loc[0])
 
 

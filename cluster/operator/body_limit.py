@@ -1,15 +1,15 @@
-"""No caller makes the driver hold much: FastAPI reads the whole body of a request before it looks at the token."""
+"""Limits the size of bodies, because FastAPI reads the whole body of a request before it checks the token."""
 
 from __future__ import annotations
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-MAX_BODY_BYTES = 64 * 1024  # questions have some hundred bytes
+MAX_BODY_BYTES = 64 * 1024  # real requests have a few hundred bytes
 
 
 class BodyLimit:
-    """ASGI middleware: whoever reads more of a body than that gets a 413 to answer with."""
+    """ASGI middleware that answers larger bodies with a 413."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Which cluster a command of operators is about: one that runs on this machine, or one elsewhere."""
+"""The options of operators' commands that choose a cluster: one on this machine, or one elsewhere."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ DETACH = click.option("--detach", is_flag=True, help="Return when the change has
 
 @dataclass(frozen=True, slots=True)
 class ClusterChoice:
-    """By `url` and `token` if a URL is given, else the one called `name`, or the only one that runs here."""
+    """A cluster given by `url` and `token`; or, without a URL, the one called `name` or the only one on this
+    machine."""
 
     name: str | None
     url: str | None
     token: str | None
 
     def operator(self) -> OperatorClient:
-        """Raises CannotTell."""
+        """A client for the cluster's admin API. Raises CannotTell."""
         token = self.token or os.environ.get(TOKEN_VARIABLE)
         if self.url is None:
             return client_of(cluster_here(self.name, "--url and --token"), token)
@@ -40,7 +41,7 @@ class ClusterChoice:
 
 
 def of_a_cluster(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options that say which cluster; the command gets them as `cluster`."""
+    """Decorator that adds the options which choose a cluster. The command gets them as `cluster`."""
 
     @NAME
     @URL

@@ -1,4 +1,4 @@
-"""Asks the admin API of a cluster: the one that runs on this machine, or one elsewhere by URL and token."""
+"""A client for the admin API of a cluster, on this machine or elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slipstream.cluster.run_state import ClusterState
 from slipstream.cluster.status import direct_opener, shown_key
 
 TOKEN_VARIABLE = "SLIPSTREAM_OPERATOR_TOKEN"
-TIMEOUT_S = 60.0  # a cluster that is just coming up answers when it is there
+TIMEOUT_S = 60.0  # long, because a cluster that is just coming up answers only once it is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class OperatorClient:
         return self._ask("POST", path, body)
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-        """Raises CannotTell with one sentence for whatever is in the way."""
+        """The answer to a call. Raises CannotTell, with one sentence, if there is none."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json", **shown_key(self.token)}
         try:
@@ -42,12 +42,12 @@ class OperatorClient:
         except (OSError, http.client.HTTPException) as error:
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
             raise CannotTell(f"the operator at {self.url} cannot be reached: {reason}") from error
-        except ValueError as error:  # no URL, or an answer that is not JSON
+        except ValueError as error:  # not a URL, or an answer that is not JSON
             raise CannotTell(f"{self.url} is not the admin API of a Slipstream cluster: {error}") from error
 
 
 def client_of(state: ClusterState, token: str | None = None) -> OperatorClient:
-    """Raises CannotTell if the cluster serves no admin API."""
+    """A client for the cluster with this state file. Raises CannotTell if it serves no admin API."""
     if not state.operator_url:
         raise CannotTell(f"{state.name} serves no admin API (operator.port is null in {state.config})")
     return OperatorClient(state.operator_url, token or state.operator_token)

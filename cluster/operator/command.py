@@ -1,4 +1,4 @@
-"""The commands `slipstream scale`, `drain` and `role`: ask the admin API for a change and follow it to its end."""
+"""The commands `slipstream scale`, `drain` and `role`: request a change from the admin API and follow it to its end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slipstream.cluster.operator.client import OperatorClient
 from slipstream.router.messages import ROLES
 
 ASK_EVERY_S = 0.3
-RESTS = frozenset({"ready", "pending", "failed"})  # what a member stays in by itself
+RESTS = frozenset({"ready", "pending", "failed"})  # the states that a member does not leave by itself
 
 FLEET_JSON = click.option("--json", "as_json", is_flag=True, help="For programs: the fleet as it is at the end.")
 
@@ -71,7 +71,7 @@ def role_command(cluster: ClusterChoice, worker: str, role: str, detach: bool, a
 
 
 def _worker_path(worker: str, change: str) -> str:
-    """Whatever was typed as a name, be it no text, is one part of the path."""
+    """The path of a change. Whatever was typed as the name, even bytes that are not text, becomes one part of it."""
     return f"/v1/workers/{urllib.parse.quote(worker, safe='', errors='surrogateescape')}/{change}"
 
 
@@ -95,7 +95,7 @@ def _scale(operator: OperatorClient, replicas: dict[str, int], detach: bool, as_
 
 
 def _follow(operator: OperatorClient, fleet: dict[str, Any], names: list[str], detach: bool, as_json: bool) -> None:
-    """Tells how the members get on, until they have come to rest or are gone. Exits with 1 if one cannot start."""
+    """Shows the progress of the members until they are at rest or gone. Exits with 1 if one of them cannot start."""
     if fleet["warning"] is not None:
         console.warning(fleet["warning"])
     told: dict[str, str] = {}

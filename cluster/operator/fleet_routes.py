@@ -1,4 +1,4 @@
-"""The calls that show and resize the worker groups of a cluster."""
+"""The admin API's calls that show and resize the worker groups of a cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ WorkerName = Annotated[str, Path(description="A name from `GET /v1/fleet`, as de
 
 
 class AnyText(PathConvertor):
-    """Whatever was asked for is a name, with slashes and newlines as well, and the answer says that nobody has it."""
+    """Matches any text as a name, even with slashes and newlines, so that the answer can say that there is no such
+    worker."""
 
     regex = "(?s:.*)"
 

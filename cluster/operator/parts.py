@@ -1,4 +1,4 @@
-"""What the admin API is made of: the parts of a driver that it shows and moves."""
+"""The parts of a driver that the admin API shows and changes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from slipstream.cluster.update.updater import Updater
 
 @dataclass(frozen=True, slots=True)
 class DriverParts:
-    """`router_status`: what the router says of load (`/cluster/status`), None if it does not answer. `token`: what
-    callers have to show. `decisions`: of the planner, None if none is enabled. `signals`: as `router_status`, how
-    requests fared lately."""
+    """`router_status` returns the router's view of the load (`/cluster/status`), None if it does not answer; `signals`
+    likewise returns the recent load and how well it was served. `token` is what callers must present. `decisions` are
+    those of the planner, None if it is not enabled."""
 
     fleet: FleetPort
     state: ClusterState

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class OperatorPort:
-    """Where the API listens, from the start of a cluster on: callers wait till it is served."""
+    """The port of the API. It listens from the start of the cluster, so early callers wait until the API is served."""
 
     def __init__(self, config: OperatorConfig, port: int) -> None:
-        """Raises OSError."""
+        """Starts to listen. Raises OSError if it cannot."""
         family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
         self.socket = socket.create_server((config.host, port), family=family, backlog=128)
         self.host = config.host
@@ -31,8 +31,8 @@ class OperatorPort:
 
 @contextlib.asynccontextmanager
 async def operating(port: OperatorPort, parts: DriverParts) -> AsyncIterator[None]:
-    """The API is served meanwhile."""
-    # In a thread: the import takes longer than a loop should stand still.
+    """Serves the API while the context is open."""
+    # In a thread, because the import takes longer than the loop should be blocked.
     server = await asyncio.to_thread(_web_server, parts)
     task = asyncio.create_task(server.serve(sockets=[port.socket]), name="operator")
     try:

@@ -1,4 +1,4 @@
-"""The secret that callers of the admin API show."""
+"""The secret that callers of the admin API must present."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MIN_TOKEN_CHARS = 16
 
 
 def read_token(config: OperatorConfig) -> str:
-    """What callers have to show: what is in the file, or a random token. Raises ValueError."""
+    """The token from the configured file, or a random one. Raises ValueError."""
     if config.token_file is None:
         return secrets.token_urlsafe(32)
     try:

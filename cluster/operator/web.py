@@ -1,4 +1,4 @@
-"""The admin API behind uvicorn. Imported late, in a thread: it brings FastAPI with it."""
+"""Serves the admin API with uvicorn. It is imported late and in a thread, because it imports FastAPI."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GOODBYE_S = 1
 
 
 class Server(uvicorn.Server):
-    """Signals are the driver's business."""
+    """A uvicorn server that does not handle signals, as the driver does that."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -24,7 +24,7 @@ class Server(uvicorn.Server):
 
 
 def web_server(parts: DriverParts) -> Server:
-    """With the routes of everything that operators can ask of this driver."""
+    """A server with the routes of everything that operators can ask of this driver."""
     routers = [planner_routes(parts.decisions, parts.fleet)]
     if parts.updater is not None:
         routers.append(update_routes(parts.updater))

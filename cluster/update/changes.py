@@ -1,8 +1,8 @@
-"""What differs between two configurations of a cluster, and what it takes to get from one to the other. Pure.
+"""The differences between two configurations of a cluster, and what it takes to get from one to the other. Pure.
 
 rolled    worker groups are exchanged one by one: the model, the engine, the pools
-live      the router takes it up as it runs: the dispatcher's policy, levels and limits
-restart   a new start only: names, ports, files, and what outlives the workers
+live      the router takes the change over while it runs: the dispatcher's policy, levels and limits
+restart   only a restart helps: names, ports, files, and what outlives the workers
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slipstream.cluster.config import ClusterConfig
 from slipstream.router.config import DispatchConfig
 
 ROLLED = ("model.path", "model.version", "engine", "prefill", "decode", "kv_transfer")
-# Block ids of all workers are made of pages of one size, and the conversations of a router outlive its workers.
+# The block ids of all workers must be made from pages of one size, and a router's conversations outlive its workers.
 NEVER_ROLLED = ("page_tokens",)
 LIVE = tuple(
     f"router.dispatch.{key}"
@@ -37,7 +37,7 @@ SIZES = ("prefill.replicas", "decode.replicas")
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Keys that differ, by what they take. `sizes` are replicas, which alone need no new version."""
+    """The keys that differ, by what they require. `sizes` are numbers of replicas, which alone need no new version."""
 
     rolled: tuple[str, ...] = ()
     sizes: tuple[str, ...] = ()
@@ -46,20 +46,20 @@ class Changes:
 
 
 def changes_between(old: ClusterConfig, new: ClusterConfig) -> Changes:
-    """Of two configurations as `load_config` gives them."""
+    """The changes between two configurations that `load_config` has returned."""
     before, after = dict(_flat(old, "")), dict(_flat(new, ""))
     found: dict[str, list[str]] = {"rolled": [], "sizes": [], "live": [], "restart": []}
     for key in dict.fromkeys((*before, *after)):
         if before.get(key) != after.get(key):
             found[_kind(key)].append(key)
-    # What both pools share stands in `engine` and, merged, in each of them: the shortest name says it.
+    # A shared setting is in `engine` and also, merged, in both pools: only the shortest key is reported.
     shared = {key for key in found["rolled"] if key.startswith("engine.")}
     found["rolled"] = [k for k in found["rolled"] if not (".engine." in k and k.split(".", 1)[1] in shared)]
     return Changes(*(tuple(found[kind]) for kind in ("rolled", "sizes", "live", "restart")))
 
 
 def live_dispatch(old: DispatchConfig, new: DispatchConfig) -> DispatchConfig:
-    """`old` with what the router can take up as it runs."""
+    """`old` with those settings of `new` that the router can take over while it runs."""
     keys = [key.rpartition(".")[2] for key in LIVE]
     return dataclasses.replace(old, **{key: getattr(new, key) for key in keys})
 
@@ -76,7 +76,7 @@ def _kind(key: str) -> str:
 
 
 def _flat(value: Any, at: str) -> Iterator[tuple[str, Any]]:
-    """Dotted keys and their values; what is no section is a value."""
+    """Dotted keys and their values. Anything that is not a section is a value."""
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         yield at, value
         return

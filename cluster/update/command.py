@@ -1,4 +1,5 @@
-"""The commands `slipstream update`, `split` and `rollback`: another model version or configuration without a pause."""
+"""The commands `slipstream update`, `split` and `rollback`: change the model version or configuration without a
+pause."""
 
 from __future__ import annotations
 
@@ -122,7 +123,8 @@ def follow(
     detach: bool,
     expects_rollback: bool = False,
 ) -> None:
-    """Shows what happens until the update is over or in one of the phases, then ends with 1 if it was rolled back."""
+    """Shows what happens until the update has ended or reached one of the phases. Exits with 1 if it was rolled
+    back."""
     num_shown = 0
     while True:
         if not as_json:

@@ -1,4 +1,4 @@
-"""What a rolling update is to do, what it sees of the cluster, and what it wants done: plain values."""
+"""The plain values of a rolling update: what it is to do, what it sees of the cluster, and the actions it asks for."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ ENDED: frozenset[Phase] = frozenset({"done", "rolled_back"})
 
 @dataclass(frozen=True, slots=True)
 class UpdateOptions:
-    """How an update goes about it.
+    """How an update proceeds.
 
-    `surge` groups of each role more than wanted may be there for a while, and `max_unavailable` fewer may serve. With
-    `canary_percent` the new version gets so much of the new requests and the update waits: for an operator, or with
-    `is_automatic` for `min_requests` ended requests and `canary_s` seconds without a finding. A new group has
-    `start_timeout_s` to become ready; one that finds no room for `no_room_s` makes place for itself.
+    For a while, there may be `surge` more groups of each role than wanted, and `max_unavailable` fewer may serve. With
+    `canary_percent`, the new version gets that share of new requests and the update waits: for an operator or, with
+    `is_automatic`, for `min_requests` ended requests and `canary_s` seconds without a finding. A new group has
+    `start_timeout_s` to become ready. If there is no room for one for `no_room_s`, an old group makes room.
     """
 
     surge: int = 1
@@ -51,8 +51,8 @@ class UpdateOptions:
 
 @dataclass(frozen=True, slots=True)
 class UpdatePlan:
-    """From the version `old` to the version `new`. `wanted` groups of each role there shall be in the end, `initial`
-    are those before, to which a roll-back returns."""
+    """An update from version `old` to version `new`. `wanted` is the number of groups of each role in the end,
+    `initial` the number before, to which a roll-back returns."""
 
     old: str
     new: str
@@ -63,7 +63,7 @@ class UpdatePlan:
 
 @dataclass(frozen=True, slots=True)
 class VersionLoad:
-    """What the router has counted of one version since it started."""
+    """What the router has counted about one version since it started."""
 
     num_requests: int = 0
     num_failed_attempts: int = 0
@@ -74,7 +74,7 @@ class VersionLoad:
 
 @dataclass(frozen=True, slots=True)
 class SetSplit:
-    """`split` None: versions share by the size of their pools."""
+    """Set the router's split. None: versions share in proportion to the size of their pools."""
 
     split: dict[str, float] | None
     reason: str
@@ -98,7 +98,7 @@ UpdateAction = SetSplit | AddGroup | RemoveGroup
 
 @dataclass(frozen=True, slots=True)
 class UpdateEvent:
-    """`at_s` on the clock of whoever drives the update."""
+    """Something that happened. `at_s` is in the clock of whoever drives the update."""
 
     at_s: float
     phase: Phase

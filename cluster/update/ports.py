@@ -1,4 +1,4 @@
-"""What an update needs of the cluster that it changes."""
+"""The interfaces that an update needs of the cluster."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from slipstream.router.version_status import VersionStatus
 
 
 class VersionedFleet(FleetPort, Protocol):
-    """A fleet that makes groups of several versions. While it `is_held` it refuses what others ask of `FleetPort`, but
-    for `add`; the update lets groups go with `retire`."""
+    """A fleet with groups of several versions. While it `is_held`, it refuses all calls of `FleetPort` except `add`;
+    the update removes groups with `retire`."""
 
     is_held: bool
 
     async def retire(self, name: str) -> None:
-        """Drains a group, whose work moves to others, and ends it for good."""
+        """Drains a group, moving its work to others, and ends it for good."""
 
     def add_version(self, version: str, config: ClusterConfig) -> None: ...
     def forget_version(self, version: str) -> None: ...
 
 
 class VersionRouter(Protocol):
-    """What an update asks of the router. The calls raise OSError while there is none."""
+    """The calls of an update to the router. They raise OSError while there is none."""
 
     async def set_split(self, split: dict[str, float] | None) -> None: ...
     async def versions(self) -> tuple[VersionStatus, ...]: ...

@@ -1,4 +1,4 @@
-"""A version of the model and of its configuration that has served, serves, or is to."""
+"""A release: a version of the model together with its configuration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from slipstream.cluster.fleet import FleetError
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A version with the configuration that it is made from. `content` is what `version_of` said of it at the time."""
+    """A version and the configuration that it is made from. `content` is what `version_of` returned for it at the
+    time."""
 
     version: str
     config: ClusterConfig
@@ -20,8 +21,8 @@ class Release:
 
 
 def check_same_text(old: ClusterConfig, new: ClusterConfig) -> None:
-    """The router has one tokenizer and one chat template for all versions. Raises FleetError if they differ."""
-    from slipstream.router.tokenizer import TokenizerFiles  # brings the tokenizers library with it
+    """Raises FleetError if tokenizer or chat template differ, because the router has one of each for all versions."""
+    from slipstream.router.tokenizer import TokenizerFiles  # imported here because it imports the tokenizers library
 
     try:
         before, after = (TokenizerFiles.read(Path(config.model.path)) for config in (old, new))

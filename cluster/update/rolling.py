@@ -1,4 +1,4 @@
-"""A rolling update as a state machine. Sans-IO: what is seen of the cluster and a time in, what is to be done out.
+"""A rolling update as a state machine. Sans-IO: it takes the observed state and a time, and returns actions.
 
     starting --new groups of each role serve--> canary --promoted, or no finding--> rolling --no old group--> done
         |          (no split asked for: rolling at once)   |                           |
@@ -6,9 +6,9 @@
                                                            v
                                                       rolling_back --no new group, all old ones--> rolled_back
 
-It looks at what there is and never at what it did before, so a group that dies, a router that comes back without its
-split and a call that failed need nothing of their own: the next look asks for what is missing. While groups of the new
-version start, new requests all go to the old one, so nobody waits for a version that may never come up.
+It looks at what there is and never at what it did before. So a group that dies, a router that comes back without its
+split, and a call that failed need no special code: the next step asks for what is missing. While groups of the new
+version start, all new requests go to the old one, so nobody waits for a version that may never come up.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from slipstream.cluster.update.plan import (
 from slipstream.cluster.update.verdict import failing, since, slower
 from slipstream.router.messages import ROLES, Role
 
-DECODE_FIRST: tuple[Role, Role] = ("decode", "prefill")  # where there is little room, it is theirs
+DECODE_FIRST: tuple[Role, Role] = ("decode", "prefill")  # if there is little room, decode groups get it
 MAX_EVENTS = 200
-MAX_DEATHS = 3  # of new groups, which have served before: one may be an accident
+MAX_DEATHS = 3  # of new groups that had already served; a single one may be an accident
 
 
 class RollingUpdate:
-    """`events` tell what happened and why. `split` is what the router should have; it is asked for again whenever the
+    """`events` tell what happened and why. `split` is what the router's split should be; it is set again whenever the
     router has another one."""
 
     def __init__(self, plan: UpdatePlan, now: float) -> None:
         self.plan = plan
         self.phase: Phase = "starting"
-        self.reason = ""  # of a roll-back
+        self.reason = ""  # why it was rolled back
         self.events: list[UpdateEvent] = []
         self.split: dict[str, float] | None = {plan.old: 100.0, plan.new: 0.0}
         self._since_s = now
-        self._before: dict[str, VersionLoad] | None = None  # counts when the update began
-        self._phase_loads: dict[str, VersionLoad] = {}  # and when the phase did
-        self._unready_since_s: dict[str, float] = {}  # new groups
+        self._before: dict[str, VersionLoad] | None = None  # the counts when the update began
+        self._phase_loads: dict[str, VersionLoad] = {}  # the counts when the phase began
+        self._unready_since_s: dict[str, float] = {}  # by new group
         self._last_states: dict[str, MemberState] = {}
         self._num_deaths = 0
         self._note(now, f"update from version {plan.old} to {plan.new}")
@@ -57,10 +57,11 @@ class RollingUpdate:
     def is_over(self) -> bool:
         return self.phase in ENDED
 
-    # ---- what operators do
+    # ---- operators
 
     def set_split(self, split: dict[str, float], now: float) -> None:
-        """Another split between the two. All for the new version promotes it. Raises ValueError."""
+        """Changes the split between the two versions. Giving everything to the new one promotes it. Raises
+        ValueError."""
         plan = self.plan
         unknown = [version for version in split if version not in (plan.old, plan.new)]
         if unknown:
@@ -74,7 +75,8 @@ class RollingUpdate:
             self._note(now, f"split {told(self.split)}")
 
     def roll_back(self, now: float, reason: str) -> None:
-        """All new requests go to the old version, then the new groups go. Raises ValueError if it is over."""
+        """Sends all new requests to the old version, then removes the new groups. Raises ValueError if the update has
+        ended."""
         if self.is_over:
             raise ValueError(f"the update is {self.phase}")
         if self.phase == "rolling_back":
@@ -83,7 +85,7 @@ class RollingUpdate:
         self.split = {self.plan.old: 100.0, self.plan.new: 0.0}
         self._enter("rolling_back", now, f"rolling back: {reason}")
 
-    # ---- what time does
+    # ---- time
 
     def step(
         self,
@@ -92,7 +94,8 @@ class RollingUpdate:
         router_split: dict[str, float] | None,
         now: float,
     ) -> list[UpdateAction]:
-        """What is to be done now. `loads` None: the router does not answer; then nothing is judged, and nobody goes."""
+        """The actions to take now. `loads` None: the router does not answer, so nothing is judged and no group
+        leaves."""
         if self.is_over:
             return self._split_action(router_split, loads)
         if loads is not None:
@@ -105,7 +108,7 @@ class RollingUpdate:
         self._advance(fleet, now)
         actions = self._split_action(router_split, loads)
         if actions or loads is None or self.is_over:
-            return actions  # groups go after the requests do
+            return actions  # groups leave only after the requests have
         return [*self._changes(fleet, now)]
 
     def _split_action(
@@ -137,8 +140,8 @@ class RollingUpdate:
         return since(loads.get(version, VersionLoad()), then.get(version, VersionLoad()))
 
     def _look_at_starts(self, fleet: FleetState, is_router_there: bool, now: float) -> None:
-        """A new version whose groups do not come up, or die again and again, ends the update. Who is up and waits for a
-        router that is away is not late."""
+        """Rolls back if groups of the new version do not come up, or die again and again. A group that is up and only
+        waits for an absent router is not late."""
         if self.phase == "rolling_back":
             return
         limit_s = self.plan.options.start_timeout_s
@@ -148,8 +151,8 @@ class RollingUpdate:
                 member.state not in ("ready", "draining", "connecting")
                 and self._last_states.get(member.name) == "ready"
             ):
-                self._num_deaths += 1  # `dead` itself is over so soon that a look may miss it
-            if member.state != "connecting":  # who serves is back there whenever the router is lost
+                self._num_deaths += 1  # counted by restarts, because the state `dead` can be too short to be seen
+            if member.state != "connecting":  # a group that served is in that state again whenever the router is lost
                 self._last_states[member.name] = member.state
             if member.state == "ready":
                 self._unready_since_s.pop(member.name, None)
@@ -174,7 +177,7 @@ class RollingUpdate:
         plan = self.plan
         if self.phase == "starting" and self._new_serves(fleet):
             percent = plan.options.canary_percent
-            if percent is None or not any(plan.wanted.values()):  # a cluster at zero has nobody to try it on
+            if percent is None or not any(plan.wanted.values()):  # at zero there is nothing to try
                 self._begin_rolling(now, "the new version serves")
             else:
                 self.split = {plan.old: 100.0 - percent, plan.new: percent}
@@ -200,7 +203,7 @@ class RollingUpdate:
         is_there = all(self._ready(fleet, plan.old, role) >= plan.initial[role] for role in ROLES)
         return is_there and not any(member.version == plan.new for member in fleet.members)
 
-    # ---- who comes and who goes
+    # ---- adding and removing groups
 
     def _changes(self, fleet: FleetState, now: float) -> Iterator[UpdateAction]:
         plan = self.plan
@@ -218,7 +221,7 @@ class RollingUpdate:
     def _exchange(
         self, fleet: FleetState, role: Role, coming: str, going: str, target: int, now: float
     ) -> Iterator[UpdateAction]:
-        """One group of a role at a time: one comes, then one goes."""
+        """Exchanges the groups of a role one at a time: one is added, then one is removed."""
         num_coming = self._wanted(fleet, coming, role)
         leaving = [member for member in self._of(fleet, going) if member.role == role]
         if num_coming < target:
@@ -230,7 +233,7 @@ class RollingUpdate:
             num_ready = self._ready(fleet, coming, role) + self._ready(fleet, going, role)
             floor = target - self.plan.options.max_unavailable
             is_idle = candidate.state != "ready"
-            # While new requests still go to the version that is leaving, its last decode worker stays for them.
+            # The last decode worker of the leaving version stays while new requests still go to that version.
             if is_idle or (num_ready - 1 >= floor and (role != "decode" or self._ready(fleet, coming, role) > 0)):
                 yield RemoveGroup(candidate.name, f"version {coming} takes its place")
 
@@ -238,7 +241,7 @@ class RollingUpdate:
         self, fleet: FleetState, role: Role, coming: str, going: str, target: int, now: float
     ) -> Iterator[UpdateAction]:
         options = self.plan.options
-        # Those that are leaving still hold their memory.
+        # Groups that are leaving still hold their memory.
         num_there = sum(member.role == role and member.state != "failed" for member in fleet.members)
         most = max(target, self.plan.initial[role]) + options.surge
         is_full = fleet.max_members is not None and len(fleet.members) >= fleet.max_members
@@ -248,7 +251,8 @@ class RollingUpdate:
             yield from self._make_room(fleet, role, going, target, now)
 
     def _make_room(self, fleet: FleetState, role: Role, going: str, target: int, now: float) -> Iterator[UpdateAction]:
-        """There is no room beside the old ones: one of them goes first, if others of its role are left to serve."""
+        """If there is no room for new groups, one old group is removed first, provided others of its role still
+        serve."""
         ready = [m for m in self._of(fleet, going) if m.role == role and m.state == "ready"]
         others = [m for m in fleet.members if m.role == role and m.state == "ready" and not m.is_leaving]
         is_leaving = any(m.role == role and m.is_leaving for m in fleet.members)
@@ -265,13 +269,14 @@ class RollingUpdate:
 
     @staticmethod
     def _first_to_go(members: list[FleetMember]) -> FleetMember:
-        """Who does not serve, else the youngest by name, so that the first ones of a pool stay longest."""
+        """A group that does not serve or, if all do, the one with the highest number, so that the first ones stay
+        longest."""
         idle = [member for member in members if member.state != "ready"]
         return (idle or members)[-1]
 
     @staticmethod
     def _of(fleet: FleetState, version: str) -> list[FleetMember]:
-        """Groups of a version that stay, whether they serve already or not."""
+        """The groups of a version that are not leaving, whether or not they serve already."""
         return [member for member in fleet.members if member.version == version and not member.is_leaving]
 
     def _wanted(self, fleet: FleetState, version: str, role: Role) -> int:
@@ -280,7 +285,7 @@ class RollingUpdate:
     def _ready(self, fleet: FleetState, version: str, role: Role) -> int:
         return sum(member.role == role and member.state == "ready" for member in self._of(fleet, version))
 
-    # ---- the story
+    # ---- events
 
     def _begin_rolling(self, now: float, why: str) -> None:
         self.split = None
@@ -298,7 +303,7 @@ class RollingUpdate:
 
 
 def told(split: Mapping[str, float] | None) -> str:
-    """A split for people."""
+    """A split as text for people."""
     if split is None:
         return "by the size of the pools"
     return " ".join(f"{version}={weight:g}" for version, weight in split.items())

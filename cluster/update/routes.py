@@ -1,4 +1,4 @@
-"""The calls that update a cluster, for the admin API."""
+"""The admin API's calls that update a cluster."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class UpdateQuestion(_Strict):
     start_timeout_s: float = Field(DEFAULTS.start_timeout_s, description="In which a new group must be ready.")
 
     def options(self) -> UpdateOptions:
-        """Raises FleetError that names the field."""
+        """The options in the question. Raises FleetError that names a bad field."""
         try:
             return UpdateOptions(
                 surge=self.surge,

@@ -1,4 +1,4 @@
-"""How an update stands, for operators."""
+"""The state of an update, for operators."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from slipstream.router.messages import ROLES
 
 @dataclass(frozen=True, slots=True)
 class UpdateStatus:
-    """The update that is under way, or the last one. `changed` are keys of the configuration, `ready` groups that
-    serve, by version and role, of so many `wanted`."""
+    """The update that is under way, or the last one. `changed` are the keys of the configuration that differ. `ready`
+    is the number of groups that serve, by version and role, out of `wanted`."""
 
     phase: Phase
     old: str
@@ -27,7 +27,7 @@ class UpdateStatus:
 
     @property
     def line(self) -> str:
-        """For people."""
+        """The state in one line for people."""
         counts = ", ".join(f"{self.ready[self.new][role]} of {self.wanted[role]} {role}" for role in ROLES)
         shares = f", split {told(self.split)}" if self.split else ""
         why = f": {self.reason}" if self.reason else ""

@@ -1,4 +1,4 @@
-"""Drives rolling updates in the driver: looks at the fleet and the router, and does what the state machine wants."""
+"""Drives rolling updates in the driver: observes fleet and router, and performs the state machine's actions."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class _Running:
 
 
 class Updater:
-    """One update at a time. `load` reads a configuration as the one that serves was read, and raises ConfigError;
-    `show` is told of every event and of every state; times are `time.monotonic()`."""
+    """Runs one update at a time. `load` reads a configuration in the same way as the present one was read, and raises
+    ConfigError. `show` is called for every event and every state. Times are `time.monotonic()`."""
 
     def __init__(
         self,
@@ -64,14 +64,14 @@ class Updater:
         load: Callable[[Path], ClusterConfig],
         show: Callable[[str, Release], None],
     ) -> None:
-        self._release = release  # what serves, or is to serve again
+        self._release = release  # the release that serves, or will serve again after a roll-back
         self._previous: Release | None = None
         self._fleet = fleet
         self._router = router
         self._load = load
         self._show = show
         self._latest: _Running | None = None
-        self._is_reading = False  # a configuration, from which something will begin
+        self._is_reading = False  # whether it is reading a configuration, so that an update is about to begin
         self._names = {release.version}
 
     @property
@@ -80,7 +80,7 @@ class Updater:
 
     @property
     def status(self) -> UpdateStatus | None:
-        """None: there was no update yet."""
+        """The status of the latest update; None: there was none yet."""
         if self._latest is None:
             return None
         machine = self._latest.machine
@@ -107,11 +107,11 @@ class Updater:
             events=tuple(machine.events),
         )
 
-    # ---- what operators ask for
+    # ---- operators
 
     async def begin(self, path: Path, options: UpdateOptions) -> tuple[str, ...]:
-        """From what serves to the configuration at `path`. Returns the keys that differ; where only sizes or settings
-        of the router do, all is done then. Raises FleetError, and then nothing has changed."""
+        """Begins an update to the configuration at `path`, and returns the keys that differ. If only sizes or settings
+        of the router differ, everything is done when this returns. Raises FleetError; then nothing has changed."""
         self._check_idle()
         self._is_reading = True
         try:
@@ -132,7 +132,7 @@ class Updater:
         changed = (*changes.rolled, *changes.sizes, *changes.live)
         content = await asyncio.to_thread(version_of, config)
         if content != old.content and not changes.rolled:
-            changed = ("model", *changed)  # the same path, with other files in it
+            changed = ("model", *changed)  # the same path, but other files
         if changes.rolled or content != old.content:
             await asyncio.to_thread(check_same_text, old.config, config)
             num_now = self._fleet.state().num
@@ -151,7 +151,7 @@ class Updater:
         return changed
 
     def set_split(self, split: dict[str, float]) -> None:
-        """Raises FleetError."""
+        """Changes the split of the update under way. Raises FleetError."""
         running = self._latest
         if running is None or not self.is_active:
             raise FleetError("conflict", "split", "no update is under way")
@@ -166,7 +166,7 @@ class Updater:
         running.wake.set()
 
     def roll_back(self) -> None:
-        """Turns the update round that is under way; if none is, updates back to what served before. Raises
+        """Rolls back the update that is under way; if there is none, updates back to what served before. Raises
         FleetError."""
         running = self._latest
         if running is not None and self.is_active and not running.machine.is_over:
@@ -181,19 +181,19 @@ class Updater:
         self._start(self._previous, options, dict(plan.initial), running.changed)
 
     async def close(self) -> None:
-        """Ends driving; what has been begun stays as it is."""
+        """Stops driving; the update is left as it is."""
         if self._latest is not None and self._latest.task is not None:
             self._latest.task.cancel()
             await asyncio.gather(self._latest.task, return_exceptions=True)
 
-    # ---- inside
+    # ---- helpers
 
     def _check_idle(self) -> None:
         if self.is_active or self._is_reading:
             raise FleetError("conflict", "update", "an update is under way")
 
     def _free_name(self, version: str) -> str:
-        """Every release has a name of its own: KV of two releases never meets."""
+        """An unused name for a release. Names must be unique, so that KV of two releases never meets."""
         names = (version, *(f"{version}-{number}" for number in range(2, len(self._names) + 3)))
         free = next(name for name in names if name not in self._names)
         self._names.add(free)
@@ -205,7 +205,7 @@ class Updater:
             self._fleet.add_version(new.version, new.config)
         except CannotPlace as error:
             raise FleetError("invalid", "config", str(error)) from None
-        self._fleet.add_version(old.version, old.config)  # who adds groups meanwhile gets those
+        self._fleet.add_version(old.version, old.config)  # groups that are added meanwhile are of this version
         self._fleet.is_held = True
         plan = UpdatePlan(
             old.version,
@@ -227,7 +227,7 @@ class Updater:
                 actions = machine.step(self._fleet.state(), loads, split, time.monotonic())
                 for action in actions:
                     await self._perform(machine, action)
-                num_to_show = len(machine.events) - machine.is_over  # the last one is shown when all is done
+                num_to_show = len(machine.events) - machine.is_over  # the last event is shown when everything is done
                 for event in machine.events[num_shown:num_to_show]:
                     self._tell(event)
                 num_shown = num_to_show
@@ -241,7 +241,7 @@ class Updater:
             self._fleet.is_held = False
 
     async def _conclude(self, running: _Running) -> None:
-        """The version that is gone is forgotten, the other one is the newest."""
+        """Ends an update: the version that is gone is forgotten, and the other one is the newest."""
         is_done = running.machine.phase == "done"
         stays, gone = (running.new, running.old) if is_done else (running.old, running.new)
         with contextlib.suppress(FleetError):
@@ -259,11 +259,11 @@ class Updater:
     async def _take_up(self, release: Release) -> None:
         self._release = release
         self._fleet.add_version(release.version, release.config)
-        with contextlib.suppress(OSError):  # the next router begins with it
+        with contextlib.suppress(OSError):  # the next router will start with it
             await self._router.follow(release.config)
 
     async def _look_at_router(self) -> tuple[dict[str, VersionLoad] | None, dict[str, float] | None]:
-        """Loads by version and the split; no loads if the router does not answer."""
+        """The loads by version, and the split. The loads are None if the router does not answer."""
         try:
             async with asyncio.timeout(ROUTER_PATIENCE_S):
                 told = await self._router.versions()

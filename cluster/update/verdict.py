@@ -1,18 +1,18 @@
-"""Whether the new version does as well as the old one. Pure."""
+"""Judges whether the new version does as well as the old one. Pure."""
 
 from __future__ import annotations
 
 from slipstream.cluster.update.plan import VersionLoad
 
-MIN_FAILURES = 3  # a transfer breaks now and then, whatever the version
+MIN_FAILURES = 3  # because transfers fail now and then, whatever the version
 MAX_FAILURE_SHARE = 0.05  # of the requests, beyond twice the old version's share
 MIN_FIRST_TOKENS = 20  # of each version, before times are compared
-SLOWER = 2.0  # times the old version's mean
-SLOWER_S = 0.2  # and by so much at least: on an idle cluster milliseconds double for no reason
+SLOWER = 2.0  # as a factor of the old version's mean
+SLOWER_S = 0.2  # and slower by at least this, because on an idle cluster milliseconds double for no reason
 
 
 def since(now: VersionLoad, then: VersionLoad) -> VersionLoad:
-    """What was counted meanwhile. A router that has started anew counts from zero."""
+    """What was counted between two looks. A router that was restarted counts from zero."""
     if now.num_requests < then.num_requests or now.num_ended < then.num_ended:
         return now
     return VersionLoad(
@@ -25,7 +25,7 @@ def since(now: VersionLoad, then: VersionLoad) -> VersionLoad:
 
 
 def failing(new: VersionLoad, old: VersionLoad) -> str | None:
-    """Why the new version is broken: attempts fail there that the version may be to blame for."""
+    """Why the new version is considered broken (too many failures that the version may be to blame for); else None."""
     if new.num_failed_attempts < MIN_FAILURES:
         return None
     share = new.num_failed_attempts / max(new.num_requests, 1)
@@ -36,7 +36,7 @@ def failing(new: VersionLoad, old: VersionLoad) -> str | None:
 
 
 def slower(new: VersionLoad, old: VersionLoad) -> str | None:
-    """Why the new version is too slow: its first tokens come later."""
+    """Why the new version is considered too slow (its first tokens come later); else None."""
     if min(new.num_first_tokens, old.num_first_tokens) < MIN_FIRST_TOKENS:
         return None
     mean_s, usual_s = new.ttft_s / new.num_first_tokens, old.ttft_s / old.num_first_tokens
