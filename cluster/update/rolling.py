@@ -151,7 +151,7 @@ class RollingUpdate:
                 member.state not in ("ready", "draining", "connecting")
                 and self._last_states.get(member.name) == "ready"
             ):
-                self._num_deaths += 1  # counted by restarts, because the state `dead` can be too short to be seen
+                self._num_deaths += 1  # leaving `ready` counts, because `dead` can be too short to be seen
             if member.state != "connecting":  # a group that served is in that state again whenever the router is lost
                 self._last_states[member.name] = member.state
             if member.state == "ready":
