@@ -17,6 +17,7 @@ from slipstream.router.request_state import RequestState
 from slipstream.router.roster import Roster, WorkerState
 
 LOOK_S = 0.25  # between two looks
+SURE_SAMPLES = 32  # of a worker's steps, from which on its own times are taken
 # An answer that has outlived its forecast goes on for half of what it has: of the lengths that are expected of anybody
 # (`output_length`), as many as that for one of 1,000 tokens, and more for shorter ones.
 OUTLIVED = 0.5
@@ -65,9 +66,12 @@ class Rebalancer:
                 for worker, sign in ((state.move.source, -1), (state.move.destination, 1)):
                     num_seqs[worker] += sign
                     context[worker] += sign * state.num_tokens
+        # A worker that is new is known by its pool's times, and so are the others then: fits differ more than workers.
+        are_known = all(worker.times.num_samples("decode") >= SURE_SAMPLES for worker in workers)
+        pool = self._roster.pools["decode"]
         return {
             worker: Station(
-                worker.times.coefficients("decode"),
+                (worker.times if are_known else pool).coefficients("decode"),
                 worker.load.num_seqs + num_seqs[worker],
                 worker.load.context_tokens + context[worker],
             )
