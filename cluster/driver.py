@@ -104,7 +104,7 @@ class Driver:
         with keeping_clients(self._console) as keeper, _signals(stop, at_once):
             supervisor, fleet = self._supervised(session, watch, keeper)
             if own is not None and keeper is not None:
-                own.reaper.remove(keeper.parent)  # in case this process is killed
+                own.reaper.remove(keeper.path.parent)  # in case this process is killed
             try:
                 if not await _unless(stop, self._bring_up(supervisor, fleet, watch)):
                     self._console.say("interrupted before it was up; everything is being stopped")
@@ -162,7 +162,7 @@ class Driver:
         first = Release(fleet.newest, self._config, self._state.config, fleet.newest)
         return Updater(first, fleet, supervisor.router.member, self._overrides.load, show)
 
-    def _supervised(self, session: RaySession, watch: Watch, keeper: Path | None) -> tuple[Supervisor, ClusterFleet]:
+    def _supervised(self, session: RaySession, watch: Watch, keeper: Keeper | None) -> tuple[Supervisor, ClusterFleet]:
         """The supervisor and the fleet of the deployment. Raises CannotPlace."""
         config = self._config
         pools = pool_resources(config, session.resources.get("GPU", 0.0))
@@ -303,7 +303,7 @@ async def _unless(event: asyncio.Event, work: Awaitable[object]) -> bool:
 
 
 @contextmanager
-def keeping_clients(console: Console) -> Iterator[Path | None]:
+def keeping_clients(console: Console) -> Iterator[Keeper | None]:
     """Runs a keeper, which holds the router's clients while the router is restarted. Yields the path of its socket;
     None if there can be no keeper, so that clients end with their router."""
     try:
@@ -313,7 +313,7 @@ def keeping_clients(console: Console) -> Iterator[Path | None]:
         yield None
         return
     try:
-        yield keeper.path
+        yield keeper
     finally:
         keeper.close()
 

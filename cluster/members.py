@@ -111,14 +111,23 @@ class Router(Member, Protocol):
     async def follow(self, config: ClusterConfig) -> None: ...
 
 
+class ClientKeeper(Protocol):
+    """Has on this node what outlives a router."""
+
+    @property
+    def path(self) -> Path: ...
+    def let_go(self) -> None: ...
+
+
 class RouterMember:
     """The router. It runs on the driver's node, because that is where its port was checked, where the operator reads
-    its URL, and where the `keeper` of its clients is."""
+    its URL, and where the `keeper` of its clients is. If Ray puts the next router on another node, the clients of the
+    one before end."""
 
     name = "router"
     role = "router"
 
-    def __init__(self, deployment: Deployment, node_id: str, keeper: Path | None = None) -> None:
+    def __init__(self, deployment: Deployment, node_id: str, keeper: ClientKeeper | None = None) -> None:
         self._deployment = deployment
         self._node_id = node_id
         self._keeper = keeper
@@ -151,10 +160,15 @@ class RouterMember:
         """Starts to listen. Ports stay the same once chosen, so that workers and clients find the next incarnation."""
         assert self._place is not None
         model = self._deployment.config.model
+        keeper = None
+        if self._keeper is not None and self._place.node_id == self._node_id:
+            keeper = self._keeper.path
+        elif self._keeper is not None:
+            await asyncio.to_thread(self._keeper.let_go)
         worker_host = self._deployment.host(self._config.worker_host, self._place.node_ip)
         config = dataclasses.replace(self._config, worker_host=worker_host)
         self._run = self._actor.run.remote(
-            config, model.name, model.path, self._deployment.worker_token, expected, self._keeper
+            config, model.name, model.path, self._deployment.worker_token, expected, keeper
         )
         listening, run = (asyncio.ensure_future(_result(ref)) for ref in (self._actor.listening.remote(), self._run))
         try:

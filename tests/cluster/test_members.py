@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,6 +57,7 @@ class RouterProcess:
         self._taken = taken
         self._chosen = chosen
         self._listens: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()
+        self.keeper: object = None
 
     @property
     def warm_up(self) -> RouterProcess:
@@ -71,6 +73,7 @@ class RouterProcess:
 
     def remote(self, config: RouterConfig, *rest: object) -> asyncio.Future[None]:
         run: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.keeper = rest[-1]
         if config.worker_port in self._taken:
             run.set_exception(task_error(OSError(errno.EADDRINUSE, "the port is in use")))
         else:
@@ -97,6 +100,32 @@ def test_a_router_whose_port_somebody_else_has_taken_tries_it_for_a_while_and_th
             with pytest.raises(RayTaskError):
                 await serve({5001}, 5003)
         assert await serve({5001}, 5004) == 5004
+
+    asyncio.run(check())
+
+
+class ClientKeeper:
+    path = Path("/keeper")
+    num_let_go = 0
+
+    def let_go(self) -> None:
+        self.num_let_go += 1
+
+
+def test_clients_of_a_router_end_where_the_next_one_is_on_another_node() -> None:
+    deployment = Deployment(ClusterConfig(model=ModelConfig(path="/m")), "token", None, spans_nodes=False)
+    keeper = ClientKeeper()
+    router: Any = RouterMember(deployment, "node", keeper)
+
+    async def served_on(node: str) -> object:
+        router._place, router._actor = Place(1, node, "127.0.0.1"), RouterProcess(set(), 5001)
+        await router.serve(ExpectedWorkers())
+        return router._actor.keeper
+
+    async def check() -> None:
+        assert (await served_on("node"), keeper.num_let_go) == (keeper.path, 0)
+        assert (await served_on("other"), keeper.num_let_go) == (None, 1)
+        assert (await served_on("node"), keeper.num_let_go) == (keeper.path, 1)
 
     asyncio.run(check())
 
