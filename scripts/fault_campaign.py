@@ -1,7 +1,8 @@
 """Breaks things and says what came of it; every run can be had again from its seed.
 
     scripts/fault_campaign.py --minutes 4 --seed 1                   a real cluster under load and faults
-    scripts/fault_campaign.py --minutes 4 --faults kill,router       only these: kill freeze reset cut-pages router disk
+    scripts/fault_campaign.py --minutes 4 --faults kill,router       only these: kill freeze reset cut-pages router
+                                                                     stop-router operate disk
     scripts/fault_campaign.py --minutes 15 --soak                    load without faults: is memory flat?
     scripts/fault_campaign.py --virtual --seeds 10000                the same cores in virtual time, one world a seed
 
@@ -40,6 +41,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=12, help="requests at a time")
     parser.add_argument("--tp", type=int, default=1, help="ranks of a prefill group")
     parser.add_argument("--prefill", type=int, default=2, help="prefill groups")
+    parser.add_argument("--fronts", type=int, default=1, help="processes that face clients")
     parser.add_argument("--transport", default="auto", choices=("auto", "shared_memory", "ucx"))
     parser.add_argument("--corrupt-every", type=int, default=0, help="flip a byte of every n-th message of pages")
     parser.add_argument(
@@ -84,6 +86,7 @@ def real(options: argparse.Namespace) -> int:
         transport=options.transport,
         corrupt_every=options.corrupt_every,
         lease_s=options.lease_s,
+        fronts=options.fronts,
     )
     print(f"seed {plan.seed}", flush=True)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the cluster is to end with us

@@ -41,6 +41,7 @@ class Plan:
     transport: str = "auto"
     corrupt_every: int = 0
     lease_s: float = LEASE_S
+    fronts: int = 1
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -50,13 +51,14 @@ class Plan:
             "prefill": {"replicas": self.num_prefill, "tp": self.tp},
             "decode": {"replicas": self.num_decode},
             "router": {
+                "fronts": self.fronts,
                 "dispatch": {
                     "local_prefill_max_tokens": 32,
                     "worker_lease_s": self.lease_s,
                     "max_attempts": 20,
                     "queue_timeout_s": REQUEST_TIMEOUT_S,
                     "request_timeout_s": REQUEST_TIMEOUT_S,
-                }
+                },
             },
             "kv_transfer": {"transport": self.transport, "lease_s": 6.0, "corrupt_every": self.corrupt_every},
             "restart": {"backoff_s": 0.1},
@@ -73,6 +75,7 @@ class Outcome:
     struck: list[tuple[float, str]] = field(default_factory=list)
     kinds: Counter[str] = field(default_factory=Counter)
     unrest: list[str] = field(default_factory=list)
+    unfinished: list[str] = field(default_factory=list)  # of what operators asked for
     retries: dict[str, int] = field(default_factory=dict)
     memory: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
@@ -80,7 +83,7 @@ class Outcome:
 
     @property
     def wrong(self) -> list[str]:
-        return self.account.wrong + self.unrest
+        return self.account.wrong + self.unfinished + self.unrest
 
     def as_json(self) -> dict[str, Any]:
         account = self.account
@@ -143,6 +146,8 @@ async def break_cluster(serving: ServingCluster, plan: Plan, disk: SlowDisk | No
     watching.cancel()
     outcome.seconds = time.monotonic() - began_s
     outcome.account = load.account
+    if "operate" in plan.faults:
+        outcome.unfinished = await faults.operations.unfinished()
     try:
         await asyncio.to_thread(wait_until_at_rest, serving, 60.0)
     except AssertionError:

@@ -16,6 +16,7 @@ import psutil
 
 from tests.e2e.observation import status_of
 from tests.e2e.serving_cluster import ServingCluster
+from tests.faults.operations import Operations
 from tests.faults.slow_disk import SlowDisk
 
 
@@ -34,12 +35,15 @@ class Faults:
         self._rng = rng
         self._lease_s = lease_s
         self._frozen: set[int] = set()
+        self.operations = Operations(serving, rng)
         self.kinds: dict[str, Callable[[], Awaitable[str]]] = {
             "kill": self.kill,
             "freeze": self.freeze,
             "reset": self.reset,
             "cut-pages": self.cut_pages,
             "router": self.kill_router,
+            "stop-router": self.stop_router,
+            "operate": self.operations.operate,
             "disk": self.slow_disk,
         }
 
@@ -128,6 +132,22 @@ class Faults:
         os.kill(router.pids[0], signal.SIGKILL)
         await asyncio.to_thread(self._serving.wait_until_restarted, "router", router.pids)
         return "killed the router"
+
+    async def stop_router(self) -> str:
+        """SIGSTOP, for less or for longer than the lease of workers, then SIGCONT."""
+        router = self._serving.member("router")
+        if router.state != "ready" or not router.pids:
+            return "no router to stop"
+        seconds = self._lease_s * self._rng.choice((0.5, 1.6, 4.0))
+        try:
+            os.kill(router.pids[0], signal.SIGSTOP)
+            await asyncio.sleep(seconds)
+        except ProcessLookupError:
+            return "the router was gone"
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(router.pids[0], signal.SIGCONT)
+        return f"stopped the router for {seconds:.1f} s"
 
     async def slow_disk(self) -> str:
         """Each write to a file takes a part of the lease, or more than all of it, for a while in which somebody dies
