@@ -1,12 +1,12 @@
-"""What requests say of a cluster that does nothing else: how long a decode step is, and a prompt.
+"""Measures an otherwise idle cluster by its requests: how long a decode step takes, and a prompt.
 
-The router's fits hold every step that a worker told of, those beside prompts that were computed on the same cores too,
-a pool learns from every eighth, and a fit of three numbers follows what it saw last. So decode steps are taken from
-streams of one batch size at a time, which begin together and are followed by none: the time from token to token in the
-later half of a stream, when all prompts are done, is a step with all that belongs to it. The median over the streams of
-a size is one measurement, and a line through the measurements is the profile. So it is with the time to the first token
-of prompts that come one at a time: what does not grow with them is what a client waits for anyway (HTTP, messages, the
-beginning of a step).
+The router's own fits are not good enough for that. They include every step that a worker reports, even those beside
+prompts on the same cores; a pool learns from every eighth step only; and a fit of three numbers follows the latest
+samples. So decode steps are measured by streams of one batch size at a time, which begin together. In the later half of
+a stream, when all prompts are done, the time from token to token is that of a step with everything that belongs to it.
+The median over the streams of a size is one measurement, and a line through the measurements is the profile. The time
+to first token of prompts that come one at a time is treated in the same way: the part that does not grow with the
+prompt is what a client has to wait for anyway (HTTP, messages, the beginning of a step).
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from dataclasses import dataclass
 from slipstream.cluster.bench.answer import Answer
 from slipstream.cluster.bench.relative_fit import relative_fit
 
-MIN_STREAMS = 2  # for a median that one disturbance does not decide
-MAX_TIMES_OFF = 3.0  # beyond which a measurement is no noise: a client that got no core reads many tokens at once
+MIN_STREAMS = 2  # for a median that a single disturbance does not decide
+MAX_TIMES_OFF = 3.0  # a larger error is not noise: a client without a core reads many tokens at once
 MIN_STEPS_TO_JUDGE = 5
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """Of one worker: so many sequences that attend to so many tokens altogether take so long."""
+    """One measured step of a worker: how many sequences, how many tokens they attend to in all, and how long it
+    took."""
 
     num_seqs: int
     context_tokens: float
@@ -34,7 +35,7 @@ class DecodeStep:
 
 
 def decode_step(num_seqs: int, answers: Iterable[Answer]) -> DecodeStep | None:
-    """From streams of which `num_seqs` at a time ran on a worker; None if too few of them tell."""
+    """The step of streams that ran `num_seqs` at a time on a worker; None if too few of them are usable."""
     told = [
         (answer.num_prompt_tokens + answer.num_tokens / 2, answer.steady_gap_s)
         for answer in answers
@@ -47,8 +48,8 @@ def decode_step(num_seqs: int, answers: Iterable[Answer]) -> DecodeStep | None:
 
 
 def step_times(steps: Sequence[DecodeStep]) -> tuple[float, float, float] | None:
-    """Seconds a step, a sequence and a token of context: none below 0, and the least squares of relative errors. One
-    measurement that contradicts all others is left out. None if nothing was measured."""
+    """Seconds per step, per sequence and per token of context, none of them below 0, with the least squares of relative
+    errors. A measurement that contradicts all others is left out. None if nothing was measured."""
     if not steps:
         return None
     line = _line(steps)
@@ -63,7 +64,7 @@ def step_times(steps: Sequence[DecodeStep]) -> tuple[float, float, float] | None
 
 
 def times_off(step: DecodeStep, line: tuple[float, float, float]) -> float:
-    """By which factor a measurement and a line differ, whichever is larger."""
+    """The factor by which a measurement and a line differ, in whichever direction."""
     told_s = line[0] + line[1] * step.num_seqs + line[2] * step.context_tokens
     return max(told_s / step.seconds, step.seconds / told_s) if told_s > 0.0 else math.inf
 
@@ -83,7 +84,7 @@ class LonePrompts:
 
 
 def lone_prompts(answers: Iterable[Answer]) -> LonePrompts | None:
-    """Without those that a cache knew in part."""
+    """The measurement of some prompts, leaving out those that were partly cached."""
     told = [
         (answer.num_prompt_tokens, answer.ttft_s)
         for answer in answers
@@ -96,7 +97,8 @@ def lone_prompts(answers: Iterable[Answer]) -> LonePrompts | None:
 
 
 def prompt_times(prompts: Sequence[LonePrompts]) -> tuple[float, float, float] | None:
-    """Seconds a request, a token, and a pair of a token and one before it. None if fewer than three lengths tell."""
+    """Seconds per request, per token, and per pair of a token and an earlier one. None with fewer than three
+    lengths."""
     if len(prompts) < 3:
         return None
     features = [(1.0, one.num_tokens, 0.5 * one.num_tokens**2) for one in prompts]

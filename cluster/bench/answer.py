@@ -1,4 +1,4 @@
-"""One request as its client saw it."""
+"""One request and its answer, as seen by the client."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Answer:
-    """Times in seconds of one clock; 0 where the moment did not come. A read with text in it is a moment at which
-    tokens came, and they count as evenly spread over `gaps`: seconds since the read before, chunks that share them.
+    """Times are in seconds of one clock; 0 if the moment did not come. A read that contains text is a moment at which
+    tokens arrived. Its tokens are assumed to be evenly spread over the time since the read before: `gaps` has pairs of
+    that time and the number of chunks that share it. Numbers of tokens are those of the server's usage, None if it
+    sends
 
-    Tokens are as the server's usage counts them, None where it tells none. `kind` is that of an error for counting,
-    `error` one sentence; both are empty for a good answer.
+    none. `kind` classifies an error for counting, `error` describes it in one sentence; both are empty for a good
+    answer.
     """
 
     begun_s: float
@@ -21,7 +23,7 @@ class Answer:
     latest_s: float = 0.0
     ended_s: float = 0.0
     gaps: list[tuple[float, int]] = field(default_factory=list)
-    longest_gap_s: float = 0.0  # what stays of the gaps where many requests are kept, and `steady_gap_s`
+    longest_gap_s: float = 0.0  # with `steady_gap_s`, all that is kept of the gaps if there are many requests
     steady_gap_s: float | None = None
     num_chunks: int = 0
     num_prompt_tokens: int | None = None
@@ -29,7 +31,7 @@ class Answer:
     num_output_tokens: int | None = None
     wanted_tokens: int | None = None
     text: str = ""
-    retry_after_s: float | None = None  # as a server that refuses asks for
+    retry_after_s: float | None = None  # what a server that refused has asked for
     kind: str = ""
     error: str = ""
 
@@ -39,7 +41,7 @@ class Answer:
 
     @property
     def num_tokens(self) -> int:
-        """Of the output; where the server does not count, chunks that had text."""
+        """The number of output tokens; if the server does not count, that of chunks with text."""
         return self.num_chunks if self.num_output_tokens is None else self.num_output_tokens
 
     @property
@@ -48,7 +50,7 @@ class Answer:
 
     @property
     def latency_s(self) -> float:
-        """To the last token, or to the end of an answer that came in one piece."""
+        """Seconds to the last token, or to the end of an answer that came in one piece."""
         return (self.latest_s or self.ended_s) - self.begun_s
 
     @property
@@ -59,8 +61,9 @@ class Answer:
         return (self.latest_s - self.first_s) / (self.num_tokens - 1)
 
     def summarise_gaps(self) -> None:
-        """Keeps of the gaps the longest, and the mean from token to token in the later half of the stream, when the
-        hand-off is over and so are the prompts that came with it; None of answers that are too short for it."""
+        """Replaces the gaps by the longest one and by the mean time from token to token in the later half of the
+        stream, when the hand-off and the prompts that came at the same time are done. (The mean is None for short
+        answers.)"""
         self.longest_gap_s = max((gap_s for gap_s, _ in self.gaps), default=0.0)
         steady = self.gaps[len(self.gaps) // 2 :] if len(self.gaps) > 1 else []
         num_tokens = sum(count for _, count in steady)
@@ -68,6 +71,6 @@ class Answer:
         self.gaps = []
 
     def fail(self, kind: str, error: str = "") -> None:
-        """The first failure counts; what follows comes of it."""
+        """Notes a failure. Only the first one counts, as others follow from it."""
         if not self.kind:
             self.kind, self.error = kind, error or kind

@@ -1,4 +1,4 @@
-"""Asks a server one question after the other, over connections that are kept."""
+"""Sends requests to a server over connections that are kept open."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 class Asker:
-    """`form` makes a request of a turn and of those before it; without it only whole requests can be sent. Answers that
-    take over `timeout_s` have failed."""
+    """`form` turns a turn, together with those before it, into a request; without it, only complete requests can be
+    sent. Answers that take longer than `timeout_s` count as failed."""
 
     def __init__(
         self, target: Target, timeout_s: float, form: Callable[[Turn, list[Turn]], bytes] | None = None
@@ -29,14 +29,14 @@ class Asker:
         self._all: set[Connection] = set()
 
     async def ask(self, turn: Turn, before: list[Turn], keep_text: bool) -> Answer:
-        """One turn. Whatever goes wrong is in the answer."""
+        """Sends one turn. Whatever goes wrong is recorded in the answer."""
         assert self._form is not None, "turns need a form"
         answer = await self.send(self._form(turn, before), keep_text)
         answer.wanted_tokens = turn.output_length
         return answer
 
     async def send(self, request: bytes, keep_text: bool = False) -> Answer:
-        """One request, as `Target.request` writes it. Whatever goes wrong is in the answer."""
+        """Sends one request, as `Target.request` makes it. Whatever goes wrong is recorded in the answer."""
         while True:
             begun_s = time.perf_counter()
             is_fresh = not self._free
@@ -45,9 +45,9 @@ class Asker:
             except (OSError, TimeoutError) as error:
                 return _failed(begun_s, error)
             answer = await self._answer(connection, request, keep_text)
-            # A server may close a connection that was idle just when it is used again: that is nobody's failure.
+            # A server may close an idle connection just when it is used again, which is nobody's failure.
             if is_fresh or answer.kind != "connection closed" or answer.status:
-                answer.begun_s = begun_s  # with the time to connect, if it had to
+                answer.begun_s = begun_s  # includes the time to connect, if necessary
                 return answer
 
     def close(self) -> None:

@@ -42,7 +42,7 @@ NUM_EXPLAINED = 20
 
 @dataclass(frozen=True, slots=True)
 class RunningCluster:
-    """`admin_url` is where it tells of itself."""
+    """A cluster on this machine. `admin_url` is where its status and profile are served."""
 
     state: ClusterState
     target: Target
@@ -51,13 +51,13 @@ class RunningCluster:
 
     @property
     def start_s(self) -> float | None:
-        """How long the slowest of its workers took to start."""
+        """The seconds that the slowest of its workers took to start."""
         took = [sum(seconds for _, seconds in member.startup_s) for member in self.state.members if member.startup_s]
         return max(took, default=None)
 
 
 def running_cluster(name: str) -> RunningCluster:
-    """Raises BenchError if none of that name listens here."""
+    """The cluster with this name. Raises BenchError if none of that name listens on this machine."""
     try:
         state = cluster_here(name, "its URL")
     except CannotTell as error:
@@ -66,7 +66,7 @@ def running_cluster(name: str) -> RunningCluster:
         raise BenchError(f"{name} does not listen yet")
     try:
         model_dir = Path(load_config(Path(state.config)).model.path)
-    except ConfigError:  # its file was changed or moved since it began
+    except ConfigError:  # its file was changed or moved since the start
         model_dir = None
     target = replace(Target.of_url(state.url), check_certificate=False)
     return RunningCluster(state, target, state.ask_url, model_dir)
@@ -75,7 +75,7 @@ def running_cluster(name: str) -> RunningCluster:
 def run_profile(
     server: Server, form: QuestionForm, cluster: RunningCluster | None, model_dir: Path | None, path: Path, seed: int
 ) -> int:
-    """Loads the cluster, writes the profile and shows it. Returns the exit code; raises BenchError."""
+    """Puts load on the cluster, writes the profile and shows it. Returns the exit code; raises BenchError."""
     admin = Target.of_url(cluster.admin_url) if cluster is not None else server.target
     admin = replace(admin, key=server.target.key, check_certificate=server.target.check_certificate)
     told = told_by(admin, "/cluster/profile")
@@ -122,14 +122,15 @@ def is_here(target: Target) -> bool:
 
 
 def kv_bytes_per_token(admin: Target, page_tokens: int) -> int | None:
-    """As the latest hand-offs of whole prompts had them; None if there were none, or nobody may ask about them."""
+    """The bytes of KV per token in the latest hand-offs of whole prompts; None if there were none, or they cannot be
+    asked for."""
     found = []
     for listed in [one for one in listed_by(admin) if one.get("prefill")][:NUM_EXPLAINED]:
         record = explained_by(admin, listed)
         if record is not None and record.get("transfer"):
             num_tokens = -(-record["num_prompt_tokens"] // page_tokens) * page_tokens
             found.append(record["transfer"]["num_bytes"] // num_tokens)
-    return max(found, default=0) or None  # less of prompts that were cached in part
+    return max(found, default=0) or None  # the most, because partly cached prompts have fewer
 
 
 def written(profile: WorkerProfile, tables: Sequence[Table], path: Path) -> int:

@@ -87,13 +87,14 @@ def bench_command(**options: Any) -> None:
     except (BenchError, TraceError) as error:
         console.error(str(error))
         code = 1
-    except KeyboardInterrupt:  # while it looked at the server; what measures takes it as a wish
+    except KeyboardInterrupt:  # before the measurement, which handles Ctrl-C itself
         code = not_begun()
     sys.exit(code)
 
 
 def run_bench(options: dict[str, Any]) -> int:
-    """The exit code. Raises BenchError, TraceError, or UsageError for options that do not go together."""
+    """Runs the benchmark and returns the exit code. Raises BenchError, TraceError, or UsageError for options that do
+    not go together."""
     places = [word for word in options["where"] if not is_slo(word)]
     slos = Slos.parse([*options["slos"], *(word for word in options["where"] if is_slo(word))])
     if len(places) > 1 or bool(places) == (options["name"] is not None):
@@ -115,7 +116,7 @@ def run_bench(options: dict[str, Any]) -> int:
         return run_profile(server, form, cluster, model_dir, options["profile_file"], options["seed"])
     source = source_of(options, server)
     stages = [Stage(level, extent_of(level, source, options), source) for level in levels_of(options, source)]
-    allow_all_files()  # a server that hangs is asked at its rate all the same
+    allow_all_files()  # at a given rate, requests are sent even if the server hangs
     runs = uvloop.run(run_stages(stages, form, server.words, options["seed"], sys.stderr))
     if not runs:
         return not_begun()
@@ -131,7 +132,7 @@ def run_bench(options: dict[str, Any]) -> int:
         compared=compared(earlier, levels, options["earlier_file"]) if earlier is not None else None,
     )
     click.echo(outcome.report().text(shutil.get_terminal_size((120, 24)).columns), nl=False)
-    write(outcome, options)  # after the report: a file that cannot be written loses nothing
+    write(outcome, options)  # after the report, so that a file that cannot be written loses nothing
     if any(run.was_interrupted for run in runs):
         return INTERRUPTED
     if any(run.broke_off for run in runs):
@@ -199,7 +200,7 @@ def source_of(options: dict[str, Any], server: Server) -> Source:
 
 
 def levels_of(options: dict[str, Any], source: Source) -> list[Level]:
-    """Of a trace its own times, if nothing else is asked for; else one request at a time."""
+    """The levels of load. By default those of a trace are its own times; otherwise one request at a time."""
     arrivals, burstiness = options["arrivals"], options["burstiness"]
     counts = numbers("--concurrency", options["concurrency"])
     rates = numbers("--request-rate", options["request_rate"])
@@ -224,7 +225,7 @@ def numbers(option: str, text: str | None) -> list[float]:
 
 
 def extent_of(level: Level, source: Source, options: dict[str, Any]) -> Extent:
-    """Where nobody says how long: a whole trace, ten rounds of a concurrency, half a minute of a rate."""
+    """How long a level lasts. By default a whole trace, ten rounds of a concurrency, or half a minute of a rate."""
     count = options["request_count"]
     if count is None and options["duration"] is None:
         if isinstance(source, Replay):
@@ -244,7 +245,7 @@ def settings_of(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def notes_on(runs: Sequence[LevelRun], source: Source, server: Server, is_stream: bool) -> list[str]:
-    """What would mislead a reader who does not know it."""
+    """Notes for the report on what could otherwise mislead its reader."""
     notes = []
     if any(run.was_interrupted for run in runs):
         notes.append("Interrupted: what had ended by then.")
@@ -271,7 +272,7 @@ def notes_on(runs: Sequence[LevelRun], source: Source, server: Server, is_stream
 
 
 def write(outcome: Outcome, options: dict[str, Any]) -> None:
-    """Raises BenchError for files that cannot be written."""
+    """Writes the requested files. Raises BenchError if one cannot be written."""
     texts: dict[str, Callable[[], str]] = {
         "json_file": lambda: json.dumps(outcome.json(), indent=1) + "\n",
         "csv_file": outcome.csv,

@@ -1,7 +1,7 @@
-"""A streaming client that costs little, because it shares the machine with what it measures.
+"""A streaming client that costs little, because it shares the machine with the server that it measures.
 
-Events are not parsed but searched for text while they come. Only the last ones, with usage, finish and
-errors, are parsed, and all of them where a conversation needs the text.
+While events arrive, they are only searched for text. Only the last ones, with usage, finish and errors, are parsed; all
+of them are if a conversation needs the text.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import orjson
 
 from slipstream.cluster.bench.answer import Answer
 
-# With something in it. As AIPerf has it, the name of a function that is called counts, too.
+# A field with text that is not empty. As in AIPerf, the name of a called function counts as text, too.
 TEXT = re.compile(rb'"(?:content|text|reasoning_content|reasoning|arguments|function": ?\{"name)": ?"(?!")')
-PLAIN, PLAIN_EMPTY = b'"content":"', b'"content":""'  # as most servers write it, found at a fifth of the cost
-NUM_LAST_READS = 8  # of whole events: usage, the chunk that finishes, and errors are at the end
+PLAIN, PLAIN_EMPTY = b'"content":"', b'"content":""'  # the form that most servers write, found at a fifth of the cost
+NUM_LAST_READS = 8  # how many reads are kept for the end, where usage, the finish and errors are
 MAX_ERROR_BYTES = 65536
-MAX_REST_BYTES = 64 * 1024 * 1024  # of one event, or of an answer in one piece
+MAX_REST_BYTES = 64 * 1024 * 1024  # the largest event, or answer in one piece
 
 
 class Connection(asyncio.Protocol):
-    """One connection that is kept alive, one request at a time. With `quick_ack` each read is acknowledged at once."""
+    """One persistent connection, for one request at a time. With `quick_ack`, each read is acknowledged at once."""
 
     def __init__(self, quick_ack: bool = False) -> None:
         self._quick_ack = quick_ack
@@ -37,18 +37,19 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._keep_text = False
         self._is_stream = False
-        self._is_framed = False  # the head says where the body ends; else it ends with the connection
-        self._rest = bytearray()  # of an event that is not complete yet, or of a body that is no stream
+        self._is_framed = False  # whether the head says where the body ends; otherwise it ends with the connection
+        self._rest = bytearray()  # an incomplete event, or a body that is not a stream
         self._last: deque[bytes] = deque(maxlen=NUM_LAST_READS)
         self.is_closed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods only
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports do not derive from it
         connected: socket.socket = transport.get_extra_info("socket")
         self._socket = connected
 
     def ask(self, request: bytes, keep_text: bool = False) -> asyncio.Future[Answer]:
-        """Sends a request. The answer says itself whether it is good; only a cancelled future is none."""
+        """Sends a request. The future always yields an answer, which says itself whether it is good, unless it is
+        cancelled."""
         self._parser = httptools.HttpResponseParser(self)
         self._keep_text, self._is_stream, self._is_framed = keep_text, False, False
         self._last = deque(maxlen=None if keep_text else NUM_LAST_READS)
@@ -68,7 +69,7 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         self.is_closed = True
-        self._transport.abort()  # a farewell over TLS would wait for the other side's, and the run may be over
+        self._transport.abort()  # an orderly end of TLS would wait for the other side
 
     # ---- asyncio.Protocol
 
@@ -102,7 +103,7 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         if self._is_stream and not self._rest and body.endswith(b"\n\n") and self._answer.status == 200:
-            self._read(body)  # whole events, as nearly always
+            self._read(body)  # complete events, which is nearly always the case
             return
         self._rest += body
         if self._answer.status != 200:
@@ -171,13 +172,13 @@ class Connection(asyncio.Protocol):
         if not is_done and answer.num_output_tokens is None:
             self._finish("broken stream", "the stream ended without [DONE]")
         elif not answer.first_s and answer.num_tokens:
-            answer.first_s = answer.latest_s = self._now  # tokens without a text of their own
+            answer.first_s = answer.latest_s = self._now  # there were tokens, but none with text
             self._finish("")
         else:
             self._finish("" if answer.first_s else "empty answer")
 
     def _end_whole(self) -> None:
-        """An answer in one piece: its tokens all come at its end."""
+        """Ends an answer in one piece, whose tokens all count as arriving at its end."""
         answer = self._answer
         event: Any = None
         with suppress(orjson.JSONDecodeError):
@@ -211,7 +212,7 @@ def count_usage(answer: Answer, usage: Any) -> None:
 
 
 def text_of(event: dict[str, Any]) -> str:
-    """The text of the first choice, of a whole answer or of a piece of it."""
+    """The text of the first choice of a whole answer, or of a part of one."""
     choices = event.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         return ""
@@ -221,7 +222,7 @@ def text_of(event: dict[str, Any]) -> str:
 
 
 def told_error(body: bytes) -> str:
-    """What a server says went wrong, in one line."""
+    """The server's own error message, in one line."""
     try:
         told = orjson.loads(body)
     except orjson.JSONDecodeError:

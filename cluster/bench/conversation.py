@@ -1,4 +1,4 @@
-"""What is asked: conversations of one turn or several, made up, from a trace or from a file."""
+"""The requests to send: conversations of one or several turns, which are made up, or from a trace or a file."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from slipstream.cluster.bench.words import Words
 from slipstream.cluster.workload.arrival import BLOCK_TOKENS
 from slipstream.cluster.workload.workload import Workload
 
-TEMPLATE_TOKENS = 64  # that a chat template adds to a prompt, at most
+TEMPLATE_TOKENS = 64  # the most tokens that a chat template adds to a prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the user says: text, or whole messages where a file has them. `output_length` None: as long as the model
-    wants."""
+    """What the user says: text, or whole messages if a file contains them. `output_length` None: as long as the model
+    likes."""
 
     text: str
     output_length: int | None
@@ -30,7 +30,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """`at_s` is when a trace has it begin, None where that is the load's business."""
+    """A conversation. `at_s` is when it begins according to a trace; None: the load decides."""
 
     turns: Sequence[Turn]
     at_s: float | None = None
@@ -38,7 +38,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Normally distributed, at least 1 token."""
+    """Lengths in tokens, normally distributed, at least 1."""
 
     mean: float
     stddev: float = 0.0
@@ -51,8 +51,8 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """Made up of random words. `input` counts the tokens of a turn with the shared prefix of `prefix_tokens`, which
-    each conversation takes from one of `num_prefixes`."""
+    """Conversations of random words. `input` is the length of a turn, including the shared prefix of `prefix_tokens`,
+    which each conversation takes from one of `num_prefixes`."""
 
     input: Lengths
     output: Lengths
@@ -61,7 +61,7 @@ class Synthetic:
     num_prefixes: int = 1
 
     def conversations(self, words: Words, seed: int) -> Iterator[Conversation]:
-        """Without end; the same for the same seed."""
+        """An endless series of conversations, the same for the same seed."""
         rng = random.Random(seed)
         prefixes = [words.text(rng, self.prefix_tokens) for _ in range(self.num_prefixes if self.prefix_tokens else 0)]
         while True:
@@ -78,8 +78,8 @@ class Synthetic:
 
 @dataclass(slots=True)
 class Replay:
-    """A workload's requests, as text. Blocks of equal ids are equal texts. What is longer than the model takes is cut,
-    and counted in `num_cut`."""
+    """The requests of a workload as text. Blocks with equal ids become equal texts. Prompts that are too long for the
+    model are cut, and counted in `num_cut`."""
 
     workload: Workload
     max_model_len: int | None = None
@@ -115,7 +115,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Prompts of a file, one JSON object a line, over and over again."""
+    """The prompts of a file, one JSON object per line, over and over again."""
 
     turns: Sequence[Turn]
 

@@ -1,4 +1,4 @@
-"""How hard the server is asked: how many requests at a time, or how many a second, and for how long."""
+"""The load on the server: how many requests at a time, or per second, and for how long."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ ArrivalKind = Literal["poisson", "constant", "gamma"]
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One level of a sweep: `concurrency` conversations at a time, or `rate` new ones a second, or, with neither, when
-    the trace has them. With a rate, `concurrency` is a limit."""
+    """One level of a sweep: `concurrency` conversations at a time, or `rate` new ones per second, or, with neither, at
+    the times of the trace. With a rate, `concurrency` is an upper limit."""
 
     concurrency: int | None = None
     rate: float | None = None
@@ -37,12 +37,13 @@ class Level:
 
     @property
     def is_closed(self) -> bool:
-        """A new conversation begins when another one has ended."""
+        """Whether the loop is closed: a new conversation begins only when another one has ended."""
         return self.rate is None and self.concurrency is not None
 
     def times_s(self, seed: int) -> Iterator[float]:
-        """When conversations begin, without end. Gamma has the given mean and a squared coefficient of variation of
-        1 / burstiness: 1 is Poisson, less comes in bursts (vLLM's definition)."""
+        """An endless series of the times at which conversations begin. The gaps are gamma-distributed with the given
+        mean and a squared coefficient of variation of 1 / burstiness: 1 is Poisson, less is bursty (vLLM's
+        definition)."""
         assert self.rate is not None
         rng, at_s, mean_s = random.Random(seed), 0.0, 1.0 / self.rate
         while True:
@@ -57,9 +58,9 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """When a level is over: after `num_requests`, or when `duration_s` have passed; running requests then end, for at
-    most `grace_s`. `num_warm_up` requests go before and count nothing. A server that nobody could connect to for
-    `gone_s` is gone, and the level over."""
+    """When a level ends: after `num_requests`, or when `duration_s` have passed; running requests may then end, within
+    `grace_s`. `num_warm_up` requests come first and are not counted. If nobody can connect to the server for `gone_s`,
+    it counts as gone, and the level ends."""
 
     num_requests: int | None = None
     duration_s: float | None = None

@@ -1,4 +1,4 @@
-"""What a level's answers come to: the metrics that people know from GenAI-Perf and AIPerf, by their names."""
+"""Computes the metrics of a level from its answers: those of GenAI-Perf and AIPerf, under the same names."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ UNITS = {
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """`values` has `STATISTICS` of what was measured request by request, or `avg` alone of what is one number."""
+    """One metric. `values` has all `STATISTICS` if it was measured for each request, or only `avg` if it is one
+    number."""
 
     name: str
     values: dict[str, float]
@@ -55,7 +56,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """One level. `errors` are counts and an example of each kind."""
+    """The metrics of one level. `errors` are the counts of each kind, with an example."""
 
     level: Level
     metrics: dict[str, Metric]
@@ -78,7 +79,7 @@ class Measures:
 
 
 def measures(run: LevelRun, slos: Slos) -> Measures:
-    """The span counts from the first request to the last token of a good answer, as AIPerf's does."""
+    """The metrics of a run. As in AIPerf, its duration is from the first request to the last token of a good answer."""
     good = [answer for answer in run.answers if answer.is_good]
     sampled = {
         "time_to_first_token": in_ms(answer.ttft_s for answer in good),
@@ -119,7 +120,7 @@ def measures(run: LevelRun, slos: Slos) -> Measures:
 
 
 def errors_of(answers: Iterable[Answer]) -> dict[str, tuple[int, str]]:
-    """The most frequent first."""
+    """The kinds of errors, the most frequent first."""
     failed = [answer for answer in answers if not answer.is_good]
     examples: dict[str, str] = {}
     for answer in failed:
@@ -132,7 +133,8 @@ def in_ms(seconds: Iterable[float | None]) -> list[float]:
 
 
 def statistics(values: list[float]) -> dict[str, float]:
-    """Percentiles are interpolated, the standard deviation is that of the values (numpy's defaults, AIPerf's too)."""
+    """Statistics of some values. Percentiles are interpolated, and the standard deviation is that of the population
+    (the defaults of numpy, and so of AIPerf)."""
     ordered = sorted(values)
     p99, p90, p50 = (percentile(ordered, share) for share in (0.99, 0.9, 0.5))
     found = (fmean(ordered), ordered[0], ordered[-1], p99, p90, p50, pstdev(ordered))
@@ -140,7 +142,7 @@ def statistics(values: list[float]) -> dict[str, float]:
 
 
 def percentile(values: Iterable[float], share: float) -> float:
-    """Between the two that lie next to it; not a number where there are none."""
+    """A percentile, interpolated between its two neighbours; NaN if there are no values."""
     ordered = sorted(values)
     if not ordered:
         return math.nan

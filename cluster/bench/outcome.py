@@ -37,7 +37,8 @@ COMPARED = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`settings` is what was asked for, in words and plain values; `notes` what the reader should know."""
+    """All results of a run. `settings` are its options in words and plain values, `notes` what the reader should
+    know."""
 
     url: str
     model: str
@@ -61,7 +62,7 @@ class Outcome:
         }
 
     def csv(self) -> str:
-        """A row for each level and metric."""
+        """The results as CSV, with a row for each level and metric."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["level", "metric", "unit", *STATISTICS])
@@ -72,7 +73,7 @@ class Outcome:
         return text.getvalue()
 
     def records(self) -> Iterator[str]:
-        """A line of JSON for each request; times in seconds from the beginning of its level."""
+        """One line of JSON for each request; times are in seconds from the beginning of its level."""
         for run in self.runs:
             for answer in run.answers:
                 yield json.dumps({"level": run.level.name, **record_of(answer, run.begun_s)})
@@ -225,7 +226,7 @@ def record_of(answer: Answer, begun_s: float) -> dict[str, Any]:
 
 
 def read_outcome(path: Path) -> dict[str, Any]:
-    """What an earlier run has written as JSON. Raises BenchError."""
+    """Reads the JSON of an earlier run. Raises BenchError."""
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -236,7 +237,7 @@ def read_outcome(path: Path) -> dict[str, Any]:
 
 
 def compared(earlier: dict[str, Any], levels: Sequence[Measures], path: Path) -> Table:
-    """Levels of one name, or the only ones of both, next to each other."""
+    """A table of two runs side by side: their levels of the same name, or the only ones of both."""
     before = {str(level.get("name")): level for level in earlier["levels"]}
     if len(before) == len(levels) == 1:
         before = {levels[0].level.name: next(iter(before.values()))}

@@ -1,7 +1,7 @@
-"""How prompts passed through a cluster, by the router's record of each: what their client cannot tell apart.
+"""Measures how prompts passed through a cluster by the router's records, which show stages that a client cannot see.
 
-A lone prompt says what messages, HTTP and the hand-off take. Prompts beside streams say how much longer a prompt takes
-while somebody decodes on the same cores, which neither says that is measured alone.
+Lone prompts show how long messages, HTTP and the hand-off take. Prompts beside streams show how much longer a prompt
+takes while others decode on the same cores, which no measurement of either alone could show.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from typing import Any
 from slipstream.cluster.bench.alone import LonePrompts
 from slipstream.cluster.bench.measures import percentile
 
-NEEDED = 8  # of a kind, for a figure of its own
+NEEDED = 8  # passages of a kind that are needed for a figure
 MAX_STRETCH = 8.0
-MAX_NOISE = 0.25  # 0.18 was measured with nothing else running; more is other programs
+MAX_NOISE = 0.25  # 0.18 was measured with nothing else running; more is caused by other programs
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """Of one request. Moments are seconds since 1970: `begun_s` is when its worker was asked to compute the prompt,
-    `landed_s` when the pages were where it decodes (None, as `reserved_s`: it was computed there)."""
+    """The passage of one request. Times are in seconds since 1970: `begun_s` is when its worker was told to compute the
+    prompt, `landed_s` when all pages had arrived at its decode worker. (That and `reserved_s` are None if the prompt
+    was computed there.)"""
 
     worker: str
     num_tokens: int
@@ -45,8 +46,8 @@ class Passage:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Passage | None:
-        """From `GET /v1/requests/ID/explain`; None of one that did not end well, was tried again, or that a cache knew
-        in part."""
+        """The passage in an answer of `GET /v1/requests/ID/explain`; None if the request failed, was retried, or was
+        partly cached."""
         at = record["timeline"]
         if record["num_attempts"] != 1 or record["num_cached_tokens"]:
             return None
@@ -68,7 +69,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Passages:
-    """Of prompts that came one at a time, and of prompts that came while others decoded."""
+    """The passages of prompts that came one at a time, and of prompts that came while others were decoding."""
 
     lone: Sequence[Passage] = ()
     beside: Sequence[Passage] = ()
@@ -76,8 +77,8 @@ class Passages:
 
 @dataclass(frozen=True, slots=True)
 class Hops:
-    """Seconds of one message between router and worker, of a hand-off that the client waits for, of all that lies
-    between the client and the router, and how many messages there are before a first token."""
+    """The seconds that one message between router and worker takes, that a client waits for a hand-off, and that pass
+    between client and router; and the number of messages before a first token."""
 
     message_s: float
     exposed_s: float
@@ -86,7 +87,8 @@ class Hops:
 
 
 def hops(lone: Sequence[Passage], prompts: Sequence[LonePrompts]) -> Hops | None:
-    """`prompts` are the same ones as their client saw them. None if too few of them were computed elsewhere."""
+    """The hops of some prompts; `prompts` are the same ones as seen by their client. None if too few of them were
+    prefilled remotely."""
     remote = [one for one in lone if one.is_remote]
     if len(remote) < NEEDED:
         return None
@@ -105,15 +107,17 @@ def hops(lone: Sequence[Passage], prompts: Sequence[LonePrompts]) -> Hops | None
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A prompt takes `factor` times as long beside streams, and single ones differ from that by `noise` (relative; 0 if
-    too few came while no other one was computed: those that wait are computed in steps with others)."""
+    """Beside streams, a prompt takes `factor` times as long; single prompts differ from that by `noise`. (It is
+    relative, and 0 if too few prompts came while no other one was being computed: those that wait share steps with
+    others.)"""
 
     factor: float
     noise: float
 
 
 def stretch(beside: Sequence[Passage], alone_s: Callable[[int], float], message_s: float) -> Stretch | None:
-    """From prompts that were computed away from the streams, one after the other; None if there were too few."""
+    """The stretch of prompts that were computed on another worker than the streams, one after the other; None if there
+    were too few."""
     ratios: list[float] = []
     whole_s = whole_alone_s = 0.0
     num_seen = 0
@@ -137,5 +141,5 @@ def stretch(beside: Sequence[Passage], alone_s: Callable[[int], float], message_
     if len(ratios) < NEEDED:
         return Stretch(factor, 0.0)
     logs = [math.log(ratio) for ratio in ratios]
-    noise = 0.5 * (percentile(logs, 0.84) - percentile(logs, 0.16))  # a standard deviation that outliers do not make
+    noise = 0.5 * (percentile(logs, 0.84) - percentile(logs, 0.16))  # a standard deviation that is robust to outliers
     return Stretch(factor, min(noise, MAX_NOISE))

@@ -1,10 +1,12 @@
-"""A profile of the hardware below a Slipstream cluster: a short load that makes workers do all kinds of work, what its
-requests say of decode steps (`alone.py`), and what the router has fitted of the rest (`GET /cluster/profile`).
+"""Profiles the hardware below a Slipstream cluster.
 
-The load is designed so that no coefficient is left to guessing: answers at growing concurrency after long and after
-short prompts (a token of context, a sequence, a step), lone prompts of growing length (chunks, tokens, pairs of
-tokens). What disturbs nobody comes last: the fits follow what they saw last, and where workers share cores, prompts
-make the steps of others longer, which the simulator adds by itself.
+A short load makes the workers do all kinds of work. Its requests show the decode steps (`alone.py`), and the router has
+fitted the rest (`GET /cluster/profile`).
+
+The load is designed so that every coefficient is measured: answers at growing concurrency after long and after short
+prompts (for a token of context, a sequence, a step), and lone prompts of growing length (for chunks, tokens, pairs of
+tokens). Work that is disturbed by nothing else comes last, because the fits follow the latest samples: if workers share
+cores, prompts make the steps of others longer, which the simulator adds by itself.
 """
 
 from __future__ import annotations
@@ -37,17 +39,17 @@ from slipstream.cluster.report.table import Cell, Table
 from slipstream.cluster.sim.profile import RoleProfile, WorkerProfile
 from slipstream.router.placement.service_times import ServiceTimes
 
-CHAT_TOKENS = 64  # of a template
+CHAT_TOKENS = 64  # of a chat template
 SHORT = 16
 PROMPTS = (SHORT, 64, 256, 1024, 4096)
-CONCURRENCY = (1, 2, 4, 8, 16, 32)  # of each decode worker
-MAX_LONG = 8  # streams with a long context: of more, the first would be over before the last has its prompt
-DECODE_OSL, NUM_WAVES, MIN_STREAMS = 96, 3, 6  # waves of streams of a size: the median is over all of them
+CONCURRENCY = (1, 2, 4, 8, 16, 32)  # per decode worker
+MAX_LONG = 8  # streams with a long context; with more, the first would end before the last has its prompt
+DECODE_OSL, NUM_WAVES, MIN_STREAMS = 96, 3, 6  # waves of streams per size; the median is over all of them
 BESIDE_SEQS, BESIDE_ISL, BESIDE_OSL, NUM_BESIDE = 4, 512, 64, 64  # prompts that come while others decode
-NUM_LONE = 48  # prompts of a length: a pool learns from every eighth
+NUM_LONE = 48  # prompts per length, because a pool learns from every eighth
 MAX_LATENCY_S, MIN_BANDWIDTH, MAX_BANDWIDTH = 1.0, 1e6, 1e12
 NEEDED_SAMPLES = 8
-LLAMA_8B_KV_BYTES = 131_072  # where nobody knows
+LLAMA_8B_KV_BYTES = 131_072  # assumed if it is not known
 
 
 PhaseKind = Literal["mixed", "decode", "beside", "prompt"]
@@ -55,8 +57,9 @@ PhaseKind = Literal["mixed", "decode", "beside", "prompt"]
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What it is there for: `decode` measures steps, `prompt` lone prompts, `beside` prompts while others decode, and
-    `mixed` shows the router both at once. `num_seqs` is how many sequences a decode worker has meanwhile."""
+    """A phase of the load. Its kind says what for: `decode` measures steps, `prompt` lone prompts, `beside` prompts
+    while others decode, and `mixed` shows the router both at once. `num_seqs` is how many sequences a decode worker has
+    meanwhile."""
 
     kind: PhaseKind
     num_seqs: int
@@ -66,8 +69,8 @@ class Phase:
 
 
 def phases(max_model_len: int, max_slots: int, num_workers: int = 1, time_limit_s: float = 6.0) -> Iterator[Phase]:
-    """Each at most `time_limit_s` long, so that a slow machine is not measured for an hour. `num_workers` decode, of
-    `max_slots` each."""
+    """The phases of the load, for `num_workers` decode workers of `max_slots` each. Each phase takes `time_limit_s` at
+    most, so that a slow machine is not measured for an hour."""
     room = max_model_len - CHAT_TOKENS
 
     lengths = [isl for isl in PROMPTS if isl + 2 <= room] or [max(room // 2, 1)]
@@ -93,14 +96,14 @@ def phases(max_model_len: int, max_slots: int, num_workers: int = 1, time_limit_
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """What the requests of the phases told, one after the other."""
+    """What the requests of the phases have shown."""
 
     steps: Sequence[DecodeStep] = ()
     prompts: Sequence[LonePrompts] = ()
 
     @classmethod
     def of(cls, load: Sequence[Phase], runs: Sequence[LevelRun]) -> Alone:
-        """`runs` as `load` had them, one for each phase."""
+        """The measurements in `runs`, of which there is one for each phase of `load`."""
         both = list(zip(load, runs, strict=True))
         waves: dict[tuple[float, int], list[Answer]] = defaultdict(list)
         for phase, run in both:
@@ -123,8 +126,8 @@ def profile_of(
     alone: Alone,
     passages: Passages,
 ) -> WorkerProfile:
-    """From the answer of `/cluster/profile`, what requests say, and the router's records of them, if it has told any.
-    Raises BenchError if the router has not measured enough."""
+    """The profile, from the answer of `/cluster/profile`, the requests' own measurements, and the router's records of
+    them, if there are any. Raises BenchError if the router has not measured enough."""
     roles = {role["role"]: role for role in told.get("roles", ())}
     if not roles:
         raise BenchError("the cluster has no workers to tell of")
@@ -164,7 +167,7 @@ def profile_of(
 
 
 def with_best(base: WorkerProfile, roles: dict[str, Any], times: dict[str, ServiceTimes]) -> WorkerProfile:
-    """Each kind of work from the role that did most of it: prefill workers do not decode."""
+    """The profile with each kind of work as measured by the role that did most of it: prefill workers do not decode."""
 
     def busiest(kind: str) -> ServiceTimes:
         return times[max(times, key=lambda role: roles[role]["num_samples"][kind])]
@@ -180,8 +183,9 @@ def with_best(base: WorkerProfile, roles: dict[str, Any], times: dict[str, Servi
 
 
 def with_alone(profile: WorkerProfile, alone: Alone, is_of_one_kind: bool) -> WorkerProfile:
-    """With decode steps as streams had them, and prompts as they were alone. Where prefill workers are of another kind,
-    nobody knows which of them a lone prompt tells of: then it only says what clients wait beyond the prefill."""
+    """The profile with decode steps as measured by streams, and prefill as measured by lone prompts. If prefill workers
+    are of another kind, it is unclear which of the two a lone prompt was computed by; then it only tells how long
+    clients wait in addition to the prefill."""
     if found := step_times(alone.steps):
         step_s, seq_s, token_s = found
 
@@ -190,7 +194,7 @@ def with_alone(profile: WorkerProfile, alone: Alone, is_of_one_kind: bool) -> Wo
 
         profile = replace(profile, prefill=timed(profile.prefill), decode=timed(profile.decode))
         off = [abs(s.seconds / profile.decode.decode_s(s.num_seqs, s.context_tokens) - 1.0) for s in alone.steps]
-        profile = replace(profile, noise=min(profile.noise, statistics.fmean(off)))  # a fit's has its own errors in it
+        profile = replace(profile, noise=min(profile.noise, statistics.fmean(off)))  # a fit adds errors of its own
     if is_of_one_kind and (told := prompt_times(alone.prompts)):
         request_s, new_s, pair_s = told
 
@@ -206,8 +210,9 @@ def with_alone(profile: WorkerProfile, alone: Alone, is_of_one_kind: bool) -> Wo
 
 
 def with_passages(profile: WorkerProfile, alone: Alone, passages: Passages, is_of_one_kind: bool) -> WorkerProfile:
-    """With what lies between a client and the steps: so much of the time to a first token is in no step. The fit of
-    transfers, which begin with the prompt's first layers and so last as long as the prompt, is no latency of a link."""
+    """The profile with what lies between a client and the steps, that is the part of the time to first token that is in
+    no step. (The router's fit of transfers is not the latency of a link: transfers begin with the prompt's first
+    layers, and so last as long as the prompt.)"""
     found = hops(passages.lone, alone.prompts)
     if found is None:
         return profile
@@ -226,7 +231,7 @@ def with_passages(profile: WorkerProfile, alone: Alone, passages: Passages, is_o
 
 
 def doubts(profile: WorkerProfile, alone: Alone) -> Iterator[str]:
-    """Sentences about measurements that the profile does not bear out."""
+    """Warnings about measurements that contradict the profile, one sentence each."""
     decode = profile.decode
     line = decode.decode_step_s, decode.decode_seq_s, decode.decode_context_token_s
     for step in alone.steps:
@@ -239,7 +244,7 @@ def doubts(profile: WorkerProfile, alone: Alone) -> Iterator[str]:
 
 
 def decode_times(times: dict[str, ServiceTimes], kind: str) -> tuple[float, float]:
-    """Decode workers measure transfers."""
+    """The times of a kind as measured by decode workers, which are the ones that see transfers."""
     base_s, page_s = (times.get("decode") or next(iter(times.values()))).coefficients(kind)
     return base_s, page_s
 
@@ -259,7 +264,7 @@ def unmeasured(role: dict[str, Any]) -> RoleProfile:
 
 
 def model_shape(model_dir: Path | None) -> tuple[int, int | None]:
-    """Layers, and bytes of KV a token in two bytes a number; 32 layers where there is no config to look into."""
+    """The number of layers, and the bytes of KV per token at two bytes per number. 32 layers if there is no config."""
     if model_dir is None:
         return 32, None
     try:
@@ -272,7 +277,7 @@ def model_shape(model_dir: Path | None) -> tuple[int, int | None]:
 
 
 def steps_table(profile: WorkerProfile, alone: Alone, told: dict[str, Any]) -> Table:
-    """Each measurement beside the profile, and beside the steps that the router has fitted."""
+    """A table of each measurement beside the profile, and beside the router's fit."""
     fitted = {role["role"]: ServiceTimes.from_dict(role["times"]) for role in told["roles"]}
     router = fitted.get("decode") or next(iter(fitted.values()))
     rows: list[list[Cell]] = []
@@ -298,7 +303,7 @@ def prompts_table(profile: WorkerProfile, alone: Alone, told: dict[str, Any]) ->
 
 
 def profile_table(profile: WorkerProfile, told: dict[str, Any]) -> Table:
-    """The profile in times that mean something, with how many samples they rest on."""
+    """A table of the profile in times that are easy to interpret, with the number of samples behind them."""
     samples = {role["role"]: role["num_samples"] for role in told["roles"]}
 
     def counted(role: str, kind: str) -> int:

@@ -1,4 +1,4 @@
-"""A line at the terminal that tells how far a level is; nothing where there is no terminal."""
+"""A line at the terminal that shows the progress of a level; nothing if there is no terminal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def progress_line(run: LevelRun, extent: Extent, elapsed_s: float) -> str:
 
 @contextmanager
 def shown_progress(run: LevelRun, extent: Extent, stream: TextIO) -> Iterator[None]:
-    """Draws the line anew while the block runs, on the running event loop."""
+    """Redraws the line while the context is open, on the running event loop."""
     if not stream.isatty():
         yield
         return

@@ -1,4 +1,4 @@
-"""A turn of a conversation as the body of a request."""
+"""Turns a turn of a conversation into the body of a request."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from slipstream.cluster.bench.target import Target
 
 @dataclass(frozen=True, slots=True)
 class QuestionForm:
-    """With `ignore_eos` an answer is as long as it should be, on servers that know the field (vLLM, SGLang,
-    Slipstream, not OpenAI)."""
+    """The form of requests. With `ignore_eos`, answers have exactly the wanted length, on servers that know the field
+    (vLLM, SGLang and Slipstream, but not OpenAI)."""
 
     target: Target
     is_stream: bool = True
     ignore_eos: bool = True
 
     def __call__(self, turn: Turn, before: Sequence[Turn]) -> bytes:
-        """`before` has what the user said and what was answered, by turns."""
+        """The body for a turn. `before` has the turns of user and assistant before it, alternating."""
         body = self._chat(turn, before) if self.target.kind == "chat" else self._completion(turn, before)
         if turn.output_length is not None:
             body["max_tokens"] = turn.output_length

@@ -1,4 +1,4 @@
-"""Times as a sum of what they grow with: a fit for a handful of measurements from very short to very long."""
+"""Fits times as a linear function of some features, for a few measurements that range from very short to very long."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 
 
 def relative_fit(features: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[float, ...]:
-    """A coefficient for each feature, none below 0: the least squares of relative errors. There is at least one
-    measurement."""
+    """A coefficient for each feature, none of them below 0, with the least squares of relative errors. There must be at
+    least one measurement."""
     times = np.array(seconds)
     relative = np.array(features) / times[:, None]
     num_features = relative.shape[1]

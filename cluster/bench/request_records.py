@@ -1,4 +1,4 @@
-"""What a router tells of the requests that it has on record."""
+"""Reads the records of requests from a router."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ NUM_RECORDS = 1000
 
 
 def listed_by(admin: Target) -> list[dict[str, Any]]:
-    """The latest requests; none where nobody may ask about them."""
+    """The latest requests; none if they cannot be asked for."""
     status, told = ask(admin, f"{admin.root}/v1/requests?limit={NUM_RECORDS}")
     return list(told.get("data", [])) if status == 200 and isinstance(told, dict) else []
 
 
 def explained_by(admin: Target, listed: dict[str, Any]) -> dict[str, Any] | None:
-    """None if it is forgotten meanwhile."""
+    """The explanation of a listed request; None if its record is gone."""
     status, record = ask(admin, f"{admin.root}/v1/requests/{quote(str(listed['request_id']), safe='')}/explain")
     return record if status == 200 and isinstance(record, dict) else None
 
 
 def passages_of(admin: Target, load: Sequence[Phase], runs: Sequence[LevelRun], kind: PhaseKind) -> list[Passage]:
-    """Of the requests that came during phases of a kind; `runs` are those of `load`, one for each phase."""
+    """The passages of the requests that came during phases of a kind. There is one of `runs` for each phase of
+    `load`."""
     spans = [
         (run.unix_s, run.unix_s + max((answer.ended_s for answer in run.answers), default=run.begun_s) - run.begun_s)
         for phase, run in zip(load, runs, strict=True)

@@ -1,4 +1,4 @@
-"""Asks a server at one level of load and gathers what its clients saw."""
+"""Runs one level of load against a server, and collects the answers as seen by clients."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from slipstream.cluster.bench.asker import Asker
 from slipstream.cluster.bench.conversation import Conversation, Turn
 from slipstream.cluster.bench.load import Extent, Level
 
-MAX_BACKOFF_S = 1.0  # of a client whose requests fail
-MAX_RETRY_AFTER_S = 10.0  # that a server may ask for
+MAX_BACKOFF_S = 1.0  # the longest pause of a client whose requests fail
+MAX_RETRY_AFTER_S = 10.0  # the longest pause that a server may ask for
 NO_CONNECTION = ("connection refused", "no connection")
 LATE_S = 0.01
 
 
 @dataclass(slots=True)
 class LevelRun:
-    """`answers` are all that ended, `num_unfinished` those that were cut off at the end and count nowhere. `broke_off`
-    says why a level ended before its time, where it did."""
+    """The results of a level. `answers` are those that ended; `num_unfinished` counts those that were cut off at the
+    end, which count nowhere else. `broke_off` says why the level ended early, if it did."""
 
     level: Level
     answers: list[Answer] = field(default_factory=list)
     num_started: int = 0
     num_running: int = 0
     num_unfinished: int = 0
-    num_late: int = 0  # begun over `LATE_S` after they should have been, because the client was busy or at its limit
+    num_late: int = 0  # begun more than `LATE_S` late, because the client was busy or at its limit
     was_interrupted: bool = False
     broke_off: str = ""
     begun_s: float = 0.0
@@ -50,8 +50,8 @@ async def run_level(
     seed: int,
     run: LevelRun | None = None,
 ) -> LevelRun:
-    """Until the extent is reached, the conversations are over, or `stop` is set, which does not wait for answers. `run`
-    can be watched meanwhile."""
+    """Runs a level until its extent is reached, the conversations are used up, or `stop` is set, upon which answers are
+    not waited for. `run` can be watched meanwhile."""
     run = run if run is not None else LevelRun(level)
     run.begun_s, run.unix_s = time.perf_counter(), time.time()
     users = _Users(asker, conversations, run, extent)
@@ -60,7 +60,7 @@ async def run_level(
     try:
         await asyncio.wait({asking, stopped}, timeout=extent.duration_s, return_when=asyncio.FIRST_COMPLETED)
         users.over.set()
-        if not asking.done() and not stop.is_set():  # the time is up: what runs may end
+        if not asking.done() and not stop.is_set():  # the time is up: running requests may end
             if not level.is_closed:
                 asking.cancel()
             await asyncio.wait({asking, stopped}, timeout=extent.grace_s, return_when=asyncio.FIRST_COMPLETED)
@@ -81,7 +81,7 @@ async def run_level(
 
 
 class _Users:
-    """Runs conversations, as many as there are requests for, until it is `over`."""
+    """The users, who have conversations until the level is `over` or all its requests are used up."""
 
     def __init__(self, asker: Asker, conversations: Iterator[Conversation], run: LevelRun, extent: Extent) -> None:
         self._asker = asker
@@ -98,7 +98,7 @@ class _Users:
         return self.over.is_set() or (self.quota is not None and self.run.num_started >= self.quota)
 
     async def pause(self, seconds: float) -> None:
-        """Shorter if it is over meanwhile, and none for who has nothing more to ask."""
+        """Pauses. The pause is cut short if the level ends, and left out if there are no more requests to send."""
         if self.is_spent:
             return
         with suppress(TimeoutError):
@@ -106,7 +106,7 @@ class _Users:
                 await self.over.wait()
 
     async def converse(self, conversation: Conversation, due_s: float | None = None) -> Answer | None:
-        """All turns of a conversation; the answer that failed, if one did, which ends it."""
+        """Sends all turns of a conversation. A failed answer ends the conversation and is returned."""
         before: list[Turn] = []
         for number, turn in enumerate(conversation.turns):
             if self.is_spent:
@@ -129,7 +129,7 @@ class _Users:
         return None
 
     def _look_out(self, answer: Answer) -> None:
-        """Nobody asks a server on and on that is gone."""
+        """Notes whether the server could be reached, and ends the level if it has been gone for too long."""
         if answer.kind not in NO_CONNECTION:
             self._away_since_s = None
         elif self._away_since_s is None:
@@ -150,7 +150,7 @@ async def _closed_loop(users: _Users, level: Level) -> None:
             if failed is None:
                 num_failures = 0
                 continue
-            num_failures += 1  # a server that refuses everything is not asked a thousand times a second
+            num_failures += 1  # so that a server which refuses everything does not get a thousand requests per second
             asked_for_s = min(failed.retry_after_s or 0.0, MAX_RETRY_AFTER_S)
             await users.pause(max(min(0.01 * 2 ** min(num_failures, 10), MAX_BACKOFF_S), asked_for_s))
 
@@ -189,7 +189,7 @@ async def _open_loop(users: _Users, level: Level, seed: int) -> None:
 async def warm_up(
     asker: Asker, conversations: Iterator[Conversation], level: Level, extent: Extent, stop: asyncio.Event
 ) -> LevelRun:
-    """Requests that count nothing, as many at a time as there will be."""
+    """Sends requests that are not counted, as many at a time as in the level."""
     gentle = replace(level, rate=None, concurrency=level.concurrency or min(extent.num_warm_up, 8))
     whole = replace(extent, num_requests=extent.num_warm_up, duration_s=None)
     return await run_level(asker, conversations, gentle, whole, stop, 0)

@@ -1,4 +1,4 @@
-"""What a server says about itself before it is measured."""
+"""Finds out what is needed about a server before it is measured."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from slipstream.cluster.bench.words import COMMON, Words, common_words, max_mode
 
 TIMEOUT_S = 10.0
 MAX_TOLD_BYTES = 16 * 1024 * 1024
-NO_LIST = (404, 405, 501)  # of a server that has no list of models
+NO_LIST = (404, 405, 501)  # the status of a server that has no list of models
 PROBE_WORDS = (16, 96)
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The target with its model named, the words to ask it with, and how many tokens prompt and answer may have."""
+    """The target, its model, the words to write prompts with, and how many tokens prompt and answer may have."""
 
     target: Target
     words: Words
@@ -30,7 +30,8 @@ class Server:
 
 
 def look_at(target: Target, model_dir: Path | None) -> Server:
-    """Asks for the model, and how its words become tokens where nobody says. Raises BenchError if nobody answers."""
+    """Asks for the model and, if there is no tokenizer, measures how many tokens its words have. Raises BenchError if
+    nobody answers."""
     cards = model_cards(target)
     names = [str(card.get("id")) for card in cards]
     if not target.model:
@@ -49,7 +50,8 @@ def look_at(target: Target, model_dir: Path | None) -> Server:
 
 
 def model_cards(target: Target) -> list[dict[str, Any]]:
-    """Empty if the server has no list of models. Raises BenchError if it cannot tell just now and nobody else says."""
+    """The server's list of models; empty if it has none. Raises BenchError if it cannot answer now and no model was
+    named."""
     status, told = ask(target, f"{target.root}{target.base}/models")
     if status in (401, 403):
         raise BenchError(f"{target.root} wants a key: {said(told)} (--key, or SLIPSTREAM_API_KEY)")
@@ -60,7 +62,7 @@ def model_cards(target: Target) -> list[dict[str, Any]]:
 
 
 def tokens_per_word(target: Target) -> float:
-    """By the server's own count for two prompts. Raises BenchError if it does not answer them."""
+    """The tokens per word, by the server's own count for two prompts. Raises BenchError if it does not answer them."""
     told = []
     for count in PROBE_WORDS:
         text = " ".join(COMMON.split()[:count])
@@ -73,12 +75,12 @@ def tokens_per_word(target: Target) -> float:
         told.append(usage.get("prompt_tokens") if isinstance(usage, dict) else None)
     few, many = told
     if not isinstance(few, int) or not isinstance(many, int) or many <= few:
-        return 1.3  # English, most tokenizers
+        return 1.3  # for English, with most tokenizers
     return (many - few) / (PROBE_WORDS[1] - PROBE_WORDS[0])
 
 
 def ask(target: Target, url: str, body: dict[str, Any] | None = None, timeout_s: float = TIMEOUT_S) -> tuple[int, Any]:
-    """Status and JSON (None if it is none). Raises BenchError if nobody answers."""
+    """The status and the JSON (None if the body is not JSON) of an answer. Raises BenchError if nobody answers."""
     headers = {"content-type": "application/json", **dict(target.headers)}
     if target.key:
         headers["authorization"] = f"Bearer {target.key}"
@@ -109,7 +111,7 @@ def parsed(data: bytes) -> Any:
 
 
 def said(told: Any) -> str:
-    """The server's own words about what is wrong."""
+    """The server's own error message."""
     if isinstance(told, dict) and isinstance(told.get("error"), dict):
         return str(told["error"].get("message", told["error"]))
     return str(told)[:200]

@@ -1,4 +1,4 @@
-"""All levels of a run, one after the other, over the same connections, until the last one or Ctrl-C."""
+"""Runs all levels one after the other, over the same connections, until the last one or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from slipstream.cluster.bench.run_level import LevelRun, run_level, warm_up
 from slipstream.cluster.bench.target import BenchError
 from slipstream.cluster.bench.words import Words
 
-SEED_STRIDE = 7919  # prompts of one level are no prefix of those of the next
+SEED_STRIDE = 7919  # between levels, so that prompts of one level are not prefixes of those of the next
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One level with what is asked at it."""
+    """One level and the conversations for it."""
 
     level: Level
     extent: Extent
@@ -34,8 +34,8 @@ class Stage:
 async def run_stages(
     stages: Sequence[Stage], form: QuestionForm, words: Words, seed: int, terminal: TextIO
 ) -> list[LevelRun]:
-    """The runs so far, if Ctrl-C or a server that fails ends it early. Raises BenchError if the requests to warm up all
-    fail before anything was measured."""
+    """Runs the levels, and returns their results, or those so far if Ctrl-C or a failing server ends it early. Raises
+    BenchError if all warm-up requests fail before anything was measured."""
     runs: list[LevelRun] = []
     stop = asyncio.Event()
     with stopped_by_ctrl_c(stop):
@@ -55,7 +55,7 @@ async def run_stages(
                         runs.append(LevelRun(stage.level, broke_off=failure))
                         break
                 gc.collect()
-                gc.freeze()  # what is there stays, and need not be looked at while times are taken
+                gc.freeze()  # keeps the garbage collector from scanning everything during the measurement
                 conversations = stage.source.conversations(words, seed + SEED_STRIDE * number)
                 run = LevelRun(stage.level)
                 runs.append(run)
@@ -69,7 +69,7 @@ async def run_stages(
 
 
 def failure_of(warm_up: LevelRun) -> str:
-    """Empty if a request succeeded."""
+    """The reason why all warm-up requests failed; empty if one succeeded."""
     if not warm_up.answers or warm_up.num_errors < len(warm_up.answers):
         return ""
     first = warm_up.answers[0]
@@ -79,7 +79,7 @@ def failure_of(warm_up: LevelRun) -> str:
 
 @contextmanager
 def stopped_by_ctrl_c(stop: asyncio.Event) -> Iterator[None]:
-    """The first Ctrl-C sets `stop`, a second one ends the process as ever."""
+    """While the context is open, the first Ctrl-C sets `stop`; a second one ends the process as usual."""
     loop = asyncio.get_running_loop()
 
     def first() -> None:

@@ -1,4 +1,5 @@
-"""What a good answer has to keep, in AIPerf's form: `time_to_first_token:500 inter_token_latency:50`, milliseconds."""
+"""The limits of a good answer, in AIPerf's syntax: `time_to_first_token:500 inter_token_latency:50`, in
+milliseconds."""
 
 from __future__ import annotations
 
@@ -21,14 +22,14 @@ METRICS = ("time_to_first_token", "inter_token_latency", "request_latency")
 
 @dataclass(frozen=True, slots=True)
 class Slos:
-    """`limits_ms` by metric; empty: nobody asked. A metric that an answer does not have, as the latency between tokens
-    of a single one, is kept."""
+    """`limits_ms` by metric; empty if none were given. If an answer has no such metric (the inter-token latency of a
+    single token), the limit counts as kept."""
 
     limits_ms: Mapping[str, float]
 
     @classmethod
     def parse(cls, parts: Iterable[str]) -> Slos:
-        """Raises BenchError that names the part."""
+        """Parses the limits. Raises BenchError that names the bad part."""
         limits: dict[str, float] = {}
         for part in (piece for text in parts for piece in text.replace(",", " ").split()):
             name, _, value = part.partition(":")
@@ -62,6 +63,6 @@ class Slos:
 
 
 def is_slo(text: str) -> bool:
-    """`itl:50` is one, `localhost:50` is none."""
+    """Whether a text is a limit: `itl:50` is one, `localhost:50` is not."""
     name = text.partition(":")[0]
     return ":" in text and (name in NAMES or name in METRICS)

@@ -1,4 +1,4 @@
-"""The server that is measured: where its endpoint is, and what every request says to it."""
+"""The server to measure: its endpoint, and what all requests to it have in common."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ PATHS: dict[EndpointKind, str] = {"chat": "/chat/completions", "completions": "/
 
 
 class BenchError(Exception):
-    """Why nothing can be measured: one sentence for people."""
+    """Nothing can be measured. The text is one sentence that says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`base` is the path below which the API lies, `/v1` on most servers. `check_certificate` False takes any."""
+    """`base` is the path of the API, `/v1` on most servers. `check_certificate` False: any certificate is accepted."""
 
     host: str
     port: int
@@ -74,7 +74,7 @@ class Target:
         return context
 
     def request(self, body: dict[str, Any]) -> bytes:
-        """A whole request, ready to be sent."""
+        """A complete HTTP request, ready to be sent."""
         data = json.dumps({"model": self.model, **body, **self.extra}).encode()
         lines = [f"POST {self.base}{PATHS[self.kind]} HTTP/1.1", f"host: {self.netloc}"]
         lines += ["content-type: application/json", "accept: text/event-stream", f"content-length: {len(data)}"]

@@ -1,4 +1,4 @@
-"""Words to write prompts with, so that a prompt has as many tokens as it should."""
+"""Words from which prompts with a given number of tokens are made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slipstream.cluster.bench.target import BenchError
 
 MIN_WORDS = 16
 MAX_TRIED = 4096
-# Of one token in most tokenizers, with a space before them.
+# Words that, with a space before them, are one token in most tokenizers.
 COMMON = """
 time year people way day man thing woman life child world school state family student group country problem hand
 part place case week company system program question work number night point home water room mother area money story
@@ -24,20 +24,20 @@ war history party result change morning reason research girl guy moment air teac
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """`count` words joined by spaces are `count * tokens_per_word` tokens; exactly, where `is_exact`."""
+    """`count` words joined by spaces are `count * tokens_per_word` tokens, exactly so if `is_exact`."""
 
     words: Sequence[str]
     tokens_per_word: float = 1.0
     is_exact: bool = False
 
     def text(self, rng: random.Random, num_tokens: int) -> str:
-        """Random words that come to about, or exactly, `num_tokens`; at least one word."""
+        """Random words with about, or exactly, `num_tokens` tokens; at least one word."""
         return " ".join(rng.choices(self.words, k=max(round(num_tokens / self.tokens_per_word), 1)))
 
 
 def words_of(folder: Path) -> Words:
-    """Words that are single tokens wherever they stand. Raises BenchError if the folder has no such tokenizer."""
-    import tokenizers  # not with every command that is only looked up: it takes as long as all others
+    """Words that are always single tokens. Raises BenchError if the folder has no suitable tokenizer."""
+    import tokenizers  # only here, because importing it takes as long as all other imports together
 
     file = folder / "tokenizer.json" if folder.is_dir() else folder
     try:
@@ -68,7 +68,7 @@ def common_words(tokens_per_word: float) -> Words:
 
 
 def tokenizer_folder(model: dict[str, object]) -> Path | None:
-    """Where a server's card of its model says that the model lies (vLLM's `root`), if it lies on this machine."""
+    """The model's directory according to the server's model card (vLLM's `root`), if it is on this machine."""
     for key in ("root", "model_path"):
         place = model.get(key)
         if isinstance(place, str) and place.startswith("/") and (Path(place) / "tokenizer.json").is_file():
@@ -77,7 +77,7 @@ def tokenizer_folder(model: dict[str, object]) -> Path | None:
 
 
 def max_model_len(folder: Path) -> int | None:
-    """As the model's config says."""
+    """The longest sequence, according to the model's config."""
     try:
         told = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("max_position_embeddings")
     except (OSError, ValueError):

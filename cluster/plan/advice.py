@@ -1,4 +1,4 @@
-"""The answer in words, tables and plots: whether to disaggregate, and how."""
+"""Presents the answer, whether to disaggregate and how, in words, tables and plots."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from slipstream.cluster.sim.report import too_long
 
 MAX_SHOWN = 24  # candidates in the table, MAX_BARS of them in the plot
 MAX_BARS = 10
-WORTH_TELLING = 0.02  # of all requests
+WORTH_TELLING = 0.02  # as a share of all requests
 OVERLOADED = 0.5
 
 
 def verdict(found: Found) -> str:
-    """One sentence that can be acted upon."""
+    """The recommendation in one sentence that can be acted upon."""
     best, gain = found.best, found.gain_rps
     if found.apart is None or gain is None:
         return f"There is nothing to separate with so few workers: serve {described(best.candidate)}."
@@ -50,7 +50,7 @@ def report_of(
     target: float | None,
     loads: Sequence[tuple[float, Sequence[Trial]]],
 ) -> Report:
-    """`loads` are trials of the finalists at other speeds."""
+    """The whole report. `loads` are trials of the finalists at other speeds."""
     offered = found.best.trials[0].offered_rps
     enough = ""
     if target is None and found.best.attainment < OVERLOADED:
@@ -112,7 +112,7 @@ def as_json(question: Question, found: Found, target: float | None) -> dict[str,
 
 
 def elsewhere(found: Found, loads: Sequence[tuple[float, Sequence[Trial]]]) -> str:
-    """Where the finalists differ most at more load than was asked about: what serves today may not tomorrow."""
+    """One sentence on the higher load at which the finalists differ most, because load may grow."""
     if found.apart is None:
         return ""
     more = [trials for speed, trials in loads if speed > 1]
@@ -194,7 +194,7 @@ def bars(found: Found) -> Plot:
 
 
 def load_plot(loads: Sequence[tuple[float, Sequence[Trial]]]) -> Plot:
-    """How much more, or less, load they would bear."""
+    """A plot of how the finalists do at more and at less load."""
     names = [trial.candidate.name for trial in loads[0][1]]
     series = [
         Series(
@@ -208,7 +208,7 @@ def load_plot(loads: Sequence[tuple[float, Sequence[Trial]]]) -> Plot:
 
 
 def described(candidate: Candidate) -> str:
-    """As a person would say it."""
+    """A candidate in words."""
     split = candidate.split
     tp = [f" with TP {devices(one)}" if devices(one) > 1 else "" for one in (candidate.prefill, candidate.decode)]
     policy = f", policy {candidate.policy}" if candidate.policy != "slo" else ""
@@ -231,7 +231,7 @@ def spoken(value: Estimate) -> str:
 
 
 def change(gain: Estimate, base: float) -> str:
-    """Relative to `base`, or in requests where that is nothing."""
+    """A gain relative to `base`; or in requests per second, if `base` is 0."""
     if base <= 0:
         return f"{number(gain.mean)} requests/s more, {number(gain.low)} to {number(gain.high)}"
     return f"{gain.mean / base:+.0%}, between {gain.low / base:+.0%} and {gain.high / base:+.0%}"

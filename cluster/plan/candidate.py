@@ -1,4 +1,4 @@
-"""A way to serve a workload: which workers in which roles, how large their steps are, how requests are placed."""
+"""A way to serve a workload: which workers in which roles, the size of their steps, and how requests are placed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from slipstream.cluster.sim.config import Split
 from slipstream.cluster.sim.profile import WorkerProfile
 from slipstream.router.config import PolicyName
 
-MAX_SPLITS = 8  # of one number of workers that are tried; between the best of them others are, later
-CHUNK_FACTORS = (0.25, 4.0)  # of the profile's own chunk
+MAX_SPLITS = 8  # tried at first for one number of workers; later also the neighbours of the best
+CHUNK_FACTORS = (0.25, 4.0)  # relative to the profile's chunk
 MIN_CHUNK = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """`prefill` and `decode` are the profiles that the workers of each role are of; `chunk_tokens` is the most that a
-    worker that prefills computes in one step, None: as in its profile."""
+    """`prefill` and `decode` are the profiles of the workers of each role. `chunk_tokens` is the most prompt tokens
+    that a worker computes in one step; None: as in its profile."""
 
     split: Split
     prefill: WorkerProfile
@@ -35,7 +35,7 @@ class Candidate:
 
     @property
     def num_devices(self) -> int:
-        """GPUs, or workers where they have none."""
+        """The number of GPUs; or of workers, if they have none."""
         return self.split.num_prefill * devices(self.prefill) + self.split.num_decode * devices(self.decode)
 
     @property
@@ -58,14 +58,15 @@ class Candidate:
         return ", ".join(parts)
 
     def profile(self) -> WorkerProfile:
-        """Of both kinds of worker as one. Pages and links are those of the decode workers, where sequences live."""
+        """One profile for both kinds of workers. Pages and links are those of the decode workers, where sequences
+        live."""
         prefill, decode = self.prefill.prefill, self.decode.decode
         if self.chunk_tokens is not None and self.is_colocated:
             decode = replace(decode, max_step_tokens=self.chunk_tokens)
         elif self.chunk_tokens is not None:
             prefill = replace(prefill, max_step_tokens=self.chunk_tokens)
         whole = replace(self.decode, prefill=prefill, decode=decode)
-        if whole.shared_cores:  # further workers are started on the same machine
+        if whole.shared_cores:  # more workers would be started on the same machine
             whole = replace(whole, workers_per_host=max(whole.workers_per_host, self.num_workers))
         return whole
 
@@ -75,7 +76,8 @@ def devices(profile: WorkerProfile) -> int:
 
 
 def splits(profiles: Sequence[WorkerProfile], num_devices: int) -> Iterator[Candidate]:
-    """Colocated and disaggregated, of each profile and of each pair of them, over so many devices. Colocated first."""
+    """Candidates for so many devices, colocated and disaggregated, for each profile and each pair of profiles.
+    Colocated ones come first."""
     for profile in profiles:
         if num_devices >= devices(profile):
             yield Candidate(Split(0, num_devices // devices(profile)), profile, profile)
@@ -86,8 +88,8 @@ def splits(profiles: Sequence[WorkerProfile], num_devices: int) -> Iterator[Cand
 
 
 def shares(num_devices: int, of_prefill: int, of_decode: int) -> Iterator[tuple[int, int]]:
-    """Workers of both roles that leave as few devices over as can be: the larger kind is counted, the smaller kind
-    gets the rest."""
+    """Numbers of workers of both roles that leave as few devices unused as possible: all numbers of the larger kind,
+    with the rest for the smaller kind."""
     small, large = min(of_prefill, of_decode), max(of_prefill, of_decode)
     for num_large in spread((num_devices - small) // large):
         num_small = (num_devices - num_large * large) // small
@@ -95,14 +97,14 @@ def shares(num_devices: int, of_prefill: int, of_decode: int) -> Iterator[tuple[
 
 
 def spread(most: int) -> list[int]:
-    """1 to `most`, or MAX_SPLITS of them that lie evenly."""
+    """The numbers 1 to `most`, or MAX_SPLITS of them, evenly spread."""
     if most <= MAX_SPLITS:
         return list(range(1, most + 1))
     return sorted({round(1 + (most - 1) * step / (MAX_SPLITS - 1)) for step in range(MAX_SPLITS)})
 
 
 def variations(best: Candidate, policies: Sequence[PolicyName]) -> Iterator[Candidate]:
-    """What differs from `best` in one thing: chunk, policy, a neighbouring split."""
+    """Candidates that differ from `best` in one thing: the chunk, the policy, or a neighbouring split."""
     own = replace(best, chunk_tokens=None).chunk
     for factor in CHUNK_FACTORS:
         chunk = min(max(round(best.chunk * factor), MIN_CHUNK), best.decode.max_model_len)

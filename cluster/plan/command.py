@@ -24,7 +24,7 @@ from slipstream.cluster.workload.arrival import TraceError
 from slipstream.router.config import PolicyName, SloConfig
 from slipstream.router.garbage import spare_garbage_collector
 
-SPEEDS = (0.5, 0.75, 1.25, 1.5, 2.0)  # at which the finalists are looked at, too
+SPEEDS = (0.5, 0.75, 1.25, 1.5, 2.0)  # of the workload, at which the finalists are simulated, too
 DEFAULT_POLICIES: tuple[PolicyName, ...] = ("slo", "kv")
 EXISTING = click.Path(exists=True, path_type=Path)
 OUTPUT = click.Path(dir_okay=False, path_type=Path)
@@ -77,7 +77,7 @@ def plan_command(
     one) and recommends what serves most requests within the levels, or, without --devices, the fewest devices.
     """
     try:
-        if not 0 <= target <= 1:  # also not a number, which a range lets pass
+        if not 0 <= target <= 1:  # also catches NaN, which click's range lets pass
             raise PlanError(f"--target must be 0 to 1, got {target}")
         base = base_of(config, model) if write_file is not None else {}
         known = [find_profile(name) for name in profiles or ("h200-llama-8b",)]
@@ -112,7 +112,7 @@ def plan_command(
 
 
 class Counter:
-    """Simulates, and tells at a terminal how often it has."""
+    """Simulates, and shows at a terminal how many times it has."""
 
     def __init__(self, question: Question) -> None:
         self._question = question

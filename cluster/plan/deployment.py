@@ -1,4 +1,4 @@
-"""A recommendation as a configuration that `slipstream serve` takes."""
+"""Turns a recommendation into a configuration for `slipstream serve`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from slipstream.router.config import SloConfig
 
 
 class PlanError(Exception):
-    """Why there is no plan, or no file with it: one sentence."""
+    """There is no plan, or its file cannot be written. The text is one sentence that says why."""
 
 
 def deployment(candidate: Candidate, slo: SloConfig, base: dict[str, Any], has_gpus: bool) -> dict[str, Any]:
-    """`base` are the settings that stay: model, ports, and whatever else the user has."""
+    """The settings of a deployment. `base` are those that stay: model, ports, and whatever else the user has set."""
     whole: dict[str, Any] = {key: value for key, value in base.items() if key not in ("prefill", "decode", "router")}
     profile = candidate.profile()
     replicas = {"prefill": candidate.split.num_prefill, "decode": candidate.split.num_decode}
@@ -41,8 +41,8 @@ def deployment(candidate: Candidate, slo: SloConfig, base: dict[str, Any], has_g
 
 
 def base_of(config: Path | None, model: Path | None) -> dict[str, Any]:
-    """The user's file, or one with nothing but the model in it. Paths in it are made absolute, because the new file may
-    lie elsewhere. Raises PlanError."""
+    """The settings of the user's file, or nothing but the model. Paths are made absolute, because the new file may be
+    in another folder. Raises PlanError."""
     if config is None:
         if model is None:
             raise PlanError("--write needs --config FILE or --model DIRECTORY: a deployment has a model")

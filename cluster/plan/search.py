@@ -1,8 +1,8 @@
-"""Finds the best way to serve: at a given number of devices the most goodput, else the fewest devices that do.
+"""Finds the best way to serve: the most goodput for a given number of devices, or else the fewest devices that suffice.
 
-1  all splits, one seed                              -> the best colocated and the best disaggregated one
-2  each of them with other chunks, policies and neighbouring splits, the same seed, while that helps
-3  the winners of both kinds with several seeds      -> means, intervals, the difference
+1  all splits, with one seed                         -> the best colocated and the best disaggregated one
+2  each of them with other chunks, policies and neighbouring splits, with the same seed, as long as that helps
+3  the winners of both kinds, with several seeds     -> means, intervals, the difference
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from slipstream.cluster.plan.trial import Estimate, Trial, difference, goodput
 from slipstream.cluster.sim.profile import WorkerProfile
 from slipstream.router.config import PolicyName
 
-Simulate = Callable[[Candidate, int], Trial]  # a seed with it
+Simulate = Callable[[Candidate, int], Trial]  # from a candidate and a seed
 NUM_ROUNDS = 3  # of variations
-CLOSE = 0.98  # of the best goodput: for so little more nobody changes policy or chunk
+CLOSE = 0.98  # of the best goodput; for less than the rest, it is not worth changing policy or chunk
 
 
 @dataclass(frozen=True, slots=True)
 class Finalist:
-    """A candidate with all its seeds."""
+    """A candidate with the trials of all its seeds."""
 
     candidate: Candidate
     trials: Sequence[Trial]
@@ -39,8 +39,9 @@ class Finalist:
 
 @dataclass(slots=True)
 class Found:
-    """`tried` are the trials of the first seed. `apart` is None where one device leaves nothing to separate;
-    `gain_rps` is its goodput minus that of `colocated`. `is_enough`: the target is met."""
+    """The result of a search. `tried` are the trials with the first seed. `apart`, the best disaggregated finalist, is
+    None if there is only one device. `gain_rps` is its goodput minus that of `colocated`. `is_enough`: the target is
+    met."""
 
     num_devices: int
     colocated: Finalist
@@ -51,14 +52,14 @@ class Found:
 
     @property
     def best(self) -> Finalist:
-        """Colocated serving is simpler, so the other way has to be better for certain."""
+        """The recommended finalist. Colocated serving is simpler, so the other one has to be better with certainty."""
         if self.apart is not None and self.gain_rps is not None and self.gain_rps.low > 0:
             return self.apart
         return self.colocated
 
 
 class Search:
-    """`simulate` is asked once for each candidate and seed."""
+    """The search. `simulate` is called once for each candidate and seed."""
 
     def __init__(
         self, simulate: Simulate, profiles: Sequence[WorkerProfile], policies: Sequence[PolicyName], num_seeds: int
@@ -74,7 +75,7 @@ class Search:
         return min(map(devices, self._profiles))
 
     def at(self, num_devices: int, target: float) -> Found:
-        """The best ways over so many devices."""
+        """The best candidates for so many devices."""
         candidates = list(splits(self._profiles, num_devices))
         together = self._climbed([one for one in candidates if one.is_colocated])
         apart = self._climbed([one for one in candidates if not one.is_colocated])
@@ -90,8 +91,8 @@ class Search:
         return found
 
     def fewest(self, target: float, most: int) -> Found:
-        """The smallest number of devices whose best way keeps the levels for a share `target` of all requests; that of
-        `most` if not even those do. More devices are taken to be no worse."""
+        """The result for the smallest number of devices whose best candidate keeps the levels for a share `target` of
+        all requests, or for `most` devices if not even those do. More devices are assumed to be no worse."""
         low, high = self.min_devices - 1, self.min_devices
         while high < most and not self._suffices(high, target):
             low, high = high, min(2 * high, most)
@@ -102,7 +103,7 @@ class Search:
             else:
                 low = middle
         found = self.at(high, target)
-        while not found.is_enough and high < most:  # one seed had promised too much
+        while not found.is_enough and high < most:  # the first seed has promised too much
             high += 1
             found = self.at(high, target)
         return found
@@ -111,7 +112,8 @@ class Search:
         return any(self._trial(one).attainment >= target for one in splits(self._profiles, num_devices))
 
     def _climbed(self, candidates: Sequence[Candidate]) -> Candidate | None:
-        """The best of them, and what is better than it and differs in one thing, until nothing is."""
+        """Hill climbing: from the best of the candidates to better ones that differ in one thing, until there are
+        none."""
         if not candidates:
             return None
         best = max(candidates, key=self._score)

@@ -1,4 +1,4 @@
-"""One candidate simulated: how much of the workload it serves within the levels, block by block."""
+"""The simulation of one candidate: how much of the workload it serves within the levels, block by block."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from slipstream.cluster.sim.run import SimRun
 from slipstream.cluster.workload.workload import open_workload
 from slipstream.router.config import SloConfig
 
-NUM_BLOCKS = 10  # of a run: what happens in one says little about another, so they count as samples
+NUM_BLOCKS = 10  # per run; blocks are nearly independent, so they count as samples
 NUM_RESAMPLES = 2000
 INTERVAL = (0.025, 0.975)
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is to be served. `workload` is a trace or a mix as `slipstream sim` takes it."""
+    """What is to be served. `workload` is a trace or a mix, as for `slipstream sim`."""
 
     workload: str
     slo: SloConfig
@@ -31,7 +31,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Requests a second that kept both levels and that came, in each of NUM_BLOCKS blocks of time."""
+    """The requests per second that kept both levels, and those that came, in each of NUM_BLOCKS blocks of time."""
 
     candidate: Candidate
     good_rps: tuple[float, ...]
@@ -51,8 +51,8 @@ class Trial:
 
 
 def simulate(question: Question, candidate: Candidate, seed: int = 0, speed: float = 1.0) -> Trial:
-    """The same question, candidate and seed give the same trial. Raises TraceError or ValueError for a workload that
-    is none."""
+    """Simulates a candidate. The same question, candidate and seed give the same trial. Raises TraceError or ValueError
+    if the workload is not valid."""
     workload = open_workload(question.workload, question.num_requests, question.speed * speed, question.seed + seed)
     config = SimConfig(
         workload=question.workload,
@@ -95,7 +95,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """By bootstrap over blocks: no shape of their distribution is taken for granted."""
+    """The mean with its interval, by bootstrap over blocks, which assumes no particular distribution."""
     rng = random.Random(0)
     means = sorted(fmean(rng.choices(values, k=len(values))) for _ in range(NUM_RESAMPLES))
     low, high = (means[min(int(share * NUM_RESAMPLES), NUM_RESAMPLES - 1)] for share in INTERVAL)
@@ -103,7 +103,8 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def difference(one: Sequence[Trial], other: Sequence[Trial]) -> Estimate:
-    """Of goodput, `one` minus `other`, block by block of the same seeds: both saw the same requests there."""
+    """The difference in goodput, `one` minus `other`. It is taken block by block for the same seeds, where both saw the
+    same requests."""
     pairs = [
         a - b
         for mine, theirs in zip(one, other, strict=True)

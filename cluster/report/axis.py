@@ -1,4 +1,4 @@
-"""Axes: which values get a tick, and where a value lies on paper."""
+"""Axes: which values get a tick, and where a value is drawn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MIN_LOG_TICKS = 3  # with fewer, even steps say more
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """From the values `low` .. `high` to the places `start` .. `end`. With `log`, `low` is over 0."""
+    """Maps the values `low` .. `high` to the positions `start` .. `end`. With `log`, `low` is above 0."""
 
     low: float
     high: float
@@ -21,7 +21,7 @@ class Axis:
 
     @classmethod
     def over(cls, values: list[float], start: float, end: float, log: bool = False, from_zero: bool = False) -> Axis:
-        """An axis that shows all values, and 0 where it is `from_zero`."""
+        """An axis that shows all values, and also 0 if it is `from_zero`."""
         known = [value for value in values if math.isfinite(value) and (not log or value > 0)]
         if log:
             low, high = (min(known), max(known)) if known else (1.0, 10.0)
@@ -33,7 +33,7 @@ class Axis:
             low, high = min(low, 0.0), max(high, 0.0)
         if low == high:
             low, high = (low, low + 1.0) if low == 0 else (low - abs(low) / 2, high + abs(high) / 2)
-        if from_zero:  # the last tick lies at the end, so that no line touches the frame
+        if from_zero:  # the axis ends at its last tick, so that no line touches the frame
             step = tick_step(high - low)
             low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
         return cls(low, high, start, end)
@@ -53,7 +53,7 @@ class Axis:
 
 
 def tick_step(span: float) -> float:
-    """1, 2 or 5 times a power of ten, so that about NUM_TICKS of them span it."""
+    """A step of 1, 2 or 5 times a power of ten, so that there are about NUM_TICKS ticks."""
     if not 0 < span < math.inf:
         return 1.0
     rough = span / NUM_TICKS
@@ -68,7 +68,7 @@ def linear_ticks(low: float, high: float) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten, with 2 and 5 times them where there are few."""
+    """Powers of ten; if there are few, also 2 and 5 times these."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps = (1,) if len(powers) > 4 else (1, 2, 5)
     ticks = [step * 10.0**power for power in powers for step in steps]
@@ -77,7 +77,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def tick_label(value: float) -> str:
-    """Short: 0.05, 250, 1.5k, 20M."""
+    """A short label: 0.05, 250, 1.5k, 20M."""
     size = abs(value)
     for unit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if size >= unit * 0.9999:

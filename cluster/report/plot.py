@@ -1,4 +1,4 @@
-"""What a plot shows. `svg.py` draws it."""
+"""The content of a plot; `svg.py` draws it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ PlotKind = Literal["line", "step", "bar", "cdf", "points"]
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line, or one set of bars. `xs` and `ys` are equally long; in a `cdf` the `xs` are samples and `ys` stay
-    empty; bars may have words as `xs`. `lows` and `highs` are the ends of error bars, where there are any."""
+    """One line, or one set of bars. `xs` and `ys` have the same length, except that in a `cdf` the `xs` are samples and
+    `ys` is empty. The `xs` of bars may be words. `lows` and `highs` are the ends of error bars, if there are any."""
 
     name: str
     xs: Sequence[float | str]
@@ -72,6 +72,6 @@ def _series_json(series: Series) -> dict[str, Any]:
 
 def _finite(values: Sequence[float | str]) -> list[str | float | None]:
     return [
-        value if isinstance(value, str) else float(value) if math.isfinite(value) else None  # also numpy's numbers
+        value if isinstance(value, str) else float(value) if math.isfinite(value) else None  # numpy's, too
         for value in values
     ]

@@ -1,4 +1,4 @@
-"""A report: the answer in a few sentences, then tables and plots; at the terminal, as JSON, as one HTML page."""
+"""A report: the answer in a few sentences, then tables and plots, for the terminal, as JSON, and as one HTML page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slipstream.cluster.report.plot import Plot
 from slipstream.cluster.report.svg import draw
 from slipstream.cluster.report.table import Table
 
-DEFAULT_WIDTH = 100  # of text where nobody knows the terminal's
+DEFAULT_WIDTH = 100  # of text if the terminal's width is not known
 
 # Colours: Okabe and Ito's, which people with colour-blindness tell apart, lighter where the page is dark.
 STYLE = """
@@ -53,7 +53,7 @@ class Report:
     parts: Sequence[Table | Plot]
 
     def text(self, width: int | None = None) -> str:
-        """For a terminal of `width` columns; plots are left to the page."""
+        """The report as text for a terminal of `width` columns, without plots."""
         paragraphs = [
             textwrap.fill(" ".join(paragraph.split()), max(width or DEFAULT_WIDTH, 20))
             for paragraph in self.summary.split("\n\n")
@@ -63,7 +63,7 @@ class Report:
         return "\n\n".join([self.title, *paragraphs, *tables]) + "\n"
 
     def json(self) -> dict[str, Any]:
-        """Plain values, ready for `json.dumps`."""
+        """The report as plain values, ready for `json.dumps`."""
         return {"title": self.title, "summary": self.summary, "parts": [part.json() for part in self.parts]}
 
     def html(self) -> str:

@@ -1,4 +1,5 @@
-"""Plots as SVG, without scripts: colours are CSS classes of the page, what a point says is its <title>."""
+"""Draws plots as SVG without scripts: colours are CSS classes of the page, and a point shows its value by its
+<title>."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from slipstream.cluster.report.table import number
 WIDTH, HEIGHT = 760, 320
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 12, 48
 NUM_COLOURS = 8
-MAX_POINTS = 600  # of a line: more than pixels show nothing
-MAX_TITLES = 60  # points of a line that tell their values
+MAX_POINTS = 600  # per line, as there are no more pixels
+MAX_TITLES = 60  # points per line that show their value
 MAX_DOTS = 2000
-LETTER = 6.2  # width of one in a tick's label
+LETTER = 6.2  # the width of a letter in a tick's label
 BAR_SHARE = 0.8  # of the room for a group of bars
 
 Point = tuple[float, float]
@@ -128,7 +129,7 @@ def _bars(plot: Plot) -> str:
 
 
 def _points(plot: Plot, series: Series) -> list[Point]:
-    """What is drawn of a series: at most MAX_POINTS, with the extremes of what is left out."""
+    """The points of a series to draw: at most MAX_POINTS, including the extremes of those that are left out."""
     xs = [float(x) for x in series.xs]
     if plot.kind == "cdf":
         samples = sorted(x for x in xs if math.isfinite(x))

@@ -17,8 +17,8 @@ MIN_TEXT_WIDTH = 12  # a column of text is not made narrower than this
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """`rows` have a cell for each of `columns`: text, a number, or None, which is shown as a dash. Numbers stand to the
-    right with four significant digits; JSON has them in full. `note` stands below."""
+    """`rows` have a cell for each of `columns`: text, a number, or None, which is shown as a dash. Numbers are aligned
+    to the right and have four significant digits; JSON has them in full. `note` is shown below the table."""
 
     title: str
     columns: Sequence[str]
@@ -31,8 +31,8 @@ class Table:
                 raise ValueError(f"table {self.title!r}: {len(row)} cells for {len(self.columns)} columns: {row!r}")
 
     def text(self, width: int | None = None) -> str:
-        """Lines for a terminal of `width` columns (None: as wide as it gets). Where it is too narrow, text is wrapped,
-        and then the table goes on below with its first column repeated."""
+        """The table as text for a terminal of `width` columns (None: unlimited). If that is too narrow, cells are
+        wrapped; if that is not enough, the table continues below, with its first column repeated."""
         lines = [self.title] if self.title else []
         for block in self._blocks(width):
             lines += [*block, ""]
@@ -59,7 +59,7 @@ class Table:
         )
 
     def _numeric(self) -> list[bool]:
-        """A column with a number in it and no text stands to the right."""
+        """Which columns are aligned to the right: those that contain a number and no text."""
         columns: list[list[Cell]] = [[row[index] for row in self.rows] for index in range(len(self.columns))]
         return [
             any(not isinstance(cell, str | None) for cell in column)
@@ -119,14 +119,14 @@ def number(value: float) -> str:
 
 
 def plain(cell: Cell) -> Cell:
-    """As JSON can have it: no infinities, no NaN."""
+    """The cell as JSON allows it: no infinities, no NaN."""
     if isinstance(cell, float) and not math.isfinite(cell):
         return None
     return cell
 
 
 def display_width(text: str) -> int:
-    """Columns at a terminal: East Asian characters take two, combining ones none."""
+    """The number of terminal columns of a text: East Asian characters take two, combining ones none."""
     if text.isascii():
         return len(text)
     return sum(
@@ -145,7 +145,7 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def _narrow(widths: list[int], numeric: list[bool], width: int) -> None:
-    """Takes from the widest columns of text what is too much, in place."""
+    """Narrows the widest columns of text, in place, until the table fits."""
     while sum(widths) + len(GAP) * (len(widths) - 1) > width:
         text = [index for index, is_number in enumerate(numeric) if not is_number and widths[index] > MIN_TEXT_WIDTH]
         if not text:
@@ -154,7 +154,7 @@ def _narrow(widths: list[int], numeric: list[bool], width: int) -> None:
 
 
 def _column_groups(widths: list[int], width: int | None) -> list[list[int]]:
-    """Columns that fit side by side; every group begins with the first column."""
+    """Groups of columns that fit side by side; every group begins with the first column."""
     groups = [[0]] if widths else []
     used = widths[0] if widths else 0
     for index in range(1, len(widths)):

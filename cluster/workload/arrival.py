@@ -1,4 +1,4 @@
-"""One request of a workload: when it comes, how long it is, what it has in common with others."""
+"""One request of a workload: when it arrives, how long it is, and what it shares with others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ BLOCK_TOKENS = 512  # of Mooncake's hash ids
 
 
 class TraceError(Exception):
-    """A line of a trace that cannot be read: file, line, column and reason in one sentence."""
+    """A line of a trace cannot be read. The text is one sentence with file, line, column and reason."""
 
     def __init__(self, path: Path, line: int, reason: str) -> None:
         super().__init__(f"{path}:{line}: {reason}")
@@ -21,8 +21,8 @@ class Arrival:
     """`at_s` counts from the beginning of the workload. Lengths are tokens, at least 1; `output_length` is where the
     model stops by itself.
 
-    `blocks` name the prompt's blocks of `BLOCK_TOKENS` tokens from its beginning, the last perhaps in part; equal
-    where prompts begin alike. Empty: nothing is known to be shared with anybody.
+    `blocks` are ids of the prompt's blocks of `BLOCK_TOKENS` tokens, the last of which may be partial. Prompts that
+    begin alike have equal ids. Empty: nothing is known to be shared with other requests.
     """
 
     at_s: float

@@ -11,13 +11,13 @@ from slipstream.cluster.workload.arrival import Arrival
 
 MAX_LENGTH = 1_000_000  # tokens
 BURST_S = 10.0
-MIN_RATE_RPS, MAX_RATE_RPS, MAX_BURST = 1e-6, 1e9, 1000.0  # beyond, seconds are no numbers to count with
+MIN_RATE_RPS, MAX_RATE_RPS, MAX_BURST = 1e-6, 1e9, 1000.0  # beyond these, times lose their precision
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of request. Lengths are log-normal with the given medians in tokens; `spread` is their sigma, 0 for
-    all alike. `share` is relative to the other kinds of the mix."""
+    """One kind of request. Lengths are log-normal with the given medians in tokens; `spread` is their sigma (0: all
+    have the same length). `share` is relative to the other kinds of the mix."""
 
     name: str
     share: float
@@ -28,7 +28,8 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Poisson arrivals of `rate_rps`. `burst`: the rate goes up and down by so much every `BURST_S` seconds."""
+    """Poisson arrivals at `rate_rps`. With `burst`, the rate goes up and down by that factor every `BURST_S`
+    seconds."""
 
     kinds: tuple[Kind, ...]
     rate_rps: float = 4.0
@@ -53,7 +54,7 @@ class Mix:
                 raise ValueError(f"share must be over 0, got {kind.share}")
 
     def arrivals(self, seed: int) -> Iterator[Arrival]:
-        """Without end; the same for the same seed."""
+        """An endless series of arrivals, the same for the same seed."""
         rng = random.Random(seed)
         shares = [kind.share for kind in self.kinds]
         at_s = 0.0
@@ -87,8 +88,8 @@ MIXES: dict[str, Mix] = {
 
 
 def parse_mix(text: str) -> Mix:
-    """A name of `MIXES`, or values such as `isl=2000,osl=200,rate=10,burst=1,spread=0.5`; both together as
-    `mixed,rate=10`. Raises ValueError that names the key."""
+    """Parses the name of one of `MIXES`, or values such as `isl=2000,osl=200,rate=10,burst=1,spread=0.5`, or both, as
+    in `mixed,rate=10`. Raises ValueError that names the bad key."""
     name, *pairs = text.split(",")
     if "=" in name:
         name, pairs = "", [name, *pairs]

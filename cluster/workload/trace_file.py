@@ -1,4 +1,4 @@
-"""Traces that others have published, told apart by what is in the file.
+"""Reads published traces, whose format is recognised by the content of the file.
 
     JSON lines    Mooncake, AIPerf: {"timestamp": ms, "input_length", "output_length", "hash_ids": [...]}
     CSV           Azure: TIMESTAMP,ContextTokens,GeneratedTokens as published, or arrival_s,input_length,output_length
@@ -23,20 +23,20 @@ from typing import Any
 from slipstream.cluster.workload.arrival import BLOCK_TOKENS, Arrival, TraceError
 from slipstream.cluster.workload.trace_lines import trace_lines
 
-MAX_TOKENS = 100_000_000  # of one request: more is no length of a prompt
+MAX_TOKENS = 100_000_000  # per request; more cannot be the length of a prompt
 YEAR_S = 365 * 86_400.0
-MAX_SPAN_S = 10 * YEAR_S  # from the first request to the last: more is a time in another unit
+MAX_SPAN_S = 10 * YEAR_S  # from the first request to the last; if it is more, times must be in another unit
 CSV_COLUMNS = (
     ("arrival_s", "input_length", "output_length"),
     ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
 )
 
 
-Row = tuple[int, Arrival]  # its line, and the request with its time as it stands there
+Row = tuple[int, Arrival]  # the line, and the request with the time as given there
 
 
 def read_trace(path: Path, limit: int | None = None) -> list[Arrival]:
-    """The requests of the first `limit` rows in the order of their coming, which counts from the first of them. Raises
+    """The requests of the first `limit` rows in order of arrival, with times that count from the first of them. Raises
     TraceError."""
     arrivals: list[Arrival] = []
     start_s, end_s, first, last = math.inf, -math.inf, 0, 0
@@ -57,7 +57,7 @@ def read_trace(path: Path, limit: int | None = None) -> list[Arrival]:
         )
         raise TraceError(path, last, reason)
     arrivals.sort(key=attrgetter("at_s"))
-    for at, a in enumerate(arrivals):  # in place: of ten million a second list would take gigabytes
+    for at, a in enumerate(arrivals):  # in place, because a second list of ten million would take gigabytes
         arrivals[at] = Arrival(a.at_s - start_s, a.input_length, a.output_length, a.blocks, a.tenant, a.session)
     return arrivals
 
@@ -75,7 +75,7 @@ def _rows(path: Path) -> Iterator[Row]:
 
 
 def _json_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
-    numbers: dict[int, int] = {}  # of hash ids, which may be as large as their authors like
+    numbers: dict[int, int] = {}  # small numbers for hash ids, which may be arbitrarily large
     for line, text in lines:
         if not text.strip():
             continue
@@ -102,7 +102,7 @@ def _json_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Where the three that count stand, and what they are called."""
+    """The positions and the names of the three columns that matter."""
 
     names: Sequence[str]
     places: Sequence[int]
@@ -110,7 +110,7 @@ class _Columns:
 
     @classmethod
     def of(cls, path: Path, line: int, header: Sequence[str]) -> _Columns:
-        """Raises TraceError if they are not there, or twice."""
+        """Finds the columns in a header. Raises TraceError if one is missing or occurs twice."""
         places = {name.casefold(): at for at, name in enumerate(header)}
         names = next((names for names in CSV_COLUMNS if all(name.casefold() in places for name in names)), None)
         if names is None:
@@ -148,7 +148,7 @@ def _csv_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
             time_of = _number if columns.names[0] == "arrival_s" else _time_s
             continue
         if fields[0].lstrip("\ufeff ") == columns.header[0] and _stripped(fields) == columns.header:
-            continue  # files that were joined bring their headers
+            continue  # concatenated files contain several headers
         if len(fields) > len(columns.header) and any(field.strip() for field in fields[len(columns.header) :]):
             reason = f"{len(fields)} fields, and the header has {len(columns.header)}: {','.join(fields)[:80]}"
             raise TraceError(path, line, reason)
@@ -163,7 +163,7 @@ def _stripped(fields: Sequence[str]) -> list[str]:
 
 
 def _time_s(path: Path, line: int, key: str, text: str | None) -> float:
-    """Seconds of a time of day such as 2023-11-16 18:15:46.6805900, with or without a zone; all of a file alike."""
+    """The seconds of a timestamp such as 2023-11-16 18:15:46.6805900, with or without a time zone."""
     moment = (text or "").strip()
     whole, dot, fraction = moment.partition(".")
     digits = fraction[: len(fraction) - len(fraction.lstrip("0123456789"))]
@@ -181,7 +181,7 @@ def _number(path: Path, line: int, key: str, value: Any) -> float:
         if value is None or isinstance(value, bool | list | dict):
             raise ValueError
         number = float(value)
-    except (ValueError, OverflowError):  # JSON has whole numbers that no float holds
+    except (ValueError, OverflowError):  # JSON allows integers that do not fit into a float
         raise TraceError(path, line, f"{key}: a number was expected, got {value!r:.40}") from None
     if not math.isfinite(number):
         raise TraceError(path, line, f"{key}: a finite number was expected, got {value!r:.40}")
@@ -189,7 +189,7 @@ def _number(path: Path, line: int, key: str, value: Any) -> float:
 
 
 def _tokens(path: Path, line: int, key: str, value: Any) -> int:
-    """At least 1: traces have answers of no tokens, which nobody can ask for."""
+    """A number of tokens, at least 1: traces contain empty answers, which cannot be requested."""
     number = _number(path, line, key, value)
     if number != int(number) or not 0 <= number <= MAX_TOKENS:
         raise TraceError(path, line, f"{key}: a whole number from 0 to {MAX_TOKENS:,} was expected, got {value!r:.40}")
@@ -197,8 +197,8 @@ def _tokens(path: Path, line: int, key: str, value: Any) -> int:
 
 
 def _blocks(path: Path, line: int, ids: Any, input_length: int, numbers: dict[int, int]) -> tuple[int, ...]:
-    """Their numbers in the order of their first coming."""
-    if ids is None:  # exporters write null for what they leave out
+    """The blocks of a prompt, as numbers in order of first appearance."""
+    if ids is None:  # some exporters write null for missing values
         return ()
     if not isinstance(ids, list) or any(not isinstance(one, int) or isinstance(one, bool) for one in ids):
         raise TraceError(path, line, f"hash_ids: a list of whole numbers was expected, got {ids!r:.40}")

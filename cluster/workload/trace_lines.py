@@ -1,4 +1,4 @@
-"""A trace's lines as text, from a file as it is or one that gzip has packed."""
+"""Reads the lines of a trace, from a plain file or a gzip file."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MAX_LINE = 16 << 20  # characters, over a million hash ids
 
 
 def trace_lines(path: Path) -> Iterator[str]:
-    """One by one, whatever they end in, without a byte order mark. The file is read once, so a pipe will do. Raises
-    TraceError with the line that cannot be read."""
+    """The lines one by one, whatever their line ending, without a byte order mark. The file is read once, so it may be
+    a pipe. Raises TraceError with the line that cannot be read."""
     line = 0
     try:
         with path.open("rb") as packed:

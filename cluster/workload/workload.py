@@ -1,4 +1,4 @@
-"""A workload as it is run: a trace or a mix, at a speed, of a number of requests."""
+"""A workload to run: a trace or a mix, at a given speed, with a given number of requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slipstream.cluster.workload.mix import MIXES, Mix, parse_mix
 from slipstream.cluster.workload.trace_file import read_trace
 
 DEFAULT_MIX_REQUESTS = 1000
-MIN_SPEED, MAX_SPEED = 1e-6, 1e9  # beyond, seconds are no numbers to count with
+MIN_SPEED, MAX_SPEED = 1e-6, 1e9  # beyond these, times lose their precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Workload:
 
     @property
     def has_shared_blocks(self) -> bool:
-        """Some prompts are known to begin alike."""
+        """Whether some prompts are known to begin alike."""
         return any(arrival.blocks for arrival in self.trace)
 
     def __len__(self) -> int:
@@ -60,7 +60,7 @@ class Workload:
 
     @property
     def last_s(self) -> float:
-        """When the last request comes."""
+        """When the last request arrives."""
         if self.mix is None:
             replay, at = divmod(self.num_requests - 1, len(self.trace))
             return (replay * self._period_s + self.trace[at].at_s) / self.speed
@@ -68,7 +68,7 @@ class Workload:
 
     @property
     def _period_s(self) -> float:
-        """Of a replay: the next one begins after a gap of the usual length."""
+        """The length of one replay of the trace, including a gap of the usual length before the next one."""
         span_s = self.trace[-1].at_s
         return span_s + span_s / max(len(self.trace) - 1, 1)
 
@@ -89,8 +89,8 @@ class Workload:
 
 
 def open_workload(source: str, num_requests: int | None = None, speed: float = 1.0, seed: int = 0) -> Workload:
-    """`source` is the path of a trace, the name of a mix, or a mix in figures (`parse_mix`). Without a number a trace
-    is taken as long as it is. Raises TraceError, or ValueError that says what is wrong."""
+    """Opens a workload. `source` is the path of a trace, the name of a mix, or the values of one (`parse_mix`). Without
+    `num_requests`, a trace is used as it is. Raises TraceError, or ValueError that says what is wrong."""
     path = Path(source).expanduser()
     if source.partition(",")[0] not in MIXES and ("=" not in source or _exists(path)):
         if not source or not _exists(path):
@@ -101,7 +101,7 @@ def open_workload(source: str, num_requests: int | None = None, speed: float = 1
 
 
 def _exists(path: Path) -> bool:
-    """Not, too, where the name is longer than a file's may be."""
+    """Whether the path exists. False also if the name is too long for a file."""
     try:
         return path.exists()
     except OSError:
