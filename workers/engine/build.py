@@ -1,4 +1,4 @@
-"""From a model directory and settings to an engine that has generated its first token."""
+"""Builds an engine from a model directory and settings, up to its first generated token."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def build_runner(
     shape = kv_shape(model.config, tp, num_pages, config.page_tokens, of_pages)
     key = f"kv_cache_mib {config.kv_cache_mib}" if config.num_pages is None else f"num_pages {num_pages}"
     require_room(key, math.prod(shape) * of_pages.itemsize, device)
-    # Written, not only mapped: the first requests should not pay for page faults.
+    # The memory is written and not just mapped, so that no request pays for page faults.
     if memory is not None and device.type == "cpu":
         kv = memory.zeros(shape, of_pages)
     else:
@@ -145,14 +145,14 @@ def build_runner(
 
 
 def build_engine(limits: EngineLimits, executor: Executor, guides: GuideBook | None = None) -> Engine:
-    """An engine that is ready: real tokens have gone the whole way through `executor` (in another engine, which
-    leaves nothing behind but warm caches)."""
+    """A new engine that is ready to serve: tokens have already been generated with `executor` (in another engine, of
+    which nothing is left but warm caches)."""
     warm_up(limits, executor)
     return Engine(limits, executor, guides)
 
 
 def warm_up(limits: EngineLimits, executor: Executor) -> None:
-    """Generates tokens, greedy and drawn, in one batch. Raises ModelError if they do not come."""
+    """Generates tokens, greedily and sampled, in one batch. Raises ModelError if that fails."""
     engine = Engine(limits, executor)
     num_prompt = max(1, min(WARM_UP_TOKENS, limits.max_model_len - 2))
     prompt = pack_ids(position % limits.vocab_size for position in range(num_prompt))
@@ -168,7 +168,7 @@ def warm_up(limits: EngineLimits, executor: Executor) -> None:
 
 
 def _load(model_dir: Path, config: EngineConfig, dtype: torch.dtype, device: torch.device, tp: TensorParallel) -> Model:
-    """The native model where it serves, else the torch one."""
+    """The native model if it can serve the model, else the torch one."""
     model = ModelConfig.read(model_dir)
     if device.type == "cpu" and config.cpu_kernels == "auto" and is_native(model, dtype):
         library = native_library()
@@ -191,7 +191,7 @@ def _load(model_dir: Path, config: EngineConfig, dtype: torch.dtype, device: tor
 
 
 def _weight_cache_dir(config: EngineConfig) -> Path | None:
-    """None, after a warning, where it lies below a home directory and there is none: a user without a name."""
+    """The directory; None, after a warning, if it would be in the home directory of a user who has none."""
     if config.weight_cache_dir is None:
         return None
     try:
@@ -202,9 +202,9 @@ def _weight_cache_dir(config: EngineConfig) -> Path | None:
 
 
 def _default_native_threads(tp: TensorParallel) -> int:
-    """What torch has; on a small machine all cores for each group. One worker often waits while another computes, and
-    when all compute the native kernels lose nothing by it (docs/results/engine_cpu.md). The ranks of a group compute at
-    the same time, so they share."""
+    """As many threads as torch has; on a small machine, as many as there are cores, for each group. One worker often
+    waits while another computes, and if all of them compute, the native kernels lose nothing
+    (docs/results/engine_cpu.md). The ranks of a group compute at the same time, so they share the cores."""
     of_group = min(len(os.sched_getaffinity(0)), SMALL_MACHINE_CORES)
     return max(torch.get_num_threads(), of_group // tp.size)
 

@@ -1,4 +1,4 @@
-"""What a prefix cache has taken in and let go of since somebody last asked."""
+"""What a prefix cache has stored and removed since the last time that somebody asked."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ MAX_CHANGES = 65_536
 
 
 class CacheChanges:
-    """Net changes by digest: what came and went in between is none. Beyond `limit` of them it only knows that there
-    were too many, so a cache that nobody asks costs no memory."""
+    """The net changes by digest: a page that came and went in between does not count. Beyond `limit` changes, only the
+    fact that there were too many is kept, so a cache that nobody asks about costs no memory."""
 
     __slots__ = ("_is_stored", "_limit", "are_too_many")
 
@@ -26,7 +26,7 @@ class CacheChanges:
         self._change(digest, False)
 
     def take(self) -> tuple[list[bytes], list[bytes]]:
-        """Digests stored and removed; from now on nothing has changed. Both are empty where there were too many."""
+        """Returns the digests stored and removed, and starts over. Both are empty if there were too many changes."""
         stored = [digest for digest, is_stored in self._is_stored.items() if is_stored]
         removed = [digest for digest, is_stored in self._is_stored.items() if not is_stored]
         self._is_stored.clear()

@@ -1,11 +1,12 @@
-"""From what the scheduler has chosen to the numbers of a step.
+"""Turns the scheduler's choice into the arrays of a step.
 
-A decode step differs little from the one before: the page tables stay, but for a page that some sequence has begun. So
-the arrays live from step to step, and a page table is copied only when another sequence comes to its row.
+A decode step differs little from the one before: page tables stay the same, except that a sequence now and then begins
+a page. So the arrays are kept from step to step, and a page table is copied only when another sequence comes to its
+row.
 
-Sequences that decode are gone through in plain Python. For a few dozen that is as fast as numpy; and after a model has
-streamed its weights through the caches, code comes from memory, where the many short routines of numpy cost several
-times what they do in a loop that does nothing else.
+The loop over decoding sequences is plain Python. For a few dozen sequences that is as fast as numpy. And after a model
+has streamed its weights through the caches, code has to be fetched from memory again, where numpy's many short routines
+cost several times what they cost in a tight loop.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from slipstream.workers.engine.step_arrays import StepArrays
 
 
 class Composer:
-    """The arrays of a plan are views of memory that the next `compose` writes over."""
+    """Makes step plans. Their arrays are views of memory that the next `compose` overwrites."""
 
     def __init__(self, limits: EngineLimits) -> None:
         self._page_tokens = limits.page_tokens
@@ -32,8 +33,8 @@ class Composer:
         self._query_starts = np.arange(max_seqs + 1, dtype=np.int32)
         self._kv_lens = np.zeros(max_seqs, np.int32)
         self._page_table = np.zeros((max_seqs, limits.pages_for(limits.max_model_len)), np.int32)
-        self._decoding: list[Sequence] = []  # whose pages are in the first rows of the table
-        # The last plan of a step of plainly greedy decoding: it serves for the next one of the same shape.
+        self._decoding: list[Sequence] = []  # the sequences whose pages are in the first rows of the table
+        # The latest plan of a plainly greedy decode step, which is reused for the next one of the same shape.
         self._plan = StepPlan(self._decode_arrays(0, 0), greedy=True)
 
     def compose(self, step: ScheduledStep) -> tuple[StepPlan, list[SamplingRow]]:
@@ -58,7 +59,7 @@ class Composer:
         return self._plan, []
 
     def _decode_arrays(self, num_seqs: int, num_pages: int) -> StepArrays:
-        """With one token a sequence, so that what is counted by sequences and by tokens is the same."""
+        """The arrays of a step with one token per sequence, in which sequences and tokens have the same indices."""
         return StepArrays(
             self._token_ids[:num_seqs],
             self._positions[:num_seqs],
@@ -70,7 +71,7 @@ class Composer:
         )
 
     def _lay_out_decoding(self, decoding: list[Sequence]) -> int:
-        """Fills the first rows and returns the pages of the longest sequence."""
+        """Fills the first rows, and returns the number of pages of the longest sequence."""
         page_tokens, page_table = self._page_tokens, self._page_table
         token_ids, positions = self._token_ids.data, self._positions.data
         slots, kv_lens = self._slots.data, self._kv_lens.data
@@ -93,7 +94,7 @@ class Composer:
         return last_page + 1
 
     def _with_chunks(self, step: ScheduledStep, num_pages: int) -> StepArrays:
-        """The chunks behind the sequences that decode, which need `num_pages` columns of the table."""
+        """Adds the chunks after the decoding sequences, which need `num_pages` columns of the table."""
         num_decoding, page_tokens = len(step.decoding), self._page_tokens
         query_starts = self._query_starts[: num_decoding + len(step.chunks) + 1]
         query_starts[: num_decoding + 1] = self._counting[: num_decoding + 1]
@@ -131,7 +132,7 @@ class Composer:
         self._page_table[row, num_pages:] = 0
 
     def _sends(self, chunks: list[ScheduledChunk]) -> tuple[tuple[PageSend, ...], tuple[SendProgress, ...]]:
-        """What sequences with a ticket begin to send, and what of it is complete after this step."""
+        """What sequences with a ticket begin to send in this step, and how much of it is complete after the step."""
         sends, progress = [], []
         for chunk in chunks:
             sequence, ticket = chunk.sequence, chunk.sequence.ticket

@@ -23,8 +23,8 @@ from slipstream.workers.engine.step import ScheduledStep
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What could be taken on now. `free_pages`: free or evictable, and not needed by queued sequences. `free_tokens`:
-    what `max_queued_tokens` leaves besides the tokens not yet computed."""
+    """How much more the engine could take on now. `free_pages` are free or evictable, and not needed by queued
+    sequences. `free_tokens` is `max_queued_tokens` minus the tokens not yet computed."""
 
     free_slots: int
     free_pages: int
@@ -33,7 +33,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Gauges, and totals (`total_*`) since the engine began."""
+    """Gauges, and totals (`total_*`) since the engine was created."""
 
     num_running: int
     num_waiting: int
@@ -46,8 +46,8 @@ class EngineStats:
 
 
 class Engine:
-    """Turns requests into tokens, one `step` at a time. One thread owns it. Without `guides` it takes no request whose
-    output has to follow one.
+    """Turns requests into tokens, one `step` at a time. It is owned by one thread. Without `guides`, guided requests
+    are refused.
 
     Every accepted sequence ends in exactly one of these ways: an output with a `finish_reason` (its pages are then
     given back, except after `add_prefill`, where they are held until `release`), `abort`, or `release`.
@@ -66,8 +66,7 @@ class Engine:
         self._num_sampled_tokens = 0
 
     def change_limits(self, limits: EngineLimits) -> None:
-        """Works with other limits from now on, over the same pages and with what is cached in them. Only an engine
-        without sequences can."""
+        """Changes the limits. Pages and what is cached in them stay. The engine must have no sequences."""
         self._scheduler.change_limits(limits)
         self._composer = Composer(limits)
         self.limits = self._intake.limits = limits
@@ -131,7 +130,8 @@ class Engine:
         return self.moves.adopt(sequence, num_room_tokens)
 
     def land(self, key: AttemptKey) -> bool:
-        """All pages that a reservation wanted are here. False if there is no such reservation (any more)."""
+        """All pages that a reservation waited for have arrived. Returns False if there is no such reservation (any
+        more)."""
         sequence = self._scheduler.get(key)
         if sequence is None or sequence.state not in (SequenceState.RESERVED, SequenceState.STARTED):
             return False
@@ -181,7 +181,7 @@ class Engine:
         return sequence is not None and self._scheduler.abort(sequence, keep_pages)
 
     def guide_ready(self) -> None:
-        """A guide has been compiled that a sequence may have waited for."""
+        """A guide was compiled, for which a sequence may have been waiting."""
         self._scheduler.look_again()
 
     # ---- steps
@@ -198,17 +198,18 @@ class Engine:
 
     @property
     def last_step_has_prefill(self) -> bool:
-        """Whether the step before computed prompts."""
+        """Whether the last step computed prompts."""
         return bool(self._last_step.chunks)
 
     @property
     def last_step_num_decoding(self) -> int:
-        """Sequences that got a token in the step before, prompts aside."""
+        """How many sequences got a token in the last step, apart from prompts."""
         return len(self._last_step.decoding)
 
     def last_step_time(self, seconds: float) -> StepTime | None:
-        """What the step before computed, with the seconds that it took; None if it computed nothing. Looks at every
-        sequence of the step: to be asked for now and then, before the next call that changes anything."""
+        """What the last step computed, together with the seconds that it took; None if it computed nothing. To be
+        called before any call that changes something, and only now and then, as it looks at every sequence of the
+        step."""
         step = self._last_step
         if not step:
             return None
@@ -246,7 +247,7 @@ class Engine:
 
     @property
     def prefix_cache(self) -> PrefixCache:
-        """To be looked at."""
+        """The prefix cache, to read."""
         return self._scheduler.pages.prefix_cache
 
     def stats(self) -> EngineStats:
@@ -285,7 +286,7 @@ class Engine:
         return outputs
 
     def _accept(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> TokenChunk:
-        """Append a sampled token, and end or hold its sequence where it is the last."""
+        """Append a sampled token. If it is the last one, end or hold the sequence."""
         num_before = len(sequence.tokens)
         sequence.append(token_id)
         self._num_sampled_tokens += 1
@@ -310,7 +311,7 @@ class Engine:
         )
 
     def _fail(self, sequence: Sequence) -> TokenChunk:
-        """No token could be picked. Whatever is wrong may be in the KV, which others must not take over."""
+        """No token could be picked. The fault may be in the KV, which must not be reused by others."""
         self._scheduler.pages.forget(sequence)
         self._end(sequence)
         assert sequence.num_cached is not None

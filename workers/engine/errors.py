@@ -1,4 +1,4 @@
-"""What the engine refuses."""
+"""The errors with which the engine refuses requests and settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs a step plan."""
+"""The interface of whatever runs step plans."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from slipstream.workers.engine.plan import SampledTokens, SamplingRow, StepPlan
 
 class Executor(Protocol):
     """Runs one plan after the other. Returns a token for each sequence that samples, in the order of the plan.
-    `sampling` has a row for each of these; none where the plan is `greedy`."""
+    `sampling` has a row for each of them, or no rows if the plan is `greedy`."""
 
     def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> SampledTokens: ...

@@ -1,10 +1,10 @@
-"""The batch sizes that decoding is recorded for."""
+"""The batch sizes for which decode steps are recorded."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 
-SMALLEST_HALVED = 16  # from here on there is a size between one power of two and the next
+SMALLEST_HALVED = 16  # from here on, there is another size between a power of two and the next
 
 
 def batch_buckets(max_num_seqs: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""From a loaded model and its pool to a runner that makes the most of a GPU."""
+"""Builds a runner that makes the most of a GPU, from a loaded model and its pool."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 def build_gpu_runner(
     model: Llama, kv: Tensor, *, max_num_seqs: int, max_model_len: int, max_step_tokens: int
 ) -> ModelRunner:
-    """With Triton kernels and recorded decode steps; with plain torch, after a warning, where the kernels do not serve
-    the model or are not there."""
+    """A runner with Triton kernels and recorded decode steps; or, after a warning, one with plain torch, if the kernels
+    are missing or do not support the model."""
     ops = gpu_module("ops")
     if ops is None:
         log.warning("triton is not installed: the GPU is used with plain torch, at a fraction of its speed")

@@ -1,9 +1,9 @@
-"""Decode steps recorded as CUDA graphs, one a batch bucket.
+"""Decode steps recorded as CUDA graphs, one for each batch bucket.
 
-Queuing the few hundred kernels of a step takes the host longer than a GPU needs to run them for a small batch; a replay
-is one call. A graph reads and writes the same addresses each time, so a step's numbers go into `DecodeInputs`
-first. All graphs allocate from one pool, the largest batch first, so together they hold little more than the largest
-alone; what a replay returns is therefore only there until the next replay.
+For a small batch, queuing the few hundred kernels of a step takes the host longer than the GPU needs to run them. A
+replay is a single call. A graph reads and writes the same addresses each time, so the numbers of a step are put into
+`DecodeInputs` first. All graphs allocate from one pool, the largest batch first, so together they need little more
+memory than the largest one alone; therefore, the result of a replay is valid only until the next replay.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class CudaGraphRecorder:
 
 
 class DecodeGraphs:
-    """`compute(n)` is a decode step of `n` rows over static memory."""
+    """The recorded steps. `compute(n)` is a decode step of `n` rows over static memory."""
 
     def __init__(self, compute: Callable[[int], Tensor], buckets: tuple[int, ...], recorder: Recorder) -> None:
         self._compute = compute
         self._recorder = recorder
         self._wanted = buckets
         self._replays: dict[int, Compute] = {}
-        self._buckets: tuple[int, ...] = ()  # that were recorded, ascending
+        self._buckets: tuple[int, ...] = ()  # those that were recorded, ascending
 
     @property
     def buckets(self) -> tuple[int, ...]:
@@ -76,7 +76,7 @@ class DecodeGraphs:
         self._buckets = tuple(sorted(self._replays))
 
     def bucket_for(self, num_seqs: int) -> int | None:
-        """The size that a batch is to be padded to; None if no recorded one holds it."""
+        """The size to which a batch has to be padded; None if it is larger than all recorded sizes."""
         return bucket_for(self._buckets, num_seqs)
 
     def replay(self, bucket: int) -> Tensor:

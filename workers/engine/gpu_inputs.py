@@ -1,7 +1,7 @@
-"""From a step's arrays on the host to tensors on the device, without waiting for the device.
+"""Copies the arrays of a step from the host to the device, without waiting for the device.
 
-Copies start from pinned memory, so they are queued like kernels. What has been queued may not be written over before
-it has been copied: each `Upload` remembers its last copy and waits for that one, which is long past in practice.
+Copies start from pinned memory, so they are queued like kernels. Memory must not be overwritten before a queued copy
+has read it, so each `Upload` waits for its last copy, which in practice was finished long ago.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PAD_SLOT = -1  # a padding row stores nothing
 
 
 class Upload:
-    """Host memory that copies to `device` start from; it grows as needed."""
+    """Host memory from which copies to `device` start. It grows as needed."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._is_pinned = device.type == "cuda"
@@ -30,7 +30,7 @@ class Upload:
         self._copied = torch.cuda.Event() if self._is_pinned else None  # type: ignore[no-untyped-call]
 
     def begin(self, count: int) -> NDArray[Any]:
-        """`count` numbers to be written, then sent with `copy_to`."""
+        """Memory for `count` numbers, to be filled and then sent with `copy_to`."""
         if self._copied is not None:
             self._copied.synchronize()
         if len(self._host) < count:
@@ -94,7 +94,7 @@ class StepUpload:
 
 
 class DecodeInputs:
-    """The memory that recorded decode steps read: one row a sequence, at the same addresses in every step.
+    """The memory that recorded decode steps read: one row per sequence, at the same addresses in every step.
 
     Of the page table, which hardly changes from one step to the next, only what differs is sent.
     """
@@ -157,6 +157,6 @@ class DecodeInputs:
 
 
 def num_leading_ones(query_lens: NDArray[np.integer]) -> int:
-    """How many sequences at the beginning have one query."""
+    """How many sequences at the beginning have exactly one query."""
     longer = np.flatnonzero(query_lens != 1)
     return int(longer[0]) if len(longer) else len(query_lens)

@@ -1,4 +1,4 @@
-"""Steps on a GPU: everything is queued without waiting, and the host waits once, for the sampled tokens.
+"""Runs steps on a GPU: everything is queued without waiting, and the host waits only once, for the sampled tokens.
 
 decoding only      arrays --pinned copy--> DecodeInputs -> graph of the batch's bucket --.
 with prefill, or   arrays --pinned copy--> tensors -----> kernels one by one ------------+-> logits -> sampler
@@ -24,7 +24,7 @@ from slipstream.workers.engine.plan import SampledTokens, SamplingRow, StepPlan
 from slipstream.workers.engine.runner import Model, ModelRunner
 from slipstream.workers.engine.step_arrays import StepArrays
 
-SHORT_PROMPT_TOKENS = 80  # more than the products for decoding take
+SHORT_PROMPT_TOKENS = 80  # more than the matrix products for decoding support
 
 
 class DeviceOps(Protocol):
@@ -44,7 +44,7 @@ class DeviceModel(Model, Protocol):
 
 
 class GpuRunner(ModelRunner):
-    """A `ModelRunner` that never waits for the device but for a step's tokens.
+    """A `ModelRunner` that waits for the device only to get the tokens of a step.
 
     `sampling` is `kernels.gpu.sampling`, if it is there. `record` makes the graphs; without it, and where recording
     fails, every step is queued kernel by kernel. `max_step_tokens` are the most of a prompt that a step computes. All

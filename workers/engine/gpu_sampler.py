@@ -1,4 +1,4 @@
-"""Sampling on a GPU, with one wait for the device a step."""
+"""Samples on a GPU, waiting for the device only once per step."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class TokenReader:
 
 
 class GpuSampler:
-    """`Sampler` for a GPU. `kernels` is `kernels.gpu.sampling`; log-probabilities, and everything but greedy tokens
-    without it, go through `Sampler`, which waits for the device where it has to look at numbers."""
+    """`Sampler` for a GPU. `kernels` is `kernels.gpu.sampling`. Log-probabilities (and, without `kernels`, everything
+    but greedy tokens) are left to `Sampler`, which waits for the device where it has to look at numbers."""
 
     def __init__(self, vocab_size: int, device: torch.device, kernels: Any = None) -> None:
         self._vocab_size = vocab_size
@@ -48,12 +48,12 @@ class GpuSampler:
         self._kernels = kernels
         self._sampler = Sampler(vocab_size, device)
         self._reader = TokenReader(device)
-        # One a use: what is queued for one must not wait for the copy of another.
+        # One per purpose, so that none of them has to wait for the copy of another.
         self._draws, self._counts, self._biases, self._masks = (Upload(device, torch.float64) for _ in range(4))
 
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> SampledTokens:
-        """One token a row, None where the scores leave none to pick; the best ones where there are no `rows`. `logits`
-        is [rows, vocab] in float32 and is overwritten."""
+        """One token per row, None if its scores leave none to pick; the best ones if there are no `rows`. `logits` is
+        [rows, vocab] in float32, and is overwritten."""
         is_greedy = all(row.params.temperature < GREEDY_BELOW for row in rows)
         if any(row.params.logprobs is not None for row in rows):
             return self._sampler.sample(logits, rows)
@@ -81,7 +81,7 @@ class GpuSampler:
         return top_k if 0 < top_k < self._vocab_size else self._vocab_size
 
     def _change_scores(self, logits: Tensor, rows: Sequence[SamplingRow]) -> None:
-        """Guides, penalties, biases, then masks, as in `Sampler`."""
+        """Applies guides, penalties, biases and masks, in the same order as `Sampler`."""
         keep_allowed(logits, rows)
         counted = [(i, row.counts) for i, row in enumerate(rows) if row.counts is not None]
         if counted:
@@ -112,7 +112,7 @@ class GpuSampler:
         return self._kernels.Updates(rows.to(torch.int32), token_ids.to(torch.int32), values.to(torch.float32))
 
     def _send(self, upload: Upload, numbers: np.ndarray[Any, np.dtype[np.float64]]) -> Tensor:
-        """As float64: small integers and float32 numbers survive the way."""
+        """Sends numbers as float64, which represents both small integers and float32 numbers exactly."""
         upload.begin(numbers.size).reshape(numbers.shape)[...] = numbers
         sent = torch.empty(numbers.shape, dtype=torch.float64, device=self._device)
         upload.copy_to(sent)

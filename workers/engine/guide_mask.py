@@ -1,4 +1,4 @@
-"""What guides forbid, in the scores of a step."""
+"""Applies guides to the scores of a step."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from slipstream.workers.engine.plan import SamplingRow
 
 
 def keep_allowed(logits: Tensor, rows: Sequence[SamplingRow]) -> None:
-    """Sets the scores [rows, vocab] of tokens that a row's guide does not allow to -inf. The masks are made while a GPU
-    computes what is queued; rows without a guide are not touched."""
+    """Sets the scores [rows, vocab] of tokens that a row's guide does not allow to -inf. Rows without a guide are not
+    touched. With a GPU, the masks are made while it computes what is queued."""
     guided = [i for i, row in enumerate(rows) if row.guide is not None]
     if not guided:
         return

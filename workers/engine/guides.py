@@ -1,9 +1,9 @@
-"""Guides of sequences: which tokens may come next, so that the output matches a schema, an expression or a grammar.
+"""Guides: which tokens may come next, so that the output of a sequence matches a schema, an expression or a grammar.
 
-What may come next is a function of the guide and the output so far, nothing else. A sequence that comes from another
-worker, or after a failure, has its guide go over the tokens that it brings, and goes on as if it had been here.
+What may come next depends only on the guide and the output so far. If a sequence comes from another worker, or is
+resumed after a failure, its guide reads the tokens that it brings, and continues as if it had been here from the start.
 
-Grammars are compiled on a thread beside the engine's, from the moment a sequence is taken on. A sequence whose guide is
+Grammars are compiled on a thread beside the engine's, from the moment a sequence is accepted. A sequence whose guide is
 not ready stands back, and the others go on. The first guide of a worker also loads the tokenizer (about 20 ms for the
 demo model, about a second for 128,000 tokens).
 """
@@ -34,9 +34,9 @@ log = logging.getLogger(__name__)
 
 
 class GuideBook:
-    """The compiled grammars of one model, whose `vocab_size` may be padded beyond its tokenizer's. One thread asks.
+    """The compiled grammars of one model, whose `vocab_size` may be padded beyond its tokenizer's. For one thread.
 
-    `on_ready` is called, by any thread, when a grammar is; without it whoever needs one waits for it.
+    `on_ready` is called, on any thread, when a grammar is ready. Without it, callers wait for the grammars they need.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class GuideBook:
         self._compiled: OrderedDict[Guide, Future[LLMatcher | None]] = OrderedDict()
 
     def follow(self, guide: Guide, tokens: array[int], num_prompt: int) -> TokenGuide:
-        """The guide of a sequence, for the output that is in its `tokens`, now and later."""
+        """The guide of a sequence, which follows the output in its `tokens` as they grow."""
         compiled = self._compiled.get(guide)
         if compiled is None:
             compiled = self._compiled[guide] = self._pool.submit(self._compile, guide)
@@ -68,13 +68,14 @@ class GuideBook:
         return TokenGuide(compiled, tokens, num_prompt, is_waited_for=self._on_ready is None)
 
     def _compile(self, guide: Guide) -> LLMatcher | None:
-        """None, with a line in the log, if it cannot be: what follows it then ends in an error."""
+        """Compiles a guide. If that fails, it logs why and returns None; sequences with the guide then end in an
+        error."""
         from llguidance import LLMatcher, LLTokenizer
 
         try:
             if self._tokenizer is None:
                 text = self._tokenizer_json.read_text("utf-8")
-                json.loads(text)  # what is not JSON would be taken for the name of a file
+                json.loads(text)  # checked first: text that is not JSON would be taken for a file name
                 self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos_ids or None)
             matcher = LLMatcher(self._tokenizer, grammar_of(guide), log_level=0, limits=parser_limits())
         except (OSError, ValueError) as error:  # a GrammarError is one
@@ -87,7 +88,7 @@ class GuideBook:
 
 
 class TokenGuide:
-    """A guide beside the tokens of one sequence, which it reads as they grow."""
+    """The guide of one sequence, whose tokens it reads as they grow."""
 
     __slots__ = ("_compiled", "_is_waited_for", "_matcher", "_num_read", "_tokens")
 
@@ -102,18 +103,18 @@ class TokenGuide:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next token can be picked; else `on_ready` will be called."""
+        """Whether the next token can be picked; if not, `on_ready` will be called."""
         return self._is_waited_for or self._compiled.done()
 
     @property
     def is_at_end(self) -> bool:
-        """Nothing can come any more."""
+        """Whether the output is complete, so that nothing more can follow."""
         matcher = self._read()
         return matcher is not None and matcher.is_stopped() and not matcher.is_error()
 
     def write_allowed(self, mask: NDArray[np.uint8], held_back: Iterable[int] = ()) -> None:
-        """Sets the bits of `mask` (the lowest first) of tokens that may come next, but not those of `held_back` if
-        there are others. None at all if the output has left the guide, or the guide is too complex."""
+        """Sets the bits of `mask` (lowest first) of the tokens that may come next; those in `held_back` only if there
+        are no others. Sets none if the output has left the guide, or if the guide is too complex."""
         matcher = self._read()
         mask[:] = 0
         if matcher is None:

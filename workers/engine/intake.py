@@ -1,4 +1,4 @@
-"""From a request to a sequence: what could never run here is refused, with the field that is at fault."""
+"""Turns requests into sequences. A request that could never run here is refused, naming the field at fault."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from slipstream.workers.engine.token_counts import TokenCounts
 
 
 class Intake:
-    """Sequences have the order in which they come. Without `guides` none is taken whose output has to follow one."""
+    """Sequences are numbered in order of arrival. Without `guides`, guided requests are refused."""
 
     def __init__(self, limits: EngineLimits, guides: GuideBook | None) -> None:
         self.limits = limits
         self._guides = guides
         self._arrivals = count()
-        # A model directory may name tokens that the model has not: nothing to end at, and nothing to mask.
+        # A model directory may name tokens that the model does not have, which can be ignored.
         self._eos_ids = frozenset(t for t in limits.eos_token_ids if t < limits.vocab_size)
 
     def sequence(self, request: EngineRequest, ticket: HandoffTicket | None = None) -> Sequence:
@@ -50,7 +50,7 @@ class Intake:
             raise RequestError("guide", "is not served by this engine")
         tokens = array("i", request.prompt_ids)
         tokens.frombytes(request.output_ids)
-        ignores_eos = params.ignore_eos and params.guide is None  # a guide says itself where the output ends
+        ignores_eos = params.ignore_eos and params.guide is None  # a guide determines where the output ends
         in_vocabulary = [t for t in params.stop_token_ids if 0 <= t < self.limits.vocab_size]
         return Sequence(
             key=(request.request_id, request.attempt),
@@ -88,7 +88,7 @@ def _token_counts(
     prompt: np.ndarray[tuple[int], np.dtype[np.int32]],
     resumed: np.ndarray[tuple[int], np.dtype[np.int32]],
 ) -> TokenCounts | None:
-    """Only where a penalty needs them, and the prompt's tokens only for the penalty that includes them."""
+    """The counts, if a penalty needs them. Tokens of the prompt are included only for the penalty that uses them."""
     if params.repetition_penalty != 1.0:
         return TokenCounts(prompt, resumed)
     if params.presence_penalty or params.frequency_penalty:

@@ -1,10 +1,10 @@
 """How much memory the KV pages of a rank may take.
 
-    host    MemAvailable, or what a memory cgroup around this process leaves where that is less
-    GPU     what the driver calls free
+    host    MemAvailable, or what a memory cgroup around this process leaves, if that is less
+    GPU     what the driver reports as free
 
-`kv_cache_mib: auto` takes a share of what is there once the weights are loaded, and no more than `max_num_seqs`
-sequences of full length can fill. On the host the share is divided among the ranks that start together.
+`kv_cache_mib: auto` takes a share of what is free once the weights are loaded, but no more than `max_num_seqs`
+sequences of full length can fill. On the host, the share is divided among the ranks that start together.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 
 from slipstream.workers.engine.errors import EngineConfigError
 
-HOST_SHARE = 0.5  # the rest is for everybody else, and for what the workers' own processes grow to
-GPU_SHARE = 0.9  # the rest is for activations and graphs; vLLM's gpu_memory_utilization is as much
+HOST_SHARE = 0.5  # the rest is for everybody else, and for the growth of the workers' own processes
+GPU_SHARE = 0.9  # the rest is for activations and graphs; the same as vLLM's gpu_memory_utilization
 MIB = 2**20
 
 
@@ -52,8 +52,8 @@ def auto_num_pages(
 
 
 def require_room(key: str, pool_bytes: int, device: torch.device) -> None:
-    """Raises EngineConfigError, naming `key`, if a pool of KV pages does not fit. On the host an allocation that is too
-    large would not fail: the kernel would kill somebody once it is used."""
+    """Raises EngineConfigError, naming `key`, if a pool of KV pages does not fit. On the host, too large an allocation
+    would not fail; instead, the kernel would kill some process once the memory is used."""
     room = available_bytes(device)
     if pool_bytes > room:
         raise EngineConfigError(
@@ -62,8 +62,8 @@ def require_room(key: str, pool_bytes: int, device: torch.device) -> None:
 
 
 def _cgroup_rooms(root: Path) -> Iterator[int]:
-    """What every limit on the way from this process's control group to the root leaves. Memory that is only cache is
-    not counted as taken."""
+    """How much memory is left within each limit, from this process's control group up to the root. Memory that is only
+    cache does not count as used."""
     try:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -88,13 +88,13 @@ def _cgroup_rooms(root: Path) -> Iterator[int]:
                 max_bytes = int((directory / limit).read_text())
                 used_bytes = int((directory / usage).read_text())
                 used_bytes -= _fields(directory / "memory.stat").get(cache, 0)
-            except (OSError, ValueError):  # not there, or "max": no limit
+            except (OSError, ValueError):  # missing, or "max": no limit
                 continue
             yield max_bytes - used_bytes
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """The first number of each line by its name."""
+    """The numbers in a file, by the names at the beginning of its lines."""
     fields = {}
     for line in path.read_text().splitlines():
         name, number, *_ = line.split()

@@ -1,13 +1,13 @@
-"""Who owns each KV page: one named state a page at every moment, counted.
+"""Who owns each KV page. Every page has one named state at every moment, and pages are counted by state.
 
-A page may have several owners, as sequences share prefixes. The first of these that applies names its state:
+A page may have several owners, because sequences share prefixes. Its state is the first of these that applies:
 
     active    a sequence that runs writes or reads it
     reserved  leased for KV that is on its way here
     held      computed, and kept in place until it has been sent
     draining  its sequence is gone, but a transfer may still touch it
-    cached    nobody's; holds the KV of a known prefix and may be evicted
-    free      nobody's; holds nothing
+    cached    not owned; holds the KV of a known prefix, and may be evicted
+    free      not owned; holds nothing
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one engine can hold: plain numbers that follow from configuration, model and memory."""
+"""The limits of one engine: plain numbers that follow from configuration, model and memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slipstream.workers.engine.errors import EngineConfigError
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """`model_id` seeds the prefix cache's hashes; where a router is to know them, it is the name that it serves.
+    """`model_id` seeds the hashes of the prefix cache. If a router has to know these, it is the name that it serves.
 
     The pool holds at least one sequence of full length, so that any accepted request can finish once it is alone.
     """

@@ -1,12 +1,12 @@
-"""Sequences that move to another worker while they decode: both ends of it, as the engine sees them.
+"""Sequences that move to another worker while they decode: both ends of a move, as seen by the engine.
 
     source        RUNNING ----- send_pages: full pages, while it goes on ---> RUNNING --freeze--> FROZEN --release-->
                                                                                 ^                   |
                                                                                 +------resume-------+
     destination   RESERVED --copied--> RESERVED --extend ... land, start--> RUNNING
 
-A sequence of T tokens has the KV of T - 1: the last one is computed with the step that samples the next. So do both
-ends, and the destination goes on with the very step that the source would have taken.
+A sequence of T tokens has the KV of T - 1, because the last one is computed in the step that samples the next. That is
+so at both ends, and the destination continues with exactly the step that the source would have taken.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from slipstream.workers.engine.sequence import AttemptKey, Sequence, SequenceSta
 
 
 class Moves:
-    """Part of `Engine`, for its one thread. `num_room_tokens` 0 asks for pages that are full at the source by now;
-    otherwise it says how many tokens more there may be when the source has stopped."""
+    """Part of `Engine`, for its one thread. `num_room_tokens` 0 asks only for the pages that are full at the source by
+    now; otherwise it is the number of tokens that may be added before the source has stopped."""
 
     def __init__(self, limits: EngineLimits, scheduler: Scheduler) -> None:
         self._limits = limits
@@ -37,7 +37,7 @@ class Moves:
         return self._wanted(sequence, num_room_tokens)
 
     def extend(self, key: AttemptKey, token_ids: tuple[int, ...], num_room_tokens: int) -> Reservation | None:
-        """The sequence has got on elsewhere: what is wanted next. None if there are too few pages now.
+        """The sequence has grown at its source. Returns what is wanted next; None if there are too few pages now.
 
         Raises RequestError if it does not wait for that, or a token is out of range.
         """
@@ -55,7 +55,7 @@ class Moves:
         return self._wanted(sequence, num_room_tokens)
 
     def copied(self, key: AttemptKey) -> bool:
-        """The full pages that were wanted last are here. False if there is no such reservation (any more)."""
+        """The full pages that were wanted have arrived. Returns False if there is no such reservation (any more)."""
         sequence = self._scheduler.get(key)
         if sequence is None or sequence.state is not SequenceState.RESERVED:
             return False
@@ -109,8 +109,8 @@ class Moves:
             raise RequestError("ticket", f"asks for {end_page} full pages; {key} has {sequence.num_computed} tokens")
 
     def begin_send(self, key: AttemptKey, ticket: HandoffTicket) -> tuple[int, ...]:
-        """The ticket's pages, which stay where they are until `end_send`. What it asks for beyond the end of the
-        sequence, the last page stands in for: nobody will read it."""
+        """The ticket's pages, which stay in place until `end_send`. If it asks for more pages than the sequence has,
+        the last page is repeated, as nobody will read those."""
         sequence = self._scheduler.get(key)
         assert sequence is not None
         self._scheduler.begin_send(sequence)
@@ -118,7 +118,7 @@ class Moves:
         return tuple(page_ids + sequence.pages[-1:].tolist() * (ticket.num_pages - len(page_ids)))
 
     def end_send(self, key: AttemptKey) -> None:
-        """That transfer is over."""
+        """The transfer has ended."""
         sequence = self._scheduler.get(key)
         assert sequence is not None
         self._scheduler.end_send(sequence)

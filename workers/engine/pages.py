@@ -17,14 +17,14 @@ class PagePool:
         share       cached | owned -> owned once more
         give back   owned -> cached if its content is known, else free
 
-    Pages are numbers `0 .. num_pages`; the KV itself lies elsewhere.
+    Pages are numbers `0 .. num_pages`; the KV itself is stored elsewhere.
     """
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self._ledger = PageLedger(num_pages)
         self.cache = PrefixCache()
-        self._free = list(range(num_pages - 1, -1, -1))  # a stack: low numbers first, recently freed (warm) ones again
+        self._free = list(range(num_pages - 1, -1, -1))  # a stack: recently freed (warm) pages first, then low numbers
 
     @property
     def num_available(self) -> int:
@@ -56,8 +56,8 @@ class PagePool:
         return pages
 
     def release(self, pages: Sequence[int], owner: PageState) -> None:
-        """Give back one ownership of each page. The last pages of a sequence become the first to be evicted: without
-        its beginning a prefix is of no use."""
+        """Give back one ownership of each page. The last pages of a sequence will be evicted first, because a prefix is
+        of no use without its beginning."""
         for page in reversed(pages):
             if self._ledger.disown(page, owner):
                 continue
@@ -67,7 +67,7 @@ class PagePool:
                 self._free.append(page)
 
     def hand_over(self, pages: Iterable[int], owner: PageState, to: PageState) -> None:
-        """The same sequence owns the pages for another reason from now on."""
+        """Change the reason for which a sequence owns the pages."""
         for page in pages:
             self._ledger.own(page, to)
             self._ledger.disown(page, owner)
@@ -80,7 +80,7 @@ class PagePool:
                 self._ledger.set_cached(pages[at], True)
 
     def forget(self, pages: Iterable[int]) -> None:
-        """Nobody shall find these pages, which somebody owns, in the prefix cache any more."""
+        """Remove these pages, which are owned, from the prefix cache."""
         for page in pages:
             assert self._ledger.is_owned(page)
             if self._ledger.is_cached(page):

@@ -1,7 +1,7 @@
-"""What one engine step computes, in plain values: made by the scheduler, run by every rank of the group.
+"""What one engine step computes, in plain values: planned on rank 0, and run by every rank of the group.
 
-A step mixes prefill chunks and single decode tokens. All sequences of a step lie one after the other in flat token
-arrays (`StepArrays`), those that decode first:
+A step mixes prefill chunks and single decode tokens. All sequences of a step are stored one after the other in flat
+token arrays (`StepArrays`), decoding ones first:
 
     token_ids   [ s0 | s1 | s2 s2 s2 s2 | s3 s3 ]      [tokens]
     query_lens  [ 1  , 1  ,     4       ,   2   ]      [seqs]
@@ -43,8 +43,9 @@ class SendProgress:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """`sends` must be made known to the transport before the first layer of the step is through. `greedy`: each token
-    is simply the best one, and nothing else is wanted of the scores. The arrays are there until the next step."""
+    """The plan of a step. `sends` must be passed to the transport before the first layer of the step is done. `greedy`:
+    each token is simply the best one, and nothing else is wanted of the scores. The arrays are valid until the next
+    step."""
 
     arrays: StepArrays
     greedy: bool = False
@@ -69,15 +70,15 @@ class SamplingRow:
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """The tokens of a step, one for each sequence that samples, in the order of the plan; None where the scores leave
-    none to pick. `logprobs` are None altogether where no sequence wants them."""
+    """The tokens of a step, one for each sequence that samples, in the order of the plan; None if its scores leave none
+    to pick. `logprobs` is None if no sequence wants any."""
 
     token_ids: Sequence[int | None] = ()
     logprobs: Sequence[TokenLogprob | None] | None = None
 
 
 def is_plainly_greedy(params: SamplingParams) -> bool:
-    """Whether the best token is taken and nothing else is wanted of the scores, once no token is masked any more."""
+    """Whether, once no token is masked any more, the best token is taken and nothing else is wanted of the scores."""
     return (
         params.temperature < GREEDY_BELOW
         and params.logprobs is None

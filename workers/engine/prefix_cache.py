@@ -1,9 +1,9 @@
 """Which pages hold the KV of which prefixes.
 
-Pages go by digests that chain over everything before them (`router.prefix.block_hash`). xxh3 is fast (far under a
-microsecond a page) but not made to withstand someone who constructs collisions; therefore an entry also keeps its
-tokens and its parent's digest and a hit compares them. A wrong page could then only come from a collision of two
-roots, which hash the name of the model and a tenant's salt.
+Pages are identified by digests that chain over everything before them (`router.prefix.block_hash`). xxh3 is fast (far
+less than a microsecond per page) but not safe against constructed collisions. So an entry also keeps its tokens and its
+parent's digest, and a hit compares them. Then a wrong page could only come from a collision of two roots, which hash
+the name of the model and a tenant's salt.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class CachedPage:
 
 
 class PrefixCache:
-    """Digest -> page, and which of the pages nobody owns was used least recently.
+    """Maps digests to pages, and knows which of the pages without owners was used least recently.
 
-    It knows pages, it does not count owners: whoever does (`PagePool`) calls `idle` when a known page loses its last
-    owner and `busy` when it gets one again. `changes` is for whoever wants to follow it.
+    It does not count owners. `PagePool`, which does, calls `idle` when a known page loses its last owner, and `busy`
+    when it gets one again. `changes` is for those who want to follow the cache.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class PrefixCache:
         return len(self._entries)
 
     def digests(self) -> Collection[bytes]:
-        """Of all pages that can be found."""
+        """The digests of all pages that can be found."""
         return self._page_of.keys()
 
     def match(self, chain: HashChain, tokens: array[int], max_pages: int) -> list[int]:
@@ -88,7 +88,7 @@ class PrefixCache:
         return page
 
     def forget(self, page: int) -> None:
-        """A page that is not idle is known no more."""
+        """Forget a page that is not idle."""
         digest = self._entries.pop(page).digest
         del self._page_of[digest]
         self.changes.remove(digest)

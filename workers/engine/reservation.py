@@ -1,4 +1,4 @@
-"""Pages that wait for KV from elsewhere."""
+"""Pages that are reserved for KV from elsewhere."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from slipstream.workers.engine.sequence import AttemptKey
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A landing place. `page_ids` are the pages wanted from elsewhere: all those of the prompt from page number
-    `first_page` on, the last of them perhaps in part; the pages before hold `num_cached_tokens` tokens already."""
+    """A reservation. `page_ids` are the pages wanted from elsewhere: all those of the prompt from page number
+    `first_page` on, the last of which may be partial. The pages before already hold `num_cached_tokens` tokens."""
 
     key: AttemptKey
     num_cached_tokens: int

@@ -24,8 +24,8 @@ class Model(Protocol):
     config: ModelConfig
 
     def forward(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor:
-        """The last hidden states of a step, [tokens, hidden_size]; its keys and values are written into `kv`, and
-        `layer_done` is called as soon as a layer's are there."""
+        """The last hidden states of a step, [tokens, hidden_size]. Its keys and values are written into `kv`, and
+        `layer_done` is called as soon as those of a layer are complete."""
 
     def logits(self, hidden: Tensor) -> Tensor | None:
         """[n, vocab_size] in float32 for rows of what `forward` returned; None on ranks other than 0."""
@@ -33,8 +33,8 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GreedyTokens:
-    """The best token of each row that samples; `is_sound` is false where the highest score is not a finite number.
-    Both may be views of memory that the next step writes over."""
+    """The best token of each row that samples. `is_sound` is false if the highest score is not a finite number. Both
+    may be views of memory that the next step overwrites."""
 
     token_ids: NDArray[np.int32]  # [n]
     is_sound: NDArray[np.bool_]  # [n]
@@ -42,8 +42,8 @@ class GreedyTokens:
 
 @runtime_checkable
 class ScoringModel(Model, Protocol):
-    """A model that computes a step and its scores in one go, and so need not compute what only the hidden states of
-    other rows would show."""
+    """A model that computes a step and its scores in one call, and so can skip what would only affect the hidden states
+    of other rows."""
 
     def scores(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor | None:
         """Like `forward`, then `logits` of `batch.arrays.sample_rows`. None where there are none, and on ranks other
@@ -52,13 +52,13 @@ class ScoringModel(Model, Protocol):
     def greedy(
         self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None
     ) -> GreedyTokens | None:
-        """Like `scores` (of at least one row), and then the highest of each, the lowest token id of equals. It is asked
-        where every row of a step is plainly greedy: nothing else of the scores is wanted. None on ranks other than
-        0."""
+        """Like `scores` (of at least one row), and then the highest of each row; among equals, that with the lowest
+        token id. It is called if every row of a step is plainly greedy, so that nothing else is wanted of the scores.
+        None on ranks other than 0."""
 
 
 class PageSink(Protocol):
-    """Who is told, on the thread that computes, which pages can leave."""
+    """Is told, on the computing thread, which pages can be sent."""
 
     def begin_sends(self, sends: tuple[PageSend, ...]) -> None: ...
 
@@ -66,7 +66,7 @@ class PageSink(Protocol):
 
 
 class ModelRunner:
-    """Runs step plans on one rank. The rank whose model gives logits (rank 0) samples; the others return no tokens.
+    """Runs step plans on one rank. The rank whose model returns logits (rank 0) samples; the others return no tokens.
 
     `kv` is the rank's pool, `[layers, pages, kv_heads, 2, page_tokens, head_dim]`, or quantised
     `[layers, pages, kv_heads, head_bytes]`.
@@ -95,7 +95,7 @@ class ModelRunner:
             return self._sampler.best(logits) if plan.greedy else self._sampler.sample(logits, sampling)
 
     def _begin_sends(self, plan: StepPlan) -> Callable[[int], None] | None:
-        """Makes the plan's sends known. Returns what to call after each layer, None where no pages wait for it."""
+        """Passes on the plan's sends. Returns what to call after each layer; None if no pages wait for that."""
         sink = self.sink
         if sink is None:
             return None

@@ -1,4 +1,4 @@
-"""From scores to tokens, for all sequences of a step at once.
+"""Turns scores into tokens, for all sequences of a step at once.
 
     raw logits -> guide's mask
                -> log-probabilities to report
@@ -10,11 +10,12 @@ lower path (as the OpenAI API and vLLM's default `raw_logprobs` have it). Penalt
 and output, presence and frequency over output alone. min_p, top_k and top_p each narrow what the one before has left,
 with probabilities that sum to one again in between; a tie at the edge goes to the lower token id.
 
-The draw of a row is an inverse CDF in order of token ids at one uniform number, which is a hash of (seed, position):
-it depends on nothing else, so a sequence goes on identically in another batch, on another worker, after preemption.
+The draw of a row is an inverse CDF, in order of token ids, at one uniform number, which is a hash of (seed, position).
+It depends on nothing else, so a sequence continues identically in another batch, on another worker, or after
+preemption.
 
-A row has no token where the highest score is not a finite number, as it came or after the changes: a nan or an overflow
-in the model, or no token that is allowed. Drawing from such a row would be inventing.
+A row has no token if its highest score is not a finite number, be it from the model (a NaN or an overflow) or after the
+changes (no token is allowed). To draw from such a row would be to make something up.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from slipstream.router.messages import SamplingParams, TokenLogprob
 from slipstream.workers.engine.guide_mask import keep_allowed
 from slipstream.workers.engine.plan import GREEDY_BELOW, SampledTokens, SamplingRow
 
-NUCLEUS_CANDIDATES = 256  # top_p looks among so many first
-WIDENING = 16  # and among so many times more where these do not suffice
-MAX_FLAT_DRAW = 2048  # a draw among more weights than these first sums up blocks of them
+NUCLEUS_CANDIDATES = 256  # top_p looks at so many tokens first
+WIDENING = 16  # and at so many times more if these do not suffice
+MAX_FLAT_DRAW = 2048  # a draw among more weights than this first sums up blocks of them
 DRAW_BLOCK = 256
 TIE_MARGIN = 16  # candidates beyond top_k, so that a tie at the edge is seen
 _DOUBLE_BITS = 52  # one less than a double's mantissa: u * total stays below total in every rounding
@@ -91,7 +92,7 @@ class Sampler:
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> SampledTokens:
-        """One token a row, None where the scores leave none to pick. `logits` is [rows, vocab] in float32 and is
+        """One token per row, None if its scores leave none to pick. `logits` is [rows, vocab] in float32, and is
         overwritten."""
         layout = self._layout_of(rows)
         is_sound = logits.amax(dim=-1).isfinite()  # nan is above every number

@@ -1,4 +1,4 @@
-"""Who computes what in the next step, and who owns which pages meanwhile. Data in, data out: no clock, no device."""
+"""Decides which sequences compute what in the next step, and which pages they own. Pure: no clock and no device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slipstream.workers.engine.sequence import AttemptKey, Sequence, SequenceSta
 from slipstream.workers.engine.sequence_pages import SequencePages
 from slipstream.workers.engine.step import ScheduledStep
 
-# Those that have a slot without being in the batch.
+# The states that have a slot without being in the batch.
 _RESERVED_STATES = (SequenceState.RESERVED, SequenceState.LANDED, SequenceState.STARTED, SequenceState.FROZEN)
 
 
@@ -21,15 +21,15 @@ class Scheduler:
     `max_step_tokens` with prefill chunks, then admits from the queue. Sequences are ordered by priority (lower first)
     and arrival.
 
-    A sequence takes the pages for all tokens it knows when it is admitted, and one more whenever its output fills the
-    last. If there is none, the last in order among the running gives up all its pages and waits for another turn: it
-    is computed again, mostly from the prefix cache. Whoever is first in order is never preempted for another, so
-    there is always one that gets on; and as every accepted sequence fits into the pool alone, it ends.
+    When a sequence is admitted, it takes pages for all its known tokens, and later one more whenever its output fills
+    the last. If there is none, the running sequence that is last in order gives up all its pages and queues again; it
+    will be recomputed, mostly from the prefix cache. The first sequence in order is never preempted for another one, so
+    there is always one that makes progress; and as every accepted sequence fits into the pool alone, it will finish.
 
-    Reservations (KV on its way here) count against slots and pages from the start and are taken only from what the
-    queue does not need, so an accepted sequence is never starved by them.
+    Reservations (for KV on its way here) count against slots and pages from the start, and are made only from what the
+    queue does not need, so they never starve an accepted sequence.
 
-    A sequence whose guide is still being compiled stands back, in the queue or in the batch; `look_again` when it is.
+    A sequence whose guide is still being compiled stands back, in the queue or in the batch, until `look_again`.
     """
 
     def __init__(self, limits: EngineLimits) -> None:
@@ -45,12 +45,12 @@ class Scheduler:
         self.num_preemptions = 0  # of sequences, since the beginning
 
     def change_limits(self, limits: EngineLimits) -> None:
-        """Works with other limits from now on, over the same pages."""
+        """Changes the limits; the pages stay the same."""
         assert not self._sequences
         assert (limits.num_pages, limits.page_tokens) == (self._limits.num_pages, self._limits.page_tokens)
         self._limits = limits
 
-    # ---- what comes in
+    # ---- changes
 
     def get(self, key: AttemptKey) -> Sequence | None:
         return self._sequences.get(key)
@@ -125,17 +125,17 @@ class Scheduler:
             self._requeue(sequence)
 
     def freeze(self, sequence: Sequence) -> None:
-        """A running sequence stands still; slot and pages stay."""
+        """Stop a running sequence, which keeps its slot and its pages."""
         self._detach(sequence)
         self._num_reserved += 1
         self.pages.rebook(sequence, SequenceState.FROZEN)
 
     def resume(self, sequence: Sequence) -> None:
-        """A frozen sequence goes on."""
+        """Let a frozen sequence continue."""
         self._run(sequence)
 
     def begin_send(self, sequence: Sequence) -> None:
-        """A transfer reads the sequence's pages from now on: they stay where they are."""
+        """A transfer reads the sequence's pages from now on, so they have to stay in place."""
         sequence.num_sends += 1
 
     def end_send(self, sequence: Sequence) -> None:
@@ -164,7 +164,7 @@ class Scheduler:
         return False
 
     def look_again(self) -> None:
-        """Something has changed that the scheduler does not know of: a guide is ready."""
+        """Something has changed that the scheduler cannot know about: a guide is ready."""
         self._is_stuck = False
 
     # ---- a step
@@ -218,7 +218,7 @@ class Scheduler:
         self._detach(sequence)
         self.pages.rebook(sequence, SequenceState.HELD)
 
-    # ---- what there is
+    # ---- queries
 
     @property
     def has_work(self) -> bool:
@@ -298,7 +298,7 @@ class Scheduler:
         return next((sequence for sequence in self._waiting if sequence.is_ready), None)
 
     def _admit(self, sequence: Sequence) -> bool:
-        """From the queue into the batch."""
+        """Move a sequence from the queue into the batch. False if there are too few pages."""
         if len(self._running) + self._num_reserved >= self._limits.max_num_seqs:
             return False
         if not self.pages.take(sequence, sequence.num_tokens, PageState.ACTIVE, self._growth_room()):
@@ -313,7 +313,7 @@ class Scheduler:
         return min(len(self._running), 1 + self._limits.num_pages // 64)
 
     def _run(self, sequence: Sequence) -> None:
-        """From a reserved state to running, in the slot that it had."""
+        """Move a sequence from a reserved state into the batch, in the slot that it has."""
         self._num_reserved -= 1
         self.pages.rebook(sequence, SequenceState.RUNNING)
         insort(self._running, sequence, key=_order)

@@ -88,8 +88,8 @@ class Sequence:
     chain: HashChain | None  # None: no prefix caching
     counts: TokenCounts | None  # None: no penalties
     max_model_len: int
-    is_plainly_greedy: bool  # of the scores nothing is wanted but where the highest is
-    guide: TokenGuide | None = None  # of the same tokens
+    is_plainly_greedy: bool  # nothing is wanted of the scores but the highest
+    guide: TokenGuide | None = None  # reads the same tokens
     ticket: HandoffTicket | None = None  # set: prefill only
     state: SequenceState = SequenceState.WAITING
     pages: array[int] = field(default_factory=lambda: array("i"))
@@ -100,8 +100,8 @@ class Sequence:
     num_cached: int | None = None  # tokens found in the prefix cache when pages were first taken
     num_resumed: int = field(init=False)
     num_to_land: int = field(init=False)  # tokens whose KV a reservation waits for
-    min_tokens: int = field(init=False)  # before it has so many, none of `stop_ids` comes out
-    max_tokens: int = field(init=False)  # with so many it ends
+    min_tokens: int = field(init=False)  # `stop_ids` cannot be sampled before it has so many tokens
+    max_tokens: int = field(init=False)  # it ends when it has so many tokens
 
     def __post_init__(self) -> None:
         self.num_resumed = self.num_output
@@ -123,22 +123,22 @@ class Sequence:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Who goes first: priority, then arrival. The last of the running is the first to be preempted."""
+        """The order of sequences: by priority, then by arrival. The last running one is preempted first."""
         return self.priority, self.arrival
 
     @property
     def is_ready(self) -> bool:
-        """Whether its next token could be picked; else its guide is still being compiled."""
+        """Whether its next token could be picked. If not, its guide is still being compiled."""
         return self.guide is None or self.guide.is_ready
 
     @property
     def is_preemptible(self) -> bool:
-        """Pages that are being sent have to stay where they are."""
+        """Whether it may be preempted: not while its pages are being sent, as they have to stay in place."""
         return self.ticket is None and not self.num_sends
 
     @property
     def page_owner(self) -> PageState | None:
-        """What the ledger books this sequence's pages under; None where it has none."""
+        """The state under which the ledger counts this sequence's pages; None if it has none."""
         return _OWNERS.get(self.state)
 
     def move(self, to: SequenceState) -> None:

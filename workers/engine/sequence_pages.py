@@ -1,6 +1,6 @@
-"""The pages of sequences: taken when one is admitted or reserved, one more when they are full, given up at the end.
+"""The pages of sequences: taken when one is admitted or reserved, extended when full, and given up at the end.
 
-What a sequence's state says its pages are for is what the ledger has them booked under; here both change together.
+The state of a sequence determines the state of its pages in the ledger; here, both change together.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from slipstream.workers.engine.sequence import Sequence, SequenceState
 
 
 class SequencePages:
-    """`spare` pages are left for others wherever it is said."""
+    """Takes and gives back the pages of sequences. Where a method has `spare`, it leaves so many pages to others."""
 
     def __init__(self, limits: EngineLimits) -> None:
         self._limits = limits
@@ -54,7 +54,7 @@ class SequencePages:
         return True
 
     def grow(self, sequence: Sequence, num_tokens: int, spare: int = 0) -> bool:
-        """Pages for so many tokens in all. False, with nothing taken, if there are too few."""
+        """Take pages for so many tokens in all. False, with nothing taken, if there are too few."""
         num_missing = self._limits.pages_for(num_tokens) - len(sequence.pages)
         if num_missing > 0:
             owner = sequence.page_owner
@@ -73,11 +73,11 @@ class SequencePages:
             sequence.num_remembered = num_full
 
     def forget(self, sequence: Sequence) -> None:
-        """The KV of a sequence is not to be trusted: it leaves the prefix cache."""
+        """Remove the KV of a sequence, which cannot be trusted, from the prefix cache."""
         self._pool.forget(sequence.pages)
 
     def rebook(self, sequence: Sequence, to: SequenceState) -> None:
-        """Change the state and with it what the pages are booked under."""
+        """Change the state of the sequence, and with it that of its pages in the ledger."""
         owner = sequence.page_owner
         sequence.move(to)
         new_owner = sequence.page_owner
@@ -86,7 +86,7 @@ class SequencePages:
         self._pool.hand_over(sequence.pages, owner, new_owner)
 
     def give_up(self, sequence: Sequence) -> None:
-        """All of them; full ones stay in the prefix cache."""
+        """Give back all pages of a sequence; full ones stay in the prefix cache."""
         owner = sequence.page_owner
         if owner is not None:
             self._pool.release(sequence.pages, owner)
@@ -94,7 +94,7 @@ class SequencePages:
         sequence.num_computed = sequence.num_remembered = 0
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Raises AssertionError unless these sequences own all pages that are booked."""
+        """Raises AssertionError unless these sequences own all pages that have an owner in the ledger."""
         owned = []
         for sequence in sequences:
             owner = sequence.page_owner

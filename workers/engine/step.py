@@ -1,4 +1,4 @@
-"""What the scheduler has chosen to compute next: data for the composer, who makes arrays of it."""
+"""What the scheduler has chosen to compute next: data that the composer turns into arrays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ScheduledChunk:
 
 @dataclass(slots=True)
 class ScheduledStep:
-    """Each sequence that decodes computes its last token and samples the next one."""
+    """The choice for one step. Each decoding sequence computes its last token and samples the next one."""
 
     decoding: list[Sequence]
     chunks: list[ScheduledChunk] = field(default_factory=list)

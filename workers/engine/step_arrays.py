@@ -1,4 +1,4 @@
-"""The numbers of one step as flat int32 arrays on the host: what every model, on whatever device, is told."""
+"""The numbers of one step as flat int32 arrays on the host, which are the input of every model on every device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SequenceSlice:
 
 @dataclass(frozen=True, slots=True)
 class PackedArrays:
-    """`StepArrays` as bytes, to be sent to another rank."""
+    """`StepArrays` in the form of bytes, to be sent to another rank."""
 
     num_tokens: int
     num_seqs: int
@@ -37,7 +37,7 @@ class PackedArrays:
     numbers: bytes  # packed int32: the arrays one after the other
 
     def unpack(self) -> StepArrays:
-        """Views of `numbers`, not to be written. Raises ValueError if that does not hold what it should."""
+        """Read-only views of `numbers`. Raises ValueError if their size is wrong."""
         tokens, seqs = self.num_tokens, self.num_seqs
         sizes = (tokens, tokens, tokens, seqs + 1, seqs, seqs * self.num_pages, self.num_samples)
         numbers = np.frombuffer(self.numbers, np.int32)
@@ -50,12 +50,13 @@ class PackedArrays:
 @dataclass(frozen=True, slots=True)
 class StepArrays:
     """The tokens of all sequences of a step, one sequence after the other (see `engine.plan`). `engine.composer` makes
-    them; `build` is the form that is easy to see through.
+    them incrementally; `build` is the simple, obvious way.
 
-    All arrays are int32 and C-contiguous, except that rows of `page_table` may lie further apart than they are long.
-    They may be views of memory that the next step writes over: valid until the step has been computed.
+    All arrays are int32 and C-contiguous, except that rows of `page_table` may be further apart than they are long.
+    They may be views of memory that the next step overwrites: they are valid until the step has been computed. A slot
+    is the
 
-    A slot is where a token's keys and values live: page id * page_tokens + offset in the page.
+    place of a token's keys and values: page id * page_tokens + offset in the page.
     """
 
     token_ids: Int32s  # [tokens]

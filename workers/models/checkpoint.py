@@ -22,16 +22,16 @@ READABLE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Open, memory-mapped files; only what is asked for is read from them."""
+    """The open, memory-mapped files. Only the parts that are asked for are read from disk."""
 
     model_dir: Path
     files: dict[str, Any]  # safe_open handle by file name
     file_of: dict[str, str]  # file name by tensor name
 
     def identity(self) -> tuple[tuple[str, int, int, int], ...]:
-        """Changes whenever a file does: path, size, time of the last write and of the last change of each.
+        """Differs whenever a file has changed: the path, size, mtime and ctime of each.
 
-        The time of the last write alone can be set back: by `cp -p`, by rsync, by what unpacks an image."""
+        The mtime alone would not do, because `cp -p`, rsync and tools that unpack images set it back."""
         paths = [(self.model_dir / file).resolve() for file in sorted(self.files)]
         stats = [path.stat() for path in paths]
         return tuple(
@@ -45,7 +45,7 @@ class Checkpoint:
         out.copy_(self.mapped(part))
 
     def shape_of(self, name: str) -> tuple[int, ...] | None:
-        """None if there is no such tensor."""
+        """The shape of a tensor; None if there is no such tensor."""
         if name not in self.file_of:
             return None
         try:

@@ -1,5 +1,5 @@
-"""What `config.json` and `generation_config.json` of a model directory say, read by hand: importing transformers for
-it would cost seconds of start-up. Free of torch for the same reason."""
+"""Reads `config.json` and `generation_config.json` of a model directory. It imports neither transformers nor torch,
+which would cost seconds at the start."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FAMILIES: dict[str, Family] = {
     "Qwen3ForCausalLM": "qwen3",
 }
 DTYPES: dict[str, DtypeName] = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
-# What a family means where config.json is silent: the defaults of its configuration class in transformers 5.
+# What applies to a family if config.json is silent: the defaults of its configuration class in transformers 5.
 DEFAULT_MAX_POSITIONS: dict[Family, int] = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}
 DEFAULT_ROPE_THETA = 10000.0
 DEFAULT_RMS_NORM_EPS = 1e-6
@@ -154,7 +154,8 @@ def _family(keys: Keys) -> Family:
 
 
 def _rope(keys: Keys, max_positions: int) -> tuple[float, RopeScaling | None]:
-    """transformers 5 writes all into `rope_parameters`; older files have `rope_theta` and `rope_scaling`."""
+    """The base and the scaling of rotary embeddings. transformers 5 writes `rope_parameters`; older files have
+    `rope_theta` and `rope_scaling`."""
     rope = keys.section("rope_scaling") or keys.section("rope_parameters")
     theta = keys.number("rope_theta", DEFAULT_ROPE_THETA)
     if keys.number("partial_rotary_factor", 1.0) != 1:
@@ -206,7 +207,8 @@ def _layer_windows(keys: Keys, family: Family, num_layers: int) -> tuple[int | N
         case "llama":
             return (None,) * num_layers
         case "mistral":
-            # Absent means 4096, null means none: the one key where the two differ.
+            # If this key is absent it means 4096, if it is null it means none. For all other keys, the two are the
+            # same.
             absent = "sliding_window" not in keys.values
             window = DEFAULT_MISTRAL_WINDOW if absent else keys.get("sliding_window")
             return (window if window is None else keys.integer("sliding_window", window),) * num_layers

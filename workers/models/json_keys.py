@@ -9,7 +9,7 @@ from typing import Any
 
 
 class ModelError(ValueError):
-    """A model directory that cannot be served, in one sentence that names the file and the key or tensor."""
+    """A model directory cannot be served. The text is one sentence that names the file and the key or tensor."""
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From a model directory to a model in memory: each rank reads its share of each tensor, fused and cast on the way."""
+"""Loads a model into memory: each rank reads its share of each tensor, fusing and casting it on the way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Llama family on CPU in native code: the model that `workers.models.llama` is in torch, a step in one call."""
+"""The Llama family in native code for CPUs: the same model as `workers.models.llama`, but with one call per step."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def load_native(
 class NativeLlama:
     """A model on one rank. All ranks of its group call the same methods with the same batch.
 
-    What methods return are views of memory that the next step writes over.
+    Methods return views of memory that the next step overwrites.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class NativeLlama:
         return GreedyTokens(token_ids.int().numpy(), highest.isfinite().numpy())
 
     def time_ops(self, is_on: bool) -> None:
-        """Begins anew, or ends, to count the time of each kind of op (see `op_times`)."""
+        """Starts (from zero) or stops to measure the time of each kind of op (see `op_times`)."""
         self._library.slipstream_model_time(self._handle, is_on)
 
     def op_times(self) -> dict[str, tuple[float, int]]:
@@ -200,10 +200,10 @@ class NativeLlama:
         return {op: (ns[i] / 1e9, calls[i]) for i, op in enumerate(OPS)}
 
     def _take(self, batch: StepBatch, kv: Tensor) -> None:
-        """Points the step at its arrays and at room for what comes out."""
+        """Points the native step at its arrays, and at memory for its results."""
         arrays, step = batch.arrays, self._step
         if arrays is self._taken and kv is self._taken_kv:
-            return  # other numbers at the same places
+            return  # the arrays are at the same addresses as before
         self._taken, self._taken_kv = None, kv
         page_tokens = page_tokens_of(kv, self.config.head_dim)
         if kv.dtype != self.of_pages or page_tokens != self._page_tokens or not kv.is_contiguous():
@@ -238,7 +238,7 @@ class NativeLlama:
             step.best_ids, step.is_sound = _address(self._best_ids), _address(self._is_sound)
 
     def _run_layers(self, layer_done: Callable[[int], None] | None, end: int) -> None:
-        """Runs a step up to stage `end`, in pieces where somebody else acts in between."""
+        """Runs a step up to stage `end`, in several pieces if something else has to happen in between."""
         done = 0
         if self.tp.size > 1:
             done = self._run(0, 1)
@@ -266,7 +266,7 @@ class NativeLlama:
 
 
 def _model_weights(weights: PackedWeights, config: ModelConfig, inv_freq: Tensor) -> ModelWeights:
-    """The native model copies all of it but the packed weights themselves."""
+    """The structure that describes the weights. The native model copies it, but not the packed weights themselves."""
 
     def linear(slot: LinearSlot) -> LinearWeights:
         return LinearWeights(weights.packed(slot), weights.address(slot.bias))

@@ -1,4 +1,4 @@
-"""In what form the native kernels hold a linear layer, and its numbers on their way there."""
+"""The form in which the native kernels hold a linear layer, and how its numbers get there."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from slipstream.workers.models.rank_share import LinearShare
 
 SCALARS = {torch.float32: Scalar.F32, torch.bfloat16: Scalar.BF16, torch.float16: Scalar.F16}
 KINDS = {torch.float32: WeightKind.F32, torch.bfloat16: WeightKind.BF16}
-GROUP_STEP = 32  # the kernels know groups of multiples of so many inputs
+GROUP_STEP = 32  # the kernels support groups of multiples of so many inputs
 
 
 @dataclass(frozen=True, slots=True)
 class PackedForm:
-    """`group` consecutive inputs share a scale; 0: all of an output, or there are none."""
+    """`group` consecutive inputs share a scale. 0: all inputs of an output do, or there are no scales."""
 
     kind: WeightKind
     group: int = 0
@@ -31,8 +31,8 @@ class PackedForm:
 
 @dataclass(frozen=True, slots=True)
 class LinearReader:
-    """Reads linear layers of a checkpoint as the model is to have them: quantised as they are stored or as `on_load`
-    says, and where the kernels do not know that form, widened to the model's `dtype` again."""
+    """Reads linear layers of a checkpoint in the form that the model will use: quantised as they are stored or as
+    `on_load` says; or, if the kernels do not support that form, widened to the model's `dtype`."""
 
     checkpoint: Checkpoint
     dtype: torch.dtype  # float32 or bfloat16
@@ -40,7 +40,7 @@ class LinearReader:
     on_load: OnLoad
 
     def form(self, share: LinearShare) -> PackedForm:
-        """Found out without reading the weights."""
+        """The form of a layer, which is found out without reading the weights."""
         kind, group = self._stored_form(share) or self._form_on_load(share) or (KINDS[self.dtype], 0)
         group = 0 if group >= share.num_columns else group
         return PackedForm(kind, group) if group % GROUP_STEP == 0 else PackedForm(KINDS[self.dtype])

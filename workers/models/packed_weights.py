@@ -1,9 +1,9 @@
-"""A rank's share of a model in the form that the native kernels read, in one run of bytes.
+"""A rank's share of a model in the form that the native kernels read, as one contiguous block of bytes.
 
     embedding | layer 0: norms, qkv, qk norms, output, gate_up, down | layer 1 | ... | final norm | lm_head
 
-Matrices of products are packed (`kernels/cpu/linear.hpp`), straight from the mapped checkpoint by all threads of the
-team, quantised ones as codes and scales; the rest is as it was, in the model's dtype, and biases in float32.
+Weight matrices are packed (`kernels/cpu/linear.hpp`) straight from the mapped checkpoint, by all threads of the team;
+quantised ones as codes and scales. The rest is unchanged, in the model's dtype, except that biases are float32.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class PlainSlot:
-    """Where parts of stored tensors lie, one behind the other."""
+    """The place of parts of stored tensors, one after the other."""
 
     offset: int
     dtype: torch.dtype
@@ -43,7 +43,7 @@ class PlainSlot:
 
 @dataclass(frozen=True, slots=True)
 class LinearSlot:
-    """Where a packed weight lies. `paired`: gate and up, side by side."""
+    """The place of a packed weight. `paired`: gate and up, side by side."""
 
     offset: int
     num_bytes: int
@@ -70,7 +70,8 @@ class LayerSlots:
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Follows from a rank's share, the dtype, the forms of linear layers and the library alone."""
+    """The layout of the block. It depends only on the rank's share, the dtype, the forms of linear layers, and the
+    library."""
 
     embedding: PlainSlot
     layers: tuple[LayerSlots, ...]
@@ -106,7 +107,7 @@ class PackedLayout:
 
 
 class PackedWeights:
-    """`contents` laid out by `layout`; mapped and shared, or this process's own (see `weight_cache`)."""
+    """`contents` with its `layout`; either mapped and shared, or private to this process (see `weight_cache`)."""
 
     def __init__(self, layout: PackedLayout, contents: Bytes) -> None:
         self.layout = layout
@@ -129,7 +130,7 @@ def load_packed(
     stored: Stored | None = None,
     on_load: OnLoad = "none",
 ) -> PackedWeights:
-    """Maps a rank's packed weights; packs them first where no worker of this host has done so before.
+    """Maps a rank's packed weights, after packing them if no worker of this host has done so before.
 
     `stored` says how the checkpoint is quantised, `on_load` what to make of it if it is not. Raises ModelError if the
     checkpoint is not what `share` says.
@@ -173,7 +174,7 @@ def _num_elements(part: Part) -> int:
 
 
 class _Planner:
-    """Gives out places, one behind the other."""
+    """Assigns places, one after the other."""
 
     def __init__(self, reader: LinearReader, library: ctypes.CDLL) -> None:
         self.num_bytes = 0

@@ -1,11 +1,11 @@
 """Files of packed weights that all workers of a host map and share through the page cache.
 
     DIRECTORY/<key>.weights     header, one page | contents
-    DIRECTORY/<key>.lock        held by the one that writes; the others wait for it, then map
-    DIRECTORY/<key>.<pid>.part  being written; renamed when it is whole
+    DIRECTORY/<key>.lock        held by the writer; the others wait for it, then map the file
+    DIRECTORY/<key>.<pid>.part  being written; renamed when it is complete
 
-The key is a digest of all that the contents depend on. A file that has not been used for `UNUSED_DAYS` is removed when
-another is written.
+The key is a digest of everything that the contents depend on. A file that has not been used for `UNUSED_DAYS` is
+removed when another one is written.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ _HEADER = struct.Struct("<24s32sQQ16s")  # magic, key, bytes of contents, their 
 def default_directory() -> Path:
     """`slipstream/weights` in the user's cache directory (XDG base directory specification)."""
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # The specification has relative paths ignored.
+    # By the specification, relative paths are ignored.
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "slipstream" / "weights"
 
 
 def cached(directory: Path | None, key: bytes, num_bytes: int, fill: Fill) -> Bytes:
     """`num_bytes` bytes, 64-byte aligned, that `fill` has written, in this process or in an earlier one.
 
-    Read-only and shared where the directory can be used; otherwise, after a warning, and without one where
-    `directory` is None, in memory of this process. `key` is 32 bytes.
+    They are read-only and shared if the directory can be used. Otherwise they are in memory of this process, after a
+    warning (or without one if `directory` is None). `key` is 32 bytes.
     """
     if directory is None:
         return _private(num_bytes, fill)
@@ -72,14 +72,14 @@ def _private(num_bytes: int, fill: Fill) -> Bytes:
 
 
 def _shared(directory: Path, key: bytes, num_bytes: int, fill: Fill) -> Bytes:
-    """Raises OSError if the directory is not writable or full."""
+    """The shared contents. Raises OSError if the directory is not writable or full."""
     path = directory / f"{key.hex()}.weights"
     contents = _open(path, key, num_bytes)
     if contents is not None:
         return contents
     directory.mkdir(parents=True, exist_ok=True)
     with _locked(path.with_suffix(".lock")):
-        contents = _open(path, key, num_bytes)  # somebody else may have written it meanwhile
+        contents = _open(path, key, num_bytes)  # another process may have written it meanwhile
         if contents is None:
             _remove_unused(directory, path.stem)
             _write(path, key, num_bytes, fill)
@@ -90,7 +90,7 @@ def _shared(directory: Path, key: bytes, num_bytes: int, fill: Fill) -> Bytes:
 
 
 def _open(path: Path, key: bytes, num_bytes: int) -> Bytes | None:
-    """The contents, or None if there is no such file or it is not whole."""
+    """The contents; None if there is no such file, or if it is incomplete."""
     try:
         with path.open("rb") as file:
             header = file.read(HEADER_BYTES)
@@ -106,10 +106,10 @@ def _open(path: Path, key: bytes, num_bytes: int) -> Bytes | None:
     magic, its_key, its_bytes, checksum, boot = _HEADER.unpack(fields)
     if magic.rstrip(b"\0") != MAGIC or its_key != key or its_bytes != num_bytes:
         return None
-    # A machine that went down may have kept the name and lost the bytes, which were never forced to the disk.
+    # A crash of the machine may have kept the name but lost the bytes, which are never forced to disk.
     if boot != _boot() and checksum != xxh3_64_intdigest(contents.data):
         return None
-    with contextlib.suppress(OSError):  # marks it as used; somebody else's file will do without
+    with contextlib.suppress(OSError):  # marks it as used, if it is ours to mark
         os.utime(path)
     return contents
 
@@ -118,9 +118,10 @@ def _write(path: Path, key: bytes, num_bytes: int, fill: Fill) -> None:
     part = path.with_suffix(f".{os.getpid()}.part")
     try:
         with part.open("w+b") as file:
-            # Takes the room now: a disk that fills up under a mapping ends the process.
+            # Allocates the space now, because a disk that fills up under a mapping kills the process.
             os.posix_fallocate(file.fileno(), 0, HEADER_BYTES + num_bytes)
-            # Not closed by hand: an error in `fill` holds on to the contents, and would be hidden by that of closing.
+            # Not closed explicitly: if `fill` fails, its error keeps a reference to the contents, and closing the
+            # mapping would raise another error that hides it.
             mapped = mmap.mmap(file.fileno(), 0)
             contents = np.frombuffer(mapped, np.uint8, num_bytes, HEADER_BYTES)
             fill(contents)
@@ -133,7 +134,7 @@ def _write(path: Path, key: bytes, num_bytes: int, fill: Fill) -> None:
 
 
 def _remove_unused(directory: Path, stem: str) -> None:
-    """Removes what nobody has used for long, and what a writer of this key has left when it was killed."""
+    """Removes files that were not used for a long time, and what a killed writer of this key has left."""
     oldest = time.time() - UNUSED_DAYS * 24 * 3600
     for path in directory.iterdir():
         with contextlib.suppress(OSError):
@@ -151,9 +152,9 @@ def _locked(path: Path) -> Iterator[Any]:
 
 
 def _boot() -> bytes:
-    """Names the time since the machine started."""
+    """An id of the present boot of the machine."""
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_bytes()
     except OSError:
-        boot_id = os.urandom(16)  # never the same twice: contents are always checked
+        boot_id = os.urandom(16)  # different each time, so that contents are always checked
     return hashlib.blake2b(boot_id, digest_size=16).digest()
