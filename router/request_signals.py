@@ -1,4 +1,4 @@
-"""What happens to requests, as the planner's signals count it."""
+"""Counts what happens to requests, for the planner's signals."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from slipstream.router.queue import priority_class
 from slipstream.router.request_state import RequestState
 from slipstream.router.signal_book import SignalBook
 
-LOAD_REFUSALS = ("queue_full", "deadline_unreachable")  # a larger cluster would have taken the request
+LOAD_REFUSALS = ("queue_full", "deadline_unreachable")  # refusals that a larger cluster would have avoided
 
 
 class RequestSignals:
-    """Judges each request by its own levels, and by those of `slo` where it names none."""
+    """Judges each request by its own levels or, where it has none, by those of `slo`."""
 
     def __init__(self, slo: SloConfig) -> None:
         self._slo = slo
         self.book = SignalBook()
 
     def follow(self, slo: SloConfig) -> None:
-        """Other levels from now on."""
+        """Takes over changed levels."""
         self._slo = slo
 
     def arrived(self, state: RequestState, now: float) -> None:
@@ -50,7 +50,7 @@ class RequestSignals:
         )
 
     def ended(self, state: RequestState, finish: GenerationFinish, now: float) -> None:
-        """However it did."""
+        """The request has ended, in whatever way."""
         num_output_tokens, timeline = finish.usage.num_output_tokens, state.record.timeline
         if finish.reason == "error":
             self.book.failed(num_output_tokens, now)
@@ -65,7 +65,7 @@ class RequestSignals:
             self.book.finished(priority, num_output_tokens, state.forecast.mean, itl_s, is_itl_met, is_good, now)
 
     def _levels(self, request: GenerateRequest) -> tuple[float, float]:
-        """Seconds to the first token and between tokens that the request hopes for."""
+        """The request's levels: seconds to the first token, and between tokens."""
         wanted, slo = request.slo, self._slo
         return (
             wanted.ttft_s if wanted.ttft_s is not None else slo.ttft_ms / 1e3,

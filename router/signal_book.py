@@ -1,12 +1,12 @@
-"""Counts what `Signals` tell of the last seconds and minutes.
+"""Counts requests for the windows of `Signals`: the last seconds and minutes.
 
-A request is counted at four moments, each a few additions to the current second. Seconds are summed up into stretches
-of `COARSE_S` as they pass:
+A request is counted at a few moments of its life, each of which costs a few additions to the current second. As seconds
+pass, they are summed up into stretches of `COARSE_S`:
 
     fine    | s | s | s | s | s | s | s | s | s | s |          the last SHORT_S seconds, one by one
     coarse  | 10 s | 10 s | 10 s | ... | so far |              the last LONG_S seconds
 
-Memory is bounded by the number of stretches and of bins, whatever the load; values are kept in logarithmic bins.
+Values are kept in logarithmic bins, so memory is bounded by the number of stretches and bins, whatever the load.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SMALLEST = 1e-6  # seconds; tokens are 1 or more
 
 
 class Binned:
-    """Values over 0 in logarithmic bins, with their exact mean and variance."""
+    """Values above 0 in logarithmic bins, with their exact mean and variance."""
 
     __slots__ = ("bins", "count", "squares", "total")
 
@@ -75,7 +75,7 @@ class Binned:
 
 
 class ClassCounts:
-    """What is counted of one priority class. Sums of levels over the arrivals."""
+    """The counts of one priority class. Levels are summed over the arrivals."""
 
     __slots__ = ("itl_slo_s", "num_arrivals", "num_finished", "num_first", "num_good", "num_itl_met", "num_ttft_met",
                  "ttft_slo_s")  # fmt: skip
@@ -164,7 +164,7 @@ class Stretch:
 
 
 class SignalBook:
-    """Fed by the dispatcher. Time never goes back; an event that does counts for the current second."""
+    """Fed by the dispatcher. Time never goes back: an event with an earlier time counts for the current second."""
 
     def __init__(self) -> None:
         self._second: int | None = None  # of the clock
@@ -175,7 +175,7 @@ class SignalBook:
         self._so_far = Stretch()  # seconds that are no whole stretch yet
         self._last_arrivals = 0
 
-    # ---- what happens to a request
+    # ---- events of a request
 
     def arrived(self, priority: int, num_prompt_tokens: int, ttft_slo_s: float, itl_slo_s: float, now: float) -> None:
         """It was let in."""
@@ -188,7 +188,7 @@ class SignalBook:
         counts.itl_slo_s += itl_slo_s
 
     def refused(self, now: float) -> None:
-        """It was turned away because there is too much to do."""
+        """A request was turned away because of too much load."""
         self._at(now).num_refused += 1
 
     def placed(self, wait_s: float, expected_output_tokens: float | None, now: float) -> None:
@@ -245,15 +245,15 @@ class SignalBook:
         stretch.num_output_tokens += num_output_tokens
 
     def left(self, num_output_tokens: int, now: float) -> None:
-        """The client went."""
+        """The client left."""
         stretch = self._at(now)
         stretch.num_left += 1
         stretch.num_output_tokens += num_output_tokens
 
-    # ---- what is told
+    # ---- results
 
     def short(self, now: float) -> WindowSignals:
-        current = self._at(now)  # before the others: it may close seconds
+        current = self._at(now)  # called first, because it may close seconds
         return self._window((*self._fine, current), now)
 
     def latest(self, now: float) -> WindowSignals:
@@ -290,7 +290,7 @@ class SignalBook:
         return self._now
 
     def _turn(self, second: int) -> None:
-        """Closes the current second, and those after it in which nothing happened."""
+        """Closes the current second, and the seconds after it in which nothing happened."""
         assert self._second is not None
         num_passed = min(second - self._second, LONG_S + COARSE_S)
         self._second = second

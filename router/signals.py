@@ -1,7 +1,7 @@
-"""What was asked of the cluster lately, how it did, and what there is: the picture that a planner decides from.
+"""The recent load, how well it was served, and the present workers: the picture that a planner decides from.
 
-Plain frozen values, also as JSON (`GET /cluster/signals`), so that a planner in another process, one in a simulator and
-a test see the same. `router.signal_book` counts what the windows are made of.
+These are plain frozen values, also available as JSON (`GET /cluster/signals`), so that a planner in another process,
+one in a simulator and a test all see the same. `router.signal_book` does the counting.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from slipstream.router.messages import Role
 from slipstream.router.placement.service_times import ServiceTimes
 from slipstream.router.roster import Roster, WorkerState
 
-NUM_POINTS = 10  # at 5, 15, ... 95 percent: enough to average over a distribution
+NUM_POINTS = 10  # at 5, 15, ... 95 percent, which is enough to average over a distribution
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of `count` values. `cv2` is the variance over the mean's square: 0 where all are alike, 1 where they are
-    exponential. Quantiles and `points` (at 5, 15, ... 95 percent; empty without values) are exact to 5 percent."""
+    """The distribution of `count` values. `cv2` is the variance over the square of the mean: 0 if all values are equal,
+    1 if they are exponential. Quantiles and `points` (at 5, 15, ... 95 percent; empty without values) are exact to 5
+    percent."""
 
     count: int = 0
     mean: float = 0.0
@@ -32,8 +33,8 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class ClassSignals:
-    """Requests of one priority class. The levels are means over its arrivals, each request's own or the cluster's.
-    `num_good` finished and kept both of theirs."""
+    """The requests of one priority class. The levels are means over its arrivals, of each request's own levels or else
+    the cluster's. `num_good` requests finished and kept both of their levels."""
 
     priority: int
     num_arrivals: int
@@ -61,16 +62,16 @@ class WindowSignals:
     span_s: float
     num_arrivals: int = 0
     num_refused: int = 0
-    num_failed: int = 0  # admitted, and ended with an error
-    num_left: int = 0  # the client went
+    num_failed: int = 0  # requests that were admitted and ended with an error
+    num_left: int = 0  # requests whose client left
     burstiness: float = 1.0
     isl: Spread = Spread()
     osl: Spread = Spread()
     expected_osl: float = 0.0
     foreseen_osl: float = 0.0
     num_prompt_tokens: int = 0  # of requests that had their first token
-    num_cached_tokens: int = 0  # of those
-    num_remote: int = 0  # of those requests, prefilled on a prefill group
+    num_cached_tokens: int = 0  # of these prompt tokens
+    num_remote: int = 0  # how many of these requests were prefilled on a prefill group
     num_output_tokens: int = 0  # of requests that ended
     queue_wait_s: Spread = Spread()
     ttft_s: Spread = Spread()
@@ -79,43 +80,44 @@ class WindowSignals:
 
     @property
     def offered_per_s(self) -> float:
-        """With those that were turned away."""
+        """Requests per second, including those that were turned away."""
         return (self.num_arrivals + self.num_refused) / self.span_s if self.span_s > 0 else 0.0
 
     @property
     def cached_share(self) -> float:
-        """Of prompt tokens, found in prefix caches."""
+        """The share of prompt tokens that were found in prefix caches."""
         return self.num_cached_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
 
     @property
     def ttft_attainment(self) -> float | None:
-        """Share of first tokens that came in time; None: none came at all."""
+        """The share of first tokens that came in time; None if there were none."""
         num_first = sum(one.num_first for one in self.classes)
         return sum(one.num_ttft_met for one in self.classes) / num_first if num_first else None
 
     @property
     def itl_attainment(self) -> float | None:
-        """Share of whole answers whose tokens came in time, on average; None: there was none."""
+        """The share of whole answers whose tokens came in time on average; None if there were none."""
         num_finished = sum(one.num_finished for one in self.classes)
         return sum(one.num_itl_met for one in self.classes) / num_finished if num_finished else None
 
     @property
     def attainment(self) -> float | None:
-        """Share of those that ended (failed ones among them, clients that went not) that kept both levels."""
+        """The share of ended requests that kept both levels. Failed ones are included, but not those whose client
+        left."""
         num_ended = sum(one.num_finished for one in self.classes) + self.num_failed
         return sum(one.num_good for one in self.classes) / num_ended if num_ended else None
 
 
 @dataclass(frozen=True, slots=True)
 class RoleTimes:
-    """Fitted service times of a pool, in seconds: see `placement.service_times`. `reality` is how much later first
-    tokens came than the times say, on average over the workers of the role."""
+    """The fitted service times of a pool, in seconds (see `placement.service_times`). `reality` is the factor by which
+    first tokens came later than predicted, on average over the workers of the role."""
 
     role: Role
-    decode: tuple[float, float, float]  # a step, a sequence, a token of context
-    prefill: tuple[float, float, float]  # a chunk, a new token, a pair of a new token and one before it
-    transfer: tuple[float, float]  # a hand-off, a page
-    gap: tuple[float, float]  # what the client waits for the second token after a hand-off: fixed, a page
+    decode: tuple[float, float, float]  # per step, per sequence, per token of context
+    prefill: tuple[float, float, float]  # per chunk, per new token, per pair of a new token and an earlier one
+    transfer: tuple[float, float]  # per hand-off, per page
+    gap: tuple[float, float]  # the client's wait for the second token after a hand-off: fixed part, per page
     reserve_s: float
     num_prefill_samples: int = 0
     num_decode_samples: int = 0
@@ -123,7 +125,7 @@ class RoleTimes:
 
     @classmethod
     def of(cls, role: Role, pool: ServiceTimes, other: ServiceTimes, workers: Iterable[WorkerState]) -> RoleTimes:
-        """A pool without samples is taken for like the other one, as placement does."""
+        """The times of a pool. One without samples is assumed to be like the other pool, as in placement."""
         times = ServiceTimes(pool, other)
         realities = [worker.times.reality for worker in workers]
         base_s, by_seq_s, by_token_s = times.decode
@@ -171,7 +173,7 @@ class WorkerSignals:
 
     @property
     def used_share(self) -> float:
-        """The larger share in use: of slots and pages where it decodes, of its queue where it prefills."""
+        """The share in use: of slots or pages (whichever is larger) for decode, of the queue for prefill."""
         if self.role == "prefill":
             return 1.0 - min(max(self.free_tokens / self.max_queued_tokens, 0.0), 1.0)
         return 1.0 - min(max(min(self.free_slots / self.max_slots, self.free_pages / self.num_pages), 0.0), 1.0)
@@ -232,7 +234,7 @@ class Signals:
 
 
 def role_times(roster: Roster) -> tuple[RoleTimes, ...]:
-    """Of both roles."""
+    """The service times of both roles."""
     roles: tuple[tuple[Role, Role], ...] = (("prefill", "decode"), ("decode", "prefill"))
     return tuple(
         RoleTimes.of(role, roster.pools[role], roster.pools[other], (w for w in roster if w.hello.role == role))

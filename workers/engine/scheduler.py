@@ -298,7 +298,7 @@ class Scheduler:
         return next((sequence for sequence in self._waiting if sequence.is_ready), None)
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Move a sequence from the queue into the batch. False if there are too few pages."""
+        """Move a sequence from the queue into the batch. False if there is no slot, or if there are too few pages."""
         if len(self._running) + self._num_reserved >= self._limits.max_num_seqs:
             return False
         if not self.pages.take(sequence, sequence.num_tokens, PageState.ACTIVE, self._growth_room()):

@@ -1,4 +1,4 @@
-"""One attempt on a mock worker, and the tokens that it says."""
+"""One attempt on a mock worker, and the tokens that it produces."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """Counts are tokens. `num_output` is the whole answer so far, with what attempts before have said."""
+    """One attempt. Counts are in tokens. `num_output` is the whole answer so far, including that of earlier
+    attempts."""
 
     request: EngineRequest
     key: AttemptKey
@@ -54,12 +55,12 @@ class Attempt:
     max_output: int
     lease: Lease[HashChain]
     tokens: array[int] | None  # prompt and output, for the prefix cache
-    has_begun: bool = False  # its prompt is being computed
+    has_begun: bool = False  # whether its prompt is being computed
     num_cached: int = 0
     ticket: HandoffTicket | None = None
-    source: PeerId | None = None  # where it has decoded before
-    stops: bool = False  # at the end of the step
-    due_s: float | None = None  # of the timer that counts; older ones do not
+    source: PeerId | None = None  # the worker that it decoded on before
+    stops: bool = False  # whether it is to stop at the end of the step
+    due_s: float | None = None  # the time of its current timer; older timers are ignored
 
     @property
     def num_tokens(self) -> int:
@@ -67,13 +68,13 @@ class Attempt:
 
     @property
     def num_sent_bytes(self) -> int:
-        """Of the pages that its ticket asks for."""
+        """The number of bytes of the pages that its ticket asks for."""
         ticket = self.ticket
         assert ticket is not None
         return ticket.num_pages * ticket.num_layers * ticket.num_kv_heads * ticket.head_bytes
 
     def know(self, token_ids: tuple[int, ...]) -> None:
-        """Tokens of its output that others have computed."""
+        """Adds output tokens that were computed elsewhere."""
         self.num_output += len(token_ids)
         if self.tokens is not None:
             self.tokens.extend(token_ids)

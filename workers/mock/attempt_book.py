@@ -1,4 +1,4 @@
-"""The attempts on a mock worker and the pages that they hold: who is taken in, what was cached, what is given back."""
+"""The attempts on a mock worker and their pages: which are accepted, how much was cached, what is given back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class AttemptBook:
     def __init__(self, profile: MockProfile, model: str) -> None:
         self.profile = profile
         self.pages = MockPages(profile.num_pages)
-        self.refusal: str | None = None  # why nothing new is taken
+        self.refusal: str | None = None  # why new attempts are refused, if they are
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self._model = model
@@ -39,7 +39,7 @@ class AttemptBook:
         return self._attempts.get(key)
 
     def admit(self, request: EngineRequest, state: State, num_room_tokens: int = 0) -> Attempt | Failed:
-        """A new attempt with pages for all its tokens and some more, or why not."""
+        """A new attempt with pages for all its tokens and some more; or the reason for refusing it."""
         key = (request.request_id, request.attempt)
         if self.refusal is not None:
             return Failed(*key, self.refusal, True)
@@ -80,18 +80,18 @@ class AttemptBook:
         return attempt
 
     def remove(self, attempt: Attempt) -> None:
-        """It is over here; its pages are given back."""
+        """An attempt has ended here; its pages are given back."""
         del self._attempts[attempt.key]
         self.pages.give_back(attempt.lease)
 
     # ---- its pages
 
     def find_more(self, attempt: Attempt) -> None:
-        """Looks again, for the prompts computed since it came."""
+        """Looks into the prefix cache again, for prompts that were computed since the attempt came."""
         self.pages.find_more(attempt.lease, self._max_shared(attempt.num_tokens))
 
     def known_tokens(self, attempt: Attempt) -> int:
-        """The tokens whose KV was in the prefix cache."""
+        """How many of its tokens were found in the prefix cache."""
         return attempt.lease.num_known * self.profile.page_tokens
 
     def count_cached(self, attempt: Attempt) -> None:
@@ -100,7 +100,7 @@ class AttemptBook:
         attempt.num_cached = num_found
 
     def fill_page(self, attempt: Attempt) -> None:
-        """Its last page is full: others may find it, and it needs another one."""
+        """The attempt's last page is full: it enters the prefix cache, and the attempt gets another one."""
         num_full = attempt.num_tokens // self.profile.page_tokens
         if attempt.lease.chain is not None:
             assert attempt.tokens is not None
@@ -109,11 +109,11 @@ class AttemptBook:
         self.hold(attempt, num_full + 1)
 
     def hold(self, attempt: Attempt, num_pages: int) -> None:
-        """It has at least so many pages from now on."""
+        """Gives the attempt at least so many pages."""
         num_missing = num_pages - attempt.lease.num_pages
         if num_missing > 0:
             self.pages.grow(attempt.lease, num_missing)
 
     def _max_shared(self, num_tokens: int) -> int:
-        """Pages that may be taken from the cache: the last token is always computed."""
+        """How many pages may be taken from the cache, as the last token is always computed."""
         return (num_tokens - 1) // self.profile.page_tokens

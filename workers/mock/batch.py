@@ -1,4 +1,4 @@
-"""The steps of a mock worker: who computes what, how long that takes by its profile, and which tokens come of it."""
+"""The steps of a mock worker: which attempts compute what, how long that takes by its profile, and the tokens."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from slipstream.workers.step_times import StepSampler
 
 
 class Batch:
-    """Prompts in a queue, and attempts that decode. A step takes one token of each of these, and of prompts in their
-    order what `max_step_tokens` leaves."""
+    """Queued prompts and decoding attempts. A step computes one token of each decoding attempt and then, within
+    `max_step_tokens`, the prompts in order."""
 
     def __init__(self, book: AttemptBook, timers: Timers, role: Role) -> None:
         self._book = book
@@ -23,7 +23,7 @@ class Batch:
         self._role = role
         self._queue: deque[Attempt] = deque()
         self._decoding: dict[AttemptKey, Attempt] = {}
-        self._context_tokens = 0  # of those that decode
+        self._context_tokens = 0  # the sum over decoding attempts
         self._step_chunks: list[tuple[Attempt, int]] = []  # prompt tokens in the current step
         self._step_decoding: list[Attempt] = []
         self._steps = StepSampler()
@@ -37,7 +37,7 @@ class Batch:
         return len(self._decoding)
 
     def decoding(self, key: AttemptKey) -> Attempt | None:
-        """The attempt, if it decodes here."""
+        """The attempt, if it is decoding here."""
         return self._decoding.get(key)
 
     def is_in_step(self, attempt: Attempt) -> bool:
@@ -45,17 +45,17 @@ class Batch:
         return attempt in self._step_decoding
 
     def stopping(self) -> list[Attempt]:
-        """Those that are to stand still at the end of the step."""
+        """The attempts that are to stop at the end of the step."""
         return [attempt for attempt in self._decoding.values() if attempt.stops]
 
     def step_times(self, now_s: float) -> StepTimes | None:
-        """The times of some steps, now and then: exactly what the profile says."""
+        """The times of some steps, now and then, which are exactly those of the profile."""
         return self._steps.due(now_s, self.step_ends_s is None)
 
-    # ---- who comes and who goes
+    # ---- adding and removing
 
     def enqueue(self, attempt: Attempt, now_s: float) -> None:
-        """Its prompt is to be computed here, but for what is cached."""
+        """Queues an attempt, whose prompt is to be computed here except for what is cached."""
         attempt.state = State.QUEUED
         attempt.due_s = None
         attempt.num_uncomputed = attempt.num_tokens - self._book.known_tokens(attempt)
@@ -69,13 +69,13 @@ class Batch:
         self._context_tokens += attempt.num_tokens
 
     def freeze(self, attempt: Attempt) -> None:
-        """It stands still, out of the batch."""
+        """Takes an attempt out of the batch."""
         del self._decoding[attempt.key]
         attempt.state, attempt.stops = State.FROZEN, False
         self._context_tokens -= attempt.num_tokens
 
     def drop(self, attempt: Attempt) -> None:
-        """Nobody wants it any more."""
+        """Drops an attempt that is no longer wanted."""
         if attempt.state is State.QUEUED:
             self.num_queued_tokens -= attempt.num_uncomputed
             if attempt in self._queue:
@@ -87,7 +87,7 @@ class Batch:
     # ---- steps
 
     def begin_step(self, now_s: float) -> None:
-        """If none is under way, and there is something to compute."""
+        """Begins a step, if none is under way and there is something to compute."""
         if self.step_ends_s is not None or not (self._queue or self._decoding):
             return
         profile = self._profile
@@ -117,7 +117,7 @@ class Batch:
             self._steps.add(sample, now_s)
 
     def end_step(self, now_s: float) -> list[TokenChunk]:
-        """The tokens that come of the step under way."""
+        """Ends the step under way and returns its tokens."""
         self.step_ends_s = None
         self.num_steps += 1
         chunks = []
@@ -147,7 +147,7 @@ class Batch:
         self._book.count_cached(attempt)
 
     def _prompt_computed(self, attempt: Attempt, now_s: float) -> TokenChunk:
-        """All of it is: its first token, and on with it, here or where its pages go."""
+        """A prompt is complete: returns its first token, and lets the attempt decode here or send its pages."""
         if self._role == "prefill":
             assert attempt.ticket is not None
             attempt.state = State.ARRIVING

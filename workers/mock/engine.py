@@ -1,14 +1,14 @@
-"""A worker's conduct without a model: credits, reservations, steps that take the time a profile says.
+"""A worker's behaviour without a model: credits, reservations, and steps that take the time given by a profile.
 
     Generate ---------------------> queued --steps--> decoding --> finished             (decode worker)
     Reserve --> reserved --Start--> arriving --transfer time--> decoding --> finished   (decode worker)
     Prefill ---------------------> queued --steps--> sending --transfer time--> gone    (prefill worker)
 
-`moves` has those that move while they decode, `batch` the steps. No sockets and no clock: messages and times in,
-messages out, so the same object runs behind a connection and under virtual time. Tokens are a function of the prompt
-and the position alone: a client can tell whether an answer that moved between workers is the one it would have got
-undisturbed (`attempt.expected_token`). They spell nothing, so a request whose output has to follow a guide is refused,
-as a real engine without a tokenizer refuses it.
+`moves` handles attempts that move while they decode, `batch` the steps. There are no sockets and no clock: it takes
+messages and times and returns messages, so the same object runs behind a connection and under virtual time. Tokens are
+a function of the prompt and the position alone, so a client can check whether an answer that moved between workers is
+the one it would have got otherwise (`attempt.expected_token`). They do not form text, so guided requests are refused,
+as by a real engine without a tokenizer.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SPENDING = (Generate, Reserve, Prefill, Adopt, Extend)  # messages that spend cr
 
 
 class MockEngine:
-    """One incarnation of a worker: a lost connection ends it, the next begins with a new one."""
+    """One incarnation of a worker. A lost connection ends it; the next connection begins with a new one."""
 
     def __init__(self, profile: MockProfile, role: Role, tickets: TicketOffice, model: str = "") -> None:
         self._profile = profile
@@ -65,7 +65,7 @@ class MockEngine:
         self._last_seq = 0
         self._told: Credits | None = None
 
-    # ---- what comes in
+    # ---- messages
 
     def handle(self, message: RouterMessage, now_s: float) -> Sequence[WorkerMessage]:
         """Answers at once; what takes time comes from `advance`."""
@@ -102,14 +102,14 @@ class MockEngine:
     # ---- time
 
     def next_deadline_s(self) -> float | None:
-        """When `advance` has something to do; a time that is past means now."""
+        """When `advance` will have something to do; a time in the past means now."""
         timer_s, step_ends_s = self._timers.next_s, self._batch.step_ends_s
         if step_ends_s is None or timer_s is None:
             return timer_s if step_ends_s is None else step_ends_s
         return min(timer_s, step_ends_s)
 
     def advance(self, now_s: float) -> Sequence[WorkerMessage]:
-        """Everything that is due, at most one step of it."""
+        """Does everything that is due, but at most one step."""
         out: list[WorkerMessage] = []
         while (attempt := self._timers.pop_due(now_s)) is not None:
             if attempt in self._book and (told := self._timer_due(attempt, now_s)) is not None:
@@ -125,7 +125,7 @@ class MockEngine:
             self._batch.begin_step(now_s)
         return out
 
-    # ---- what can be told
+    # ---- reports
 
     @property
     def pages(self) -> MockPages:
@@ -137,11 +137,11 @@ class MockEngine:
 
     @property
     def num_queued_tokens(self) -> int:
-        """Of prompts, not computed yet."""
+        """The number of prompt tokens that are not computed yet."""
         return self._batch.num_queued_tokens
 
     def credits(self) -> Credits | None:
-        """What is free, if that is news."""
+        """The present credits, if they have changed."""
         profile, refuses = self._profile, self._book.refusal is not None
         free = Credits(
             self._last_seq,
@@ -174,7 +174,7 @@ class MockEngine:
     # ---- attempts
 
     def _not_of_role(self, role: Role, request: EngineRequest) -> Failed | None:
-        """Why this worker does not do the work of another role."""
+        """The refusal of a request for the other role; None if this worker has that role."""
         if self._role == role:
             return None
         return Failed(request.request_id, request.attempt, f"this is a {self._role} worker", True)
@@ -230,7 +230,7 @@ class MockEngine:
         self._batch.drop(attempt)
 
     def _peer_lost(self, peer: PeerId) -> Sequence[WorkerMessage]:
-        """Whoever was sending to a worker that is gone, or waited for its pages, lets go."""
+        """Ends the attempts that were sending to a lost worker, or waiting for its pages."""
         out: list[WorkerMessage] = []
         for attempt in list(self._book):
             ticket = attempt.ticket

@@ -1,10 +1,10 @@
-"""Attempts that move to another mock worker while they decode: both ends of it.
+"""Attempts that move to another mock worker while they decode: both ends of a move.
 
     source        decoding --Migrate(freeze), end of the step--> frozen --Cancel: it goes on elsewhere--> gone
                                                                     '-----Resume--> decoding
     destination   Adopt ---> copying --transfer time--> copied --Extend--> copying ... or reserved --Start--> arriving
 
-As in `workers/engine/moves.py`, with pages that are counted and a network that is a time in the profile.
+It follows `workers/engine/moves.py`, but pages are only counted, and the network is a time in the profile.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Moves:
         return self._expect(attempt, message.num_room_tokens, now_s)
 
     def extend(self, message: Extend, now_s: float) -> WorkerMessage | None:
-        """It has got on at its source, and so the next pages are wanted. None: nobody waits for that."""
+        """The attempt has grown at its source, so the next pages are wanted. None if no attempt here waits for that."""
         attempt = self._book.get((message.request_id, message.attempt))
         if attempt is None or attempt.state is not State.COPIED:
             return None
@@ -45,7 +45,7 @@ class Moves:
         return self._expect(attempt, message.num_room_tokens, now_s)
 
     def _expect(self, attempt: Attempt, num_room_tokens: int, now_s: float) -> WorkerMessage:
-        """The next round: full pages come by themselves, the last ones when the first token here is known."""
+        """Begins the next round. Full pages arrive by themselves, the last ones once the first token here is known."""
         lease, num_full = attempt.lease, (attempt.num_tokens - 1) // self._profile.page_tokens
         first = min(lease.num_known, num_full)
         end = lease.num_pages if num_room_tokens else num_full
@@ -56,7 +56,7 @@ class Moves:
         return Reserved(*attempt.key, attempt.num_cached, attempt.ticket)
 
     def copied(self, attempt: Attempt, now_s: float) -> WorkerMessage:
-        """The pages of a round that was not the last one are here."""
+        """The pages of a round have arrived that is not the last one."""
         ticket, chain = attempt.ticket, attempt.lease.chain
         assert ticket is not None
         end = ticket.first_page + ticket.num_pages
@@ -70,7 +70,7 @@ class Moves:
     # ---- source
 
     def migrate(self, message: Migrate) -> WorkerMessage | None:
-        """What leaves here takes no time: the profile counts it where it arrives."""
+        """Sends an attempt away. This takes no time here, because the profile counts the time at the destination."""
         ticket = message.ticket
         attempt = self._batch.decoding((message.request_id, message.attempt))
         num_pages = self._profile.pages_for(attempt.num_tokens - 1) if attempt is not None else 0

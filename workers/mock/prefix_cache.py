@@ -1,4 +1,4 @@
-"""A mock worker's pages: how many are taken, and which prefixes the others still hold."""
+"""A mock worker's pages: how many are in use, and which prefixes the others still hold."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Chain = TypeVar("Chain", bound=PageChain)
 
 @dataclass(slots=True, eq=False)
 class Lease(Generic[Chain]):
-    """The pages of one attempt: the first `num_known` are known by the digests of its chain and may be shared, the
-    others are its own. `chain` is None where there is no prefix cache."""
+    """The pages of one attempt. The first `num_known` are known by the digests of its chain and may be shared; the
+    others are its own. `chain` is None if there is no prefix cache."""
 
     chain: Chain | None
     num_pages: int = 0
@@ -32,8 +32,8 @@ class Lease(Generic[Chain]):
 
 @dataclass(slots=True)
 class MockPages:
-    """Counts pages as the engine's `PagePool` does, without page numbers: a known page that loses its last lease stays
-    known till its room is needed, least recently used first. Of pages with the same content one is counted."""
+    """Counts pages like the engine's `PagePool`, but without page numbers. A known page that loses its last lease stays
+    known until its room is needed; the least recently used one goes first. Pages with equal content count once."""
 
     num_pages: int
     changes: CacheChanges = field(default_factory=CacheChanges)
@@ -47,20 +47,20 @@ class MockPages:
 
     @property
     def num_cached(self) -> int:
-        """Known pages without a lease."""
+        """The number of known pages without a lease."""
         return len(self._idle)
 
     @property
     def num_free(self) -> int:
-        """Those that hold nothing, and those that could be evicted."""
+        """The number of pages that hold nothing or could be evicted."""
         return self.num_pages - self._num_private - len(self._num_leases)
 
     def digests(self) -> Collection[bytes]:
         return [*self._num_leases, *self._idle]
 
     def take(self, chain: Chain | None, num_pages: int, max_shared: int) -> Lease[Chain] | None:
-        """A lease of so many pages, at most `max_shared` of which are found by the chain's digests; None if there are
-        not enough."""
+        """A lease of so many pages, of which at most `max_shared` may be found in the cache by the chain's digests;
+        None if there are not enough."""
         shared = self._match(chain, 0, max_shared)
         num_leased = sum(digest in self._num_leases for digest in shared) if shared else 0
         if num_pages - num_leased > self.num_free:
@@ -72,14 +72,15 @@ class MockPages:
         return lease
 
     def find_more(self, lease: Lease[Chain], max_shared: int) -> None:
-        """Others may have computed some of its pages meanwhile."""
+        """Looks again for known pages, because other attempts may have computed some of them meanwhile."""
         for digest in self._match(lease.chain, lease.num_known, max_shared):
             self._share(digest)
             self._num_private -= 1
             lease.num_known += 1
 
     def grow(self, lease: Lease[Chain], num_pages: int = 1) -> None:
-        """Pages of its own. There may be none left: a mock worker overdraws its pages rather than to preempt."""
+        """Adds pages to a lease, even if there are none left: a mock worker overdraws its pages rather than
+        preempting."""
         lease.num_pages += num_pages
         self._num_private += num_pages
         self._evict()
@@ -111,10 +112,10 @@ class MockPages:
                     del self._num_leases[digest]
                     self._idle[digest] = None
         lease.num_pages = lease.num_known = 0
-        self._evict()  # where more was leased than there is, less can stay known
+        self._evict()  # if more is leased than there is, less can stay known
 
     def _match(self, chain: PageChain | None, first: int, end: int) -> list[bytes]:
-        """Those of a chain's pages that are known from number `first` on, up to `end` or the first one that is not."""
+        """The known pages of a chain, from number `first` up to `end` or the first one that is unknown."""
         digests = chain.digests[first:end] if chain is not None else []
         for at, digest in enumerate(digests):
             if digest not in self._num_leases and digest not in self._idle:

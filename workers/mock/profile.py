@@ -1,4 +1,4 @@
-"""What a mock worker pretends to be: how large, and how fast."""
+"""What a mock worker pretends to be: its size and its speed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slipstream.router.messages import PROTOCOL_VERSION, Hello, Role
 
 @dataclass(frozen=True, slots=True)
 class MockProfile:
-    """Sizes in pages and tokens, times in seconds; the defaults are a large worker that takes no time at all.
+    """Sizes are in pages and tokens, times in seconds. The defaults are a large worker that takes no time at all.
 
     A step takes `step_s + decode_token_s * decoding sequences + prefill_token_s * prompt tokens + context_token_s *
     tokens that decoding sequences attend to`. Pages take `transfer_s + transfer_page_s * pages` to arrive. Tokens that
@@ -54,7 +54,7 @@ class MockProfile:
         return self.transfer_s + self.transfer_page_s * ticket.num_pages
 
     def hello(self, worker: PeerId, role: Role, model: str, address: TransferAddress) -> Hello:
-        """What such a worker of one rank says of itself, without a secret."""
+        """The Hello of such a worker with one rank, without the secret."""
         return Hello(
             version=PROTOCOL_VERSION,
             token="",

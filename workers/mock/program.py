@@ -1,4 +1,4 @@
-"""A mock worker as a process: the real wire protocol over a real connection, without a model and without torch.
+"""A mock worker as a process: it speaks the real protocol over a real connection, without a model and without torch.
 
 connect -> Hello -> Welcome -> serve ... -> connection lost -> again, as the next incarnation
                                          -> Drain for another role: finish what is here, then again, in that role
@@ -40,7 +40,7 @@ RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 1.0
 STATS_INTERVAL_S = 1.0
 CLOSE_TIMEOUT_S = 2.0
-# What a small model's pages would be; only sums of bytes that nobody sends depend on it.
+# The pages of a small model. Only statistics of bytes, which are never really sent, depend on this.
 NUM_LAYERS, NUM_KV_HEADS, HEAD_BYTES, SLAB_PAGES = 12, 4, 4096, 8
 NOWHERE = TransferAddress("127.0.0.1", 1)  # nothing is ever sent
 
@@ -62,20 +62,21 @@ class MockConfig:
 
 
 class MockWorker:
-    """Connects, serves, and connects again, till it is drained. Everything runs on one event loop.
+    """Connects, serves, and reconnects, until it is drained. Everything runs on one event loop.
 
-    Unlike a real worker, one that changes its role forgets its prefix cache, as it does with every new incarnation."""
+    Unlike a real worker, it forgets its prefix cache when it changes its role, as it does with every new
+    incarnation."""
 
     def __init__(self, config: MockConfig) -> None:
         self._config = config  # with the role of the next incarnation
-        # Epochs follow the wall clock: a process that is started anew has a later one.
+        # Epochs follow the wall clock, so a restarted process has a later one.
         worker = PeerId(config.name, time.time_ns() // 1_000_000)
         self._tickets = TicketOffice(worker, (NOWHERE,), SLAB_PAGES, NUM_LAYERS, NUM_KV_HEADS, HEAD_BYTES)
         self._serving: _Serving | None = None
         self._draining = False
 
     async def run(self) -> None:
-        """Returns after a drain that ends the worker. Raises WorkerFailed if the router will not have it."""
+        """Runs the worker. Returns after a drain that ends it; raises WorkerFailed if the router rejects it."""
         delay_s = RETRY_FIRST_S
         while not (self._draining and self._serving is None):
             self._serving = _Serving(self._config, self._tickets)
@@ -130,7 +131,7 @@ class _Serving:
         self.over: asyncio.Future[None] = self._loop.create_future()
 
     async def connect(self) -> None:
-        """Raises OSError where there is no router, WorkerFailed where it says no."""
+        """Connects to the router. Raises OSError if there is none, WorkerFailed if it rejects the worker."""
         config = self._config
         try:
             transport, _ = await self._loop.create_connection(
@@ -145,7 +146,7 @@ class _Serving:
         await self._welcome
 
     def drain(self, next_role: Role | None = None) -> None:
-        """The first drain counts."""
+        """Begins to drain. Only the first call counts."""
         if self.is_draining:
             return
         self.is_draining = True
@@ -154,7 +155,7 @@ class _Serving:
         self._take_turn_soon()
 
     async def close(self) -> None:
-        """What is queued for the router is sent, within a moment."""
+        """Closes the connection, after a moment to send what is queued."""
         for handle in (self._turn, self._timer, self._blocks_timer, self._stats_timer):
             if handle is not None:
                 handle.cancel()
@@ -196,14 +197,14 @@ class _Serving:
             self.over.set_result(None)
 
     def _take_turn_soon(self) -> None:
-        """Once whatever else the loop has to do is done: also for a step that is due at once, because `call_at` would
-        have it wait for the next millisecond now and then, as uvloop's clock counts in those."""
+        """Takes a turn after everything else that the loop has to do now. This is used even for a step that is due at
+        once, because `call_at` would sometimes delay it to the next millisecond, the resolution of uvloop's clock."""
         if self._turn is None:
             self._turn = self._loop.call_soon(self._take_turn)
 
     def _take_turn(self) -> None:
-        """One batch, as a real worker has one a step: answers to all that came, what a step that is due brings, and
-        what is free then."""
+        """Sends one batch, like a real worker in each step: the answers to all messages, the output of a step that is
+        due, and the credits after that."""
         self._turn = None
         now_s = time.monotonic()
         out, self._out = self._out, []
@@ -254,7 +255,7 @@ class _Serving:
 
 
 async def run_mock_workers(configs: Sequence[MockConfig]) -> None:
-    """Several mock workers in one process, till SIGTERM or SIGINT and the drain that follows. Raises WorkerFailed."""
+    """Runs several mock workers in one process, until SIGTERM or SIGINT has drained them. Raises WorkerFailed."""
     workers = [MockWorker(config) for config in configs]
 
     def drain() -> None:

@@ -1,4 +1,4 @@
-"""When an attempt on a mock worker is to be looked at again: pages have arrived, or a lease is over."""
+"""When attempts on a mock worker have to be looked at again, because pages have arrived or a lease has ended."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from slipstream.workers.mock.attempt import Attempt
 
 
 class Timers:
-    """An attempt has one at most: the last one that was set, `attempt.due_s`."""
+    """The timers. An attempt has at most one, the last that was set: `attempt.due_s`."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Attempt]] = []
@@ -21,11 +21,11 @@ class Timers:
 
     @property
     def next_s(self) -> float | None:
-        """Not later than the next one; what has been replaced by a later one may be named as well."""
+        """The time of the next timer, or an earlier time at which a replaced timer would have been due."""
         return self._heap[0][0] if self._heap else None
 
     def pop_due(self, now_s: float) -> Attempt | None:
-        """The first whose time has come. It has no timer any more."""
+        """The first attempt whose time has come, and whose timer is thereby removed."""
         while self._heap and self._heap[0][0] <= now_s:
             due_s, _, attempt = heapq.heappop(self._heap)
             if due_s == attempt.due_s:
