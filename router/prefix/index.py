@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from slipstream.router.messages import BlocksChanged, Hello, Role
@@ -280,12 +280,12 @@ class PrefixIndex:
         """(number of leading blocks, workers that have exactly so many of them), most first."""
         if not self._masks or not self._holders:
             return []
-        num_tokens = state.num_tokens
+        num_tokens, latest = state.num_tokens, self._latest
+        if latest is not None and latest[0] is state.blocks and latest[1:3] == (num_tokens, self._version):
+            return latest[3]
         chain = self._chain(state, num_tokens)
         # The last token is always computed, because the next one is sampled from its scores.
         num_usable = (num_tokens - 1) // chain.page_tokens
-        if self._latest is not None and self._latest[:3] == (chain, num_usable, self._version):
-            return self._latest[3]
         masks, ids = self._masks, chain.ids
         hits: list[tuple[int, int]] = []
         connected = self._role_masks["prefill"] | self._role_masks["decode"]
@@ -297,16 +297,20 @@ class PrefixIndex:
                 hits.append((num_blocks, mask ^ also))
                 mask = also
         hits.reverse()
-        self._latest = chain, num_usable, self._version, hits
+        self._latest = chain, num_tokens, self._version, hits
         return hits
 
-    def _store(self, holder: Holder, blocks: Iterable[int]) -> None:
+    def _store(self, holder: Holder, blocks: Sequence[int]) -> None:
         held, expected, masks, bit = holder.held, holder.expected, self._masks, holder.bit
+        come = expected.keys() & blocks
+        for block in come:
+            del expected[block]
+        held.update(come)
+        if len(come) == len(blocks):  # as nearly always
+            return
         room = self._max_entries - self._num_entries
         for block in blocks:
-            if expected.pop(block, None) is not None:
-                held.add(block)
-            elif block not in held:
+            if block not in held:
                 if room <= 0:
                     self._status.num_dropped += 1
                     continue
