@@ -43,6 +43,7 @@ class WorkerPages:
 
     async def drain(self, request: Request, exchange: Exchange, item: str) -> None:
         """Starts to empty a worker and answers 202. The worker's connection ends when it is empty."""
+        exchange.refuse_if_repeated()
         body = parse_body(request, DrainBody) if request.body else DrainBody()
         name = unquote(item)
         if not self._workers.drain_worker(name, body.next_role, body.migrate):

@@ -42,6 +42,7 @@ from slipstream.router.tokenizer import Tokenizer
 from slipstream.router.wire import FrameProtocol
 
 OWN_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/health/live"})
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # that may be asked twice
 TELL_COUNTS_S = 0.2  # how old the counts of a front on the metrics page may be
 
 log = logging.getLogger(__name__)
@@ -171,6 +172,8 @@ class DividedHandler:
             await self._front(request, exchange)
             return
         exchange.request_id = self._front.request_id_of(request)
+        if request.method not in SAFE_METHODS:
+            exchange.refuse_if_repeated()
         self._tell_counts()  # comes before the question, so that a page has all that its reader knows of
         answer = await self._dispatcher.ask(request, exchange.request_id)
         exchange.respond(answer.status, answer.body, answer.content_type, answer.headers)

@@ -124,6 +124,12 @@ class Exchange:
         else:
             self.respond(error.status, error.body(), JSON, error.headers)
 
+    def refuse_if_repeated(self) -> None:
+        """For what is not to be done twice. Raises HttpError if a router that was killed may have done it."""
+        if self.notes.is_repeated:
+            message = "The router was killed before it could answer. See whether it did what was asked, or ask again."
+            raise HttpError(503, message, kind="server_error", code="router_restarted", headers=(("retry-after", "1"),))
+
     async def drain(self) -> None:
         """Wait until the reader has caught up."""
         while self.congested:

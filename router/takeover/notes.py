@@ -24,8 +24,11 @@ def new_identity() -> Identity:
 class Notes(Protocol):
     """That a choice `got` tokens, or `ended`, counts as told to the client with the next bytes that are sent; `spoil`:
     what comes now could not be gone on with. `resumed` is how far a choice had come at the router before, None of a new
-    answer; one that `has_ended` there is computed to its end again, for the usage, and not sent."""
+    answer; one that `has_ended` there is computed to its end again, for the usage, and not sent. `is_repeated`: the
+    router before had begun with the request."""
 
+    @property
+    def is_repeated(self) -> bool: ...
     def identity(self) -> Identity: ...
     def resumed(self, choice: int) -> Resumed | None: ...
     def has_ended(self, choice: int) -> bool: ...
@@ -36,6 +39,8 @@ class Notes(Protocol):
 
 class NoNotes:
     """Of an answer that ends with its router."""
+
+    is_repeated = False
 
     def identity(self) -> Identity:
         return new_identity()
@@ -63,6 +68,10 @@ class JournalNotes:
         self._journal = journal
         self._before = before
         self._version = before.version if before is not None else ""
+
+    @property
+    def is_repeated(self) -> bool:
+        return self._before is not None
 
     def identity(self) -> Identity:
         if self._before is not None and self._before.identity is not None:

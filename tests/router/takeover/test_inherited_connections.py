@@ -19,11 +19,14 @@ from slipstream.router.config import HttpConfig
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange, Handler
 from slipstream.router.http.reader import STRANGERS_BODY_BYTES, CheckCaller, Request
+from slipstream.router.http.routes import Routes
 from slipstream.router.http.server import HttpServer
+from slipstream.router.messages import Role
 from slipstream.router.takeover.estate import Estate
 from slipstream.router.takeover.keeper import Keeper
 from slipstream.router.takeover.messages import Kind
 from slipstream.router.takeover.socket_bytes import socket_bytes
+from slipstream.router.worker_pages import WorkerPages
 
 TIMEOUT_S = 10.0
 BODY = bytes(STRANGERS_BODY_BYTES + 1)  # so large that the caller is looked at before it is taken
@@ -303,5 +306,46 @@ def test_a_connection_that_rests_for_a_while_takes_no_memory_for_its_answers(
         writer.close()
         await server.drain(TIMEOUT_S)
         await server.stop()
+
+    asyncio.run(main())
+
+
+class Workers:
+    """Answers only when it may, so that its server can be killed before."""
+
+    def __init__(self) -> None:
+        self.drained: list[str] = []
+
+    def drain_worker(self, name: str, next_role: Role | None = None, migrate: bool = True) -> bool:
+        self.drained.append(name)
+        return True
+
+
+class NeverAnswering(Exchange):
+    def respond(self, *answer: Any) -> None:
+        self.ended = True
+
+
+def test_a_drain_that_a_killed_router_may_have_begun_is_not_begun_again(keeper: Keeper) -> None:
+    workers, routes = Workers(), Routes()
+    WorkerPages(workers).add_to(routes)
+
+    async def drain_and_hang(request: Request, exchange: Exchange) -> None:
+        await routes(request, NeverAnswering(request, exchange._sink, exchange.notes))
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        server, port = await serve(keeper, drain_and_hang)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /cluster/workers/decode-0/drain HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+        while not workers.drained:
+            await asyncio.sleep(0)
+        following = await exchange_servers(keeper, server, routes)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), TIMEOUT_S)
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert workers.drained == ["decode-0"]
+        writer.close()
+        await following.drain(TIMEOUT_S)
+        await following.stop()
 
     asyncio.run(main())
