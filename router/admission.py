@@ -1,4 +1,5 @@
-"""Admission control: refuses requests when the queue is full or when their deadline is out of reach.
+"""Admission control: refuses requests that no worker could serve, and those for which there is too much load: the
+queue is full, or their deadline is out of reach.
 
 Refusing a request that would have been served is worse than letting one wait in vain. So a deadline counts as out of
 reach only if there is a queue, its pace is known, and even half of the predicted wait would be too long.
@@ -6,17 +7,45 @@ reach only if there is a queue, its pace is known, and even half of the predicte
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from slipstream.router.config import DispatchConfig
 from slipstream.router.generation import (
     DeadlineUnreachableError,
     GenerateRequest,
+    InvalidRequestError,
+    PromptTooLongError,
     QueueFullError,
     TenantQueueFullError,
 )
 from slipstream.router.pace import PlacementPace
+from slipstream.router.placement.capacity import refusal
+from slipstream.router.roster import WorkerState
 from slipstream.router.version_lanes import VersionLanes
+from slipstream.router.versions import Versions
 
 HOPE = 0.5  # the share of the predicted wait that a deadline is compared with
+
+
+def checked_prompt(request: GenerateRequest, versions: Versions, decode_workers: Sequence[WorkerState]) -> bytes:
+    """The prompt as packed int32. Raises InvalidRequestError or PromptTooLongError if no worker could serve the
+    request."""
+    if request.sampling.max_tokens < 1:
+        raise InvalidRequestError(f"max_tokens must be at least 1, got {request.sampling.max_tokens}")
+    try:
+        prompt_ids = request.packed_prompt()
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidRequestError(f"the prompt is not a list of token ids: {error}") from error
+    if not prompt_ids:
+        raise InvalidRequestError("the prompt is empty")
+    if request.version and not versions.is_known(request.version):
+        raise InvalidRequestError(f"version {request.version!r} of the model is not served")
+    refused = refusal(len(prompt_ids) // 4, decode_workers)
+    if refused is not None:
+        raise PromptTooLongError(refused)
+    if request.resumed is not None and len(request.resumed.output_ids) >= 4 * request.sampling.max_tokens:
+        raise InvalidRequestError("the output so far leaves no room for another token")
+    return prompt_ids
 
 
 def check_admission(

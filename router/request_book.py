@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from slipstream.router.actions import Action, Finish, Send
-from slipstream.router.admission import check_admission
+from slipstream.router.admission import check_admission, checked_prompt
 from slipstream.router.config import DispatchConfig
 from slipstream.router.deadlines import DeadlineRing, Deadlines
 from slipstream.router.generation import (
@@ -18,16 +18,13 @@ from slipstream.router.generation import (
     GenerationError,
     GenerationFinish,
     InvalidRequestError,
-    PromptTooLongError,
 )
-from slipstream.router.history import History, RequestRecord, Timeline
+from slipstream.router.history import History
 from slipstream.router.messages import Cancel, FinishReason, RouterMessage
 from slipstream.router.move import MoveResult
-from slipstream.router.output_log import OutputLog
 from slipstream.router.pace import UNKNOWN_INTERVAL_S, PlacementPace
 from slipstream.router.placement import progress
-from slipstream.router.placement.capacity import refusal
-from slipstream.router.placement.output_length import OutputLengths, prescribed
+from slipstream.router.placement.output_length import OutputForecast, OutputLengths, prescribed
 from slipstream.router.prefix.index import PrefixIndex
 from slipstream.router.queue import priority_class
 from slipstream.router.request_signals import RequestSignals
@@ -105,36 +102,13 @@ class RequestBook:
             self.totals.rejections[error.error.kind] += 1
             self.signals.refused(error.error.kind, now)
             raise
-        num_prompt_tokens = len(prompt_ids) // 4
-        output = OutputLog(request.sampling.max_tokens, request.resumed.output_ids if request.resumed else b"")
-        record = RequestRecord(
-            request.request_id,
-            request.tenant,
-            request.priority,
-            num_prompt_tokens,
-            Timeline(now),
-            names=request.names,
-            slo=request.slo,
-            session=request.session,
-            timeout_s=request.timeout_s,
-            max_output_tokens=request.sampling.max_tokens,
-            expected_output_tokens=request.expected_output_tokens,
-            output=output,
-            trace_id=request.trace_id,
-        )
-        state = RequestState(request, prompt_ids, output, record)
-        sampling = request.sampling
-        if sampling.ignore_eos and sampling.guide is None and not sampling.stop_token_ids:
-            state.forecast = prescribed(sampling.max_tokens)
-        else:
-            state.forecast = self.outputs.predict(
-                request.tenant, "", num_prompt_tokens, sampling.max_tokens, request.expected_output_tokens
-            )
+        state = RequestState.of(request, prompt_ids, now)
+        state.forecast = self._forecast(state)
         first = self._requests.get(request.first_choice) if request.first_choice else None
-        record.version = self._versions.choose(state, first.version if first is not None else None)
+        state.record.version = self._versions.choose(state, first.version if first is not None else None)
         self._requests[state.request_id] = state
-        self.history.add(record)
-        self.totals.num_prompt_tokens += num_prompt_tokens
+        self.history.add(state.record)
+        self.totals.num_prompt_tokens += state.num_prompt_tokens
         self.signals.arrived(state, now)
         self._request_deadlines.set(state.request_id, now + self._timeout_s(request))
         self._queue_deadlines.set(state.request_id, now)
@@ -144,29 +118,24 @@ class RequestBook:
             # not stand in front of everybody who comes shortly after.
             late_s = request.choice * (self.pace.interval_s(now) or UNKNOWN_INTERVAL_S)
         self.queue.push(state, late_s)
-        state.enter("queued", now, f"taken over with {len(output)} tokens" if request.resumed else "")
+        state.enter("queued", now, f"taken over with {len(state.output)} tokens" if request.resumed else "")
 
     def _checked_prompt(self, request: GenerateRequest, decode_workers: Sequence[WorkerState], now: float) -> bytes:
         if request.request_id in self._requests:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use")
-        if request.sampling.max_tokens < 1:
-            raise InvalidRequestError(f"max_tokens must be at least 1, got {request.sampling.max_tokens}")
-        try:
-            prompt_ids = request.packed_prompt()
-        except (ValueError, TypeError, OverflowError) as error:
-            raise InvalidRequestError(f"the prompt is not a list of token ids: {error}") from error
-        if not prompt_ids:
-            raise InvalidRequestError("the prompt is empty")
-        if request.version and not self._versions.is_known(request.version):
-            raise InvalidRequestError(f"version {request.version!r} of the model is not served")
-        refused = refusal(len(prompt_ids) // 4, decode_workers)
-        if refused is not None:
-            raise PromptTooLongError(refused)
+        prompt_ids = checked_prompt(request, self._versions, decode_workers)
         if request.resumed is None:
             check_admission(request, self.queue, self.pace, self._config, now)
-        elif len(request.resumed.output_ids) >= 4 * request.sampling.max_tokens:
-            raise InvalidRequestError("the output so far leaves no room for another token")
         return prompt_ids
+
+    def _forecast(self, state: RequestState) -> OutputForecast:
+        """How long the answer will probably be."""
+        request, sampling = state.request, state.request.sampling
+        if sampling.ignore_eos and sampling.guide is None and not sampling.stop_token_ids:
+            return prescribed(sampling.max_tokens)
+        return self.outputs.predict(
+            request.tenant, "", state.num_prompt_tokens, sampling.max_tokens, request.expected_output_tokens
+        )
 
     def _timeout_s(self, request: GenerateRequest) -> float:
         longest_s = self._config.request_timeout_s

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.generation import GenerateRequest, Phase, Usage
-from slipstream.router.history import RequestRecord
+from slipstream.router.history import RequestRecord, Timeline
 from slipstream.router.messages import EngineRequest
 from slipstream.router.move import Move
 from slipstream.router.output_log import OutputLog
@@ -75,6 +75,27 @@ class RequestState:
     def __post_init__(self) -> None:
         self.request_id = self.request.request_id
         self.num_prompt_tokens = len(self.prompt_ids) // 4
+
+    @staticmethod
+    def of(request: GenerateRequest, prompt_ids: bytes, now: float) -> RequestState:
+        """A request that is being admitted. `prompt_ids` is its prompt as packed int32."""
+        output = OutputLog(request.sampling.max_tokens, request.resumed.output_ids if request.resumed else b"")
+        record = RequestRecord(
+            request.request_id,
+            request.tenant,
+            request.priority,
+            len(prompt_ids) // 4,
+            Timeline(now),
+            names=request.names,
+            slo=request.slo,
+            session=request.session,
+            timeout_s=request.timeout_s,
+            max_output_tokens=request.sampling.max_tokens,
+            expected_output_tokens=request.expected_output_tokens,
+            output=output,
+            trace_id=request.trace_id,
+        )
+        return RequestState(request, prompt_ids, output, record)
 
     @property
     def version(self) -> str:
