@@ -58,8 +58,8 @@ class Credits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Gauges, and totals since the connection began. Sent about once a second if they have changed, and at once when the
-    last page in use was given back. `pages` counts pages by state (free, cached, active, reserved, held, draining),
+    """Gauges, and totals since the connection began. Sent about once a second if they have changed, and at once when
+    the last page in use was given back. `pages` counts pages by state (free, cached, active, reserved, held, draining),
     `counters` counts events by name."""
 
     num_running: int
