@@ -21,15 +21,15 @@ TIMEOUT_S = 10.0
 @click.command("explain")
 @click.argument("request_id", metavar="[ID]", required=False)
 @click.option("--last", metavar="N", type=click.IntRange(1, 1000), help="List the latest N requests instead.")
-@click.option("--name", metavar="CLUSTER", help="Which of the clusters that run on this machine.")
-@click.option("--url", help="A router's URL, for clusters elsewhere.")
-@click.option("--key", envvar=KEY_VARIABLE, help=f"API key, if it wants one [env: {KEY_VARIABLE}].")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--name", metavar="CLUSTER", help="The cluster, if several run on this machine.")
+@click.option("--url", help="The router's URL, for a cluster on another machine.")
+@click.option("--key", envvar=KEY_VARIABLE, help=f"The API key, if the router needs one [env: {KEY_VARIABLE}].")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def explain_command(
     request_id: str | None, last: int | None, name: str | None, url: str | None, key: str | None, as_json: bool
 ) -> None:
-    """Tell where a request ran, when, and why there. ID is the `id` of the answer or its x-request-id; without ID, the
-    latest requests are listed."""
+    """Show where and when a request ran, and why there. ID is the `id` of the answer or its x-request-id. Without ID,
+    the latest requests are listed."""
     if request_id is not None and last is not None:
         raise click.UsageError("give an ID or --last, not both")
     if name is not None and url is not None:

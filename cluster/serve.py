@@ -146,8 +146,10 @@ def take_terminal(log_dir: Path) -> TextIO:
 
 @click.command("serve")
 @click.argument("config", type=click.Path(path_type=Path))
-@click.option("--name", help="Another name than the configuration's.")
-@click.option("--port", type=click.IntRange(0, 65535), help="Another HTTP port than the configuration's; 0: any.")
+@click.option("--name", help="Overrides the name in the configuration.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Overrides the HTTP port in the configuration; 0: any free port."
+)
 @click.option("--timings", is_flag=True, help="Show where the time of the start went.")
 def serve_command(config: Path, name: str | None, port: int | None, timings: bool) -> None:
     """Serve CONFIG until Ctrl-C, on a Ray of its own or on the one that RAY_ADDRESS or the configuration names."""

@@ -36,15 +36,15 @@ class Look:
 
 @click.command("status")
 @click.argument("name", required=False)
-@click.option("--watch", is_flag=True, help="Show it again and again, till Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
 @click.option("--every", metavar="SECONDS", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True)
 @URL
 @TOKEN
-@click.option("--json", "as_json", is_flag=True, help="For programs; with --watch one line each time.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs; with --watch, one line each time.")
 def status_command(
     name: str | None, watch: bool, every: float, url: str | None, token: str | None, as_json: bool
 ) -> None:
-    """Show the clusters whose drivers run on this machine, the one called NAME, or one elsewhere."""
+    """Show the clusters whose drivers run on this machine, the one called NAME, or one on another machine."""
     with exit_told(), suppress(KeyboardInterrupt):
         elsewhere = ClusterChoice(None, url, token).operator() if url is not None else None
         while True:

@@ -38,49 +38,53 @@ OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
 @click.command("bench")
 @click.argument("where", metavar="[URL]", nargs=-1)
-@click.option("--name", metavar="CLUSTER", help="Instead of a URL: a cluster that runs on this machine.")
+@click.option("--name", metavar="CLUSTER", help="A cluster on this machine, instead of a URL.")
 @click.option("--endpoint", type=click.Choice(list(PATHS)), default=None, help="[default: chat]")
 @click.option("--model", default="", help="[default: the first one that the server has]")
 @click.option("--key", envvar=KEY_VARIABLE, help=f"API key [env: {KEY_VARIABLE}].")
 @click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="Sent with each request.")
 @click.option("--extra", metavar="JSON", default="{}", help="Further fields of each request's body.")
-@click.option("--insecure", is_flag=True, help="Take any TLS certificate.")
-@click.option("--tokenizer", type=EXISTING, help="Directory of the model, for prompts of exact lengths.")
+@click.option("--insecure", is_flag=True, help="Accept any TLS certificate.")
+@click.option("--tokenizer", type=EXISTING, help="Directory of the model, for prompts of exact length.")
 @click.option("--isl", type=click.FloatRange(1), default=512, show_default=True, help="Prompt tokens, mean.")
 @click.option("--isl-stddev", type=click.FloatRange(0), default=0.0)
 @click.option("--osl", type=click.FloatRange(1), default=128, show_default=True, help="Output tokens, mean.")
 @click.option("--osl-stddev", type=click.FloatRange(0), default=0.0)
-@click.option("--prefix-tokens", type=click.IntRange(0), default=0, help="Of each prompt, shared with others.")
-@click.option("--num-prefixes", type=click.IntRange(1), default=1, help="Different ones.")
-@click.option("--turns", type=click.FloatRange(1), default=1, help="Of a conversation, mean.")
+@click.option(
+    "--prefix-tokens", type=click.IntRange(0), default=0, help="Tokens of each prompt that are shared with others."
+)
+@click.option("--num-prefixes", type=click.IntRange(1), default=1, help="How many different shared prefixes there are.")
+@click.option("--turns", type=click.FloatRange(1), default=1, help="Turns of a conversation, mean.")
 @click.option("--turns-stddev", type=click.FloatRange(0), default=0.0)
-@click.option("--workload", metavar="TRACE", help="A trace, or a mix of requests (docs/workloads.md), instead.")
-@click.option("--speed", type=click.FloatRange(0, min_open=True), default=1.0, help="Of the trace.")
-@click.option("--input", "input_file", type=EXISTING, help="JSON lines with `prompt` or `messages`, instead.")
-@click.option("--concurrency", metavar="N[,N...]", help="Requests at a time; several: a sweep.")
-@click.option("--request-rate", metavar="R[,R...]", help="Requests a second; several: a sweep.")
+@click.option("--workload", metavar="TRACE", help="Use a trace, or a mix of requests (docs/workloads.md).")
+@click.option("--speed", type=click.FloatRange(0, min_open=True), default=1.0, help="Speed of the trace.")
+@click.option("--input", "input_file", type=EXISTING, help="Use a file of JSON lines with `prompt` or `messages`.")
+@click.option("--concurrency", metavar="N[,N...]", help="Requests at a time; several values: a sweep.")
+@click.option("--request-rate", metavar="R[,R...]", help="Requests per second; several values: a sweep.")
 @click.option("--arrivals", type=click.Choice(get_args(ArrivalKind)), default="poisson", show_default=True)
-@click.option("--burstiness", type=float, default=1.0, help="Of gamma arrivals; 1: Poisson, less: bursts.")
-@click.option("--request-count", type=click.IntRange(1), help="Of each level.")
+@click.option("--burstiness", type=float, default=1.0, help="Of gamma arrivals; 1: Poisson; less: bursty.")
+@click.option("--request-count", type=click.IntRange(1), help="Requests of each level.")
 @click.option("--duration", type=click.FloatRange(0, min_open=True), help="Seconds of each level.")
 @click.option("--warm-up", type=click.IntRange(0), default=4, show_default=True, help="Requests before each level.")
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True, help="Seconds.")
-@click.option("--goodput", "slos", multiple=True, metavar="METRIC:MS...", help="As ttft:500 itl:50.")
-@click.option("--no-stream", is_flag=True, help="Answers in one piece: no TTFT, no ITL.")
+@click.option(
+    "--goodput", "slos", multiple=True, metavar="METRIC:MS...", help="Limits of a good answer, as in ttft:500 itl:50."
+)
+@click.option("--no-stream", is_flag=True, help="Ask for answers in one piece: no TTFT, no ITL.")
 @click.option("--no-ignore-eos", is_flag=True, help="Do not send ignore_eos, which some servers refuse.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--json", "json_file", type=OUTPUT)
 @click.option("--csv", "csv_file", type=OUTPUT)
 @click.option("--html", "html_file", type=OUTPUT, help="A page with plots.")
-@click.option("--records", "records_file", type=OUTPUT, help="A line of JSON for each request.")
-@click.option("--compare", "earlier_file", type=EXISTING, help="JSON of an earlier run.")
+@click.option("--records", "records_file", type=OUTPUT, help="One line of JSON for each request.")
+@click.option("--compare", "earlier_file", type=EXISTING, help="Compare with the JSON of an earlier run.")
 @click.option(
-    "--profile", "profile_file", type=OUTPUT, help="Measure a Slipstream cluster for `sim` and `plan` instead."
+    "--profile", "profile_file", type=OUTPUT, help="Profile a Slipstream cluster for `sim` and `plan` instead."
 )
 def bench_command(**options: Any) -> None:
     """Measure any server that speaks the OpenAI API.
 
-    The tables are those of GenAI-Perf and AIPerf; docs/bench.md has examples. Ctrl-C ends it with a report so far.
+    The tables are those of GenAI-Perf and AIPerf; docs/bench.md has examples. Ctrl-C ends it, with a report so far.
     """
     try:
         code = run_bench(options)

@@ -14,11 +14,11 @@ from slipstream.cluster.cannot_tell import CannotTell
 from slipstream.cluster.operator.client import TOKEN_VARIABLE, OperatorClient, client_of
 from slipstream.cluster.run_state import cluster_here
 
-NAME = click.option("--name", metavar="CLUSTER", help="Which of the clusters that run on this machine.")
-URL = click.option("--url", help="The admin API of a cluster elsewhere.")
-TOKEN = click.option("--token", metavar="TOKEN", help=f"The operator's, for --url [env: {TOKEN_VARIABLE}].")
-JSON = click.option("--json", "as_json", is_flag=True, help="For programs: the last answer, whole.")
-DETACH = click.option("--detach", is_flag=True, help="Return when the change has been begun.")
+NAME = click.option("--name", metavar="CLUSTER", help="The cluster, if several run on this machine.")
+URL = click.option("--url", help="The admin API of a cluster on another machine.")
+TOKEN = click.option("--token", metavar="TOKEN", help=f"The operator's token, for --url [env: {TOKEN_VARIABLE}].")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print the last answer as JSON, for programs.")
+DETACH = click.option("--detach", is_flag=True, help="Return as soon as the change has begun.")
 
 
 @dataclass(frozen=True, slots=True)

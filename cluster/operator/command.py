@@ -19,7 +19,7 @@ from slipstream.router.messages import ROLES
 ASK_EVERY_S = 0.3
 RESTS = frozenset({"ready", "pending", "failed"})  # the states that a member does not leave by itself
 
-FLEET_JSON = click.option("--json", "as_json", is_flag=True, help="For programs: the fleet as it is at the end.")
+FLEET_JSON = click.option("--json", "as_json", is_flag=True, help="Print the fleet at the end as JSON, for programs.")
 
 
 @click.command("scale")
@@ -30,8 +30,8 @@ FLEET_JSON = click.option("--json", "as_json", is_flag=True, help="For programs:
 def scale_command(cluster: ClusterChoice, wanted: tuple[str, ...], detach: bool, as_json: bool) -> None:
     """Grow or shrink pools, as in `slipstream scale prefill=2 decode=3`.
 
-    New workers get requests once they have generated tokens; those that go give theirs to others first. Returns when
-    all is done, or when what is left waits for room.
+    New workers get requests once they have generated their first tokens. Workers that are removed hand over their
+    requests first. Returns when everything is done, or when what is left waits for room.
     """
     replicas: dict[str, int] = {}
     for role, count in map(_replicas, wanted):
@@ -44,7 +44,7 @@ def scale_command(cluster: ClusterChoice, wanted: tuple[str, ...], detach: bool,
 
 @click.command("drain")
 @click.argument("worker")
-@click.option("--no-migrate", is_flag=True, help="What runs there runs on there to its end.")
+@click.option("--no-migrate", is_flag=True, help="Let running requests end there instead of moving them.")
 @of_a_cluster
 @DETACH
 @FLEET_JSON
@@ -63,7 +63,7 @@ def drain_command(cluster: ClusterChoice, worker: str, no_migrate: bool, detach:
 @DETACH
 @FLEET_JSON
 def role_command(cluster: ClusterChoice, worker: str, role: str, detach: bool, as_json: bool) -> None:
-    """Let WORKER serve as a prefill or a decode worker, with the weights that it has in memory."""
+    """Make WORKER serve as a prefill or a decode worker, with the weights that it already has in memory."""
     with exit_told():
         operator = cluster.operator()
         begun = operator.post(_worker_path(worker, "role"), {"role": role})

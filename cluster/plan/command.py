@@ -31,17 +31,28 @@ OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command("plan")
-@click.option("--profile", "profiles", multiple=True, metavar="NAME|FILE", help="Of a worker; several TPs: repeat it.")
+@click.option(
+    "--profile", "profiles", multiple=True, metavar="NAME|FILE", help="Profile of a worker; repeat it for several TPs."
+)
 @click.option("--workload", default="mixed", show_default=True, help="A trace, a mix, or isl=2000,osl=200,rate=10.")
-@click.option("--requests", "-n", type=click.IntRange(20), default=1000, show_default=True, help="Simulated each time.")
-@click.option("--speed", type=click.FloatRange(0, min_open=True), default=1.0, help="Requests come so much faster.")
+@click.option(
+    "--requests",
+    "-n",
+    type=click.IntRange(20),
+    default=1000,
+    show_default=True,
+    help="How many requests to simulate each time.",
+)
+@click.option("--speed", type=click.FloatRange(0, min_open=True), default=1.0, help="Speed of the workload.")
 @click.option("--ttft-ms", type=click.FloatRange(0, min_open=True), default=500.0, show_default=True)
 @click.option("--itl-ms", type=click.FloatRange(0, min_open=True), default=50.0, show_default=True)
+@click.option("--devices", type=click.IntRange(1, MAX_WORKERS), help="Find the best use of so many GPUs (or workers).")
 @click.option(
-    "--devices", type=click.IntRange(1, MAX_WORKERS), help="GPUs (workers without) there are: the best use of them."
-)
-@click.option(
-    "--target", type=click.FloatRange(0, 1), default=0.95, show_default=True, help="Else: the fewest for so much."
+    "--target",
+    type=click.FloatRange(0, 1),
+    default=0.95,
+    show_default=True,
+    help="Without --devices: the share of requests to serve well.",
 )
 @click.option("--max-devices", type=click.IntRange(1, MAX_WORKERS), default=64, show_default=True)
 @click.option("--policy", "policies", multiple=True, type=click.Choice(POLICIES), help="[default: slo, kv]")
@@ -49,7 +60,7 @@ OUTPUT = click.Path(dir_okay=False, path_type=Path)
 @click.option("--seed", type=int, default=0)
 @click.option("--config", type=EXISTING, help="A deployment to change, for --write.")
 @click.option("--model", type=EXISTING, help="The model's directory, for --write.")
-@click.option("--write", "write_file", type=OUTPUT, help="Write the recommended deployment there.")
+@click.option("--write", "write_file", type=OUTPUT, help="Write the recommended deployment to this file.")
 @click.option("--json", "json_file", type=OUTPUT)
 @click.option("--html", "html_file", type=OUTPUT, help="A page with plots.")
 def plan_command(
@@ -74,7 +85,7 @@ def plan_command(
     """Should I disaggregate, and how?
 
     Simulates the workload on colocated and on separate workers of a profile (`slipstream bench --profile` measures
-    one) and recommends what serves most requests within the levels, or, without --devices, the fewest devices.
+    one), and recommends what serves most requests within the levels or, without --devices, the fewest devices that do.
     """
     try:
         if not 0 <= target <= 1:  # also catches NaN, which click's range lets pass

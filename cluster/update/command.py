@@ -24,15 +24,27 @@ PATH = "/v1/update"
 
 @click.command("update")
 @click.argument("config", required=False, type=click.Path(path_type=Path))
-@click.option("--surge", type=int, default=DEFAULTS.surge, show_default=True, help="Groups more than wanted, a role.")
 @click.option(
-    "--max-unavailable", type=int, default=DEFAULTS.max_unavailable, show_default=True, help="Groups fewer, a role."
+    "--surge", type=int, default=DEFAULTS.surge, show_default=True, help="How many more groups of each role may exist."
 )
-@click.option("--split", type=float, help="Percent of new requests for the new version; the update then waits.")
-@click.option("--auto", is_flag=True, help="With --split: go on, or back, by what is seen of the new version.")
-@click.option("--canary-s", type=float, default=DEFAULTS.canary_s, show_default=True, help="With --auto: at least.")
 @click.option(
-    "--min-requests", type=int, default=DEFAULTS.min_requests, show_default=True, help="With --auto: at least."
+    "--max-unavailable",
+    type=int,
+    default=DEFAULTS.max_unavailable,
+    show_default=True,
+    help="How many fewer groups of each role may serve.",
+)
+@click.option("--split", type=float, help="The new version's share of new requests, in percent; the update then waits.")
+@click.option("--auto", is_flag=True, help="With --split: continue or roll back by how the new version does.")
+@click.option(
+    "--canary-s", type=float, default=DEFAULTS.canary_s, show_default=True, help="With --auto: watch at least so long."
+)
+@click.option(
+    "--min-requests",
+    type=int,
+    default=DEFAULTS.min_requests,
+    show_default=True,
+    help="With --auto: wait for at least so many.",
 )
 @click.option("--start-timeout-s", type=float, default=DEFAULTS.start_timeout_s, show_default=True)
 @of_a_cluster
@@ -51,11 +63,11 @@ def update_command(
     detach: bool,
     as_json: bool,
 ) -> None:
-    """Exchange the workers of a running cluster for those of CONFIG, one by one and without a failed request.
+    """Update a running cluster to CONFIG, by exchanging its workers one by one, without a failed request.
 
-    With --url CONFIG is a file there. Without CONFIG: show the update that is under way, or the last one. With --split
-    the new version gets that share and the update waits for `slipstream split` or `slipstream rollback`. Ends with 1 if
-    it was rolled back.
+    With --url, CONFIG is a file on that machine. Without CONFIG, the update that is under way, or the last one, is
+    shown. With --split, the new version gets that share, and the update waits for `slipstream split` or `slipstream
+    rollback`. Exits with 1 if the update was rolled back.
     """
     if config is None:
         with exit_told():
@@ -82,9 +94,9 @@ def update_command(
 @of_a_cluster
 @JSON
 def split_command(cluster: ClusterChoice, shares: tuple[str, ...], as_json: bool) -> None:
-    """Divide new requests between the two versions of an update that waits, as in `slipstream split v1=50 v2=50`.
+    """Divide new requests between the two versions of a waiting update, as in `slipstream split v1=50 v2=50`.
 
-    All for the new version lets the update go on.
+    Giving everything to the new version lets the update continue.
     """
     weights: dict[str, float] = {}
     for share in shares:
@@ -104,9 +116,9 @@ def split_command(cluster: ClusterChoice, shares: tuple[str, ...], as_json: bool
 @DETACH
 @JSON
 def rollback_command(cluster: ClusterChoice, detach: bool, as_json: bool) -> None:
-    """Turn an update round: new requests go to the old version at once, then the new workers go.
+    """Roll an update back: new requests go to the old version at once, then the new workers are removed.
 
-    After an update: back to the version before.
+    After a completed update, update back to the previous version.
     """
     with exit_told():
         operator = cluster.operator()

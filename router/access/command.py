@@ -18,24 +18,28 @@ KEY_FILE = click.argument("file", type=click.Path(dir_okay=False, path_type=Path
 
 @click.group("keys")
 def keys_command() -> None:
-    """API keys: add, list and remove those of a file (router.access.keys_file)."""
+    """Add, list and remove API keys in a file (router.access.keys_file)."""
 
 
 @keys_command.command("add")
 @KEY_FILE
 @click.argument("name")
-@click.option("--tenant", help="Whose key it is; tenants share the cluster by tokens. Default: the name.")
-@click.option("--weight", type=float, help="The tenant's share beside the others. Default: 1.")
+@click.option(
+    "--tenant", help="The tenant that the key belongs to. Tenants share the cluster by tokens. Default: the name."
+)
+@click.option("--weight", type=float, help="The tenant's share, relative to the others. Default: 1.")
 @click.option("--requests-per-minute", type=float)
-@click.option("--tokens-per-minute", type=float, help="Prompt and output together.")
-@click.option("--max-concurrent", type=int, help="Sequences at a time; each choice is one.")
-@click.option("--max-priority", type=int, help="The most urgent (lowest) priority it may ask for. Default: 0.")
+@click.option("--tokens-per-minute", type=float, help="Of prompt and output together.")
+@click.option("--max-concurrent", type=int, help="Sequences at a time; each choice of an answer is one.")
+@click.option("--max-priority", type=int, help="The most urgent (lowest) priority that it may ask for. Default: 0.")
 @click.option("--model", "models", multiple=True, help="Only this model; may be given several times.")
 @click.option("--expires", help="A date, or a date and time, as in 2027-01-31T12:00:00Z.")
-@click.option("--admin", is_flag=True, help="May see metrics, status, and requests and usage of all.")
-@click.option("--shared-cache", is_flag=True, help="May find the KV of other tenants whose keys say the same.")
+@click.option("--admin", is_flag=True, help="May see metrics and status, and everybody's requests and usage.")
+@click.option(
+    "--shared-cache", is_flag=True, help="Shares cached KV with other tenants whose keys have this option, too."
+)
 def add_command(file: Path, name: str, models: tuple[str, ...], **options: Any) -> None:
-    """Make a key called NAME and show its secret, this once."""
+    """Make a key called NAME, and show its secret, this once."""
     secret = new_secret()
     entry: dict[str, Any] = {"name": name, "sha256": digest_of(secret.encode()).hex()}
     entry |= {field: value for field, value in options.items() if value not in (None, False)}
@@ -54,7 +58,7 @@ def add_command(file: Path, name: str, models: tuple[str, ...], **options: Any) 
 @keys_command.command("list")
 @KEY_FILE
 def list_command(file: Path) -> None:
-    """Show the keys, without their secrets, which nobody knows."""
+    """Show the keys, but not their secrets, which are not stored."""
     try:
         keys = read_keys(file)
     except KeyFileError as error:
@@ -80,7 +84,7 @@ def list_command(file: Path) -> None:
 @KEY_FILE
 @click.argument("name")
 def remove_command(file: Path, name: str) -> None:
-    """Take the key called NAME out of the file."""
+    """Remove the key called NAME from the file."""
     try:
         write_private(file, remove_key(file.read_text(encoding="utf-8"), name))
     except (OSError, UnicodeDecodeError, KeyFileError) as error:

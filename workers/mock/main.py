@@ -30,8 +30,13 @@ ROLES: dict[str, tuple[Role, ...]] = {"prefill": ("prefill",), "decode": ("decod
 @click.option("--model-version", default="", help="The version of the model.")
 @click.option("--name", default="mock", show_default=True, help="Prefix of the workers' names.")
 @click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="Workers of each role.")
-@click.option("--profile", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="YAML file.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Overrides a value of the profile.")
+@click.option(
+    "--profile",
+    "path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A YAML file with a profile.",
+)
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a value of the profile.")
 def mock_worker_command(
     router: str,
     role: str,
@@ -42,7 +47,7 @@ def mock_worker_command(
     path: Path | None,
     settings: tuple[str, ...],
 ) -> None:
-    """Workers without a model: they take the time a profile says and answer with made-up tokens.
+    """Run workers without a model, which take the time given by a profile and answer with made-up tokens.
 
     They speak the real protocol over real connections, so that a router can be measured and tested without engines.
     The workers' secret is read from SLIPSTREAM_WORKER_TOKEN. Profile keys: page_tokens, num_pages, max_slots,
