@@ -12,7 +12,7 @@ from ray.exceptions import RayError
 
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.fleet import MemberState
-from slipstream.cluster.follower import Follower
+from slipstream.cluster.follower import GIVE_UP_S, SERVING_S, SILENT_S, Follower
 from slipstream.cluster.kept import Kept, KeptGroup, Observer, Wish
 from slipstream.cluster.kept_router import KeptRouter
 from slipstream.cluster.members import Group, Member, Router, reason_of
@@ -27,6 +27,7 @@ M = TypeVar("M", bound=Member)
 
 NOT_SERVING: tuple[MemberState, ...] = ("new", "pending", "starting", "dead", "failed")
 PENDING_AFTER_S = 1.0
+LOOK_AT_ROUTER_S = 5.0
 OVERDUE_S = 15.0  # on top of `drain_timeout_s`, at which a worker ends its drain by itself
 
 
@@ -225,7 +226,37 @@ class Supervisor:
         self._observer.listening(addresses)
         self._serves(kept, "listening")
         await self.router.expect(self.expected)  # the numbers may have changed while the router started
-        return await kept.member.death()
+        death, silence = (asyncio.ensure_future(end) for end in (kept.member.death(), self._silence_of_router()))
+        try:
+            done, _ = await asyncio.wait([death, silence], return_when=asyncio.FIRST_COMPLETED)
+            return await (death if death in done else silence)
+        finally:
+            death.cancel()
+            silence.cancel()
+
+    async def _silence_of_router(self) -> str:
+        """Returns when the router has not answered for `GIVE_UP_S`: the next one goes on with its clients."""
+        kept = self.router
+        while True:
+            asked = asyncio.ensure_future(kept.member.versions())
+            asked_s = time.monotonic()
+            try:
+                while not asked.done():
+                    await asyncio.wait([asked], timeout=SERVING_S)
+                    waited_s = time.monotonic() - asked_s
+                    if asked.done() or waited_s < SILENT_S:
+                        continue
+                    if waited_s >= GIVE_UP_S:
+                        return f"did not answer for {GIVE_UP_S:g} s"
+                    if kept.status.state == "ready":
+                        patience_s = GIVE_UP_S - SILENT_S
+                        self._note(kept, "silent", f"does not answer; in {patience_s:g} s another one takes its place")
+            finally:
+                asked.cancel()
+                await asyncio.gather(asked, return_exceptions=True)  # an error is told by its death, too
+            if kept.status.state == "silent":
+                self._note(kept, "ready", "answers again")
+            await asyncio.sleep(LOOK_AT_ROUTER_S)
 
     async def _live_as_group(self, kept: KeptGroup) -> str:
         group = kept.member

@@ -21,6 +21,7 @@ from slipstream.cluster.supervisor import StartFailed, Supervisor
 from slipstream.router.addresses import Addresses, Endpoint
 from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.messages import Role
+from slipstream.router.version_status import VersionStatus
 from slipstream.workers.report import WorkerReport, WorkerState
 
 CONFIG = ClusterConfig(ModelConfig("/m"), restart=RestartConfig(backoff_s=0.001, backoff_max_s=0.002))
@@ -70,6 +71,13 @@ class FakeRouter(FakeMember):
     drained: list[tuple[str, Role | None, bool]] = field(default_factory=list)
     groups: dict[str, FakeGroup] = field(default_factory=dict)
     knows_workers: bool = True
+    hangs: bool = False  # its first incarnation
+    thawed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def versions(self) -> tuple[VersionStatus, ...]:
+        if self.hangs and self.num_launches == 1:
+            await self.thawed.wait()
+        return ()
 
     async def launch(self) -> None:
         self.begin()
@@ -321,6 +329,34 @@ def test_a_group_that_hangs_is_called_silent_and_started_again_if_it_stays_so(
                 group.hangs = False
             await it.until(lambda: it.state_of("decode-0") == "ready")
             assert group.num_launches == (1 if thaws else 2)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("thaws", [True, False])
+def test_a_router_that_hangs_is_called_silent_and_another_one_takes_its_place_if_it_stays_so(
+    monkeypatch: pytest.MonkeyPatch, thaws: bool
+) -> None:
+    monkeypatch.setattr(supervisor_module, "LOOK_AT_ROUTER_S", 0.001)
+    monkeypatch.setattr(supervisor_module, "SERVING_S", 0.001)
+    monkeypatch.setattr(supervisor_module, "SILENT_S", 0.0)
+    monkeypatch.setattr(supervisor_module, "GIVE_UP_S", 60.0)
+
+    async def run() -> None:
+        async with serving("decode") as it:
+            router = it.supervisor.router
+            it.router.hangs = True
+            await it.until(lambda: router.status.state == "silent")
+            assert it.router.num_kills == 0
+            if thaws:
+                it.router.hangs = False
+                it.router.thawed.set()
+            else:
+                monkeypatch.setattr(supervisor_module, "GIVE_UP_S", 0.0)
+                await it.until(lambda: router.status.state == "dead")
+                assert "did not answer" in router.status.detail
+            await it.until(lambda: router.status.state == "ready")
+            assert it.router.num_launches == (1 if thaws else 2)
 
     asyncio.run(run())
 
