@@ -17,7 +17,6 @@ wait for the next, up to the horizon, so that a load which follows the planner's
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from slipstream.cluster.fleet import FleetState
@@ -41,6 +40,7 @@ from slipstream.cluster.planner.demand import (
     local_share_of,
     mix_window,
 )
+from slipstream.cluster.planner.growth import ROOM, Shortage, choose
 from slipstream.cluster.planner.history import ChangeHistory
 from slipstream.cluster.planner.look import Look, figures
 from slipstream.cluster.planner.model import Demand, Outlook, outlook
@@ -48,7 +48,6 @@ from slipstream.cluster.planner.options import (
     Limits,
     Pools,
     actions_for,
-    candidates,
     max_step,
     smaller,
     towards,
@@ -57,12 +56,8 @@ from slipstream.cluster.planner.running import Running, running_of
 from slipstream.cluster.planner.worker_models import worker_models
 from slipstream.router.signals import Signals
 
-GAIN = 0.1  # of the requests have to be served in time that would not be, where nothing keeps the levels
-ROOM = 0.4  # of the margin: so much more load has to be bearable, too, or the next worker would come too late
 URGENT = 0.5  # of the target: below it twice as many workers change at once, and up to three come for each there is
 CLEARLY_SHORT = 0.8  # of the target: more than chance
-ALIKE = 0.02  # attainments that differ by less are the same
-ROOMS = (1.25, 1.5, 2.0, 3.0)  # times as much load: where roles are switched, to the split that bears most
 HAIR = 0.01  # of the requests
 WORTH = 0.05  # of the requests: roles are not switched for less, as the model is not that exact
 
@@ -218,9 +213,10 @@ class SloPlanner:
             ahead = 1.0  # roles can be switched again soon; what is started now has to last until more could be there
             if may_grow and planned.per_s > 0.0:
                 ahead = max(self._watch.rate(2.0 * lead_s + config.settle_s) / planned.per_s, 1.0)
-            late = running.in_time if is_late else None
             seen_attainment = self._seen_attainment(signals, running)
-            return self._grow(look, current, planned.per_s, ahead, seen_attainment, late)
+            late = running.in_time if is_late else None
+            shortage = Shortage(current, planned.per_s, ahead, seen_attainment, late, self._num_late_looks)
+            return self._grow(look, shortage)
         self._was_short = False
         if self._behind_since_s is not None and signals.oldest_wait_s > signals.slo_ttft_s:
             self._needed_all_s = now
@@ -278,73 +274,24 @@ class SloPlanner:
                 look.reject(pools, self._history.why_not(now))
         return self._hold(look, "holds", f"{look.pools} keeps the levels")
 
-    def _grow(
-        self,
-        look: Look,
-        current: Outlook,
-        planned_per_s: float,
-        ahead: float,
-        seen_attainment: float,
-        late: float | None,
-    ) -> PlannerDecision:
-        """The levels are not kept. What would, and if the load becomes `ahead` times as large? `late`: that few
-        of the answers that run are in time, whatever is predicted."""
+    def _grow(self, look: Look, shortage: Shortage) -> PlannerDecision:
+        """The levels are not kept. What would?"""
         config, history, now = self._config, self._history, look.now
-        best: tuple[tuple[float, ...], Pools] | None = None
-        # Near saturation a queue that has not built up yet may never: what is seen to hold is not left for a guess.
-        seen = late if late is not None else max(current.attainment, seen_attainment)
-        holds_now = seen >= config.target_attainment
-        serves = (
-            current.goodput_per_s if late is not None else max(current.goodput_per_s, seen_attainment * planned_per_s)
-        )
-        bears_now = self._bears(look, look.pools)
-        may_add, room = history.may_add(now), (1.0 + 1.25 * ROOM * config.margin) * ahead
-        for pools in candidates(look.pools, look.limits):
-            if pools == look.pools or pools.total < look.pools.total:
-                continue
-            predicted = look.outlook(pools)
-            holds = predicted.attainment >= config.target_attainment
-            cost = look.cost(pools, history)
-            if pools.total > look.pools.total and not may_add:
-                look.note(pools, predicted, "workers that were added lately have not come up")
-                continue
-            if holds:
-                with_room = look.outlook(pools, room).attainment >= config.target_attainment
-                bears = self._bears(look, pools)
-                if late is not None and pools.total == look.pools.total and bears <= bears_now:
-                    look.note(pools, predicted, "answers are late, and it bears no more than what is there")
-                    continue
-                rank: tuple[float, ...] = (0.0 if with_room else 1.0, pools.total, -bears, cost, -predicted.attainment)
-                look.note(pools, predicted, "more workers or changes than needed" if with_room else "holds, but barely")
-            elif predicted.goodput_per_s < serves + GAIN * planned_per_s or planned_per_s <= 0.0:
-                look.note(pools, predicted, "serves no more than what is there")
-                continue
-            elif (
-                self._num_late_looks == 1
-                and predicted.goodput_per_s < URGENT * config.target_attainment * planned_per_s
-            ):
-                look.note(pools, predicted, "does not keep the levels, and answers are late only since this look")
-                continue
-            else:
-                rank = (2.0, -round(math.log(predicted.goodput_per_s) / ALIKE), cost)
-                look.note(pools, predicted, "does not keep the levels")
-            if holds_now and rank[0] > 0.0:
-                continue  # no better than what is there: that holds barely, too
-            if best is None or rank < best[0]:
-                best = rank, pools
+        current, late, seen = shortage.current, shortage.late, shortage.kept
+        choice = choose(look, shortage, config, history)
 
         def kept(predicted: Outlook) -> str:
             """Of the requests, in time; where a cluster is overloaded, those that it could serve."""
-            could = predicted.goodput_per_s / planned_per_s if planned_per_s > 0.0 else 1.0
+            could = predicted.goodput_per_s / shortage.per_s if shortage.per_s > 0.0 else 1.0
             return f"{max(predicted.attainment, could):.0%}"
 
         said = f"{look.pools} is predicted to keep {kept(current)}"
         if late is not None:
             said += f", and of the answers that run {late:.0%} are in time"
-        if best is None:
+        if choice is None:
             return self._hold(look, "best_there_is", f"{said}, and nothing within the limits would do better")
-        goal = best[1]
-        if best[0][0] < 2.0 and goal.total == look.pools.total and look.outlook(goal).attainment < seen + WORTH:
+        goal = choice.pools
+        if choice.holds and goal.total == look.pools.total and look.outlook(goal).attainment < seen + WORTH:
             # It has more room; but roles switch in seconds, and can when there is more to be won.
             look.reject(goal, "not better by more than the model may be off")
             return self._hold(look, "holds", f"{said}, {goal} {kept(look.outlook(goal))}, which is as good")
@@ -364,18 +311,13 @@ class SloPlanner:
             return self._hold(look, "backed_off", f"{said}; {goal} would do better, but {history.why_not(now)}")
         look.reject(goal, "")
         self._way = (then, goal) if is_urgent and then != goal and goal.total == look.pools.total else None
-        reason: Reason = "slo" if best[0][0] < 2.0 else "goodput"
+        reason: Reason = "slo" if choice.holds else "goodput"
         why = f"{said}; {goal} {kept(look.outlook(goal))}" + ("" if then == goal else f", of which {then} is the way")
         return self._change(look, reason, why, then, actions)
 
     def _is_late(self, running: Running) -> bool:
         """Most of the answers that run are, and they are more than chance."""
         return running.num >= MIN_ARRIVALS and running.in_time < URGENT * self._config.target_attainment
-
-    def _bears(self, look: Look, pools: Pools) -> float:
-        """So many times the load."""
-        target = self._config.target_attainment
-        return max((one for one in ROOMS if look.outlook(pools, one).attainment >= target), default=1.0)
 
     def _seen_attainment(self, signals: Signals, running: Running) -> float:
         """Of the short window, the worse of first tokens, whole answers and those that run; 0 while requests wait, few
