@@ -61,6 +61,7 @@ def run_some(seeds: Sequence[int]) -> Report:
                 report.seen += Counter({f"placed: {reason}": n for reason, n in totals.placements.items()})
                 report.seen += Counter({f"retried: {cause}": n for cause, n in totals.retries.items()})
                 report.seen += Counter({f"migration: {result}": n for result, n in totals.migrations.items()})
+                report.seen += Counter({"rebalanced": totals.num_rebalanced})
             report.num_events += world.clock.num_events
         report.num_seeds += 1
     gc.enable()

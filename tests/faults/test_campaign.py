@@ -23,7 +23,7 @@ OUTCOMES = frozenset({"stop", "length", "abort", "shutting_down", "worker_failed
 CAUSES = ("worker_lost", "worker_failed", "unreachable", "reserve_timeout", "refused")
 RETRIES = frozenset({f"retried: {cause}" for cause in CAUSES})
 
-MOVES = frozenset({f"migration: {result}" for result in get_args(MoveResult)})
+MOVES = frozenset({"rebalanced", *(f"migration: {result}" for result in get_args(MoveResult))})
 
 
 @pytest.mark.timeout(600)
