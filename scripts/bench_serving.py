@@ -12,7 +12,9 @@ neighbour hits both alike; the table shows medians over the rounds.
                                                                      several, compared in the same way
 
 Prompts are random token ids, new ones for each request, so that no prefix cache helps; `ignore_eos` fixes the output
-length. Closed loop: each of `concurrency` clients sends its next request when the last one has ended.
+length. Closed loop: each of `concurrency` clients sends its next request when the last one has ended. Before each
+round all servers rest for `--rest` seconds: threads of a server may spin on after its last step (vLLM's on a CPU for
+about a second), and would take the cores from the server whose turn is next.
 ITL is (latency - TTFT) / (OSL - 1), the definition of GenAI-Perf.
 """
 
@@ -212,6 +214,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=24, help="per round and cell")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--vocab", type=int, default=1024, help="prompts use token ids below this")
+    parser.add_argument("--rest", type=float, default=2.0, help="seconds before each round")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -226,6 +229,7 @@ async def measure(urls: dict[str, str], args: argparse.Namespace) -> list[tuple[
         for round_number in range(-1, args.rounds):
             for mode, target in targets.items():
                 num_requests = concurrency if round_number < 0 else max(args.requests, concurrency)
+                await asyncio.sleep(args.rest)
                 result = await run_round(target, args.vocab, cell, num_requests, next(seeds))
                 if round_number >= 0:  # the first round only warms up
                     rounds[mode].append(result)
