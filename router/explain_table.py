@@ -12,7 +12,7 @@ WHO = (("tenant", "tenant"), ("session", "session_id"), ("version", "version"))
 
 def table(told: Json) -> str:
     """One request in full."""
-    parts = [_head(told), _predictions(told), _stages(told["attempts"])]
+    parts = [_head(told), _predictions(told), _stages(told["attempts"]), _moves(told["events"])]
     parts += [_decision(decision) for decision in told["decisions"]]
     if told["num_events_left_out"]:
         parts.append([f"{told['num_events_left_out']} events between the first and the latest ones were not kept."])
@@ -101,6 +101,14 @@ def _stages(attempts: Iterable[Json]) -> list[str]:
         if attempt["failure"]:
             rows.append((str(attempt["attempt"]), "failed", millis(attempt["end_s"]), "", "", attempt["failure"]))
     return columns(rows, "  ") if len(rows) > 1 else []
+
+
+def _moves(events: Iterable[Json]) -> list[str]:
+    """What became of an answer's moves between decode workers, and what they were for."""
+    rows = [
+        (millis(event["at_s"]), event["detail"]) for event in events if event["phase"] == "decode" and event["detail"]
+    ]
+    return columns([("AT", "MOVES"), *rows], "  ") if rows else []
 
 
 def _decision(decision: Json) -> list[str]:

@@ -10,6 +10,7 @@ import pytest
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
 from slipstream.router.config import MigrationConfig
 from slipstream.router.explain import explanation
+from slipstream.router.explain_table import table
 from slipstream.router.messages import (
     Adopt,
     Cancel,
@@ -87,6 +88,7 @@ def test_the_story_says_what_for() -> None:
     told = explanation(lab.dispatcher.record(adopt.request.request_id), 0.0)
     [why] = [event["detail"] for event in told["events"] if event["detail"].startswith("to move from a to b")]
     assert "ms a step, saves" in why
+    assert why in table(told)
 
 
 def test_what_has_moved_stays_until_it_is_twice_as_long() -> None:
