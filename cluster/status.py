@@ -84,7 +84,8 @@ def describe(
 
 def _service(signals: dict[str, Any]) -> Iterator[str]:
     """The recent load and how well it was served, one line per window."""
-    for window in (signals["short"], signals["long"]):
+    short, long = signals["short"], signals["long"]
+    for window in (short, long) if long["span_s"] > short["span_s"] else (short,):  # they are one at the beginning
         if not (window["num_arrivals"] or window["num_refused"] or window["ttft_s"]["count"]):
             continue
         ttft, itl = window["ttft_s"], window["itl_s"]
