@@ -29,6 +29,9 @@ CheckCaller = Callable[[bytes], object]
 
 CHUNK_SIZE = re.compile(rb"[0-9a-fA-F]{1,16}")
 
+# What is looked at before the body comes.
+FRAMING_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"authorization", b"expect", b"host"})
+
 ReaderState = Literal["idle", "header", "body", "broken"]
 
 
@@ -59,7 +62,7 @@ class RequestReader:
         self._arrived: deque[Request | HttpError] = deque()
         self._refusal: HttpError | None = None
         self._url = b""
-        self._headers: list[tuple[bytes, bytes]] = []
+        self._headers: list[tuple[bytes, bytes]] = []  # names in lower case
         self._header_bytes = 0
         self._kept_bytes = 0  # what the parser may keep to itself: an unfinished header or trailer has no bound there
         self._body = bytearray()  # one buffer: a list of chunks of a byte or two each would be thirty times as large
@@ -110,7 +113,7 @@ class RequestReader:
             # Java's HttpClient offers "Upgrade: h2c" with its first POST, and the parser then leaves the body
             # alone. A server may ignore the offer (RFC 9110, 7.8): parse the request again without it.
             replay = [b"%s %s HTTP/1.1\r\n" % (self._parser.get_method(), self._url)]
-            replay += [b"%s: %s\r\n" % header for header in self._headers if header[0].lower() != b"upgrade"]
+            replay += [b"%s: %s\r\n" % header for header in self._headers if header[0] != b"upgrade"]
             self._parser = httptools.HttpRequestParser(self)
             self._ignoring_upgrade = False
             self._parse(b"".join(replay) + b"\r\n" + data[upgrade.args[0] :])
@@ -157,7 +160,7 @@ class RequestReader:
     def on_header(self, name: bytes, value: bytes | None) -> None:
         self._kept_bytes = 0
         value = value or b""
-        self._headers.append((name, value))
+        self._headers.append((name.lower(), value))
         self._header_bytes += len(name) + len(value) + 4
         if self._header_bytes > self._max_header_bytes or len(self._headers) > MAX_HEADERS:
             raise self._fail(self._headers_too_large())
@@ -172,25 +175,27 @@ class RequestReader:
         self.state = "body"
         authorization, is_large, num_hosts = b"", False, 0
         for name, value in self._headers:
-            if len(name) == 14 and name.lower() == b"content-length":
+            if name not in FRAMING_HEADERS:
+                continue
+            if name == b"content-length":
                 # The parser has checked that it is a number.
                 if int(value) > self._max_body_bytes:
                     raise self._fail(self._body_too_large())
                 is_large = is_large or int(value) > STRANGERS_BODY_BYTES
-            elif len(name) == 17 and name.lower() == b"transfer-encoding":
+            elif name == b"transfer-encoding":
                 before, _, last = value.lower().rpartition(b",")
                 if before and last.strip() == b"chunked":
                     raise self._fail(
                         HttpError(501, "The only transfer coding served is chunked.", code="not_implemented")
                     )
                 is_large = True  # perhaps
-            elif len(name) == 13 and name.lower() == b"authorization":
+            elif name == b"authorization":
                 authorization = value
-            elif len(name) == 6 and name.lower() == b"expect":
+            elif name == b"expect":
                 if value.lower() != b"100-continue":
                     raise self._fail(HttpError(417, "The only expectation served is 100-continue.", param="Expect"))
                 self.expects_continue = version == "1.1"  # to an older client the answer would be a response
-            elif len(name) == 4 and name.lower() == b"host":
+            elif name == b"host":
                 num_hosts += 1
         if num_hosts > 1 or (num_hosts == 0 and version == "1.1"):  # RFC 9112, 3.2
             raise self._fail(HttpError(400, f"One Host header is needed, got {num_hosts}.", code="malformed_http"))
@@ -229,10 +234,9 @@ class RequestReader:
         if len(self._arrived) >= MAX_PIPELINED_REQUESTS:
             raise self._fail(HttpError(400, "Too many pipelined requests.", code="too_many_pipelined"))
         path, query = self._split_target()
-        headers: dict[bytes, bytes] = {}
-        for name, value in self._headers:
-            key = name.lower()
-            headers[key] = headers[key] + b", " + value if key in headers else value
+        headers = dict(self._headers)
+        if len(headers) < len(self._headers):
+            headers = joined(self._headers)
         body = self._whole_body or bytes(self._body)
         self._arrived.append(
             Request(
@@ -260,3 +264,11 @@ class RequestReader:
             raise self._fail(HttpError(400, "The request target is not a valid URL.", code="malformed_http")) from None
         path, _, query = target.partition("#")[0].partition("?")
         return (unquote(path, errors="replace") if "%" in path else path), query
+
+
+def joined(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """The values of repeated headers are joined with a comma."""
+    values: dict[bytes, bytes] = {}
+    for name, value in headers:
+        values[name] = values[name] + b", " + value if name in values else value
+    return values

@@ -153,8 +153,11 @@ class PrefixIndex:
         self._version += 1
         num_before = len(expected)
         until = now + EXPECTED_S
-        for block in new:
-            masks[block] = masks.get(block, 0) | bit
+        if masks.keys().isdisjoint(new):
+            masks.update(dict.fromkeys(new, bit))
+        else:
+            for block in new:
+                masks[block] = masks.get(block, 0) | bit
         expected.update(dict.fromkeys(new, until))
         self._num_entries += len(expected) - num_before
         self._placements.append((until, holder, new))
