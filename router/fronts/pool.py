@@ -11,6 +11,7 @@ import pickle
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,8 @@ from slipstream.router.wire import FrameProtocol, WireError
 
 FIRST_RETRY_S = 0.2
 MAX_RETRY_S = 5.0
+LOOK_EVERY_S = 5.0
+SILENT_S = 60.0  # fronts say something every second
 EXIT_TIMEOUT_S = 3.0  # after its connection is closed; then it is killed
 
 log = logging.getLogger(__name__)
@@ -73,6 +76,7 @@ class FrontPool:
         fronts = [self._spawn(slot) for slot in range(1, self._num_fronts + 1)]
         await asyncio.gather(*(front.listens for front in fronts))
         self._keepers = [asyncio.create_task(self._keep(front)) for front in fronts]
+        self._keepers.append(asyncio.create_task(self._end_silent()))
         return port
 
     async def take_over(self) -> None:
@@ -148,6 +152,20 @@ class FrontPool:
                 log.error("a front process does not start: %s", error)
                 retry_s = min(2 * retry_s, MAX_RETRY_S)
 
+    async def _end_silent(self) -> None:
+        """Kills fronts that were stopped or hang, because the system goes on giving them clients. The next front goes
+        on with those that have come."""
+        while True:
+            due_s = time.monotonic() + LOOK_EVERY_S
+            await asyncio.sleep(LOOK_EVERY_S)
+            now_s = time.monotonic()
+            for front in self._fronts:
+                if now_s - due_s > LOOK_EVERY_S:  # this process was held up, and has not read what they said
+                    front.heard_s = now_s
+                elif front.listens.done() and now_s - front.heard_s > SILENT_S:
+                    log.warning("front process %d says nothing any more and is killed", front.process.pid)
+                    front.process.kill()
+
     async def _end(self, front: _Front) -> None:
         await front.end()
         if front in self._fronts:
@@ -172,6 +190,7 @@ class _Front:
         self.listens: asyncio.Future[None] = loop.create_future()
         self.listens.add_done_callback(lambda future: future.exception())  # read, or the loop would complain
         self.lost: asyncio.Future[None] = loop.create_future()
+        self.heard_s = time.monotonic()
         self.protocol = FrameProtocol(self._received, self._on_lost, vocabulary=FRONTS)
         self.link = link_of(self._send)
         ours, theirs = socket.socketpair()
@@ -218,6 +237,7 @@ class _Front:
             self.protocol.abort(error)
 
     def _received(self, message: Any) -> None:
+        self.heard_s = time.monotonic()
         if isinstance(message, Listening):
             self.listens.set_result(None)
         else:

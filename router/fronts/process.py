@@ -43,6 +43,7 @@ from slipstream.router.wire import FrameProtocol
 
 OWN_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/health/live"})
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # that may be asked twice
+HEARTBEAT_S = 1.0  # after which counts are told again though they have not changed
 TELL_COUNTS_S = 0.2  # how old the counts of a front on the metrics page may be
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class FrontProcess:
         self._server: HttpServer | None = None
         self._count: Callable[[], Counts]
         self._told: Counts | None = None
+        self._told_s = 0.0  # of the loop's clock
         self._tell_timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
@@ -119,11 +121,11 @@ class FrontProcess:
     def _tell_counts(self) -> None:
         """What was counted until now, and again in a while."""
         self._stop_telling()
-        counts = self._count()
-        if counts != self._told:
-            self._told = counts
+        counts, loop = self._count(), asyncio.get_running_loop()
+        if counts != self._told or loop.time() - self._told_s >= HEARTBEAT_S:
+            self._told, self._told_s = counts, loop.time()
             self._link.send(counts)
-        self._tell_timer = asyncio.get_running_loop().call_later(TELL_COUNTS_S, self._tell_counts)
+        self._tell_timer = loop.call_later(TELL_COUNTS_S, self._tell_counts)
 
     def _stop_telling(self) -> None:
         if self._tell_timer is not None:

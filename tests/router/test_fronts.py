@@ -28,6 +28,7 @@ from slipstream.router.access.api_key import digest_of
 from slipstream.router.access.config import AccessConfig
 from slipstream.router.addresses import Addresses, Endpoint
 from slipstream.router.config import HttpConfig, RouterConfig
+from slipstream.router.fronts import pool as pool_module
 from slipstream.router.fronts.link import FrontLink
 from slipstream.router.fronts.messages import Answer, Ask, Submit
 from slipstream.router.fronts.pool import FrontPool
@@ -313,6 +314,25 @@ def test_a_front_that_is_killed_takes_its_own_streams_and_is_started_anew() -> N
                 exchange.writer.close()
             assert sum(map(ended_well, rests)) == NUM_CLIENTS - num_lost
             await until(lambda: len(pool.pids) == NUM_FRONTS and victim.process.pid not in pool.pids)
+            await asyncio.gather(*(front.listens for front in pool._fronts))
+            for _ in range(NUM_CLIENTS):
+                status, _ = await ask(addresses.http, "POST", "/v1/completions", completion(max_tokens=2))
+                assert status == 200
+
+    run(main, deadline_s=110)
+
+
+def test_a_front_that_was_stopped_is_killed_and_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "LOOK_EVERY_S", 0.5)
+    monkeypatch.setattr(pool_module, "SILENT_S", 4.0)
+
+    async def main() -> None:
+        async with routing() as (router, addresses, _):
+            pool = fronts_of(router)
+            victim, *others = pool.pids
+            os.kill(victim, signal.SIGSTOP)
+            await until(lambda: len(pool.pids) == NUM_FRONTS and victim not in pool.pids)
+            assert set(others) <= set(pool.pids)
             await asyncio.gather(*(front.listens for front in pool._fronts))
             for _ in range(NUM_CLIENTS):
                 status, _ = await ask(addresses.http, "POST", "/v1/completions", completion(max_tokens=2))
