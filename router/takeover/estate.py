@@ -224,8 +224,8 @@ class Estate:
         if self._rejoining is not None:
             self._rejoining.cancel()
             self._rejoining = None
-        self._loop = None
         self._close_link()
+        self._loop = None
         for inherited in self.connections:
             inherited.sock.close()
             inherited.kept.journal.close()

@@ -287,6 +287,11 @@ def waiting(sock: socket.socket, question: int) -> int:
     return int.from_bytes(fcntl.ioctl(sock, question, bytes(4)), "little")
 
 
+def journals_of(keeper: Keeper) -> list[int]:
+    """Descriptors of those that have come to it."""
+    return [fds[1] for kind, fds in keeper._places[0]._kept.values() if kind == Kind.CONNECTION]
+
+
 def test_a_connection_that_rests_for_a_while_takes_no_memory_for_its_answers(
     keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,8 +304,10 @@ def test_a_connection_that_rests_for_a_while_takes_no_memory_for_its_answers(
             writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
             await reader.readuntil(b"\r\n\r\n")
             await reader.readexactly(len(LARGE))
-            ((_, (_, journal)),) = [kept for kept in keeper._places[0]._kept.values() if kept[0] == Kind.CONNECTION]
             async with asyncio.timeout(TIMEOUT_S):
+                while not (journals := journals_of(keeper)):
+                    await asyncio.sleep(0.001)
+                (journal,) = journals
                 while os.fstat(journal).st_blocks * 512 > mmap.PAGESIZE:
                     await asyncio.sleep(0.001)
         writer.close()

@@ -477,3 +477,15 @@ def test_a_keeper_that_lets_go_ends_the_clients_and_frees_the_ports(keeper: Keep
         assert is_closed(client)
     socket.create_server(address).close()
     assert not start().estate.listening
+
+
+def test_a_closed_estate_leaves_nothing_with_the_loop(start: StartRouter) -> None:
+    async def main() -> None:
+        estate = start().estate
+        estate.attend()
+        assert estate._link is not None
+        fd = estate._link.fileno()
+        estate.close()
+        assert not asyncio.get_running_loop().remove_reader(fd)
+
+    asyncio.run(main())
