@@ -135,13 +135,28 @@ def mix_window(signals: Signals) -> WindowSignals | None:
 
 def answer_tokens(signals: Signals) -> float:
     """What answers to the requests that come now will be like. Those that have finished were begun long ago, so the
-    router's forecasts count, corrected by what the finished ones were beside the forecasts made for them."""
+    router's forecasts count, corrected by what the finished ones were beside the forecasts made for them: by as much as
+    both the short and the long window say, as forecasts learn by themselves, and chance is in the few of the short."""
     short, long = signals.short, signals.long
     latest_osl = signals.latest.expected_osl if has_shifted(signals) else 0.0
     forecast = latest_osl or short.expected_osl or long.expected_osl
-    if forecast and long.foreseen_osl and long.osl.count >= MIN_ARRIVALS:
-        return max(forecast * min(max(long.osl.mean / long.foreseen_osl, 0.5), 2.0), 1.0)
-    return max(forecast or long.osl.mean or 1.0, 1.0)
+    if not forecast:
+        return max(long.osl.mean, 1.0)
+    return max(forecast * _between(_surprise(short), _surprise(long)), 1.0)
+
+
+def _surprise(window: WindowSignals) -> float | None:
+    """So many times as long as forecast were the answers that ended; None where few did."""
+    if window.osl.count < MIN_ARRIVALS or not window.foreseen_osl:
+        return None
+    return min(max(window.osl.mean / window.foreseen_osl, 0.5), 2.0)
+
+
+def _between(one: float | None, other: float | None) -> float:
+    """The factor that is nearer to 1, and 1 itself where they lie on both sides of it. An unknown one says nothing."""
+    if one is None or other is None:
+        return (one if other is None else other) or 1.0
+    return max(min(one, other), 1.0) if one > 1.0 else min(max(one, other), 1.0)
 
 
 def backlog_of(signals: Signals) -> float:
