@@ -74,6 +74,8 @@ class Rebalancer:
                 (worker.times if are_known else pool).coefficients("decode"),
                 worker.load.num_seqs + num_seqs[worker],
                 worker.load.context_tokens + context[worker],
+                worker.times.coefficients("transfer"),
+                worker.hello.page_tokens,
             )
             for worker in workers
         }

@@ -41,16 +41,24 @@ class Stream(NamedTuple):
 @dataclass(slots=True)
 class Station:
     """A decode worker as it will be when all moves under way have come to their end. `decode` are its seconds a step, a
-    sequence and a token of context."""
+    sequence and a token of context, `transfer` those that pages take to get there: for one that sends any, and a page
+    of `page_tokens`."""
 
     decode: Sequence[float]
     num_seqs: int
     context_tokens: int
+    transfer: Sequence[float] = (0.0, 0.0)
+    page_tokens: int = 1
 
     def step_s(self, more_seqs: int = 0, more_tokens: int = 0) -> float:
         """With so many sequences more than there are."""
         base_s, by_seq_s, by_token_s = self.decode
         return base_s + by_seq_s * (self.num_seqs + more_seqs) + by_token_s * (self.context_tokens + more_tokens)
+
+    def transfer_s(self, num_tokens: int) -> float:
+        """Until the pages of so many tokens are here."""
+        base_s, by_page_s = self.transfer
+        return base_s + by_page_s * -(-num_tokens // self.page_tokens)
 
 
 class Gain(NamedTuple):
@@ -71,18 +79,20 @@ def best_move(
     own = []
     for stream in movable:
         to_s = target.step_s(1, stream.num_tokens)
-        if to_s <= FASTER * step_s:
+        # While its pages travel it goes on where it is.
+        left = stream.remaining_tokens - target.transfer_s(stream.num_tokens) / step_s
+        if to_s <= FASTER * step_s and left > 0.0:
             pause_s = step_s + to_s + MOVE_S
-            own.append((_cost_of(stream, step_s, stream.remaining_tokens * (to_s - step_s) + pause_s), stream, to_s))
+            own.append((_cost_of(stream, step_s, left * (to_s - step_s) + pause_s), stream, to_s, left))
     own.sort(key=lambda one: one[0])
     best: Gain | None = None
-    for cost_s, stream, to_s in own[:CANDIDATES]:
+    for cost_s, stream, to_s, left in own[:CANDIDATES]:
         left_s, met_s = source.step_s(-1, -stream.num_tokens) - step_s, to_s - target.step_s()
         for other in here:
             if other is not stream:
-                cost_s += _cost_of(other, step_s, left_s * min(other.remaining_tokens, stream.remaining_tokens))
+                cost_s += _cost_of(other, step_s, left_s * min(other.remaining_tokens, left))
         for other in there:
-            cost_s += _cost_of(other, to_s - met_s, met_s * min(other.remaining_tokens, stream.remaining_tokens))
+            cost_s += _cost_of(other, to_s - met_s, met_s * min(other.remaining_tokens, left))
         if cost_s < 0.0 and (best is None or -cost_s > best.seconds):
             best = Gain(stream, -cost_s, step_s, to_s)
     return best

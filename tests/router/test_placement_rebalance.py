@@ -83,3 +83,11 @@ def test_only_what_may_move_does() -> None:
     assert found is not None
     assert found.stream is here[7]
     assert best_move(station(20), station(0), [], here, []) is None
+
+
+def test_what_would_have_ended_before_its_pages_are_there_stays() -> None:
+    here = [stream(f"here-{number}", 100.0) for number in range(20)]
+    near = Station(DECODE, 0, 0, transfer=(0.0, 0.01), page_tokens=16)  # 0.2 s for 300 tokens: 7 of 100 steps
+    far = Station(DECODE, 0, 0, transfer=(0.0, 0.2), page_tokens=16)  # 3.8 s
+    assert best_move(station(20), near, here, here, []) is not None
+    assert best_move(station(20), far, here, here, []) is None
