@@ -48,7 +48,7 @@ class Rebalancer:
                 self._compare(workers, now)
 
     def _compare(self, workers: list[WorkerState], now: float) -> None:
-        stations = self._stations(workers)
+        stations = self._stations(workers, now)
         by_pace = sorted(workers, key=lambda worker: (stations[worker].step_s(), worker.name))
         for at in range(len(by_pace) // 2):
             source, target = by_pace[-1 - at], by_pace[at]
@@ -56,7 +56,7 @@ class Rebalancer:
                 return
             self._level(source, stations[source], target, stations[target], now)
 
-    def _stations(self, workers: list[WorkerState]) -> dict[WorkerState, Station]:
+    def _stations(self, workers: list[WorkerState], now: float) -> dict[WorkerState, Station]:
         """As they will be when what moves has moved."""
         num_seqs: dict[WorkerState, int] = defaultdict(int)
         context: dict[WorkerState, int] = defaultdict(int)
@@ -76,6 +76,7 @@ class Rebalancer:
                 worker.load.context_tokens + context[worker],
                 worker.times.coefficients("transfer"),
                 worker.hello.page_tokens,
+                worker.load.lately(now)[1],
             )
             for worker in workers
         }

@@ -19,7 +19,7 @@ from slipstream.cluster.planner.options import Pools, candidates
 GAIN = 0.1  # of the requests have to be served in time that would not be, where nothing keeps the levels
 ROOM = 0.4  # of the margin: so much more load has to be bearable, too, or the next worker would come too late
 ALIKE = 0.02  # attainments that differ by less are the same
-ROOMS = (1.25, 1.5, 2.0, 3.0)  # times as much load: where roles are switched, to the split that bears most
+ROOMS = (1.25, 1.5, 2.0, 3.0, 5.0, 8.0)  # times as much load: where roles are switched, to the split that bears most
 HARDLY_ANY = 0.5  # of the target: pools that would keep so little are no way out of what may be a burst
 RANK_NOT_HELD = 2.0
 
@@ -105,5 +105,9 @@ def _rank(
 
 def _bears(look: Look, pools: Pools, config: PlannerConfig) -> float:
     """So many times the load."""
-    target = config.target_attainment
-    return max((one for one in ROOMS if look.outlook(pools, one).attainment >= target), default=1.0)
+    bears = 1.0
+    for room in ROOMS:
+        if look.outlook(pools, room).attainment < config.target_attainment:
+            break
+        bears = room
+    return bears

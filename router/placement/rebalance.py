@@ -18,9 +18,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from slipstream.router.placement.estimate import MAX_SHARE
 from slipstream.router.placement.slo import STEP_NOISE, miss
 
-FASTER = 1.0 - STEP_NOISE  # of its step time at most, where it goes: less is within the error of step times
+FASTER = 0.85  # of its step time at most, where it goes: less is within the error of step times and shares of prompts
 MOVE_S = 0.02  # at least, beside two steps: orders and answers on their way
 CANDIDATES = 3  # of a worker, those that win most by going are looked at closely
 
@@ -42,18 +43,20 @@ class Stream(NamedTuple):
 class Station:
     """A decode worker as it will be when all moves under way have come to their end. `decode` are its seconds a step, a
     sequence and a token of context, `transfer` those that pages take to get there: for one that sends any, and a page
-    of `page_tokens`."""
+    of `page_tokens`. `prefill_share` of its time has gone into prompts lately."""
 
     decode: Sequence[float]
     num_seqs: int
     context_tokens: int
     transfer: Sequence[float] = (0.0, 0.0)
     page_tokens: int = 1
+    prefill_share: float = 0.0
 
     def step_s(self, more_seqs: int = 0, more_tokens: int = 0) -> float:
-        """With so many sequences more than there are."""
+        """The time between tokens with so many sequences more than there are."""
         base_s, by_seq_s, by_token_s = self.decode
-        return base_s + by_seq_s * (self.num_seqs + more_seqs) + by_token_s * (self.context_tokens + more_tokens)
+        step_s = base_s + by_seq_s * (self.num_seqs + more_seqs) + by_token_s * (self.context_tokens + more_tokens)
+        return step_s / (1.0 - min(self.prefill_share, MAX_SHARE))
 
     def transfer_s(self, num_tokens: int) -> float:
         """Until the pages of so many tokens are here."""

@@ -70,11 +70,18 @@ def test_a_level_that_can_still_be_kept_counts_for_more_than_one_that_is_lost() 
 
 def test_nobody_is_made_late_for_one_who_is_lost_already() -> None:
     """There it would be a little faster; but those 18 at 28 ms keep their level of 30 ms by a hair."""
-    lost = [stream(f"lost-{number}", 200.0, num_gaps=600, gap_s=0.1) for number in range(24)]
+    lost = [stream(f"lost-{number}", 200.0, num_gaps=600, gap_s=0.1) for number in range(26)]
     near = [stream(f"there-{number}", 200.0, gap_s=0.0299) for number in range(18)]
-    assert best_move(station(24), station(18), lost, lost, near) is None
+    assert best_move(station(26), station(18), lost, lost, near) is None
     easy = [stream(f"there-{number}", 200.0, gap_s=0.001) for number in range(18)]
-    assert best_move(station(24), station(18), lost, lost, easy) is not None
+    assert best_move(station(26), station(18), lost, lost, easy) is not None
+
+
+def test_where_prompts_take_the_time_steps_are_rarer() -> None:
+    here = [stream(f"here-{number}") for number in range(12)]
+    idle, busy = Station(DECODE, 0, 0, prefill_share=0.1), Station(DECODE, 0, 0, prefill_share=0.6)
+    assert best_move(station(12), idle, here, here, []) is not None
+    assert best_move(station(12), busy, here, here, []) is None
 
 
 def test_only_what_may_move_does() -> None:
