@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from slipstream.cluster import console
+from slipstream.cluster.planner.config import PlannerConfig
 from slipstream.cluster.planner.load import load_planner
 from slipstream.cluster.sim.config import POLICIES, FaultConfig, SimConfig, SimConfigError, Split, load_sim_config
 from slipstream.cluster.sim.profile import ProfileError
@@ -79,7 +80,7 @@ def sim_command(
         profile = find_profile(config.profile)
         workload = open_workload(config.workload, config.requests, config.speed, config.seed)
         if enabled:
-            load_planner(config.planner)
+            _check_planner(config.planner, config_file)
     except (SimConfigError, ProfileError, TraceError, ValueError) as error:
         console.error(str(error))
         sys.exit(2)
@@ -95,6 +96,15 @@ def sim_command(
     except OSError as error:
         console.error(f"{error.filename}: {error.strerror}")
         sys.exit(1)
+
+
+def _check_planner(config: PlannerConfig, config_file: Path | None) -> None:
+    """Raises SimConfigError if the class that it names cannot be had."""
+    try:
+        load_planner(config)
+    except ValueError as error:
+        where = f"{config_file}: " if config_file is not None else ""
+        raise SimConfigError(f"{where}planner.{error}") from error
 
 
 def _faults(faults: FaultConfig, **counts: int | None) -> FaultConfig:
