@@ -1,7 +1,7 @@
 """Moves running answers from decode workers that are slow for them to those that are faster.
 
-Now and then, while there is something to do, the slowest worker of a version is compared with the fastest, the second
-slowest with the second fastest, and so on (`placement.rebalance`). What is found is begun at once as a `migration`, or
+Now and then, while there is something to do, the slowest worker of a version is compared with the fastest, of many
+workers also the second slowest with the second fastest, and so on (`placement.rebalance`). What is found is begun at once as a `migration`, or
 forgotten. An answer that has moved stays until it is twice as long, so none moves more than a few times.
 """
 
@@ -17,6 +17,7 @@ from slipstream.router.request_state import RequestState
 from slipstream.router.roster import Roster, WorkerState
 
 LOOK_S = 0.25  # between two looks
+ENDS = 16  # of the workers such a part, at least one, is looked at at either end: between others there is little to win
 SURE_SAMPLES = 32  # of a worker's steps, from which on its own times are taken
 # An answer that has outlived its forecast goes on for half of what it has: of the lengths that are expected of anybody
 # (`output_length`), as many as that for one of 1,000 tokens, and more for shorter ones.
@@ -50,7 +51,7 @@ class Rebalancer:
     def _compare(self, workers: list[WorkerState], now: float) -> None:
         stations = self._stations(workers, now)
         by_pace = sorted(workers, key=lambda worker: (stations[worker].step_s(), worker.name))
-        for at in range(len(by_pace) // 2):
+        for at in range(max(len(by_pace) // ENDS, 1)):
             source, target = by_pace[-1 - at], by_pace[at]
             if stations[target].step_s(1) > FASTER * stations[source].step_s():
                 return
