@@ -1,8 +1,9 @@
 """Moves running answers from decode workers that are slow for them to those that are faster.
 
 Now and then, while there is something to do, the slowest worker of a version is compared with the fastest, of many
-workers also the second slowest with the second fastest, and so on (`placement.rebalance`). What is found is begun at once as a `migration`, or
-forgotten. An answer that has moved stays until it is twice as long, so none moves more than a few times.
+workers also the second slowest with the second fastest, and so on (`placement.rebalance`). What is found is begun at
+once as a `migration`, or forgotten. An answer that has moved stays until it is twice as long, so none moves more than a
+few times.
 """
 
 from __future__ import annotations
