@@ -6,7 +6,14 @@ import random
 
 import pytest
 
-from slipstream.cluster.planner.demand import DemandWatch, answer_tokens, demand_of, has_shifted, mix_window
+from slipstream.cluster.planner.demand import (
+    DemandWatch,
+    answer_tokens,
+    demand_of,
+    has_shifted,
+    is_answered,
+    mix_window,
+)
 from slipstream.router.signal_book import SignalBook
 from slipstream.router.signals import Signals
 
@@ -62,3 +69,43 @@ def test_a_few_prompts_of_another_kind_are_no_shift() -> None:
     for number in range(4):
         book.arrived(0, 50, 1.0, 0.05, 12.0 + number * 0.1)
     assert not has_shifted(signals_of(book, 13.0))
+
+
+def answered(book: SignalBook, num: int, foreseen: float, osl: int, now_s: float) -> None:
+    for _ in range(num):
+        book.finished(0, osl, foreseen, 0.02, True, True, now_s)
+
+
+def test_short_answers_that_have_ended_do_not_shorten_the_forecasts_of_long_ones() -> None:
+    book = SignalBook()
+    for number in range(20):
+        book.placed(0.0, 30.0 if number < 10 else 400.0, 0.5 * number)
+    answered(book, 20, 30.0, 30, 9.5)  # as forecast
+    for number in range(20):
+        book.placed(0.0, 400.0, 20.0 + 0.1 * number)
+    signals = signals_of(book, 22.0)
+    assert signals.long.osl.mean == 30
+    assert answer_tokens(signals) == pytest.approx(400)
+
+
+def test_forecasts_are_corrected_by_what_both_windows_say() -> None:
+    book = SignalBook()
+    answered(book, 40, 100.0, 200, 1.0)  # twice as long as forecast; by then it has learned nothing
+    book.placed(0.0, 100.0, 1.0)
+    assert answer_tokens(signals_of(book, 1.5)) == pytest.approx(200)
+    answered(book, 40, 180.0, 200, 30.0)  # forecasts have learned most of it
+    book.placed(0.0, 180.0, 30.0)
+    assert answer_tokens(signals_of(book, 30.5)) == pytest.approx(200)
+    answered(book, 40, 220.0, 200, 60.0)  # the short window takes them for too long: chance, or what is over
+    book.placed(0.0, 200.0, 60.0)
+    assert answer_tokens(signals_of(book, 60.5)) == pytest.approx(200)
+
+
+def test_answers_to_what_came_before_say_nothing_of_what_comes_now() -> None:
+    book = SignalBook()
+    answered(book, 10, 30.0, 30, 1.0)
+    book.placed(0.0, 30.0, 1.0)
+    assert is_answered(signals_of(book, 1.5))
+    for _ in range(9):
+        book.placed(0.0, 400.0, 2.0)
+    assert not is_answered(signals_of(book, 2.5))
