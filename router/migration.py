@@ -96,7 +96,7 @@ class Migrations:
         it."""
         if state.decode is None or state.request_id in self.wishes:
             return False
-        wish = _Wish(state.decode, to.peer, f": {why}", is_optional=True)
+        wish = _Wish(state.decode, to.peer, why, is_optional=True)
         if not self._takes(to, state, wish, now):
             return False
         self.wishes[state.request_id] = wish
@@ -188,7 +188,8 @@ class Migrations:
         source = wish.source
         self._roster.links.used(source.hello, destination.hello, now)
         self._book.send(destination, Adopt(seq, request, source.peer, source.hello.tp, room))
-        state.record.note("decode", now, state.attempt, f"to move from {source.name} to {destination.name}{wish.why}")
+        why = f": {wish.why}" if wish.why else ""
+        state.record.note("decode", now, state.attempt, f"to move from {source.name} to {destination.name}{why}")
 
     def find(self, worker: WorkerState, request_id: str, attempt: int) -> RequestState | None:
         """The request whose move a message of `worker` is about, if it is about one."""
