@@ -236,8 +236,9 @@ class SloPolicy:
     def _delay_of_next(self, job: Job, there: PrefillEstimate) -> float:
         """Each prompt that comes meanwhile starts later by this one's prefill. How close to its level it will be is not
         known; if that is as likely anywhere up to the level, so much of a share of them misses it by that."""
-        allowed_s = self._ttft_s + job.remaining_tokens * self._itl_s
-        return there.num_delayed * there.own_s * (1.0 + allowed_s / self._ttft_s)
+        own_s, ttft_s = there.own_s, self._ttft_s
+        share_missed = own_s / ttft_s if own_s < ttft_s else 1.0
+        return there.num_delayed * (own_s + share_missed * (ttft_s + job.remaining_tokens * self._itl_s))
 
     def _placement(
         self,
