@@ -1,4 +1,4 @@
-"""Random-weight Llama models to measure with: S (15M parameters, where overhead is everything) and M (125M)."""
+"""Random-weight Llama models to measure with: S (9M parameters, where overhead is everything) and M (125M)."""
 
 from __future__ import annotations
 
