@@ -28,11 +28,11 @@ Get = Callable[[str], tuple[int, bytes]]
 
 LONE_PROMPTS = (16, 128, 512, 1024, 2048, 3000)
 LONE_TIMES = 5
+LONE_PAUSE_S = 0.25  # a lone prompt finds sleeping threads and cold caches, which one right behind another does not
 CONCURRENCY = (1, 2, 4, 8, 16)
 WAVE_PROMPTS = (16, 512)
 WAVES = 3  # of each concurrency and length
 ANSWER_TOKENS = 64
-NEEDED_PROMPTS = 8  # of a role, for times of its own
 LINK_BYTES_PER_S = 1e9  # not measured: pages leave while the prompt is computed, and what comes after is the latency
 
 
@@ -58,11 +58,11 @@ class Wave:
 
 
 def calibrate(get: Get, target: Target, model_dir: Path) -> WorkerProfile:
-    """A profile of what runs behind `target`. Takes about fifteen seconds on two cores."""
+    """A profile of what runs behind `target`. Takes about 25 seconds on two cores."""
 
-    def ask(lengths: Sequence[int], num_output: int, concurrency: int, seed: int) -> list[Seen]:
+    def ask(lengths: Sequence[int], num_output: int, concurrency: int, seed: int, pause_s: float = 0.0) -> list[Seen]:
         arrivals = [Arrival(0.0, length, num_output) for length in lengths]
-        return asyncio.run(in_turn(target, arrivals, seed, concurrency))
+        return asyncio.run(in_turn(target, arrivals, seed, concurrency, pause_s))
 
     ask([600, 100, 1200, 30, 900, 300] * 2, 16, 3, seed=1)
     told = json.loads(get("/cluster/profile")[1])
@@ -75,7 +75,10 @@ def calibrate(get: Get, target: Target, model_dir: Path) -> WorkerProfile:
                 if (wave := wave_of(seen, length)) is not None:
                     waves.append(wave)
     lengths = [length for length in LONE_PROMPTS if length < longest] * LONE_TIMES
-    lone = [_lone(get, one, length) for one, length in zip(ask(lengths, 2, 1, seed=2), lengths, strict=True)]
+    lone = [
+        _lone(get, one, length)
+        for one, length in zip(ask(lengths, 2, 1, seed=2, pause_s=LONE_PAUSE_S), lengths, strict=True)
+    ]
     return profile_from(told["roles"], waves, lone, model_dir)
 
 
@@ -118,6 +121,7 @@ def profile_from(
     roles: Sequence[dict[str, Any]], waves: Sequence[Wave], lone: Sequence[LonePrompt], model_dir: Path
 ) -> WorkerProfile:
     sizes = {role["role"]: role for role in roles}
+    lengths = {one.num_tokens for one in lone}
     reserve_s = [one.reserve_s for one in lone if one.reserve_s is not None]
     exposed_s = [one.exposed_s for one in lone if one.exposed_s is not None]
     message_s = 0.5 * statistics.median(reserve_s) if reserve_s else 1e-3
@@ -127,8 +131,8 @@ def profile_from(
     def timed(role: Role) -> RoleProfile:
         size = unmeasured(sizes[role])
         own = [one for one in lone if one.role == role]
-        if len(own) < NEEDED_PROMPTS:
-            own = list(lone)
+        if not lengths <= {one.num_tokens for one in own}:
+            own = list(lone)  # prompts of some lengths do not say what others take
         features = [prefill_features(one.num_tokens, 0, size.max_step_tokens) for one in own]
         prefill = relative_fit(features, [max(one.prefill_s - 2 * message_s, 1e-4) for one in own])
         return size.timed(decode, prefill)

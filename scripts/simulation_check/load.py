@@ -92,15 +92,22 @@ async def at_their_times(target: Target, arrivals: Sequence[Arrival], seed: int)
         return list(await asyncio.gather(*map(one, arrivals, bodies)))
 
 
-async def in_turn(target: Target, arrivals: Sequence[Arrival], seed: int, concurrency: int) -> list[Seen]:
-    """So many at a time, in their order, each as soon as another has ended. Their times of arrival do not count."""
+async def in_turn(
+    target: Target, arrivals: Sequence[Arrival], seed: int, concurrency: int, pause_s: float = 0.0
+) -> list[Seen]:
+    """So many at a time, in their order, each `pause_s` after another has ended. Their times of arrival do not
+    count."""
     rng = random.Random(seed)
     waiting = iter([(target.body(arrival, rng), arrival.output_length) for arrival in arrivals])
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=TIMEOUT) as session:
         began_s = time.perf_counter()
 
         async def client() -> list[Seen]:
-            return [await _ask(session, target, body, num_output, began_s) for body, num_output in waiting]
+            seen = []
+            for body, num_output in waiting:
+                await asyncio.sleep(pause_s)
+                seen.append(await _ask(session, target, body, num_output, began_s))
+            return seen
 
         seen = await asyncio.gather(*[client() for _ in range(concurrency)])
     return sorted((one for some in seen for one in some), key=lambda one: one.arrived_s)

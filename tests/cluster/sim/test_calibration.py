@@ -48,6 +48,14 @@ def test_a_role_that_hardly_computed_prompts_is_taken_for_like_the_other_one() -
     )
 
 
+def test_a_role_that_computed_short_prompts_only_is_not_asked_what_long_ones_take() -> None:
+    lone = [lone_prompt(record(length, length > 512, 1.0), length, 1.0) for length in LENGTHS * 5]
+    profile = profile_from(ROLES, [Wave(1, 50.0, 6e-4)], lone, Path("/nowhere"))
+    for role in (profile.prefill, profile.decode):
+        assert role.prefill_s(16) == pytest.approx(TRUE.prefill_s(16), rel=1e-3)
+        assert role.prefill_s(3000) == pytest.approx(TRUE.prefill_s(3000), rel=1e-3)
+
+
 def test_gaps_are_those_in_which_all_decode() -> None:
     seen = Seen(0.0, 1.0, 1.5, 6, (1.0, 1.1, 1.25, 1.3, 1.4, 1.5))
     assert seen.gaps_between(1.1, 1.4) == pytest.approx([0.15, 0.05, 0.1])
