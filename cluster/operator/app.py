@@ -13,6 +13,7 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import HTTPConnection
 
@@ -45,11 +46,10 @@ class TokenBearer(HTTPBearer):
 
 def build_app(parts: DriverParts, routers: Sequence[APIRouter] = ()) -> FastAPI:
     """The application. `routers` are mounted beside the fleet's own; their calls need the token, too."""
-    app = FastAPI(
+    app = FastAPIOffline(  # a browser inside a cluster may reach no other host for the page's scripts
         title="Slipstream operator",
         version=__version__,
         description=DESCRIPTION,
-        dependencies=[Depends(TokenBearer(parts.token))],
         redoc_url=None,
         responses={401: {"description": "No token, or the wrong one."}},
     )
@@ -58,7 +58,7 @@ def build_app(parts: DriverParts, routers: Sequence[APIRouter] = ()) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(StarletteHTTPException, _refused)
     for router in (fleet_routes(parts), *routers):
-        app.include_router(router)
+        app.include_router(router, dependencies=[Depends(TokenBearer(parts.token))])
     return app
 
 

@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from slipstream.cluster.planner.config import PlannerConfig
 from slipstream.cluster.settings_file import ConfigError, SettingsFile
 from slipstream.cluster.workload.arrival import BLOCK_TOKENS
-from slipstream.router.config import PlacementConfig, PolicyName, SloConfig
+from slipstream.router.config import MigrationConfig, PlacementConfig, PolicyName, SloConfig
 
 MAX_WORKERS = 10_000  # of one router: each that joins costs it a look at all others
 
@@ -95,6 +95,7 @@ class SimConfig:
     policies: tuple[PolicyName, ...] = ("slo",)
     slo: SloConfig = field(default_factory=SloConfig)
     placement: PlacementConfig = field(default_factory=PlacementConfig)
+    migration: MigrationConfig = field(default_factory=MigrationConfig)
     planner: PlannerConfig = field(default_factory=PlannerConfig)
     faults: FaultConfig = field(default_factory=FaultConfig)
     queue_timeout_s: float = 120.0

@@ -122,6 +122,7 @@ class SimRun:
             policy=policy,
             slo=config.slo,
             placement=config.placement,
+            migration=config.migration,
             queue_timeout_s=config.queue_timeout_s,
             request_timeout_s=config.request_timeout_s,
             max_queued_requests=config.max_queued_requests,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import subprocess
 import sys
@@ -63,7 +64,14 @@ def test_the_api_describes_itself_to_everybody() -> None:
     told = asking(FakeFleet(), lambda client: client.get("/openapi.json", headers={"Authorization": ""})).json()
     assert {"/v1/fleet", "/v1/fleet/scale", "/v1/workers/{name}/drain", "/v1/workers/{name}/role"} <= set(told["paths"])
     assert told["components"]["securitySchemes"]
-    assert "swagger" in asking(FakeFleet(), lambda client: client.get("/docs")).text
+
+
+def test_the_page_that_shows_the_api_needs_no_other_host() -> None:
+    page = asking(FakeFleet(), lambda client: client.get("/docs", headers={"Authorization": ""})).text
+    loaded = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert any(path.endswith("swagger-ui-bundle.js") for path in loaded)
+    for path in loaded:
+        assert asking(FakeFleet(), lambda client, path=path: client.get(path)).status_code == 200, path
 
 
 def test_scaling_names_what_is_new() -> None:

@@ -15,7 +15,7 @@ from slipstream.cluster.sim.report import as_json, report_of
 from slipstream.cluster.sim.run import RunResult, SimRun, find_profile
 from slipstream.cluster.sim.world import World, WorldConfig
 from slipstream.cluster.workload.workload import Workload, open_workload
-from slipstream.router.config import DispatchConfig
+from slipstream.router.config import DispatchConfig, MigrationConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 SHARED = """{"timestamp": 0, "input_length": 2100, "output_length": 50, "hash_ids": [0, 1, 2, 3, 4]}
@@ -64,6 +64,15 @@ def test_a_worker_that_shares_its_cores_stays_slow_for_as_long_as_its_last_fault
     assert min(slow) > 3.0 * usual
     assert after
     assert max(after) < 2.0 * usual
+
+
+def test_answers_stay_where_they_are_without_rebalancing() -> None:
+    moving, staying = (
+        run(SimConfig(migration=MigrationConfig(rebalance=rebalance)), Split(1, 3), "mixed,rate=20")
+        for rebalance in (True, False)
+    )
+    assert moving.num_moves > 0
+    assert staying.num_moves == 0
 
 
 def test_shared_prefixes_are_found_in_the_caches(tmp_path: Path) -> None:
