@@ -1,4 +1,5 @@
-"""Live migration: running sequences move to other decode workers as these have room. `move` draws the automaton.
+"""Live migration: running sequences move to other decode workers while they decode. `move` draws the automaton of one
+move, `placement.destinations` chooses where it leads.
 
     source                          router                               destination
       |  ... decodes ...              |---- Adopt (all tokens so far) ------->|  pages, receives
@@ -14,13 +15,13 @@
       |                               |<--- HandedOff -----------------------|  decodes
       |<--- Cancel -------------------|                                      |
 
-Of a sequence with little to send there is only the last round. Whoever waits for room goes on where it is.
+A sequence with few pages to send has the last round only. While a wish waits for room, its request continues where it
+is. Sans-IO.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from itertools import islice
 
 from slipstream.kv_transfer.ticket import PeerId
@@ -40,39 +41,26 @@ from slipstream.router.messages import (
     Start,
     unpack_ids,
 )
-from slipstream.router.move import Move, MoveResult
+from slipstream.router.move import Move, MoveResult, MoveWish
+from slipstream.router.move_rounds import MoveRounds
 from slipstream.router.placement import progress
-from slipstream.router.placement.shortlist import shortlist
+from slipstream.router.placement.destinations import Destinations, may_move
 from slipstream.router.prefix.index import PrefixIndex
 from slipstream.router.prefix.sessions import Sessions
 from slipstream.router.request_book import RequestBook
 from slipstream.router.request_state import RequestState
 from slipstream.router.roster import Roster, WorkerState
 
-MAX_ROUNDS = 5  # of copying, the last included: each takes the time in which the pages of the next one fill
-MAX_TRIES = 5  # of one wish
-LOOKAHEAD = 32  # wishes that an event looks at
-MIN_ROOM_TOKENS = 4
-MAX_WITHOUT_ROOM = 4  # of those for whom there is no room now
-FIRST_LATE_TOKENS = 8.0
+LOOKAHEAD = 32  # wishes that one event looks at
+MAX_WITHOUT_ROOM = 4  # wishes for which one event looks for room in vain
 
 MoveMessage = Reserved | Copied | Frozen | HandedOff | Failed
 
 
-@dataclass(slots=True)
-class _Wish:
-    """A request is to leave `source`; `to` says where it shall go, if that matters. What `is_optional` is tried once.
-    `why` is for its story."""
-
-    source: WorkerState
-    to: PeerId | None = None
-    why: str = ""
-    is_optional: bool = False
-    num_tries: int = 0
-    avoid: set[PeerId] = field(default_factory=set)
-
-
 class Migrations:
+    """`wishes` are the requests that are to leave their worker, by id, in the order in which they are tried. Those
+    whose move is under way are among them."""
+
     def __init__(
         self, config: MigrationConfig, roster: Roster, book: RequestBook, index: PrefixIndex, sessions: Sessions
     ) -> None:
@@ -81,93 +69,65 @@ class Migrations:
         self._book = book
         self._index = index
         self._sessions = sessions
-        self.wishes: dict[str, _Wish] = {}  # by request id; those under way, too
-        self._late_tokens = FIRST_LATE_TOKENS  # that come between the last question and the stop, as was seen lately
+        self._destinations = Destinations(config, roster, index, sessions)
+        self._rounds = MoveRounds(config)
+        self.wishes: dict[str, MoveWish] = {}
 
-    # ---- who is to move
+    # ---- who moves
 
     def wish(self, state: RequestState, to: PeerId | None = None) -> None:
-        """The request is to go on elsewhere, as soon as it decodes and there is room."""
+        """The request is to continue elsewhere, as soon as it decodes and there is room."""
         if state.decode is not None and state.move is None:
-            self.wishes[state.request_id] = _Wish(state.decode, to)
+            self.wishes[state.request_id] = MoveWish(state.decode, to)
+
+    def leave(self, worker: WorkerState, states: Iterable[RequestState], now: float) -> None:
+        """The worker drains: `states`, which it has a part in, are to leave it, and those on their way to it stay away
+        unless their source stands still already."""
+        for state in states:
+            move = state.move
+            if move is not None and move.destination is worker:
+                if move.phase in ("asked", "copying"):
+                    self.stop(state, now, "ended", f"{worker.name} is draining")
+            elif move is not None and move.source is worker:
+                wish = self.wishes[state.request_id]
+                wish.is_optional, wish.to = False, None
+            elif state.decode is worker:
+                self.wish(state)
 
     def move_now(self, state: RequestState, to: WorkerState, why: str, now: float) -> bool:
-        """Begins a move that nobody has to wait for: False if it cannot be made at once, and what goes wrong later ends
-        it."""
+        """Begins a move that the request can do without: if it fails, it is not tried again. Returns False if it cannot
+        begin at once."""
         if state.decode is None or state.request_id in self.wishes:
             return False
-        wish = _Wish(state.decode, to.peer, why, is_optional=True)
-        if not self._takes(to, state, wish, now):
+        wish = MoveWish(state.decode, to.peer, why, is_optional=True)
+        if not self._destinations.takes(to, state, wish, self._rounds.room_tokens(state), now):
             return False
         self.wishes[state.request_id] = wish
         self._begin(state, wish, to, now)
         return True
 
     def begin_what_fits(self, now: float) -> None:
-        """Moves those for whom there is room."""
+        """Begins the moves that are wished for and for which there is room."""
         num_without_room = 0
         for request_id, wish in list(islice(self.wishes.items(), LOOKAHEAD)):
             state = self._book.get(request_id)
             if state is None or state.decode is not wish.source:
                 del self.wishes[request_id]
-            elif state.move is None and state.phase == "decode" and self.may_move(wish.source):
-                destination = self._destination(state, wish, now) if num_without_room < MAX_WITHOUT_ROOM else None
+            elif state.move is None and state.phase == "decode" and may_move(wish.source, self._config):
+                destination = None
+                if num_without_room < MAX_WITHOUT_ROOM:
+                    destination = self._destinations.best(state, wish, self._rounds.room_tokens(state), now)
                 if destination is not None:
                     self._begin(state, wish, destination, now)
                 else:
                     num_without_room += 1
 
-    def may_move(self, worker: WorkerState) -> bool:
-        """Not as many sequences leave it or come to it as may at once."""
-        return worker.num_moves < self._config.max_at_once
+    # ---- how a move goes
 
-    def _destination(self, state: RequestState, wish: _Wish, now: float) -> WorkerState | None:
-        """Where the rest of the answer costs least: what is not cached has to be sent, and steps there take their time.
-        None if nobody has room now."""
-        if not self._roster.has_decode_room(state.version):
-            return None
-        if wish.to is not None:
-            wanted = self._roster.get(wish.to)
-            return wanted if wanted is not None and self._takes(wanted, state, wish, now) else None
-        candidates = shortlist(state, self._roster, self._index, self._sessions, LOOKAHEAD)
-        best: tuple[float, WorkerState] | None = None
-        for worker in candidates.decodes:
-            if not self._takes(worker, state, wish, now):
-                continue
-            num_pages = worker.pages_for(state.num_tokens + self._room(state))
-            num_missing = num_pages - candidates.cached.get(worker, 0) // worker.hello.page_tokens
-            load = worker.load
-            step = worker.times.decode_step_s(load.num_seqs + 1, load.context_tokens + state.num_tokens)
-            num_left = max(state.expected_output_tokens - len(state.output), 1.0)
-            cost_s = worker.times.transfer_s(num_missing).seconds + num_left * step.seconds
-            if best is None or cost_s < best[0]:
-                best = cost_s, worker
-        return best[1] if best is not None else None
-
-    def _takes(self, worker: WorkerState, state: RequestState, wish: _Wish, now: float) -> bool:
-        """The sequence can go on there, and there is room for it now."""
-        ledger = worker.ledger
-        return (
-            worker is not wish.source
-            and worker.peer not in wish.avoid
-            and worker in self._roster.workers_of("decode", state.version)
-            and ledger.free_slots > 0
-            and ledger.free_pages >= worker.pages_for(state.num_tokens + self._room(state))
-            and self.may_move(worker)
-            and _suits(state, wish.source, worker)
-            and self._roster.links.is_open(wish.source.hello, worker.hello, now)
-        )
-
-    # ---- the way
-
-    def _begin(self, state: RequestState, wish: _Wish, destination: WorkerState, now: float) -> None:
+    def _begin(self, state: RequestState, wish: MoveWish, destination: WorkerState, now: float) -> None:
         wish.num_tries += 1
         num_cached = self._index.held_tokens(destination, state)
-        page_tokens = destination.hello.page_tokens
-        num_full = (state.num_tokens - 1) // page_tokens
-        is_last = num_full - num_cached // page_tokens < self._config.precopy_pages
-        room = self._room(state) if is_last else 0
-        num_pages = destination.pages_for(state.num_tokens + max(room, 1))
+        first = self._rounds.plan(state, destination, num_cached // destination.hello.page_tokens, 0)
         state.last_attempt += 1
         state.move = Move(
             wish.source,
@@ -175,31 +135,32 @@ class Migrations:
             state.last_attempt,
             now,
             len(state.output),
-            num_pages,
-            is_last,
-            num_full_pages=num_full,
+            first.num_pages,
+            first.is_last,
+            num_full_pages=first.num_full_pages,
         )
         destination.request_ids.add(state.request_id)
         for worker in (wish.source, destination):
             worker.num_moves += 1
         self._book.move_deadlines.set(state.request_id, now + self._config.timeout_s)
-        seq = destination.ledger.spend(Charge(slots=1, pages=num_pages))
+        seq = destination.ledger.spend(Charge(slots=1, pages=first.num_pages))
         request = state.engine_request()._replace(attempt=state.last_attempt)
         source = wish.source
         self._roster.links.used(source.hello, destination.hello, now)
-        self._book.send(destination, Adopt(seq, request, source.peer, source.hello.tp, room))
+        self._book.send(destination, Adopt(seq, request, source.peer, source.hello.tp, first.num_room_tokens))
         why = f": {wish.why}" if wish.why else ""
         state.record.note("decode", now, state.attempt, f"to move from {source.name} to {destination.name}{why}")
 
     def find(self, worker: WorkerState, request_id: str, attempt: int) -> RequestState | None:
-        """The request whose move a message of `worker` is about, if it is about one."""
+        """The request whose move a message of `worker` is about; None if the message is about no move, or an old
+        one."""
         state = self._book.get(request_id)
         if state is None or state.move is None or attempt != state.move.attempt:
             return None
         return state if worker is state.move.destination or worker is state.move.source else None
 
     def on_message(self, state: RequestState, worker: WorkerState, message: MoveMessage, now: float) -> None:
-        """Of a request that `find` has found."""
+        """Handles a message about the move of a request that `find` has returned."""
         move = state.move
         assert move is not None
         match message:
@@ -223,7 +184,7 @@ class Migrations:
         if move.is_last:
             self._book.move_deadlines.set(state.request_id, now + self._config.freeze_timeout_s)
         elif not ticket.num_pages:
-            return  # all of it is there, and `Copied` will say so
+            return  # the destination has all full pages in its cache, and will say so with `Copied`
         move.is_source_told = True
         self._book.send(
             move.source, Migrate(state.request_id, state.attempt, move.attempt, ticket, freeze=move.is_last)
@@ -233,22 +194,19 @@ class Migrations:
         if move.phase != "copying" or message.transfer_id != move.transfer_id:
             return
         destination = move.destination
-        page_tokens = destination.hello.page_tokens
-        num_full = (state.num_tokens - 1) // page_tokens
+        upcoming = self._rounds.plan(state, destination, move.num_full_pages, move.num_rounds)
         move.num_bytes += message.num_bytes
         move.num_rounds += 1
         move.phase = "asked"
-        move.is_last = num_full - move.num_full_pages < self._config.precopy_pages or move.num_rounds == MAX_ROUNDS
-        move.num_full_pages = num_full
-        room = self._room(state) if move.is_last else 0
-        num_pages = destination.pages_for(state.num_tokens + max(room, 1))
-        seq = destination.ledger.spend(Charge(pages=max(num_pages - move.num_pages, 0)))
-        move.num_pages = max(num_pages, move.num_pages)
+        move.is_last = upcoming.is_last
+        move.num_full_pages = upcoming.num_full_pages
+        seq = destination.ledger.spend(Charge(pages=max(upcoming.num_pages - move.num_pages, 0)))
+        move.num_pages = max(upcoming.num_pages, move.num_pages)
         missed = self._missed(state, move)
-        self._book.send(destination, Extend(seq, state.request_id, move.attempt, missed, room))
+        self._book.send(destination, Extend(seq, state.request_id, move.attempt, missed, upcoming.num_room_tokens))
 
     def on_frozen(self, worker: WorkerState, message: Frozen, now: float) -> None:
-        """The source stands still, and has told all its tokens."""
+        """The source stands still, and has sent all its tokens to the router."""
         state = self._book.get(message.request_id)
         move = state.move if state is not None and state.attempt == message.attempt else None
         if state is None or move is None or worker is not move.source or move.phase != "freezing":
@@ -259,7 +217,7 @@ class Migrations:
             self.stop(state, now, "failed", detail)
             return
         move.phase = "starting"
-        self._learn_late(len(state.output) - move.num_known_tokens)
+        self._rounds.observe_late(len(state.output) - move.num_known_tokens)
         missed = self._missed(state, move)
         self._book.send(move.destination, Start(state.request_id, move.attempt, missed))
         if move.has_landed:
@@ -278,24 +236,15 @@ class Migrations:
         if move.phase == "starting":
             self._take_over(state, move, now)
 
-    def _room(self, state: RequestState) -> int:
-        """Tokens that may come until the source has stopped: pages for more of them are sent for nothing, for fewer the
-        move is off."""
-        num_left = max(state.request.sampling.max_tokens - len(state.output), 1)
-        return min(max(int(2 * self._late_tokens), MIN_ROOM_TOKENS), num_left)
-
-    def _learn_late(self, num_tokens: int) -> None:
-        self._late_tokens = max(num_tokens, 0.8 * self._late_tokens)
-
     def _missed(self, state: RequestState, move: Move) -> tuple[int, ...]:
-        """Tokens that the destination does not know yet; now it does."""
+        """The tokens that the destination has not been told; from now on it has."""
         missed = state.output.packed_ids[4 * move.num_known_tokens :]
         move.num_known_tokens = len(state.output)
         return tuple(unpack_ids(missed))
 
     def _take_over(self, state: RequestState, move: Move, now: float, *, source_lost: str = "") -> None:
-        """The request belongs to the destination from now on. Without its source it may still lack its last pages:
-        either they are there, or the destination will say Failed."""
+        """The request belongs to the destination from now on. If the source was lost, the last pages may be missing;
+        then the destination will say Failed."""
         source, destination = move.source, move.destination
         old_attempt = state.attempt
         del self.wishes[state.request_id]
@@ -322,7 +271,7 @@ class Migrations:
 
     def _on_failed(self, state: RequestState, move: Move, worker: WorkerState, reason: str, now: float) -> None:
         if worker is move.source and move.has_landed:
-            return  # it needs the source's word no more
+            return  # the destination has all pages
         if worker is move.destination:
             result: MoveResult = "refused" if move.phase == "asked" else "failed"
             if result == "refused":
@@ -330,13 +279,14 @@ class Migrations:
             self.stop(state, now, result, f"{worker.name}: {reason}", silent=worker)
             return
         if move.phase == "freezing":
-            self._learn_late(len(state.output) - move.num_known_tokens)
+            self._rounds.observe_late(len(state.output) - move.num_known_tokens)
         self.stop(state, now, "refused" if move.frozen_s is None else "failed", f"{worker.name}: {reason}")
 
     def stop(
         self, state: RequestState, now: float, result: MoveResult, reason: str, silent: WorkerState | None = None
     ) -> None:
-        """The move is off, and the request goes on at its source. It is tried again where that makes sense."""
+        """The move is off, and the request continues at its source. Unless the wish is spent, another move will be
+        tried. `silent` no longer knows the sequence, so it is sent no Cancel."""
         move = state.move
         assert move is not None
         self._book.end_move(state, result, silent)
@@ -346,18 +296,19 @@ class Migrations:
         wish = self.wishes[state.request_id]
         if result != "refused":
             wish.avoid.add(move.destination.peer)
-        if wish.num_tries >= MAX_TRIES or wish.is_optional:
+        if wish.is_spent:
             del self.wishes[state.request_id]
 
     def expire(self, now: float) -> None:
-        """Ends what takes too long."""
+        """Stops the moves that take too long."""
         for request_id in self._book.move_deadlines.pop_due(now):
             state = self._book[request_id]
             assert state.move is not None
             self.stop(state, now, "timed_out", f"{state.move.destination.name} has not taken over in time")
 
     def on_lost(self, state: RequestState, worker: WorkerState, now: float, reason: str) -> bool:
-        """A worker that has a part in the request is gone. True if the request can go on all the same."""
+        """A worker that has a part in the request is gone. Returns whether the request can continue all the same,
+        either at its source or at a destination whose source stood still already."""
         move = state.move
         if move is None:
             return False
@@ -368,19 +319,6 @@ class Migrations:
             return False
         self._take_over(state, move, now, source_lost=f"{worker.name} is lost: {reason}")
         return True
-
-    def leave(self, worker: WorkerState, states: Iterable[RequestState], now: float) -> None:
-        """The worker drains: what comes here stays away, what runs here is to leave."""
-        for state in states:
-            move = state.move
-            if move is not None and move.destination is worker:
-                if move.phase in ("asked", "copying"):
-                    self.stop(state, now, "ended", f"{worker.name} is draining")
-            elif move is not None and move.source is worker:
-                wish = self.wishes[state.request_id]
-                wish.is_optional, wish.to = False, None
-            elif state.decode is worker:
-                self.wish(state)
 
     def check_integrity(self) -> None:
         """Raises AssertionError if moves, their workers' counts and deadlines do not add up."""
@@ -399,11 +337,3 @@ class Migrations:
                 assert state.request_id in worker.request_ids, worker.name
         assert num_moves == len(self._book.move_deadlines)
         assert 2 * num_moves == sum(worker.num_moves for worker in self._roster)
-
-
-def _suits(state: RequestState, source: WorkerState, destination: WorkerState) -> bool:
-    """Pages have the same size, and the answer ends there where it would have ended here."""
-    ours, theirs = source.hello, destination.hello
-    longest = state.num_prompt_tokens + state.request.sampling.max_tokens
-    same_end = min(longest, ours.max_model_len) == min(longest, theirs.max_model_len)
-    return ours.page_tokens == theirs.page_tokens and same_end

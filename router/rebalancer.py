@@ -12,6 +12,7 @@ from collections import defaultdict
 
 from slipstream.router.config import DispatchConfig, SloConfig
 from slipstream.router.migration import Migrations
+from slipstream.router.placement.destinations import may_move
 from slipstream.router.placement.rebalance import FASTER, Station, Stream, best_move
 from slipstream.router.request_book import RequestBook
 from slipstream.router.request_state import RequestState
@@ -96,7 +97,7 @@ class Rebalancer:
         }
         staying = [streams[state.request_id] for state in here if state.move is None]
         meeting = [streams[state.request_id] for state in there if state.move is None or state.decode is not target]
-        while self._migrations.may_move(source) and self._migrations.may_move(target):
+        while may_move(source, self._config) and may_move(target, self._config):
             gain = best_move(
                 source_station, target_station, [streams[request_id] for request_id in movable], staying, meeting
             )
