@@ -23,8 +23,8 @@ from slipstream.router.history import History
 from slipstream.router.messages import Cancel, FinishReason, RouterMessage
 from slipstream.router.move import MoveResult
 from slipstream.router.pace import UNKNOWN_INTERVAL_S, PlacementPace
-from slipstream.router.placement import progress
-from slipstream.router.placement.output_length import OutputForecast, OutputLengths, prescribed
+from slipstream.router.placement import output_forecasts, progress
+from slipstream.router.placement.output_length import OutputLengths
 from slipstream.router.prefix.index import PrefixIndex
 from slipstream.router.queue import priority_class
 from slipstream.router.request_signals import RequestSignals
@@ -103,7 +103,7 @@ class RequestBook:
             self.signals.refused(error.error.kind, now)
             raise
         state = RequestState.of(request, prompt_ids, now)
-        state.forecast = self._forecast(state)
+        state.forecast = output_forecasts.forecast(self.outputs, state)
         first = self._requests.get(request.first_choice) if request.first_choice else None
         state.record.version = self._versions.choose(state, first.version if first is not None else None)
         self._requests[state.request_id] = state
@@ -117,6 +117,8 @@ class RequestBook:
             # Choice k of an answer queues as if it had come k placements later, so that the choices of one client do
             # not stand in front of everybody who comes shortly after.
             late_s = request.choice * (self.pace.interval_s(now) or UNKNOWN_INTERVAL_S)
+        if not self.queue:
+            self.pace.begin(now)
         self.queue.push(state, late_s)
         state.enter("queued", now, f"taken over with {len(state.output)} tokens" if request.resumed else "")
 
@@ -127,15 +129,6 @@ class RequestBook:
         if request.resumed is None:
             check_admission(request, self.queue, self.pace, self._config, now)
         return prompt_ids
-
-    def _forecast(self, state: RequestState) -> OutputForecast:
-        """How long the answer will probably be."""
-        request, sampling = state.request, state.request.sampling
-        if sampling.ignore_eos and sampling.guide is None and not sampling.stop_token_ids:
-            return prescribed(sampling.max_tokens)
-        return self.outputs.predict(
-            request.tenant, "", state.num_prompt_tokens, sampling.max_tokens, request.expected_output_tokens
-        )
 
     def _timeout_s(self, request: GenerateRequest) -> float:
         longest_s = self._config.request_timeout_s
@@ -279,24 +272,8 @@ class RequestBook:
         self.totals.count_finish(finish)
         self._versions.finished(state, finish)
         self.signals.ended(state, finish, now)
-        self._learn_output(state, reason)
+        output_forecasts.learn(self.outputs, state, reason)
         self.actions.append(Finish(request_id, finish))
-
-    def _learn_output(self, state: RequestState, reason: FinishReason) -> None:
-        """Learns from the length of an answer, for forecasts of later ones."""
-        request, num_tokens = state.request, len(state.output)
-        if num_tokens == 0 or request.sampling.ignore_eos:
-            return  # the length was prescribed, which teaches nothing
-        if reason in ("stop", "length"):
-            self.outputs.score(state.forecast, num_tokens)
-        self.outputs.learn(
-            request.tenant,
-            "",
-            state.num_prompt_tokens,
-            num_tokens,
-            is_whole=reason == "stop",
-            hint=request.expected_output_tokens,
-        )
 
     def expire(self, now: float) -> None:
         """Ends requests, and attempts, whose deadline has come."""

@@ -2,7 +2,7 @@
 
 Lengths are counted in logarithmic bins, by class of request, from fine to coarse:
 
-    (tenant, model, prompt length)  ->  (tenant, model)  ->  (model)  ->  prior
+    (tenant, prompt length)  ->  (tenant)  ->  everybody  ->  prior
 
 A class with few answers borrows from the next coarser one: that counts as `BORROWED` answers, spread as the coarser
 class spreads them, so a new tenant begins with what everybody does and soon goes its own way. Old answers fade. An
@@ -44,13 +44,13 @@ class OutputForecast(NamedTuple):
     mean: float
 
     def remaining(self, num_tokens: int) -> float:
-        """What is left after `num_tokens`. One that has outlived the forecast may end at any time or go on: a
-        tenth of what it has."""
+        """Tokens that are left after `num_tokens`. An answer that has outlived its forecast may end at any time: it is
+        given a tenth of what it has."""
         return max(self.mean - num_tokens, 0.1 * num_tokens, 1.0)
 
 
 def prescribed(num_tokens: int) -> OutputForecast:
-    """Of an answer that goes on to its max_tokens whatever the model says."""
+    """The forecast of an answer that continues to its max_tokens whatever the model says."""
     return OutputForecast(num_tokens, num_tokens, num_tokens, float(num_tokens))
 
 
@@ -127,15 +127,13 @@ class OutputLengths:
         self._forecasts: dict[tuple[_Key, int, float], tuple[list[float], OutputForecast]] = {}
         self.calibration = Calibration()
 
-    def predict(
-        self, tenant: str, model: str, num_prompt_tokens: int, max_tokens: int, hint: int | None = None
-    ) -> OutputForecast:
+    def predict(self, tenant: str, num_prompt_tokens: int, max_tokens: int, hint: int | None = None) -> OutputForecast:
         """For a request that has produced nothing yet."""
         if hint is not None and hint > 0:
-            key: _Key = ("ratio", model, tenant)
+            key: _Key = ("ratio", tenant)
             scale = hint * 2.0 ** (-RATIO_AT_ONE / BINS_A_DOUBLING)
         else:
-            key, scale = _finest(tenant, model, num_prompt_tokens), 1.0
+            key, scale = _finest(tenant, num_prompt_tokens), 1.0
         shares = self._shares(key)
         known = self._forecasts.get((key, max_tokens, scale))
         if known is not None and known[0] is shares:
@@ -149,20 +147,19 @@ class OutputLengths:
     def learn(
         self,
         tenant: str,
-        model: str,
         num_prompt_tokens: int,
         num_output_tokens: int,
         *,
         is_whole: bool,
         hint: int | None = None,
     ) -> None:
-        """An answer has ended. Not `is_whole`: it would have been longer than that."""
+        """An answer has ended. If it is not `is_whole`, it would have been longer than that."""
         length = max(num_output_tokens, 1)
         if hint is not None and hint > 0:
             at = RATIO_AT_ONE + math.floor(BINS_A_DOUBLING * math.log2(length / hint) + 0.5)
-            self._add(("ratio", model, tenant), min(max(at, 0), NUM_BINS - 1), is_whole)
+            self._add(("ratio", tenant), min(max(at, 0), NUM_BINS - 1), is_whole)
         at = min(bisect_left(EDGES, length), NUM_BINS - 1)
-        self._add(_finest(tenant, model, num_prompt_tokens), at, is_whole)
+        self._add(_finest(tenant, num_prompt_tokens), at, is_whole)
 
     def score(self, forecast: OutputForecast, num_output_tokens: int) -> None:
         """How a forecast, made with the request's max_tokens, came out."""
@@ -190,12 +187,12 @@ class OutputLengths:
         return shares
 
 
-def _finest(tenant: str, model: str, num_prompt_tokens: int) -> _Key:
-    return ("length", model, tenant, str(bisect_left(PROMPT_EDGES, num_prompt_tokens)))
+def _finest(tenant: str, num_prompt_tokens: int) -> _Key:
+    return ("length", tenant, str(bisect_left(PROMPT_EDGES, num_prompt_tokens)))
 
 
 def _from_fine_to_coarse(key: _Key) -> list[_Key]:
-    return [key[:size] for size in range(len(key), 1, -1)]
+    return [key[:size] for size in range(len(key), 0, -1)]
 
 
 def _beyond(shares: list[float], at: int) -> list[tuple[int, float]]:

@@ -27,8 +27,8 @@ def score(name: str, arrivals: Sequence[Arrival]) -> None:
     actual = [min(one.output_length, MAX_TOKENS) for one in arrivals]
     for one, length in zip(arrivals, actual, strict=True):
         for forecaster in (outputs, empty):
-            forecaster.score(forecaster.predict("", "m", one.input_length, MAX_TOKENS), length)
-        outputs.learn("", "m", one.input_length, length, is_whole=True)
+            forecaster.score(forecaster.predict("", one.input_length, MAX_TOKENS), length)
+        outputs.learn("", one.input_length, length, is_whole=True)
     count = len(actual)
     cuts = statistics.quantiles(actual, n=100, method="inclusive")
     print(f"{name}: {count} answers, p50 {cuts[49]:.0f}, p90 {cuts[89]:.0f}")

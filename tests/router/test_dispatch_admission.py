@@ -187,7 +187,7 @@ def test_a_tenant_is_charged_what_its_answers_have_been_like_and_not_what_it_may
     config = DispatchConfig()
     book = RequestBook(config, 16, Versions(config.versions, Roster()), PrefixIndex())
     for _ in range(200):
-        book.outputs.learn("brief", "", 10, 8, is_whole=True)
+        book.outputs.learn("brief", 10, 8, is_whole=True)
     for tenant in ("brief", "unknown"):
         book.admit(GenerateRequest(tenant, [1] * 10, SamplingParams(max_tokens=4000), tenant=tenant), [], 0.0)
         book.leave_queue(book[tenant], 0.0)
