@@ -2,7 +2,7 @@
 queue is full, or their deadline is out of reach.
 
 Refusing a request that would have been served is worse than letting one wait in vain. So a deadline counts as out of
-reach only if there is a queue, its pace is known, and even half of the predicted wait would be too long.
+reach only if there is a queue, and even half of the predicted wait would be too long.
 """
 
 from __future__ import annotations
@@ -60,8 +60,6 @@ def check_admission(
     if num_own >= most_queued_of(request.tenant, config):
         raise TenantQueueFullError(num_own, pace.retry_after_s(num_own, now))
     wait_s = pace.wait_s(queue.num_before(request.tenant, request.priority), now)
-    if wait_s is None:
-        return
     for name, limit_s in deadlines_of(request, config):
         if wait_s * HOPE > limit_s:
             late_s = wait_s * HOPE - limit_s

@@ -19,11 +19,17 @@ class PlacementPace:
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=64)
         self._latest_interval_s: float | None = None  # from the last time there was a queue
+        self._still_since = 0.0  # when a request was placed last, or the first one began to wait
+
+    def begin(self, now: float) -> None:
+        """A request begins to wait, and nobody waits before it."""
+        self._still_since = now
 
     def note(self, num_left: int, now: float) -> None:
         """A request was placed, and `num_left` are still waiting."""
         times = self._times
         times.append(now)
+        self._still_since = now
         if not num_left:
             if len(times) >= MIN_SAMPLES:
                 self._latest_interval_s = self._interval_now_s(now)
@@ -34,11 +40,14 @@ class PlacementPace:
         interval_s = self._interval_now_s(now)
         return self._latest_interval_s if interval_s is None else interval_s
 
-    def wait_s(self, num_before: int, now: float) -> float | None:
-        """How long a request with `num_before` others ahead of it will wait; None if there is nothing to tell it from.
-        The pace of an earlier queue is not used here, because its requests may have been of another kind."""
+    def wait_s(self, num_before: int, now: float) -> float:
+        """How long a request with `num_before` others ahead of it will wait. The pace of an earlier queue is not used
+        here, because its requests may have been of another kind. While there have been too few placements to tell, a
+        queue that has stood still for a time is taken to do so for as long again."""
         interval_s = self._interval_now_s(now)
-        return None if interval_s is None else num_before * interval_s
+        if interval_s is None:
+            return now - self._still_since if num_before else 0.0
+        return num_before * interval_s
 
     def _interval_now_s(self, now: float) -> float | None:
         """The interval by all remembered placements or by the latest few, whichever is shorter, so that a stall is soon

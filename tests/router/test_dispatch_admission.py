@@ -146,7 +146,7 @@ def test_a_request_ends_at_its_own_deadline_queued_or_running():
 
 def test_the_pace_is_told_only_from_placements_out_of_a_queue():
     pace = PlacementPace()
-    assert pace.wait_s(10, 0.0) is None
+    assert pace.wait_s(10, 0.0) == 0.0
     assert pace.retry_after_s(10, 0.0) == UNKNOWN_RETRY_S
     for now in range(100):  # one by one, nobody waiting: a hundred seconds that say nothing
         pace.note(0, float(now))
@@ -158,7 +158,22 @@ def test_the_pace_is_told_only_from_placements_out_of_a_queue():
     pace.note(0, 101.0)
     assert pace.interval_s(500.0) == pytest.approx(1.0 / MIN_SAMPLES)  # the queue is empty: no stall
     assert pace.retry_after_s(80, 500.0) == pytest.approx(80 / MIN_SAMPLES)
-    assert pace.wait_s(80, 500.0) is None  # a new queue may be of other requests: nobody is refused for the old one's
+    pace.begin(500.0)
+    assert pace.wait_s(80, 500.0) == 0.0  # a new queue may be of other requests: nobody is refused for the old one's
+
+
+def test_a_queue_that_has_never_moved_is_taken_to_stand_still_as_long_again():
+    lab = Lab()
+    lab.submit("running")
+    lab.submit("waiting")
+    lab.submit("at once", slo=Slo(1.0, strict=True))  # when nothing is known yet, nobody is refused
+    lab.now = 3.0
+    with pytest.raises(DeadlineUnreachableError, match=r"slo\.ttft_ms \(1 s\)"):
+        lab.submit("demand", slo=Slo(1.0, strict=True))
+    lab.submit("patient", slo=Slo(2.0, strict=True))
+    lab.submit("urgent", slo=Slo(1.0, strict=True), priority=-1)  # has nobody before it
+    lab.serve()
+    lab.submit("after a placement", slo=Slo(1.0, strict=True))
 
 
 def test_a_stall_that_is_over_is_forgotten_after_a_few_placements():
