@@ -13,7 +13,7 @@ from slipstream.router.move import MoveResult
 from slipstream.router.pauses import Pauses
 from slipstream.router.placement.decision import PlacementReason
 from slipstream.router.placement.output_length import Calibration
-from slipstream.router.prefix.index import PrefixIndexStatus
+from slipstream.router.prefix.status import PrefixIndexStatus
 from slipstream.router.roster import WorkerState
 from slipstream.router.version_status import VersionStatus
 

@@ -19,7 +19,7 @@ from slipstream.router.generation import GenerateRequest
 from slipstream.router.history import RequestRecord, Timeline
 from slipstream.router.messages import PROTOCOL_VERSION, BlocksChanged, Hello, Role, SamplingParams, pack_ids
 from slipstream.router.output_log import OutputLog
-from slipstream.router.prefix.index import PrefixIndex
+from slipstream.router.prefix.index import PrefixIndex, hash_pages
 from slipstream.router.request_state import RequestState
 from slipstream.router.roster import WorkerState
 
@@ -73,7 +73,8 @@ def cost_of_requests(num_tokens: int, num_workers: int, num_requests: int) -> di
         now += 0.001
         pair = rng.choice(prefills), rng.choice(decodes)
         times = [time.perf_counter()]
-        index._chain(state)
+        state.blocks = hash_pages(state, prefills[0].hello)
+        state.blocks.extend(state.prompt_ids)
         times.append(time.perf_counter())
         index.expire(now)
         index.best(state, "prefill", 16)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from slipstream.router.prefix.index import PrefixIndexStatus
+from slipstream.router.prefix.status import PrefixIndexStatus
 
 
 def prefix_index_families(status: PrefixIndexStatus) -> Iterator[Metric]:

@@ -1,9 +1,6 @@
 """Which workers hold the KV of which prefixes, as far as the router knows.
 
-    block id -> the workers that hold it, as the bits of one number
-
-So the workers with the longest hits for a prompt are found by walking its block ids once, whatever the number of
-workers. The knowledge comes from two sources. Workers report which pages their prefix caches store and remove
+The knowledge comes from two sources. Workers report which pages their prefix caches store and remove
 (`BlocksChanged`). And a request will produce its blocks where it was placed: until that worker has reported them, and
 for `EXPECTED_S` at most, they count as *expected* there. Without that, a burst of requests with a common prefix would
 scatter over all workers.
@@ -15,12 +12,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from slipstream.router.messages import BlocksChanged, Hello, Role
 from slipstream.router.prefix.block_hash import BlockChain, model_key, root_digest, unpack_block_ids
+from slipstream.router.prefix.block_map import BlockMap
 from slipstream.router.prefix.holder import BlockEventError, Holder
+from slipstream.router.prefix.status import PrefixIndexStatus
 from slipstream.router.request_state import RequestState
 from slipstream.router.roster import WorkerState
 
@@ -31,26 +30,6 @@ MAX_PLACEMENTS_REMEMBERED = 65_536  # within EXPECTED_S; if there are more, the 
 MAX_ENTRIES = 16_000_000  # blocks times their holders, about 110 bytes each
 # How many entries of lost workers are removed per event: a worker has tens of thousands, too many to remove at once.
 SWEPT_AT_ONCE = 256
-
-
-@dataclass(slots=True)
-class PrefixIndexStatus:
-    """Counts since the router started, and the present size. `*_tokens` are sums over prompts: how many tokens were
-    `predicted` to be in the cache of the worker that was chosen to prefill, how many were `found` there, and the
-    smaller of these two numbers, `confirmed`."""
-
-    num_blocks: int = 0
-    num_entries: int = 0
-    num_expected: int = 0
-    num_messages: int = 0
-    num_stored: int = 0
-    num_removed: int = 0
-    num_gaps: int = 0
-    num_snapshots: int = 0
-    num_dropped: int = 0  # reported blocks that were not kept, because the index had `max_entries`
-    predicted_tokens: int = 0
-    found_tokens: int = 0
-    confirmed_tokens: int = 0
 
 
 # Returns the names of a request's pages, for the page size and the model of the worker with this Hello.
@@ -64,16 +43,16 @@ class PrefixIndex:
 
     def __init__(self, max_entries: int = MAX_ENTRIES, name_pages: NamePages | None = None) -> None:
         self._max_entries = max_entries
-        self._name_pages = name_pages or _hash_pages
-        self._masks: dict[int, int] = {}
+        self._name_pages = name_pages or hash_pages
+        self._map = BlockMap()
         self._holders: dict[WorkerState, Holder] = {}
         self._by_bit: dict[int, Holder] = {}
         self._role_masks: dict[Role, int] = {"prefill": 0, "decode": 0}
         self._lost: list[Holder] = []  # their entries no longer count, and are removed bit by bit
         self._placements: deque[tuple[float, Holder, list[int]]] = deque()  # expected blocks, soonest to expire first
-        self._num_entries = 0
-        self._version = 0  # incremented by every change
-        self._latest: tuple[BlockChain, int, int, list[tuple[int, int]]] | None = None  # the last walk, and of what
+        self._num_entries = 0  # blocks times their holders
+        # The last result of `_hits`, and what it was for: the chain, its number of tokens and the version of the map.
+        self._latest: tuple[BlockChain, int, int, list[tuple[int, int]]] | None = None
         self._status = PrefixIndexStatus()
 
     # ---- workers
@@ -128,7 +107,6 @@ class PrefixIndex:
         status.num_removed += len(removed)
         if holder.awaits_snapshot:
             return is_missing  # the old view stays until the snapshot replaces it
-        self._version += 1
         self._sweep()
         self._remove(holder, holder.held.copy() if message.is_snapshot else holder.held.intersection(removed))
         self._store(holder, stored)
@@ -143,21 +121,15 @@ class PrefixIndex:
         holder = self._holders.get(worker)
         if holder is None:
             return
-        held, expected, masks, bit = holder.held, holder.expected, self._masks, holder.bit
+        held, expected = holder.held, holder.expected
         self._sweep()
         ids = self._chain(state, state.num_tokens).ids
         room = max(min(self._max_entries - self._num_entries, worker.hello.num_pages - len(expected)), 0)
         new = ids[:room] if held.isdisjoint(ids) else [block for block in ids if block not in held][:room]
         if not new:
             return
-        self._version += 1
-        num_before = len(expected)
-        until = now + EXPECTED_S
-        if masks.keys().isdisjoint(new):
-            masks.update(dict.fromkeys(new, bit))
-        else:
-            for block in new:
-                masks[block] = masks.get(block, 0) | bit
+        num_before, until = len(expected), now + EXPECTED_S
+        self._map.add(new, holder.bit)
         expected.update(dict.fromkeys(new, until))
         self._num_entries += len(expected) - num_before
         self._placements.append((until, holder, new))
@@ -235,7 +207,7 @@ class PrefixIndex:
         """A copy of the counts."""
         num_expected = sum(len(holder.expected) for holder in self._holders.values())
         return replace(
-            self._status, num_blocks=len(self._masks), num_entries=self._num_entries, num_expected=num_expected
+            self._status, num_blocks=len(self._map), num_entries=self._num_entries, num_expected=num_expected
         )
 
     def held_blocks(self, worker: WorkerState) -> frozenset[int]:
@@ -256,12 +228,8 @@ class PrefixIndex:
             assert self._role_masks[worker.hello.role] & holder.bit, worker.name
             assert not holder.held & holder.expected.keys(), f"{worker.name} holds what is expected of it"
             assert len(holder.held) <= worker.hello.num_pages, worker.name
-        masks: dict[int, int] = {}
         everybody = (*self._holders.values(), *self._lost)
-        for holder in everybody:
-            for block in (*holder.held, *holder.expected):
-                masks[block] = masks.get(block, 0) | holder.bit
-        assert masks == self._masks
+        self._map.check_integrity((holder.bit, (*holder.held, *holder.expected)) for holder in everybody)
         assert sum(holder.num_entries for holder in everybody) == self._num_entries <= self._max_entries
         assert len({holder.bit for holder in everybody}) == len(everybody)
         assert len(self._by_bit) == len(self._holders)
@@ -281,50 +249,40 @@ class PrefixIndex:
 
     def _hits(self, state: RequestState) -> list[tuple[int, int]]:
         """(number of leading blocks, workers that have exactly so many of them), most first."""
-        if not self._masks or not self._holders:
+        if not self._map or not self._holders:
             return []
         num_tokens, latest = state.num_tokens, self._latest
-        if latest is not None and latest[0] is state.blocks and latest[1:3] == (num_tokens, self._version):
+        if latest is not None and latest[0] is state.blocks and latest[1:3] == (num_tokens, self._map.version):
             return latest[3]
         chain = self._chain(state, num_tokens)
         # The last token is always computed, because the next one is sampled from its scores.
         num_usable = (num_tokens - 1) // chain.page_tokens
-        masks, ids = self._masks, chain.ids
-        hits: list[tuple[int, int]] = []
         connected = self._role_masks["prefill"] | self._role_masks["decode"]
-        mask, num_blocks = masks.get(ids[0], 0) & connected if num_usable else 0, 0
-        while mask:
-            num_blocks += 1
-            also = mask & masks.get(ids[num_blocks], 0) if num_blocks < num_usable else 0
-            if also != mask:
-                hits.append((num_blocks, mask ^ also))
-                mask = also
-        hits.reverse()
-        self._latest = chain, num_tokens, self._version, hits
+        hits = self._map.hits(chain.ids, num_usable, connected)
+        self._latest = chain, num_tokens, self._map.version, hits
         return hits
 
     def _store(self, holder: Holder, blocks: Sequence[int]) -> None:
-        held, expected, masks, bit = holder.held, holder.expected, self._masks, holder.bit
+        """Adds blocks that the holder has reported, as far as there is room."""
+        held, expected = holder.held, holder.expected
         come = expected.keys() & blocks
         for block in come:
             del expected[block]
         held.update(come)
         if len(come) == len(blocks):  # as nearly always
             return
-        room = self._max_entries - self._num_entries
-        for block in blocks:
-            if block not in held:
-                if room <= 0:
-                    self._status.num_dropped += 1
-                    continue
-                room -= 1
-                held.add(block)
-                masks[block] = masks.get(block, 0) | bit
-        self._num_entries = self._max_entries - room
+        unforeseen = [block for block in blocks if block not in held]
+        if unforeseen:
+            new = unforeseen[: max(self._max_entries - self._num_entries, 0)]
+            self._status.num_dropped += len(unforeseen) - len(new)
+            num_before = len(held)
+            held.update(new)
+            self._map.add(new, holder.bit)
+            self._num_entries += len(held) - num_before
 
     def _remove(self, holder: Holder, blocks: set[int]) -> None:
         """Removes blocks that the holder held."""
-        self._forget(holder, blocks)
+        self._map.remove(blocks, holder.bit)
         holder.held -= blocks
         self._num_entries -= len(blocks)
 
@@ -336,15 +294,6 @@ class PrefixIndex:
         self._remove(holder, {holder.held.pop() for _ in range(min(SWEPT_AT_ONCE, len(holder.held)))})
         if not holder.held:
             self._lost.pop()
-        self._version += 1
-
-    def _forget(self, holder: Holder, blocks: Iterable[int]) -> None:
-        masks, bit = self._masks, holder.bit
-        for block in blocks:
-            if masks[block] == bit:
-                del masks[block]
-            else:
-                masks[block] ^= bit
 
     def _expire_first(self) -> None:
         until, holder, blocks = self._placements.popleft()
@@ -353,13 +302,13 @@ class PrefixIndex:
 
     def _stop_expecting(self, holder: Holder, blocks: list[int]) -> None:
         if blocks:
-            self._version += 1
             for block in blocks:
                 del holder.expected[block]
-            self._forget(holder, blocks)
+            self._map.remove(blocks, holder.bit)
             self._num_entries -= len(blocks)
 
 
-def _hash_pages(state: RequestState, hello: Hello) -> BlockChain:
+def hash_pages(state: RequestState, hello: Hello) -> BlockChain:
+    """The chain of a request's blocks, none of them hashed yet, as the workers' prefix caches name them."""
     root = root_digest(model_key(hello.model, state.version), state.request.cache_salt)
     return BlockChain(root, hello.page_tokens)

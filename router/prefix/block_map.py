@@ -1,0 +1,62 @@
+"""Which workers hold which blocks: one number for each block, with one bit for each worker.
+
+So the workers with the longest hits for a prompt are found by walking its block ids once, whatever the number of
+workers. Sans-IO.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+class BlockMap:
+    def __init__(self) -> None:
+        self._masks: dict[int, int] = {}  # block id -> bits of the workers that hold it, never 0
+        self.version = 0  # incremented by every change
+
+    def __len__(self) -> int:
+        return len(self._masks)
+
+    def add(self, blocks: Sequence[int], bit: int) -> None:
+        """The worker holds these blocks, some of them perhaps since before."""
+        masks = self._masks
+        if masks.keys().isdisjoint(blocks):
+            masks.update(dict.fromkeys(blocks, bit))
+        else:
+            for block in blocks:
+                masks[block] = masks.get(block, 0) | bit
+        self.version += 1
+
+    def remove(self, blocks: Iterable[int], bit: int) -> None:
+        """The worker no longer holds these blocks. It must hold all of them, and no block may be named twice."""
+        masks = self._masks
+        for block in blocks:
+            if masks[block] == bit:
+                del masks[block]
+            else:
+                masks[block] ^= bit
+        self.version += 1
+
+    def hits(self, ids: Sequence[int], num_ids: int, workers: int) -> list[tuple[int, int]]:
+        """For the first `num_ids` blocks of a chain, and the workers whose bits are set in `workers`: pairs of a number
+        of leading blocks and the bits of the workers that hold exactly so many of them, most blocks first. Workers that
+        hold none are left out."""
+        masks = self._masks
+        hits: list[tuple[int, int]] = []
+        mask, num_blocks = masks.get(ids[0], 0) & workers if num_ids else 0, 0
+        while mask:
+            num_blocks += 1
+            also = mask & masks.get(ids[num_blocks], 0) if num_blocks < num_ids else 0
+            if also != mask:
+                hits.append((num_blocks, mask ^ also))
+                mask = also
+        hits.reverse()
+        return hits
+
+    def check_integrity(self, holders: Iterable[tuple[int, Iterable[int]]]) -> None:
+        """Raises AssertionError if the map does not hold what `holders`, pairs of a bit and its blocks, say. Slow."""
+        masks: dict[int, int] = {}
+        for bit, blocks in holders:
+            for block in blocks:
+                masks[block] = masks.get(block, 0) | bit
+        assert masks == self._masks
