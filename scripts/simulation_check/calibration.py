@@ -26,7 +26,7 @@ from slipstream.router.placement.service_times import prefill_features
 
 Get = Callable[[str], tuple[int, bytes]]
 
-LONE_PROMPTS = (16, 128, 512, 1024, 2048, 3000)
+LONE_PROMPTS = (64, 128, 256, 512, 1024, 2048, 3000)  # shorter ones take hardly longer than their messages
 LONE_TIMES = 5
 LONE_PAUSE_S = 0.25  # a lone prompt finds sleeping threads and cold caches, which one right behind another does not
 CONCURRENCY = (1, 2, 4, 8, 16)
