@@ -219,6 +219,8 @@ class RequestBook:
         self.totals.retries[cause] += 1
         state.begin_next_attempt()
         state.enter("queued", now, detail)
+        if not self.queue:
+            self.pace.begin(now)
         self.queue.push_front(state)
         self._queue_deadlines.set(state.request_id, now)
 

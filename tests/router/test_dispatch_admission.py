@@ -176,6 +176,16 @@ def test_a_queue_that_has_never_moved_is_taken_to_stand_still_as_long_again():
     lab.submit("after a placement", slo=Slo(1.0, strict=True))
 
 
+def test_a_queue_of_requests_that_come_back_has_not_stood_still_before():
+    lab = Lab()
+    lab.submit("running")
+    lab.now = 100.0
+    lab.do(lab.dispatcher.worker_lost(D, lab.now, "gone"))
+    lab.submit("waiting")
+    assert lab.dispatcher.snapshot(lab.now).num_waiting == 2
+    lab.submit("demand", slo=Slo(1.0, strict=True))
+
+
 def test_a_stall_that_is_over_is_forgotten_after_a_few_placements():
     pace = PlacementPace()
     for i in range(20):
