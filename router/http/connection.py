@@ -314,6 +314,12 @@ class HttpConnection(asyncio.Protocol):
         if journal.phase == Phase.CLOSING:
             self._close_after_input()
             return
+        if inherited.is_given_up:
+            message = "The routers that had this request were killed, one after the other. Ask again."
+            self._refuse(
+                HttpError(503, message, kind="server_error", code="router_restarted", headers=(("retry-after", "1"),))
+            )
+            return
         if journal.phase == Phase.ENDED:
             journal.rest()
             unfinished = NOTHING

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 LEFT = "the client has left"
 MAX_LIVES = 2  # an exchange that has outlived so many routers may be what kills them
+MANY_LIVES = f"they have outlived {MAX_LIVES} routers already, and may be what kills them"
 FIRST_RETRY_S = 0.1  # after which a link that broke is tried again
 MAX_RETRY_S = 5.0
 
@@ -51,6 +52,11 @@ class Inherited:
     def is_running(self) -> bool:
         """An answer was under way."""
         return self.kept.journal.phase in (Phase.RUNNING, Phase.STREAMING)
+
+    @property
+    def is_given_up(self) -> bool:
+        """Nobody goes on with its request, of whose answer nothing has been sent yet: its client is told so."""
+        return self.kept.journal.phase == Phase.RUNNING and self.kept.journal.num_lives >= MAX_LIVES
 
 
 class Estate:
@@ -94,7 +100,7 @@ class Estate:
                 sock.close()
             log.warning("client connections will not outlive this router: %s", error)
             return None
-        for reason, count in estate._ends.items():
+        for reason, count in (+estate._ends).items():
             log.info("connections of the router before that end here: %d, %s", count, reason)
         return estate
 
@@ -121,7 +127,9 @@ class Estate:
         try:
             journal = Journal(journal_fd)
             try:
-                self.connections.append(Inherited(number, sock, journal, missing_of(sock, journal)))
+                inherited = Inherited(number, sock, journal, missing_of(sock, journal))
+                self.connections.append(inherited)
+                self._ends[MANY_LIVES] += inherited.is_given_up
                 self._numbers.add(number)
                 return
             except (JournalError, OSError):
@@ -338,8 +346,8 @@ def missing_of(sock: socket.socket, journal: Journal) -> bytes:
         raise JournalError("what was read last is not known")
     if journal.is_spoiled:
         raise JournalError("the journal does not tell all of what was under way")
-    if journal.num_lives >= MAX_LIVES and journal.phase != Phase.ENDED:
-        raise JournalError(f"they have outlived {MAX_LIVES} routers already, and may be what kills them")
+    if journal.num_lives >= MAX_LIVES and journal.phase not in (Phase.ENDED, Phase.RUNNING):
+        raise JournalError(MANY_LIVES)
     if unsent is None:
         raise JournalError("more waits to be sent than is kept")
     return unsent

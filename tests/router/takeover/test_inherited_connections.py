@@ -22,7 +22,7 @@ from slipstream.router.http.reader import STRANGERS_BODY_BYTES, CheckCaller, Req
 from slipstream.router.http.routes import Routes
 from slipstream.router.http.server import HttpServer
 from slipstream.router.messages import Role
-from slipstream.router.takeover.estate import Estate
+from slipstream.router.takeover.estate import MAX_LIVES, Estate
 from slipstream.router.takeover.keeper import Keeper
 from slipstream.router.takeover.messages import Kind
 from slipstream.router.takeover.socket_bytes import socket_bytes
@@ -354,5 +354,30 @@ def test_a_drain_that_a_killed_router_may_have_begun_is_not_begun_again(keeper: 
         writer.close()
         await following.drain(TIMEOUT_S)
         await following.stop()
+
+    asyncio.run(main())
+
+
+async def hang(request: Request, exchange: Exchange) -> None:
+    await asyncio.Event().wait()
+
+
+def test_a_client_whose_request_may_be_what_kills_routers_is_told_that_nobody_goes_on_with_it(keeper: Keeper) -> None:
+    async def main() -> None:
+        server, port = await serve(keeper, hang)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}")
+        while not any(connection._exchange for connection in server._connections):
+            await asyncio.sleep(0)
+        for _ in range(MAX_LIVES):
+            server = await exchange_servers(keeper, server, hang)
+            assert any(connection._exchange for connection in server._connections)
+        server = await exchange_servers(keeper, server, answer)
+        told = await asyncio.wait_for(reader.read(), TIMEOUT_S)
+        assert told.startswith(b"HTTP/1.1 503 ")
+        assert b'"code":"router_restarted"' in told
+        writer.close()
+        await server.drain(TIMEOUT_S)
+        await server.stop()
 
     asyncio.run(main())

@@ -184,6 +184,7 @@ def test_what_was_read_and_not_noted_ends_the_connection(start: StartRouter, rea
 def test_an_exchange_that_has_outlived_several_routers_is_given_up_if_it_has_not_ended(
     start: StartRouter, phase: Phase
 ) -> None:
+    """One that has got nothing of its answer is kept, to be told so."""
     router = start()
     listening = router.listen()
     with connect(listening):
@@ -192,7 +193,9 @@ def test_an_exchange_that_has_outlived_several_routers_is_given_up_if_it_has_not
         for _ in range(MAX_LIVES):
             journal.outlive()
         router.kill()
-        assert len(start().estate.connections) == (phase in (Phase.ENDED, Phase.CLOSING))
+        connections = start().estate.connections
+        assert len(connections) == (phase in (Phase.ENDED, Phase.CLOSING, Phase.RUNNING))
+        assert [connection.is_given_up for connection in connections] == [phase == Phase.RUNNING] * len(connections)
 
 
 def test_nonsense_from_a_router_costs_it_its_own_link_only(keeper: Keeper, start: StartRouter) -> None:
