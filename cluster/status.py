@@ -78,6 +78,8 @@ def describe(
     yield f"  driver: pid {state.pid}, {state.config}"
     if state.operator_url:
         yield f"  operator: {state.operator_url}/docs"
+    if state.admin_url:
+        yield f"  metrics: {state.admin_url}/metrics"
     if state.log_dir:
         yield f"  logs: {state.log_dir}"
 

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -218,6 +218,12 @@ def test_status_joins_what_the_router_says_about_load() -> None:
     assert lines[1:3] == ["  prefill: none", "  decode: 1 new"]
     assert lines[3].split() == ["NAME", "ROLE", "STATE", "FOR", "RESTARTS", "REQUESTS", "FREE", "PAGES", "HOST", "PIDS"]
     assert lines[5].split()[-4:] == ["3", "20/64", "-", "7"]
+
+
+def test_status_says_where_metrics_are_if_they_have_a_port_of_their_own() -> None:
+    state = ClusterState("one", 1, 1.0, "/c.yaml", "m", "ready", "http://h:1")
+    assert not any("metrics" in line for line in describe(state, None))
+    assert "  metrics: http://h:2/metrics" in list(describe(replace(state, admin_url="http://h:2"), None))
 
 
 def test_status_says_how_requests_fared_lately() -> None:
