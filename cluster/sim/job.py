@@ -12,7 +12,9 @@ from slipstream.kv_transfer.ticket import HandoffTicket
 from slipstream.router.messages import FinishReason, Hello, TokenChunk
 from slipstream.workers.mock.prefix_cache import Lease
 
-TOKENS = (7,) * 1024  # what everybody says
+Key = tuple[str, int]  # (request_id, attempt)
+
+TOKENS = (7,) * 1024  # of every answer
 
 
 class State(IntEnum):
@@ -31,7 +33,7 @@ class Peer(Protocol):
     card: Card
     is_alive: bool
 
-    def landed(self, key: tuple[str, int], ticket: HandoffTicket, seconds: float) -> None:
+    def landed(self, key: Key, ticket: HandoffTicket, seconds: float) -> None:
         """All pages of a ticket came, `seconds` after the first of them left."""
 
 
@@ -70,7 +72,7 @@ class Job:
     num_landed_pages: int = 0
 
     @property
-    def key(self) -> tuple[str, int]:
+    def key(self) -> Key:
         return self.request_id, self.attempt
 
     @property

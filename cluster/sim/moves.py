@@ -12,53 +12,20 @@ time. A sequence of T tokens has the KV of T - 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
-from slipstream.cluster.sim.engine import SimEngine
-from slipstream.cluster.sim.job import Job, Peer, State
-from slipstream.cluster.sim.network import Card, Network, Transfer
-from slipstream.cluster.sim.page_room import PageRoom
+from slipstream.cluster.sim.home import Home
+from slipstream.cluster.sim.job import Job, Key, Peer, State
+from slipstream.cluster.sim.network import Transfer
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
 from slipstream.router.messages import (
     Adopt,
     Copied,
-    EngineRequest,
     Extend,
     Failed,
     Frozen,
     Migrate,
     Reserved,
-    WorkerMessage,
 )
-from slipstream.workers.ticket_office import TicketOffice
-
-Key = tuple[str, int]
-
-
-class Home(Protocol):
-    """The worker whose sequences they are."""
-
-    card: Card
-    engine: SimEngine
-    room: PageRoom
-    jobs: dict[Key, Job]
-    tickets: TicketOffice
-    page_bytes: int
-
-    @property
-    def network(self) -> Network: ...
-
-    def find_peer(self, peer: PeerId) -> Peer | None:
-        """Another worker, if it lives."""
-
-    def admit(self, request: EngineRequest, state: State, num_room_tokens: int) -> Job | None:
-        """A new attempt with its pages. None: it has been told why not."""
-
-    def drop(self, job: Job) -> None: ...
-
-    def say(self, message: WorkerMessage) -> None: ...
-
-    def flush(self) -> None: ...
 
 
 @dataclass(slots=True, eq=False)

@@ -4,7 +4,8 @@
     Reserve --> reserved --pages and Start--> decoding --> finished                           (decode worker)
     Prefill ---------------> queued --steps--> sending --pages there--> gone                  (prefill worker)
 
-Sequences that move while they decode are in `moves.py`, the steps in `engine.py`.
+Its steps are in `engine.py`, pages that leave for another worker in `prompt_sends.py` (of prompts) and `moves.py` (of
+sequences that move while they decode).
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import random
 
 from slipstream.cluster.sim.decode_batch import DecodeBatch
 from slipstream.cluster.sim.engine import SimEngine
-from slipstream.cluster.sim.job import Job, Peer, State
+from slipstream.cluster.sim.job import Job, Key, Peer, State
 from slipstream.cluster.sim.moves import Moves
 from slipstream.cluster.sim.network import Card, Network
 from slipstream.cluster.sim.outbox import Capacity, Outbox
 from slipstream.cluster.sim.page_room import PageRoom
 from slipstream.cluster.sim.profile import WorkerProfile
+from slipstream.cluster.sim.prompt_sends import PromptSends
 from slipstream.cluster.sim.surroundings import Surroundings
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
 from slipstream.router.messages import (
@@ -47,11 +49,9 @@ from slipstream.router.messages import (
 )
 from slipstream.workers.ticket_office import TicketOffice
 
-Key = tuple[str, int]
-
 
 class SimWorker:
-    """One incarnation of a worker: what ends it ends all that it has."""
+    """One incarnation of a worker: when it dies, all its attempts die with it."""
 
     def __init__(
         self,
@@ -80,6 +80,7 @@ class SimWorker:
         self._role = role
         self._late: set[Key] = set()  # reservations that wait for the end of a step
         self._moves = Moves(self)
+        self._sends = PromptSends(self, world.clock, profile.num_layers, role.max_step_tokens)
         self._last_seq = 0
         self._most_growth = 1 + hello.num_pages // 64  # pages that answers take before the next word of them
         self._outbox = Outbox(self.room.changes)
@@ -250,9 +251,9 @@ class SimWorker:
         if job is None:
             return
         self.engine.drop(job)
-        self._end(job)
+        self.end(job)
 
-    def _end(self, job: Job) -> None:
+    def end(self, job: Job) -> None:
         """It has nothing here any more."""
         del self.jobs[job.key]
         if job.transfer is not None:
@@ -273,36 +274,21 @@ class SimWorker:
     # ---- what the engine does
 
     def prompt_begins(self, job: Job) -> None:
-        """Its pages begin to leave, layer by layer, while the next layers are computed: the last layer of the last
-        chunk goes last."""
-        ticket, peer = job.ticket, job.peer
-        if ticket is None or not ticket.num_pages or peer is None or self.hello.role != "prefill":
-            return
-        last_chunk = min((job.num_uncomputed - 1) % self._role.max_step_tokens + 1, job.num_known)
-        num_bytes = ticket.num_pages * self.page_bytes
-        share = min(last_chunk / (ticket.num_pages * self.hello.page_tokens), 1.0)
-        job.tail_bytes = num_bytes * share / self._profile.num_layers
-        network = self.world.network
-        job.transfer = network.open(
-            self.card, peer.card, num_bytes - job.tail_bytes, self._sent, self._unreachable, job
-        )
+        if self.hello.role == "prefill":
+            self._sends.begin(job)
 
     def prompt_computed(self, job: Job, chunks: list[TokenChunk]) -> None:
         is_last = job.told + 1 >= job.stop_at
         chunks.append(job.say(job.told + 1, "stop" if is_last else None))
         if self.hello.role == "prefill":
-            job.state = State.SENDING
-            if job.transfer is not None:
-                self.world.network.finish(job.transfer, job.tail_bytes)
-            else:
-                self._clock.at(self._clock.now_s, self._nothing_to_send, job)
+            self._sends.finish(job)
         elif is_last:
-            self._end(job)
+            self.end(job)
         else:
             self.engine.decode(job)
 
     def answer_ended(self, job: Job) -> None:
-        self._end(job)
+        self.end(job)
 
     def stopped(self, job: Job, chunks: list[TokenChunk]) -> None:
         self._moves.stopped(job)
@@ -317,27 +303,6 @@ class SimWorker:
 
     def busy_changed(self) -> None:
         self.world.busy_changed(self)
-
-    def _nothing_to_send(self, job: Job) -> None:
-        self._sent(job, 0.0)
-
-    def _sent(self, job: Job, seconds: float) -> None:
-        """The last page is there. Its room here is free, the receiver may go on."""
-        if not self.is_alive or job.state is State.GONE:
-            return
-        job.transfer = None
-        self._end(job)
-        if job.peer is not None and job.peer.is_alive and job.ticket is not None:
-            job.peer.landed(job.key, job.ticket, seconds)
-        self.flush()
-
-    def _unreachable(self, job: Job) -> None:
-        """Nothing of it has got through for too long."""
-        job.transfer = None
-        self.drop(job)
-        name = job.peer.hello.worker.name if job.peer is not None else "the other end"
-        self.say(Failed(*job.key, f"pages could not be sent: {name} is out of reach", True, is_unreachable=True))
-        self.flush()
 
     # ---- what is told
 
