@@ -2,8 +2,8 @@
 
 A decode worker that shares its cores with a prefill worker would take half of them to advance the few sequences it has,
 while the prompts that could join them wait: each of its steps reads all weights, for two sequences as for eight. With
-less than half of the cores, prompts are done sooner, batches are larger, and throughput is higher. The kernel gives a thread at niceness 5 a third of the time of one at 0, and all of it if
-nobody else wants it.
+less than half of the cores, prompts are done sooner, batches are larger, and throughput is higher. The kernel gives a
+thread at niceness 5 a third of the time of one at 0, and all of it if nobody else wants it.
 """
 
 from __future__ import annotations
