@@ -68,10 +68,13 @@ def mock_worker_command(
         for number in range(count)
     ]
     logging.basicConfig(level=log_level(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    reason: BaseException | None = None
     try:
         uvloop.run(run_mock_workers(configs))
     except* WorkerFailed as failures:
-        print(f"error: {failures.exceptions[0]}", file=sys.stderr)
+        reason = failures.exceptions[0]
+    if reason is not None:  # an exit within `except*` would be shown with a traceback
+        print(f"error: {reason}", file=sys.stderr)
         sys.exit(1)
 
 

@@ -160,3 +160,4 @@ def test_a_wrong_secret_is_told(router: dict[str, str]) -> None:
     )
     assert process.returncode == 1
     assert "rejected" in process.stderr
+    assert "Traceback" not in process.stderr
