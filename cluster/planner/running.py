@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from slipstream.cluster.planner.demand import MIN_ARRIVALS, has_shifted, is_answered
 from slipstream.cluster.planner.model import WorkerModel
 from slipstream.router.signals import Signals
 
 MAX_PROMPTS = 0.9  # of the time of a worker that decodes, to reckon with
+URGENT = 0.5  # of the target: below it twice as many workers change at once, and up to three come for each there is
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,10 @@ class Running:
     def osl(self, per_s: float) -> float:
         """Tokens that an answer has at least, where requests come at such a rate."""
         return self.tokens_per_s / per_s if per_s > 0.0 else 0.0
+
+    def is_late(self, target_attainment: float) -> bool:
+        """Most of the answers that run are late, and they are too many for chance."""
+        return self.num >= MIN_ARRIVALS and self.in_time < URGENT * target_attainment
 
 
 def running_of(signals: Signals, decode: WorkerModel, isl: float) -> Running:
@@ -56,3 +62,15 @@ def running_of(signals: Signals, decode: WorkerModel, isl: float) -> Running:
         num_in_time += worker.num_running if gap_s <= signals.slo_itl_s else 0
         tokens_per_s += surely * worker.num_running / gap_at(surely * worker.num_running)
     return Running(num, tokens_per_s, num_in_time / num if num else 1.0, gaps_s / num if num else 0.0)
+
+
+def attainment_of(signals: Signals, running: Running) -> float:
+    """The share of requests that lately kept the levels: of the short window, the worst of first tokens, whole answers
+    and those that run. 0 where nothing is known: few requests say, or what ended was asked before the load changed."""
+    if has_shifted(signals) or not is_answered(signals):
+        return 0.0
+    short = signals.short
+    ttft, whole = short.ttft_attainment, short.attainment
+    if ttft is None or whole is None or min(short.ttft_s.count, short.osl.count) < MIN_ARRIVALS:
+        return 0.0
+    return min(ttft, whole, running.in_time)

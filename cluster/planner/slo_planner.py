@@ -31,7 +31,6 @@ from slipstream.cluster.planner.decision import (
     SwitchRole,
 )
 from slipstream.cluster.planner.demand import (
-    MIN_ARRIVALS,
     DemandWatch,
     backlog_of,
     demand_of,
@@ -52,11 +51,10 @@ from slipstream.cluster.planner.options import (
     smaller,
     towards,
 )
-from slipstream.cluster.planner.running import Running, running_of
+from slipstream.cluster.planner.running import URGENT, Running, attainment_of, running_of
 from slipstream.cluster.planner.worker_models import worker_models
 from slipstream.router.signals import Signals
 
-URGENT = 0.5  # of the target: below it twice as many workers change at once, and up to three come for each there is
 CLEARLY_SHORT = 0.8  # of the target: more than chance
 HAIR = 0.01  # of the requests
 WORTH = 0.05  # of the requests: roles are not switched for less, as the model is not that exact
@@ -202,7 +200,7 @@ class SloPlanner:
         self._correct(look, now_seen, seen, running)
         current = look.outlook(look.pools)
         with_room = look.outlook(look.pools, 1.0 + ROOM * config.margin)
-        is_late = self._is_late(running)
+        is_late = running.is_late(config.target_attainment)
         self._num_late_looks = self._num_late_looks + 1 if is_late else 0
         if is_late or with_room.attainment < config.target_attainment:
             self._needed_all_s = now
@@ -213,7 +211,7 @@ class SloPlanner:
             ahead = 1.0  # roles can be switched again soon; what is started now has to last until more could be there
             if may_grow and planned.per_s > 0.0:
                 ahead = max(self._watch.rate(2.0 * lead_s + config.settle_s) / planned.per_s, 1.0)
-            seen_attainment = self._seen_attainment(signals, running)
+            seen_attainment = 0.0 if self._behind_since_s is not None else attainment_of(signals, running)
             late = running.in_time if is_late else None
             shortage = Shortage(current, planned.per_s, ahead, seen_attainment, late, self._num_late_looks)
             return self._grow(look, shortage)
@@ -240,7 +238,11 @@ class SloPlanner:
         behind_s = look.now - self._behind_since_s if self._behind_since_s is not None else 0.0
         is_behind = behind_s >= look.signals.short.span_s
         if self._behind_since_s is None or is_behind:
-            itl_s = running.gap_s * self.corrections.decode if self._is_late(running) else predicted.itl_s
+            itl_s = (
+                running.gap_s * self.corrections.decode
+                if running.is_late(self._config.target_attainment)
+                else predicted.itl_s
+            )
             self.corrections.learn(predicted, itl_s, seen.per_s, look.signals, is_behind)
 
     def _shrink(self, look: Look, factor: float) -> PlannerDecision:
@@ -314,21 +316,6 @@ class SloPlanner:
         reason: Reason = "slo" if choice.holds else "goodput"
         why = f"{said}; {goal} {kept(look.outlook(goal))}" + ("" if then == goal else f", of which {then} is the way")
         return self._change(look, reason, why, then, actions)
-
-    def _is_late(self, running: Running) -> bool:
-        """Most of the answers that run are, and they are more than chance."""
-        return running.num >= MIN_ARRIVALS and running.in_time < URGENT * self._config.target_attainment
-
-    def _seen_attainment(self, signals: Signals, running: Running) -> float:
-        """Of the short window, the worse of first tokens, whole answers and those that run; 0 while requests wait, few
-        say, or what ended was asked before the load changed."""
-        if has_shifted(signals) or not is_answered(signals):
-            return 0.0
-        short = signals.short
-        ttft, whole = short.ttft_attainment, short.attainment
-        if ttft is None or whole is None or self._behind_since_s is not None:
-            return 0.0
-        return min(ttft, whole, running.in_time) if min(short.ttft_s.count, short.osl.count) >= MIN_ARRIVALS else 0.0
 
     # ---- what is said
 
