@@ -124,6 +124,8 @@ class HttpConnection(asyncio.Protocol):
             self._exchange.keep_alive = False
 
     def send(self, data: bytes) -> None:
+        if self._transport.is_closing():
+            return  # the client has left, which the handler may not have heard yet
         if self._journal is not None:
             exchange = self._exchange
             if exchange is not None and not exchange.ended:

@@ -31,6 +31,7 @@ class Site:
         self.release = asyncio.Event()
         self.num_written = 0
         self.num_big = 0
+        self.late_task: asyncio.Task[object] | None = None
         self.routes = Routes()
         self.routes.add("POST", "/echo", self.echo)
         self.routes.add("GET", "/hello", self.hello)
@@ -40,6 +41,7 @@ class Site:
         self.routes.add("GET", "/big", self.big)
         self.routes.add("GET", "/crash", self.crash)
         self.routes.add("GET", "/silent", self.silent)
+        self.routes.add("POST", "/late", self.late)
         self.routes.add_item("GET", "/items/", "", self.item)
 
     async def echo(self, request: Request, exchange: Exchange) -> None:
@@ -56,6 +58,13 @@ class Site:
 
     async def silent(self, request: Request, exchange: Exchange) -> None:
         pass
+
+    async def late(self, request: Request, exchange: Exchange) -> None:
+        self.late_task = asyncio.current_task()
+        try:
+            await self._noting_cancellation(self.release.wait())
+        except asyncio.CancelledError:
+            raise HttpError(503, "It ends at the same moment.") from None
 
     async def big(self, request: Request, exchange: Exchange) -> None:
         self.num_big += 1
@@ -559,6 +568,21 @@ def test_a_client_that_leaves_cancels_its_handler_at_once(path: str, how: str) -
                 client.writer.close()
             await site.cancelled.wait()
             await client.close()
+
+    run(main)
+
+
+def test_a_request_that_fails_when_its_client_has_left_ends_in_order() -> None:
+    async def main() -> None:
+        async with serving() as (site, _, port):
+            client = await Client.connect(port)
+            client.send(post("/late"))
+            await site.started.wait()
+            await client.close()
+            await site.cancelled.wait()
+            assert site.late_task is not None
+            await asyncio.wait([site.late_task])
+            assert site.late_task.exception() is None
 
     run(main)
 
