@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from slipstream.kv_transfer.ticket import PeerId, TransferAddress
+from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.config import DispatchConfig
 from slipstream.router.generation import GenerateRequest
 from slipstream.router.history import RequestRecord, Timeline
-from slipstream.router.messages import PROTOCOL_VERSION, Credits, Hello, Role, SamplingParams, StepTime, pack_ids
+from slipstream.router.messages import Credits, Role, SamplingParams, StepTime, pack_ids
 from slipstream.router.output_log import OutputLog
 from slipstream.router.placement.decision import Placement, Wait
 from slipstream.router.placement.load import PendingPrefill
@@ -15,6 +15,7 @@ from slipstream.router.placement.placer import Placer
 from slipstream.router.placement.policy import Job
 from slipstream.router.request_state import RequestState
 from slipstream.router.roster import Roster, WorkerState
+from tests.router.greetings import make_hello
 
 PAGE_TOKENS = 16
 
@@ -32,15 +33,9 @@ def worker(
     epoch: int = 1,
 ) -> WorkerState:
     """A connected worker that has told its credits; `free` are slots, pages and queued tokens."""
-    hello = Hello(
-        version=PROTOCOL_VERSION,
-        token="t",
-        worker=PeerId(name, epoch),
-        role=role,
-        model="m",
-        tp=1,
-        pid=1,
-        addresses=(TransferAddress("127.0.0.1", 1),),
+    hello = make_hello(
+        PeerId(name, epoch),
+        role,
         page_tokens=PAGE_TOKENS,
         num_pages=pages,
         max_slots=slots,

@@ -4,18 +4,16 @@ from collections import Counter
 
 import pytest
 
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
+from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.actions import Emit, Finish, Send
 from slipstream.router.config import DispatchConfig, VersionsConfig
 from slipstream.router.dispatcher import Dispatcher
 from slipstream.router.generation import GenerateRequest, InvalidRequestError
 from slipstream.router.messages import (
-    PROTOCOL_VERSION,
     BlocksChanged,
     Credits,
     Failed,
     Generate,
-    Hello,
     Prefill,
     Reserve,
     Reserved,
@@ -27,6 +25,8 @@ from slipstream.router.messages import (
 from slipstream.router.prefix.block_hash import HashChain, model_key, pack_block_ids, root_digest
 from slipstream.router.version_families import shown_counts
 from slipstream.router.version_status import VersionCounts, VersionStatus
+from tests.router.dispatcher_lab import ticket
+from tests.router.greetings import make_hello
 
 OLD, NEW = PeerId("old", 1), PeerId("new", 1)
 OLD_P, NEW_P = PeerId("old-p", 1), PeerId("new-p", 1)
@@ -47,16 +47,9 @@ class Lab:
         self.dispatcher.check_integrity()
 
     def join(self, peer, version, role="decode", *, slots=1000, max_model_len=4096):
-        hello = Hello(
-            version=PROTOCOL_VERSION,
-            token="t",
-            worker=peer,
-            role=role,
-            model="m",
-            tp=1,
-            pid=1,
-            addresses=(TransferAddress("h", 1),),
-            page_tokens=16,
+        hello = make_hello(
+            peer,
+            role,
             num_pages=100_000,
             max_slots=slots,
             max_queued_tokens=1_000_000,
@@ -120,10 +113,6 @@ def both():
     lab.join(OLD, "1")
     lab.join(NEW, "2")
     return lab
-
-
-def ticket(destination=OLD):
-    return HandoffTicket(1, destination, (TransferAddress("h", 2),), 0, 2, 8, 2, 2, 64)
 
 
 # ---- the split
@@ -233,7 +222,7 @@ def test_prefill_groups_serve_decode_workers_of_their_version(both):
         old, new = new, old
     assert [type(action.message) for action in both.actions if isinstance(action, Send)].count(Reserve) == 1
     assert set(both.where()) == {(NEW, new), (OLD, old)}  # the other is computed where it is decoded
-    both.say(OLD, Reserved(old, 0, 0, ticket()))
+    both.say(OLD, Reserved(old, 0, 0, ticket(destination=OLD)))
     prefills = [action.worker for action in both.actions if isinstance(getattr(action, "message", None), Prefill)]
     assert prefills == [OLD_P]
 

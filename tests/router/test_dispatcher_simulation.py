@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
+from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
 from slipstream.router.actions import Action, Close, Emit, Finish, Send
 from slipstream.router.config import DispatchConfig
 from slipstream.router.dispatcher import Dispatcher
 from slipstream.router.generation import GenerateRequest, QueueFullError
 from slipstream.router.messages import (
-    PROTOCOL_VERSION,
     Adopt,
     Cancel,
     Copied,
@@ -49,6 +48,7 @@ from slipstream.router.messages import (
     pack_ids,
     unpack_ids,
 )
+from tests.router.greetings import make_hello
 
 PAGE_TOKENS = 16
 FAULTS_END_S = 20.0
@@ -447,15 +447,9 @@ class World:
 
     def start(self, name: str, role: str, epoch: int) -> None:
         size = self.rng.choice([1, 2])
-        hello = Hello(
-            version=PROTOCOL_VERSION,
-            token="",
-            worker=PeerId(name, epoch),
-            role="decode" if role == "decode" else "prefill",
-            model="m",
-            tp=1,
-            pid=epoch,
-            addresses=(TransferAddress("h", 1),),
+        hello = make_hello(
+            PeerId(name, epoch),
+            "decode" if role == "decode" else "prefill",
             page_tokens=PAGE_TOKENS,
             num_pages=40 * size,
             max_slots=4 * size,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import uvloop
 
-from slipstream.kv_transfer.ticket import PeerId, TransferAddress
+from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.config import DispatchConfig, RouterConfig
 from slipstream.router.generation import (
     GenerateRequest,
@@ -22,7 +22,6 @@ from slipstream.router.messages import (
     Credits,
     Drain,
     Generate,
-    Hello,
     PeerLost,
     Ping,
     Pong,
@@ -35,28 +34,14 @@ from slipstream.router.messages import (
 )
 from slipstream.router.service import GenerationService
 from slipstream.router.wire import FrameProtocol
+from tests.router.greetings import make_hello
 
 TOKEN = "secret"
 CONFIG = RouterConfig(dispatch=DispatchConfig(worker_lease_s=60.0, max_queued_requests=2))
 
 
 def hello(name="d", epoch=1, **changes):
-    plain = Hello(
-        version=PROTOCOL_VERSION,
-        token=TOKEN,
-        worker=PeerId(name, epoch),
-        role="decode",
-        model="m",
-        tp=1,
-        pid=1,
-        addresses=(TransferAddress("127.0.0.1", 1),),
-        page_tokens=16,
-        num_pages=100,
-        max_slots=4,
-        max_queued_tokens=1000,
-        max_model_len=1600,
-    )
-    return replace(plain, **changes)
+    return replace(make_hello(PeerId(name, epoch), token=TOKEN, max_model_len=1600), **changes)
 
 
 class WorkerEnd:

@@ -12,17 +12,14 @@ import orjson
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slipstream.kv_transfer.ticket import PeerId, TransferAddress
 from slipstream.router.addresses import Addresses
 from slipstream.router.config import DispatchConfig, HttpConfig, RouterConfig
 from slipstream.router.http.connection import WRITE_BUFFER_BYTES
 from slipstream.router.messages import (
-    PROTOCOL_VERSION,
     Cancel,
     Credits,
     EngineRequest,
     Generate,
-    Hello,
     Ping,
     Pong,
     StepOutput,
@@ -32,6 +29,7 @@ from slipstream.router.messages import (
 from slipstream.router.router import Router
 from slipstream.router.wire import FrameProtocol, Message
 from tests.router.fake_cluster import MODEL, MODEL_DIR, run
+from tests.router.greetings import make_hello
 
 TOKEN = "secret"
 CONFIG = RouterConfig(
@@ -57,16 +55,10 @@ class Talker:
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: self.protocol, addresses.workers.host, addresses.workers.port)
         self.protocol.send(
-            Hello(
-                version=PROTOCOL_VERSION,
+            make_hello(
+                "talker",
                 token=TOKEN,
-                worker=PeerId("talker", 1),
-                role="decode",
                 model=MODEL,
-                tp=1,
-                pid=1,
-                addresses=(TransferAddress("127.0.0.1", 1),),
-                page_tokens=16,
                 num_pages=100_000,
                 max_slots=NUM_SLOTS,
                 max_queued_tokens=1_000_000,

@@ -18,14 +18,12 @@ from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
 from slipstream.router.addresses import Addresses, Endpoint
 from slipstream.router.config import DispatchConfig, HttpConfig, RouterConfig
 from slipstream.router.messages import (
-    PROTOCOL_VERSION,
     Cancel,
     Credits,
     EngineRequest,
     Failed,
     Generate,
     HandedOff,
-    Hello,
     Ping,
     Pong,
     Prefill,
@@ -42,6 +40,7 @@ from slipstream.router.placement.service_times import ServiceTimes
 from slipstream.router.router import Router
 from slipstream.router.wire import FrameProtocol, Message
 from tests.router.fake_cluster import MODEL, MODEL_DIR, events_of, run, unchunk
+from tests.router.greetings import make_hello
 
 TOKEN = "secret"
 CONFIG = RouterConfig(
@@ -76,19 +75,12 @@ class PlayedWorker:
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: self.protocol, self.endpoint.host, self.endpoint.port)
         self.protocol.send(
-            Hello(
-                version=PROTOCOL_VERSION,
+            make_hello(
+                self.peer,
+                self.role,
                 token=TOKEN,
-                worker=self.peer,
-                role=self.role,
                 model=MODEL,
-                tp=1,
-                pid=1,
-                addresses=(TransferAddress("127.0.0.1", 1),),
-                page_tokens=16,
-                num_pages=100,
                 max_slots=8,
-                max_queued_tokens=1000,
                 max_model_len=1000,
                 model_version=self.version,
             )

@@ -6,14 +6,13 @@ import dataclasses
 
 import pytest
 
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
+from slipstream.kv_transfer.ticket import HandoffTicket, TransferAddress
 from slipstream.router.actions import Emit, Finish, Send
 from slipstream.router.config import DispatchConfig, PolicyName
 from slipstream.router.dispatcher import Dispatcher
 from slipstream.router.generation import GenerateRequest
 from slipstream.router.links import FORGET_S, RETRY_MAX_S, TRIAL_S, Links
 from slipstream.router.messages import (
-    PROTOCOL_VERSION,
     Credits,
     Failed,
     Generate,
@@ -27,23 +26,12 @@ from slipstream.router.messages import (
     StepOutput,
     TokenChunk,
 )
+from tests.router.greetings import make_hello
 
 
 def hello(name: str, host: str, role: Role = "prefill") -> Hello:
-    return Hello(
-        version=PROTOCOL_VERSION,
-        token="",
-        worker=PeerId(name, 1),
-        role=role,
-        model="m",
-        tp=1,
-        pid=1,
-        addresses=(TransferAddress(host, 1000),),
-        page_tokens=16,
-        num_pages=1000,
-        max_slots=8,
-        max_queued_tokens=10_000,
-        max_model_len=4096,
+    return make_hello(
+        name, role, addresses=(TransferAddress(host, 1000),), num_pages=1000, max_slots=8, max_queued_tokens=10_000
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
+from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
 from slipstream.router.actions import Emit, Finish
 from slipstream.router.config import MigrationConfig
 from slipstream.router.explain import explanation
@@ -29,13 +29,14 @@ from slipstream.router.messages import (
     Start,
     unpack_ids,
 )
-from tests.router.test_dispatcher import CONFIG, Lab
+from tests.router import dispatcher_lab
+from tests.router.dispatcher_lab import CONFIG, Lab
 
 A, B, C, P = PeerId("a", 1), PeerId("b", 1), PeerId("c", 1), PeerId("p", 1)
 
 
 def ticket(number: int = 1, destination: PeerId = B, num_pages: int = 2) -> HandoffTicket:
-    return HandoffTicket(number, destination, (TransferAddress("h", 2),), 0, num_pages, 8, 2, 2, 64)
+    return dispatcher_lab.ticket(number, destination, num_pages)
 
 
 def make_lab(**migration: Any) -> Any:

@@ -23,7 +23,7 @@ from slipstream.router.messages import (
     StepTime,
     StepTimes,
 )
-from tests.router.test_dispatcher import CONFIG, Lab
+from tests.router.dispatcher_lab import CONFIG, Lab
 
 A, B = PeerId("a", 1), PeerId("b", 1)
 NUM = 12

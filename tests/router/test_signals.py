@@ -10,7 +10,7 @@ from slipstream.router.config import DispatchConfig, SloConfig
 from slipstream.router.generation import GenerateRequest, GenerationError, QueueFullError, Slo
 from slipstream.router.messages import SamplingParams
 from slipstream.router.signal_book import COARSE_S, LATEST_S, LONG_S, SHORT_S, Binned, SignalBook
-from tests.router.test_dispatcher import D, Lab
+from tests.router.dispatcher_lab import D, Lab
 
 
 def test_quantiles_are_within_five_percent_and_means_exact() -> None:

@@ -15,11 +15,10 @@ import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slipstream.kv_transfer.ticket import PeerId, TransferAddress
+from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.config import DispatchConfig, RouterConfig
 from slipstream.router.generation import AdmissionError, GenerateRequest
 from slipstream.router.messages import (
-    PROTOCOL_VERSION,
     Cancel,
     Credits,
     Failed,
@@ -39,6 +38,7 @@ from slipstream.router.messages import (
 )
 from slipstream.router.service import GenerationService
 from slipstream.router.wire import MAX_FRAME_BYTES, FrameProtocol, Message, WireError, encode_frame
+from tests.router.greetings import make_hello
 from tests.router.test_wire_codec import MESSAGES
 
 T = TypeVar("T")
@@ -49,22 +49,7 @@ LIMIT_S = 20.0
 
 
 def hello(name: str, epoch: int, **changes: Any) -> Hello:
-    plain = Hello(
-        version=PROTOCOL_VERSION,
-        token=TOKEN,
-        worker=PeerId(name, epoch),
-        role="decode",
-        model="m",
-        tp=1,
-        pid=1,
-        addresses=(TransferAddress("h", 1),),
-        page_tokens=16,
-        num_pages=100,
-        max_slots=8,
-        max_queued_tokens=1000,
-        max_model_len=1000,
-    )
-    return replace(plain, **changes)
+    return replace(make_hello(PeerId(name, epoch), token=TOKEN, max_slots=8, max_model_len=1000), **changes)
 
 
 class Honest:

@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
 from slipstream.router.messages import (
-    PROTOCOL_VERSION,
     BlocksChanged,
     Cancel,
     EngineRequest,
     Generate,
-    Hello,
     SamplingParams,
 )
 from slipstream.router.messages import pack_ids as pack
@@ -30,6 +28,7 @@ from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.mock.engine import MockEngine
 from slipstream.workers.mock.profile import MockProfile
 from slipstream.workers.ticket_office import TicketOffice
+from tests.router.greetings import make_hello
 from tests.workers.engine.fake_executor import FakeExecutor
 
 NUM_PAGES, PAGE_TOKENS = 12, 4
@@ -162,10 +161,7 @@ def test_many_changes_never_show_more_pages_than_there_are() -> None:
 
 
 def make_worker(num_pages: int = NUM_PAGES) -> WorkerState:
-    address = TransferAddress("h", 1)
-    hello = Hello(
-        PROTOCOL_VERSION, "", PeerId("d", 1), "decode", "m", 1, 1, (address,), PAGE_TOKENS, num_pages, 4, 64, 40
-    )
+    hello = make_hello(page_tokens=PAGE_TOKENS, num_pages=num_pages, max_queued_tokens=64, max_model_len=40)
     return WorkerState(hello, 0.0)
 
 

@@ -13,9 +13,7 @@ from slipstream.router.config import DispatchConfig
 from slipstream.router.dispatcher import Dispatcher
 from slipstream.router.generation import GenerateRequest, GenerationFinish
 from slipstream.router.messages import (
-    PROTOCOL_VERSION,
     Generate,
-    Hello,
     Prefill,
     Reserve,
     ResyncBlocks,
@@ -29,6 +27,7 @@ from slipstream.workers.block_events import BlockEvents
 from slipstream.workers.mock.engine import MockEngine
 from slipstream.workers.mock.profile import MockProfile
 from slipstream.workers.ticket_office import TicketOffice
+from tests.router.greetings import make_hello
 
 PROFILE = MockProfile(step_s=0.002, prefill_token_s=1e-4, decode_token_s=1e-4, transfer_s=0.001, transfer_page_s=1e-4)
 
@@ -84,15 +83,9 @@ class MockCluster:
     def join(self, name: str, role: Role, epoch: int = 1) -> MockWorker:
         worker = MockWorker(PeerId(name, epoch), role, self._profile)
         profile = self._profile
-        hello = Hello(
-            version=PROTOCOL_VERSION,
-            token="t",
-            worker=worker.peer,
-            role=role,
-            model="m",
-            tp=1,
-            pid=1,
-            addresses=(TransferAddress("h", 1),),
+        hello = make_hello(
+            worker.peer,
+            role,
             page_tokens=profile.page_tokens,
             num_pages=profile.num_pages,
             max_slots=profile.max_slots,

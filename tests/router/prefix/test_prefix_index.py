@@ -11,16 +11,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from slipstream.kv_transfer.ticket import PeerId, TransferAddress
 from slipstream.router.generation import GenerateRequest
 from slipstream.router.history import RequestRecord, Timeline
-from slipstream.router.messages import PROTOCOL_VERSION, BlocksChanged, Hello, Role, SamplingParams, pack_ids
+from slipstream.router.messages import BlocksChanged, Role, SamplingParams, pack_ids
 from slipstream.router.output_log import OutputLog
 from slipstream.router.prefix.block_hash import BlockChain, HashChain, pack_block_ids, root_digest, unpack_block_ids
 from slipstream.router.prefix.holder import BlockEventError
 from slipstream.router.prefix.index import EXPECTED_S, PrefixIndex
 from slipstream.router.request_state import RequestState
 from slipstream.router.roster import WorkerState
+from tests.router.greetings import make_hello
 
 PAGE_TOKENS = 4
 
@@ -29,22 +29,7 @@ def make_worker(
     name: str = "d", role: Role = "decode", num_pages: int = 64, prefix_caching: bool = True
 ) -> WorkerState:
     return WorkerState(
-        Hello(
-            version=PROTOCOL_VERSION,
-            token="t",
-            worker=PeerId(name, 1),
-            role=role,
-            model="m",
-            tp=1,
-            pid=1,
-            addresses=(TransferAddress("h", 1),),
-            page_tokens=PAGE_TOKENS,
-            num_pages=num_pages,
-            max_slots=4,
-            max_queued_tokens=1000,
-            max_model_len=4096,
-            prefix_caching=prefix_caching,
-        ),
+        make_hello(name, role, page_tokens=PAGE_TOKENS, num_pages=num_pages, prefix_caching=prefix_caching),
         0.0,
     )
 
