@@ -4,7 +4,7 @@ import pytest
 
 from slipstream.router.actions import Action, Send
 from slipstream.router.messages import Adopt, Generate, Prefill, Reserve
-from tests.router.test_dispatcher_simulation import FAULTS_END_S, World
+from tests.router.faulty_world import FAULTS_END_S, World
 
 SPLITS = [None, {"1": 90, "2": 10}, {"1": 0, "2": 1}, {"1": 1, "2": 0}, {"1": 1, "2": 1}]
 
