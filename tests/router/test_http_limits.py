@@ -23,7 +23,8 @@ from slipstream.router.http.server import MAX_TURNED_AWAY, HttpServer
 from slipstream.router.http.tls import ServerTls
 from slipstream.router.open_files import allow_all_files
 from tests.router.fake_cluster import FrontUnderTest, front, run
-from tests.router.test_http_server import CONFIG, Client, get, post, serving
+from tests.router.http_site import CONFIG, serving
+from tests.router.raw_client import Client, get, post
 
 # ---- TLS
 
