@@ -1,0 +1,137 @@
+"""Where answers of the OpenAI API end: stop strings and stop tokens, and the logprobs up to there."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from tests.router.fake_cluster import END, MODEL, Script, events_of, front, openai_client, run
+
+TEXT = "Hello wörld 🙂, this is it."
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_across_tokens_ends_the_text_before_it_and_cancels(stream: bool) -> None:
+    async def main() -> None:
+        async with front(TEXT) as site:
+            status, _, body = await site.post(
+                "/v1/chat/completions", messages=HI, stop=["never", "d 🙂, th"], stream=stream
+            )
+            assert status == 200
+            if stream:
+                choices = [event["choices"][0] for event in events_of(body)[:-1]]
+                text = "".join(choice["delta"].get("content", "") for choice in choices)
+                reason = choices[-1]["finish_reason"]
+            else:
+                choice = orjson.loads(body)["choices"][0]
+                text, reason = choice["message"]["content"], choice["finish_reason"]
+            assert (text, reason) == ("Hello wörl", "stop")
+            assert len(site.service.cancelled) == 1
+
+    run(main)
+
+
+def test_a_stop_string_counts_only_the_tokens_up_to_it() -> None:
+    async def main() -> None:
+        async with front("a b c d e f g", tokens_a_delta=100) as site, openai_client(site) as client:
+            answer = await client.chat.completions.create(model=MODEL, messages=HI, stop=" c")
+            assert answer.choices[0].message.content == "a b"
+            assert answer.usage is not None
+            assert answer.usage.completion_tokens == len(site.tokenizer._tokenizer.encode("a b c").ids) - 1
+            answer = await client.chat.completions.create(
+                model=MODEL, messages=HI, stop=" c", extra_body={"include_stop_str_in_output": True}
+            )
+            assert answer.choices[0].message.content == "a b c"
+
+    run(main)
+
+
+def test_a_stop_token_is_counted_but_not_shown() -> None:
+    async def main() -> None:
+        async with front("abc d") as site, openai_client(site) as client:
+            ids = site.tokenizer._tokenizer.encode("abc d", add_special_tokens=False).ids
+            site.service.script = lambda request: Script(list(ids), reason="stop", stop_token_id=ids[-1])
+            answer = await client.chat.completions.create(
+                model=MODEL, messages=HI, extra_body={"stop_token_ids": [ids[-1]]}, logprobs=True
+            )
+            choice = answer.choices[0]
+            assert (choice.message.content, choice.finish_reason) == (
+                site.tokenizer._tokenizer.decode(ids[:-1]),
+                "stop",
+            )
+            assert choice.logprobs is not None
+            assert len(choice.logprobs.content) == len(ids) - 1
+            assert answer.usage is not None
+            assert answer.usage.completion_tokens == len(ids)
+            assert site.service.requests[0].sampling.stop_token_ids == (ids[-1],)
+
+    run(main)
+
+
+def test_a_stop_token_alone_gives_an_empty_answer() -> None:
+    async def main() -> None:
+        async with front() as site, openai_client(site) as client:
+            site.service.script = lambda request: Script([END], reason="stop", stop_token_id=END)
+            answer = await client.chat.completions.create(model=MODEL, messages=HI)
+            assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("", "stop")
+            stream = await client.chat.completions.create(model=MODEL, messages=HI, stream=True)
+            chunks = [chunk async for chunk in stream]
+            assert [chunk.choices[0].delta.role for chunk in chunks] == ["assistant"]
+            assert chunks[0].choices[0].finish_reason == "stop"
+
+    run(main)
+
+
+def test_chat_logprobs_give_every_token_with_bytes_and_alternatives() -> None:
+    async def main() -> None:
+        async with front(TEXT) as site, openai_client(site) as client:
+            for stream in (False, True):
+                answer = await client.chat.completions.create(
+                    model=MODEL, messages=HI, logprobs=True, top_logprobs=2, stream=stream
+                )
+                entries = []
+                if stream:
+                    async for chunk in answer:
+                        if chunk.choices[0].logprobs:
+                            entries += chunk.choices[0].logprobs.content
+                else:
+                    entries = answer.choices[0].logprobs.content
+                assert b"".join(bytes(entry.bytes) for entry in entries).decode() == TEXT
+                assert {entry.logprob for entry in entries} == {-0.5}
+                assert [len(entry.top_logprobs) for entry in entries] == [2] * len(entries)
+                assert entries[0].top_logprobs[0].token == entries[0].token
+            assert [request.sampling.logprobs for request in site.service.requests] == [2, 2]
+
+    run(main)
+
+
+def test_completion_logprobs_have_offsets_into_the_text() -> None:
+    async def main() -> None:
+        async with front("one two three") as site, openai_client(site) as client:
+            answer = await client.completions.create(model=MODEL, prompt="x", logprobs=1)
+            logprobs = answer.choices[0].logprobs
+            assert logprobs is not None
+            assert "".join(logprobs.tokens) == "one two three"
+            for token, offset in zip(logprobs.tokens, logprobs.text_offset, strict=True):
+                assert "one two three"[offset : offset + len(token)] == token
+            assert set(logprobs.token_logprobs) == {-0.5}
+            assert all(-0.5 in top.values() for top in logprobs.top_logprobs)
+
+    run(main)
+
+
+def test_logprobs_stop_with_the_text_at_a_stop_string() -> None:
+    async def main() -> None:
+        async with front("a b c d e f g") as site, openai_client(site) as client:
+            for stream in (False, True):
+                answer = await client.chat.completions.create(
+                    model=MODEL, messages=HI, logprobs=True, stop=" c d", stream=stream
+                )
+                if stream:
+                    entries = [e async for c in answer if c.choices[0].logprobs for e in c.choices[0].logprobs.content]
+                else:
+                    entries = answer.choices[0].logprobs.content
+                assert b"".join(bytes(entry.bytes) for entry in entries) == b"a b"
+
+    run(main)
