@@ -16,7 +16,7 @@ from slipstream.cluster.members import Deployment
 from slipstream.cluster.ray_session import RaySession
 from slipstream.cluster.supervisor import Supervisor
 from slipstream.workers.config import EngineConfig
-from tests.cluster.test_supervisor import FakeRouter, Watcher, serving
+from tests.cluster.fake_members import FakeRouter, Watcher, serving
 
 CONFIG = ClusterConfig(ModelConfig("/m"))
 
