@@ -156,7 +156,8 @@ async def measure(service: GenerationService, args: argparse.Namespace, prompt: 
 
 
 async def run(args: argparse.Namespace, precopy_pages: int, model: Path) -> None:
-    dispatch = DispatchConfig(migration=MigrationConfig(precopy_pages=precopy_pages), local_prefill_max_tokens=NEVER)
+    migration = MigrationConfig(precopy_pages=precopy_pages, rebalance=False)  # only moves that are asked for here
+    dispatch = DispatchConfig(migration=migration, local_prefill_max_tokens=NEVER)
     service = GenerationService(RouterConfig(dispatch=dispatch), model="m", token="secret")
     await service.start()
     try:
