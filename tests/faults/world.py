@@ -14,18 +14,20 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from slipstream.kv_transfer.config import TransferConfig
 from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.actions import Emit, Finish
 from slipstream.router.config import DispatchConfig, MigrationConfig, PolicyName
-from slipstream.router.generation import AdmissionError, GenerateRequest, GenerationError, Slo
-from slipstream.router.messages import Credits, FinishReason, Role, SamplingParams, pack_ids
+from slipstream.router.generation import AdmissionError, GenerationError
+from slipstream.router.messages import FinishReason, Role, pack_ids
 from slipstream.workers.mock.attempt import expected_token
 from tests.faults.cables import REOPENED_S, Cables
+from tests.faults.client import Client, random_prompt, random_request
 from tests.faults.clockwork import Clockwork, Connection
+from tests.faults.mishaps import Mishaps
 from tests.faults.mock_process import MAX_MODEL_LEN, MAX_QUEUED_TOKENS, MockProcess
 from tests.faults.page_wire import SILENCE_S, PageWire
 from tests.faults.process import Process
@@ -41,22 +43,6 @@ LATE_EVERY_S = 1.0  # so that none has to wait for the pages of another, which m
 CANCEL_S = 1.0  # after the end of a request no worker works on it any more
 LEASE_S, TRANSFER_LEASE_S = 1.5, 2.0
 MAX_EVENTS = 150_000
-
-
-@dataclass(slots=True)
-class Client:
-    """One request, and what has come of it."""
-
-    request: GenerateRequest
-    router: RouterProcess
-    submitted_s: float
-    prompt: list[int]
-    tokens: list[int] = field(default_factory=list)
-    finish: Finish | None = None
-    finished_s: float = 0.0
-    has_left: bool = False
-    is_orphan: bool = False  # its router died
-    is_late: bool = False  # it came when nothing went wrong any more
 
 
 @dataclass(slots=True)
@@ -101,8 +87,7 @@ class World:
         self._late_from_s = float("inf")
         self._retries_before: Counter[str] = Counter()  # before the late requests
         self._is_restless = seed % 3 == 1  # long answers, and requests are moved about for no reason
-        self._sick_chance = self._break_chance = self._lie_chance = 0.0
-        self._lost_blocks_chance = self._repeat_chance = 0.0
+        self._mishaps = Mishaps(self.rng, self.clock, self.seen, FAULTS_END_S)
         rng = self.rng
         self.config = DispatchConfig(
             policy=rng.choice(("slo", *get_args(PolicyName))),
@@ -300,7 +285,7 @@ class World:
             member.process = MockProcess(
                 self.clock,
                 self,
-                self,
+                self._mishaps,
                 member.name,
                 member.role,
                 member.num_pages,
@@ -313,7 +298,7 @@ class World:
             self.clock,
             self.wire,
             self,
-            self,
+            self._mishaps,
             member.name,
             member.role,
             member.host,
@@ -333,40 +318,6 @@ class World:
         member.process = None
         self.clock.after(self.rng.random() * 1.5, lambda: self._start(member))
 
-    # ---- what goes wrong by itself (see worker_process.Chances)
-
-    @property
-    def _are_faults_on(self) -> bool:
-        return self.clock.now < FAULTS_END_S
-
-    def _strikes(self, name: str, chance: float) -> bool:
-        strikes = chance > 0 and self._are_faults_on and self.rng.random() < chance
-        if strikes:
-            self.seen[name] += 1
-        return strikes
-
-    def sick(self) -> bool:
-        return self._strikes("sick row", self._sick_chance)
-
-    def engine_breaks(self) -> bool:
-        return self._strikes("engine broken", self._break_chance)
-
-    def repeats(self) -> bool:
-        return self._strikes("repeated message", self._repeat_chance)
-
-    def loses_blocks(self) -> bool:
-        return self._strikes("lost blocks", self._lost_blocks_chance)
-
-    def lie(self, credits: Credits) -> Credits:
-        if not self._strikes("lie", self._lie_chance):
-            return credits
-        if self.rng.random() < 0.1:
-            return Credits(credits.ack_seq + 1000, 1, 1, 1)
-        factor = self.rng.choice((0, 2, 10))
-        return Credits(
-            credits.ack_seq, credits.free_slots * factor, credits.free_pages * factor, credits.free_tokens * factor
-        )
-
     def _may_expel(self, peer: PeerId) -> bool:
         process = next(member.process for member in self.members if member.name == peer.name)
         return process is None or process.was_lied_about
@@ -374,7 +325,7 @@ class World:
     # ---- faults at a moment
 
     def _plan_faults(self) -> None:
-        rng, faults = self.rng, self.wire.faults
+        rng, faults, mishaps = self.rng, self.wire.faults, self._mishaps
         if rng.random() < 0.3:
             faults.corrupt = rng.choice((0.01, 0.1))
         if rng.random() < 0.2:
@@ -382,15 +333,15 @@ class World:
         if rng.random() < 0.5:
             faults.late = rng.choice((0.01, 0.2))
         if rng.random() < 0.1:
-            self._sick_chance = 0.01
+            mishaps.sick_row = 0.01
         if rng.random() < 0.1:
-            self._break_chance = 0.003
+            mishaps.broken_engine = 0.003
         if rng.random() < 0.15:
-            self._lie_chance = rng.choice((0.02, 0.3))
+            mishaps.lie_about_credits = rng.choice((0.02, 0.3))
         if rng.random() < 0.15:
-            self._lost_blocks_chance = rng.choice((0.01, 0.2))
+            mishaps.lost_blocks = rng.choice((0.01, 0.2))
         if rng.random() < 0.2:
-            self._repeat_chance = rng.choice((0.02, 0.2))
+            mishaps.repeated_message = rng.choice((0.02, 0.2))
         kinds = (
             self._kill,
             self._kill,
@@ -409,7 +360,7 @@ class World:
         planned = [rng.choice(kinds) for _ in range(rng.choice((0, 1, 2, 3, 5, 8)))]
         for strike in planned:
             self.clock.after(rng.random() * FAULTS_END_S, strike)
-        chances = (faults.corrupt, faults.stall, self._sick_chance, self._break_chance, self._lie_chance)
+        chances = (faults.corrupt, faults.stall, mishaps.sick_row, mishaps.broken_engine, mishaps.lie_about_credits)
         self.is_peaceful = not planned and not any(chances) and not faults.late
         self._has_slow_wires = self._stall in planned or faults.stall > 0
 
@@ -510,29 +461,8 @@ class World:
             self.clock.after(rng.random(), lambda: self._submit(number))
             return
         request_id = f"r{number}"
-        # Some prompts begin alike, so that caches are hit; the longest leave little room for output.
-        shared = [(7 * position) % VOCAB_SIZE for position in range(rng.choice((0, 0, 16, 30)))]
-        own = [rng.randrange(1, VOCAB_SIZE) for _ in range(rng.choice((rng.randint(1, 12), rng.randint(10, 70))))]
-        prompt = shared + own
-        max_tokens = rng.randint(1, 120 if self._is_restless and len(prompt) < 60 else 16)
-        sampling = SamplingParams(
-            max_tokens=max_tokens,
-            min_tokens=rng.choice((0, 0, rng.randint(0, max_tokens))),
-            temperature=rng.choice((0.0, 1.0)),
-            seed=rng.randrange(1 << 30),
-        )
-        request = GenerateRequest(
-            request_id,
-            pack_ids(prompt),
-            sampling,
-            priority=rng.randint(-1, 1),
-            tenant=rng.choice(("", "a", "b")),
-            cache_salt=rng.choice(("", "", "salt")),
-            slo=Slo(ttft_s=rng.choice((None, 0.05, 1.0)), itl_s=rng.choice((None, 0.01))),
-            session=rng.choice(("", "", "s1", "s2")),
-            expected_output_tokens=rng.choice((None, rng.randint(1, max_tokens))),
-            timeout_s=rng.choice((None, None, None, 0.4, 5.0)),
-        )
+        prompt = random_prompt(rng)
+        request = random_request(rng, request_id, prompt, 120 if self._is_restless and len(prompt) < 60 else 16)
         client = Client(request, router, self.clock.now, prompt, is_late=self.clock.now >= self._late_from_s)
         try:
             actions = router.dispatcher.submit(request, self.clock.now)
