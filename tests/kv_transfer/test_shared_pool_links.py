@@ -6,72 +6,30 @@ import contextlib
 import fcntl
 import gc
 import logging
-import math
 import mmap
 import os
 import resource
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count
-from queue import SimpleQueue
 from typing import Any
 
-import numpy as np
 import pytest
 
 from slipstream.kv_transfer import shared_offers
-from slipstream.kv_transfer.agent import TransferAgent
 from slipstream.kv_transfer.config import TransferConfig
-from slipstream.kv_transfer.events import Received, ReceiveFailed, SendFailed, Sent, TransferEvent
+from slipstream.kv_transfer.events import ReceiveFailed, SendFailed, Sent
 from slipstream.kv_transfer.greeting import Greeter
-from slipstream.kv_transfer.layout import PoolGeometry
 from slipstream.kv_transfer.page_pull import sum_pages
 from slipstream.kv_transfer.page_transport import Pages
-from slipstream.kv_transfer.pool import HostPagePool, HostPages
+from slipstream.kv_transfer.pool import HostPages
 from slipstream.kv_transfer.pool_memory import PoolMemory, view_of
 from slipstream.kv_transfer.shared_link import fill_packets
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
+from slipstream.kv_transfer.ticket import PeerId, TransferAddress
+from tests.kv_transfer.ranks import PAGE_IDS, SHAPE, Rank, assert_transfers
 from tests.kv_transfer.tickets import make_ticket
 from tests.kv_transfer.waiting import EVENT_S, wait_until
 
-SHAPE = (2, 32, 2, 8192)
-PAGE_IDS = range(16)
 NUM_MESSAGES = 5  # two of a layer each; then there is something in flight, and both layers of a slab are joined
-
-transfer_ids = count()
-
-
-class Rank:
-    """The only rank of a worker, with a pool full of one value."""
-
-    def __init__(self, name: str, value: int, token: str, is_shared: bool, shape: Any, **settings: Any) -> None:
-        self.peer = PeerId(name, 1)
-        self.memory = PoolMemory(math.prod(shape))
-        self.pages = np.frombuffer(self.memory.buffer, np.uint8).reshape(shape)
-        self.pages[:] = value
-        self.events: SimpleQueue[TransferEvent] = SimpleQueue()
-        config = TransferConfig(**{"slab_pages": 4, "staging_mib": 2, "lease_s": 10.0} | settings)
-        pool = HostPagePool(self.pages, self.memory if is_shared else None)
-        self.agent = TransferAgent(
-            pool, rank=0, tp=1, peer=self.peer, config=config, on_event=self.events.put, token=token
-        )
-
-    def ticket(self) -> HandoffTicket:
-        geometry = PoolGeometry(*self.pages.shape)
-        return make_ticket(
-            next(transfer_ids),
-            destination=self.peer,
-            addresses=[self.agent.address],
-            num_pages=len(PAGE_IDS),
-            slab_pages=4,
-            num_layers=geometry.num_layers,
-            num_kv_heads=geometry.num_heads,
-            head_bytes=geometry.head_bytes,
-        )
-
-    def next_event(self) -> TransferEvent:
-        return self.events.get(timeout=EVENT_S)
-
 
 Open = Callable[..., Rank]
 
@@ -83,7 +41,8 @@ def open_rank() -> Iterator[Open]:
     def open_one(
         name: str, value: int = 0, token: str = "secret", is_shared: bool = True, shape: Any = SHAPE, **settings: Any
     ) -> Rank:
-        ranks.append(Rank(name, value, token, is_shared, shape, **settings))
+        config = TransferConfig(**{"slab_pages": 4, "staging_mib": 2, "lease_s": 10.0} | settings)
+        ranks.append(Rank(PeerId(name, 1), value, config, is_shared=is_shared, shape=shape, token=token))
         return ranks[-1]
 
     yield open_one
@@ -91,21 +50,6 @@ def open_rank() -> Iterator[Open]:
         rank.agent.close()
     ranks.clear()
     gc.collect()  # tests that count open files shall not see these go
-
-
-def transfer(source: Rank, destination: Rank) -> tuple[TransferEvent, TransferEvent]:
-    ticket = destination.ticket()
-    destination.agent.expect(ticket, PAGE_IDS, source.peer, 1)
-    source.agent.send(ticket, PAGE_IDS, len(PAGE_IDS))
-    return source.next_event(), destination.next_event()
-
-
-def assert_transfers(source: Rank, destination: Rank) -> None:
-    destination.pages[:] = 0
-    sent, received = transfer(source, destination)
-    assert isinstance(sent, Sent), sent
-    assert isinstance(received, Received), received
-    assert (destination.pages[:, PAGE_IDS] == source.pages[:, PAGE_IDS]).all()
 
 
 def num_views() -> int:
@@ -131,6 +75,7 @@ def test_peers_of_one_host_share_memory_and_leave_nothing_behind(open_rank: Open
         assert_transfers(source, destination)
         assert num_views() == 1
         source.agent.close()
+        assert source.memory is not None
         source.memory.close()
         wait_until(lambda: num_views() == 0)
         wait_until(lambda: destination.agent.stats().links_open == 0)

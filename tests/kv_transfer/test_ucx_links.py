@@ -3,70 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import random
 import socket
 import struct
 from collections.abc import Callable, Iterator
-from itertools import count
-from queue import SimpleQueue
 from typing import Literal
 
-import numpy as np
 import pytest
 
 from slipstream.kv_transfer import ucx_context
-from slipstream.kv_transfer.agent import TransferAgent
 from slipstream.kv_transfer.callers import MAX_CALLERS
 from slipstream.kv_transfer.config import TransferConfig
-from slipstream.kv_transfer.events import Received, SendFailed, Sent, TransferEvent
+from slipstream.kv_transfer.events import Received, SendFailed, Sent
 from slipstream.kv_transfer.greeting import Greeter
-from slipstream.kv_transfer.layout import PoolGeometry
-from slipstream.kv_transfer.pool import HostPagePool
-from slipstream.kv_transfer.pool_memory import PoolMemory
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
-from tests.kv_transfer.tickets import make_ticket
+from slipstream.kv_transfer.ticket import PeerId, TransferAddress
+from tests.kv_transfer.ranks import PAGE_IDS, Rank, assert_transfers
 from tests.kv_transfer.waiting import EVENT_S, wait_until
-
-GEOMETRY = PoolGeometry(num_layers=2, num_pages=32, num_heads=2, head_bytes=8192)
-PAGE_IDS = range(16)
-
-transfer_ids = count()
-
-
-class Rank:
-    """The only rank of a worker, with a pool full of one value."""
-
-    def __init__(self, peer: PeerId, value: int, tls: str, way: Literal["ucx", "shared_memory"]) -> None:
-        self.peer = peer
-        shape = (GEOMETRY.num_layers, GEOMETRY.num_pages, GEOMETRY.num_heads, GEOMETRY.head_bytes)
-        memory = None if way == "ucx" else PoolMemory(math.prod(shape))
-        buffer = bytearray(math.prod(shape)) if memory is None else memory.buffer
-        self.pages = np.frombuffer(buffer, np.uint8).reshape(shape)
-        self.pages[:] = value
-        self.events: SimpleQueue[TransferEvent] = SimpleQueue()
-        self.agent = TransferAgent(
-            HostPagePool(self.pages, memory),
-            rank=0,
-            tp=1,
-            peer=peer,
-            config=TransferConfig(transport=way, slab_pages=4, staging_mib=2, tls=tls, peer_timeout_s=2),
-            on_event=self.events.put,
-        )
-
-    def ticket(self) -> HandoffTicket:
-        return make_ticket(
-            next(transfer_ids),
-            destination=self.peer,
-            addresses=[self.agent.address],
-            num_pages=len(PAGE_IDS),
-            slab_pages=4,
-            num_layers=GEOMETRY.num_layers,
-            num_kv_heads=GEOMETRY.num_heads,
-            head_bytes=GEOMETRY.head_bytes,
-        )
-
 
 Open = Callable[..., Rank]
 
@@ -82,23 +35,13 @@ def open_rank() -> Iterator[Open]:
         tls: str = TransferConfig().tls,
         way: Literal["ucx", "shared_memory"] = "ucx",
     ) -> Rank:
-        ranks.append(Rank(PeerId(name, epoch), value, tls, way))
+        config = TransferConfig(transport=way, slab_pages=4, staging_mib=2, tls=tls, peer_timeout_s=2)
+        ranks.append(Rank(PeerId(name, epoch), value, config, is_shared=way == "shared_memory"))
         return ranks[-1]
 
     yield open_one
     for rank in ranks:
         rank.agent.close()
-
-
-def assert_transfers(source: Rank, destination: Rank) -> None:
-    destination.pages[:] = 0
-    ticket = destination.ticket()
-    destination.agent.expect(ticket, PAGE_IDS, source.peer, 1)
-    source.agent.send(ticket, PAGE_IDS, len(PAGE_IDS))
-    for rank, kind in ((destination, Received), (source, Sent)):
-        event = rank.events.get(timeout=EVENT_S)
-        assert isinstance(event, kind), event
-    assert (destination.pages[:, PAGE_IDS] == source.pages[:, PAGE_IDS]).all()
 
 
 def num_open_files() -> int:
