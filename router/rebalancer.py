@@ -1,9 +1,9 @@
 """Moves running answers from decode workers that are slow for them to those that are faster.
 
-Now and then, while there is something to do, the slowest worker of a version is compared with the fastest, of many
-workers also the second slowest with the second fastest, and so on (`placement.rebalance`). What is found is begun at
-once as a `migration`, or forgotten. An answer that has moved stays until it is twice as long, so none moves more than a
-few times.
+Every `LOOK_S`, while there are events, the slowest worker of a version is compared with the fastest; of many workers
+also the second slowest with the second fastest, and so on (`placement.rebalance`). A move that pays begins at once, as
+a `migration`, or is forgotten. An answer that has moved stays until it is twice as long, so none moves more than a few
+times.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from slipstream.router.request_state import RequestState
 from slipstream.router.roster import Roster, WorkerState
 
 LOOK_S = 0.25  # between two looks
-ENDS = 16  # of the workers such a part, at least one, is looked at at either end: between others there is little to win
-SURE_SAMPLES = 32  # of a worker's steps, from which on its own times are taken
-# An answer that has outlived its forecast goes on for half of what it has: of the lengths that are expected of anybody
-# (`output_length`), as many as that for one of 1,000 tokens, and more for shorter ones.
+ENDS = 16  # one worker in so many, at least one, is looked at at either end: between the others there is little to gain
+SURE_SAMPLES = 32  # steps that have to be measured on a worker before its own times are used
+# An answer that has outlived its forecast is expected to grow by half. By the prior of `output_length` that holds for
+# one of 1,000 tokens; a shorter one would grow by more.
 OUTLIVED = 0.5
 
 
 class Rebalancer:
-    """Sans-IO; asked with every event, and then it mostly has nothing to do."""
+    """Sans-IO. `look` is called with every event, and mostly returns at once."""
 
     def __init__(self, config: DispatchConfig, roster: Roster, book: RequestBook, migrations: Migrations) -> None:
         self._config, self._slo = config.migration, config.slo
@@ -37,11 +37,11 @@ class Rebalancer:
         self._due_s = float("-inf")
 
     def follow(self, slo: SloConfig) -> None:
-        """Other levels from now on."""
+        """Uses these service levels from now on."""
         self._slo = slo
 
     def look(self, now: float) -> None:
-        """Begins the moves that are worth it, if it is time for that."""
+        """Begins the moves that pay, if a look is due."""
         if now < self._due_s or not self._config.rebalance:
             return
         self._due_s = now + LOOK_S
@@ -60,7 +60,7 @@ class Rebalancer:
             self._level(source, stations[source], target, stations[target], now)
 
     def _stations(self, workers: list[WorkerState], now: float) -> dict[WorkerState, Station]:
-        """As they will be when what moves has moved."""
+        """The workers as they will be when the moves under way have ended."""
         num_seqs: dict[WorkerState, int] = defaultdict(int)
         context: dict[WorkerState, int] = defaultdict(int)
         for request_id in self._migrations.wishes:
@@ -69,7 +69,7 @@ class Rebalancer:
                 for worker, sign in ((state.move.source, -1), (state.move.destination, 1)):
                     num_seqs[worker] += sign
                     context[worker] += sign * state.num_tokens
-        # A worker that is new is known by its pool's times, and so are the others then: fits differ more than workers.
+        # If one of them is new and known by its pool's times only, so are all: fits differ more than workers do.
         are_known = all(worker.times.num_samples("decode") >= SURE_SAMPLES for worker in workers)
         pool = self._roster.pools["decode"]
         return {
@@ -87,7 +87,7 @@ class Rebalancer:
     def _level(
         self, source: WorkerState, source_station: Station, target: WorkerState, target_station: Station, now: float
     ) -> None:
-        """Moves from one worker to another for as long as that is worth it and allowed."""
+        """Moves answers from one worker to the other as long as that pays and is allowed."""
         here, there = self._states_on(source), self._states_on(target)
         streams = {state.request_id: self._stream(state, now) for state in (*here, *there)}
         movable = {
@@ -116,7 +116,7 @@ class Rebalancer:
                     station.context_tokens += sign * stream.num_tokens
 
     def _states_on(self, worker: WorkerState) -> list[RequestState]:
-        """What decodes there or is on its way there, in an order that is always the same."""
+        """The requests that decode there or are on their way there, in a reproducible order."""
         states = (self._book.get(request_id) for request_id in worker.request_ids)
         on_it = [
             state

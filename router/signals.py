@@ -49,14 +49,14 @@ class ClassSignals:
 
 @dataclass(frozen=True, slots=True)
 class WindowSignals:
-    """The last `span_s` seconds. What is told of requests counts them when it happened: `isl` when they came, `ttft_s`
-    when the first token did, `osl` and `itl_s` (a request's mean gap) when they had finished. `expected_osl` is what
-    the router forecast when it placed them: it knows of longer answers before the first of them has ended.
-    `foreseen_osl` is what it had forecast for those that finished, to compare with `osl`.
+    """The last `span_s` seconds. Each value counts a request when the value became known: `isl` when it arrived,
+    `ttft_s` with its first token, `osl` and `itl_s` (its mean gap) when it finished. `expected_osl` is the mean
+    forecast of the requests that were placed, which knows of longer answers before the first of them has ended;
+    `foreseen_osl` is the mean forecast of those that finished, to be compared with `osl`.
 
     `num_refused` were turned away for load alone, and are not among the arrivals. `burstiness` is the variance of
-    arrivals a second over their mean (1: Poisson), from the differences of neighbouring seconds, so that a trend is not
-    taken for it.
+    arrivals a second over their mean (1: Poisson), from the differences of neighbouring seconds, so that a trend
+    does not count as burstiness.
     """
 
     span_s: float

@@ -2,7 +2,7 @@
 
 local    the decode worker prefills in chunks beside its decoding
 remote   a prefill group computes the prompt, its pages move to the decode worker
-wait     nobody has room now, or waiting for somebody is better than what is free
+wait     no worker has room now, or waiting for a better one saves more than it costs
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.roster import WorkerState
 
 PlacementReason = Literal[
-    "short_prompt",  # local: few tokens to prefill, by a line that is drawn
-    "cheaper_local",  # local: so the policy's score says
-    "prefill_busy",  # local: a rule for that says that too many wait there
-    "no_prefill_group",  # local: none is connected, so that the service goes on
+    "short_prompt",  # local: the prompt is within the limit for local prefill
+    "cheaper_local",  # local: by the policy's score
+    "prefill_busy",  # local: by `isl_threshold`, too many prompts wait for the prefill groups
+    "no_prefill_group",  # local: none is connected
     "prefill_too_small",  # local: no prefill group could ever hold it
-    "prefill_failed",  # local: it failed on every prefill group before
-    "prefill_unreachable",  # local: no prefill group is known to reach a decode worker, or two did not for this request
+    "prefill_failed",  # local: every prefill group has failed it before
+    "prefill_unreachable",  # local: no link to a decode worker is open, or its pages could not be sent twice
     "cached_prefix",  # local after all: the reservation found most of the prompt cached
-    "long_prompt",  # remote: many tokens to prefill, by a line that is drawn
-    "cheaper_remote",  # remote: so the policy's score says
+    "long_prompt",  # remote: the prompt is over the limit for local prefill
+    "cheaper_remote",  # remote: by the policy's score
 ]
 FAILED_BEFORE = "failed this request before"
-MAX_CANDIDATES = 64  # that a decision remembers
+MAX_CANDIDATES = 64  # kept in a decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Term:
 class Candidate:
     """One way the request could have gone: prefill at `prefill` (None: at `decode`), then decoding at `decode`.
 
-    The lower the `cost` the better; it is the sum of the `terms`. `fits`: the credits were there at that moment.
+    The lower the `cost` the better; it is the sum of the `terms`. `fits`: its workers had the credits at that moment.
     `excluded` says why a worker was out of the question whatever its cost ("failed this request before").
     """
 
@@ -67,15 +67,15 @@ class Option(NamedTuple):
     num_cached_tokens: int
 
 
-# An `Option` of a tuple of its fields: as by calling the class, which takes twice as long, twenty times a placement.
+# Makes an `Option` from a tuple of its fields. Calling the class would take twice as long, twenty times a placement.
 option_of: Callable[[tuple[float, WorkerState, WorkerState | None, bool, tuple[float, ...], int]], Option] = partial(
     tuple.__new__, Option
 )
 
 
 class Candidates(Sequence[Candidate]):
-    """Options, best first, that become candidates when somebody looks, then those that failed the request before; at
-    most `MAX_CANDIDATES` together, with the first option that fits among them. Keeps no worker alive."""
+    """Options, best first, which become candidates only when they are read, and then the ways that have failed the
+    request before. At most `MAX_CANDIDATES` in all; the first option that fits is among them. Keeps no worker alive."""
 
     __slots__ = ("_excluded", "_names", "_options")
 
@@ -86,7 +86,7 @@ class Candidates(Sequence[Candidate]):
         self._excluded = excluded[: MAX_CANDIDATES // 2]
         kept = options[: MAX_CANDIDATES - len(self._excluded)]
         if len(kept) < len(options) and not any(option.fits for option in kept):
-            # Whoever decides takes the first that fits: it is told of, however many are better and full.
+            # The policy takes the first that fits, so that one is kept, however many better ones are full.
             kept = [*kept[:-1], next((option for option in options if option.fits), kept[-1])]
         self._options = [
             (decode.hello.worker, None if prefill is None else prefill.hello.worker, cost, fits, terms, num_cached)
@@ -115,8 +115,9 @@ class Candidates(Sequence[Candidate]):
 class Decision(NamedTuple):
     """What was decided and why, in plain values that outlive the workers.
 
-    `candidates` come best first, the chosen one among them. `margin` is how much dearer the best other way was, None
-    if there was none; negative where the better one had no room. Predictions are None where the policy makes none.
+    `candidates` come best first, the chosen one among them. `margin` is how much more the best other way would have
+    cost: negative if that way was better but had no room, None if there was no other. Predictions are None if the
+    policy makes none.
     """
 
     decode: PeerId
@@ -131,20 +132,20 @@ class Decision(NamedTuple):
     predicted_output_tokens: int | None = None
 
     def chose(self, candidate: Candidate) -> bool:
-        """Whether it is the one that was taken."""
+        """Whether this candidate was taken."""
         return candidate.decode == self.decode and candidate.prefill == self.prefill
 
 
 class PromptTimes(NamedTuple):
-    """What is predicted of the prompt where it is computed: seconds alone, corrected by reality, and, by the worker's
-    own times, with what stands before it."""
+    """Predicted seconds of a prompt on the worker that computes it. `own_s` is for the prompt alone, corrected by the
+    worker's `reality`. `raw_s` includes the prompts ahead of it, and is not corrected."""
 
     own_s: float
     raw_s: float
 
 
 class Placement(NamedTuple):
-    """Where a request goes. `prefill` is None for local prefill, `prompt` where the policy has not predicted it."""
+    """Where a request goes. `prefill` is None for local prefill, `prompt` if the policy predicts no times."""
 
     decode: WorkerState
     prefill: WorkerState | None
@@ -154,11 +155,12 @@ class Placement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """It does not go anywhere now. `lacks` is the side whose credits are missing; "worker": there is none of decode.
+    """The request goes nowhere now. `lacks` is the side whose credits are missing; "worker": no decode worker could
+    ever hold it.
 
-    `saving_s`: somebody has room, but waiting for somebody better is worth so many seconds. Who has waited for longer
-    than that has lost what could be won, and should take what there is: so a wrong guess costs at most twice the best.
-    `better` is the worker of theirs that has no room.
+    `saving_s`: some worker has room, but waiting for a better one saves so many seconds. A request that has waited for
+    longer than that has lost what it could save and should take what there is, so that a wrong guess costs at most
+    twice the best. `better` is the worker without room that it waits for.
     """
 
     lacks: Literal["worker", "decode", "prefill"]
@@ -167,12 +169,12 @@ class Wait:
 
 
 def where_to(decode: WorkerState, prefill: WorkerState | None) -> str:
-    """The beginning of the line that says why."""
+    """How a decision's `why` begins."""
     return f"local on {decode.name}" if prefill is None else f"remote on {prefill.name} -> {decode.name}"
 
 
 def margin_of(options: Sequence[Option], chosen: Option) -> float | None:
-    """How much dearer the best other way is; None if there is none. `options` come best first."""
+    """How much more the best other way costs; None if there is no other. `options` come best first."""
     if len(options) < 2:
         return None
     return (options[1] if chosen is options[0] else options[0]).cost - chosen.cost

@@ -15,8 +15,8 @@ from slipstream.router.placement.capacity import fits_prefill
 from slipstream.router.placement.policy import Job
 from slipstream.router.roster import WorkerState
 
-MAX_SHARE = 0.9  # of a decode worker's time that prefill takes, for the step time in between
-NEVER_S = 3600.0  # a wait for a worker that is full of what we do not know
+MAX_SHARE = 0.9  # of a decode worker's time: at most so much of it counts as taken by prefill
+NEVER_S = 3600.0  # the wait for a worker that is full, though not with anything that the router has placed there
 
 
 class DecodeEstimate(NamedTuple):
@@ -38,8 +38,9 @@ class DecodeEstimate(NamedTuple):
 
 
 class PrefillEstimate(NamedTuple):
-    """The prompt is computed on `worker`. All in seconds: `queue_s` of what stands before it, `own_s` of its own, both
-    corrected by reality; `raw_s` their sum without. `added_s`: what it adds to the steps of those that decode there."""
+    """The prompt is computed on `worker`. All in seconds: `queue_s` for the prompts ahead of it and `own_s` for itself,
+    both corrected by `reality`; `raw_s` is their sum without that. `added_s` is what it adds to the steps of the
+    streams that decode there."""
 
     worker: WorkerState
     fits: bool
@@ -64,7 +65,7 @@ _prefill_estimate: Callable[
 
 
 def estimate_decode(worker: WorkerState, job: Job, now: float) -> DecodeEstimate:
-    # Every placement asks this of several workers: so no call that an expression can replace.
+    # Every placement calls this for several workers, so expressions stand here in place of small functions.
     load, hello, ledger, times = worker.load, worker.hello, worker.ledger, worker.times
     num_tokens, job_remaining = job.num_tokens, job.remaining_tokens
     base_s, by_seq_s, by_token_s = times.coefficients("decode")
@@ -83,7 +84,7 @@ def estimate_decode(worker: WorkerState, job: Job, now: float) -> DecodeEstimate
     room_s = 0.0
     page_tokens, free_pages = hello.page_tokens, ledger.free_pages
     own_pages = -(-(num_tokens + 1) // page_tokens)
-    # As `fits_decode` says, which would look all of it up again.
+    # The same as `fits_decode`, without looking everything up again.
     fits = worker is job.placed_on or (ledger.free_slots >= 1 and free_pages >= own_pages)
     if not fits:
         if num_here == 0:
@@ -173,7 +174,7 @@ def estimate_prefill(
 
 
 def queue_of(worker: WorkerState) -> tuple[int, float]:
-    """Prompt tokens that stand before a new prompt, and their pairs of a new token and one before it.
+    """Prompt tokens ahead of a new prompt, and their pairs of a new token and one before it.
 
     The worker's own count is exact and goes down with each chunk, but ends at the size of its queue; what was placed
     there and has no first token yet is an upper bound that does not know the chunks that are through.

@@ -1,8 +1,8 @@
-"""What the router knows to be on a worker now, between the worker's reports and beyond what they say.
+"""What the router knows of a worker's load beyond what the worker reports.
 
 Credits say how many tokens and pages are free. They do not say how many of the sequences already decode, how much
-context a step reads, or how long the sequences will stay: that follows from what the router placed there and which
-tokens came.
+context a step reads, or how long the sequences will stay. That follows from what the router has placed there and which
+tokens have come back.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ WINDOW_S = 10.0  # over which prompts a second and the share of prefill are aver
 
 @dataclass(slots=True)
 class PendingPrefill:
-    """A prompt on a worker that has not given its first token: what it adds to the load, and what was predicted
-    when it was placed. `num_pairs` are pairs of a new token and one before it, `work_s` the seconds that they take,
-    `predicted_s` those until the first token with what stood before it; both as the worker's own times say."""
+    """A prompt whose first token has not come yet: what it adds to its worker's load, and what was predicted when it
+    was placed. `num_pairs` counts pairs of a new token and one before it. `work_s` is the time that the prompt takes,
+    `predicted_s` the time until its first token, prompts ahead of it included; both without the worker's `reality`."""
 
     num_tokens: int
     num_pairs: float
@@ -29,8 +29,8 @@ class PendingPrefill:
 @dataclass(slots=True)
 class WorkerLoad:
     """`num_seqs` sequences are placed on the worker to be decoded there, `num_running` of them have their first token.
-    `context_tokens` are those of all, `remaining_tokens` the output that is predicted to be still to come.
-    `pending_*` are of prompts without a first token."""
+    `context_tokens` and `remaining_tokens` (output still predicted to come) are sums over all of them. `pending_*` are
+    sums over the prompts that wait for their first token."""
 
     num_seqs: int = 0
     num_running: int = 0

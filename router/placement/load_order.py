@@ -11,7 +11,7 @@ Item = TypeVar("Item", bound=Hashable)
 
 class LoadOrder(Generic[Item]):
     """Sorted by `load_of`, the least first, then in the order they were added. An item whose load may have changed is
-    named in `changed` and put in its new place when somebody asks, so that many changes between two questions cost
+    named in `changed`, and put in its new place when the order is read next. So many changes between two reads cost
     one move each: O(log n) comparisons and a shift of pointers."""
 
     def __init__(self, load_of: Callable[[Item], float]) -> None:

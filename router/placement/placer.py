@@ -1,4 +1,4 @@
-"""Between the dispatcher and the policies: what a request is to them, and what becomes of their decisions."""
+"""Connects the dispatcher to a placement policy: describes requests to it, and carries its decisions out."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make_policy(name: PolicyName, parameters: PlacementConfig, slo: SloConfig) -
 
 
 class Placer:
-    """Sans-IO; asks the policy and keeps the workers' load."""
+    """Asks the policy where requests go, and keeps the load of the workers up to date. Sans-IO."""
 
     def __init__(self, config: DispatchConfig, roster: Roster, index: PrefixView, sessions: SessionView) -> None:
         self._config = config
@@ -50,7 +50,7 @@ class Placer:
         return self._roster.links
 
     def follow(self, config: DispatchConfig) -> None:
-        """Decides by these settings from now on."""
+        """Uses these settings from now on."""
         if (config.policy, config.placement, config.slo) != (
             self._config.policy,
             self._config.placement,
@@ -61,7 +61,7 @@ class Placer:
         self._config = config
 
     def place(self, state: RequestState, now: float, num_waiting_before: int = 0) -> Placement | Wait:
-        """Where the request goes now. `num_waiting_before` requests before it wait for a better worker."""
+        """Where the request goes now. `num_waiting_before` requests ahead of it wait for a better worker."""
         wait = self.waits.still(state, now)
         if wait is not None:
             return wait
@@ -82,7 +82,7 @@ class Placer:
         return self._policy.place(job, candidates, now)
 
     def begin(self, state: RequestState, placement: Placement, now: float) -> None:
-        """The placement was taken."""
+        """The request takes this placement. Adds it to the load of its workers."""
         self.waits.forget(state.request_id)
         decode, group, _, prompt = placement
         cached, num_output = state.shortlist_cached, len(state.output)
@@ -101,7 +101,8 @@ class Placer:
     def reconsider(
         self, state: RequestState, decode: WorkerState, group: WorkerState, num_cached_tokens: int, now: float
     ) -> Decision | None:
-        """The landing place turned out to hold `num_cached_tokens` already: why to prefill there after all, if so."""
+        """The decode worker has reserved pages and holds `num_cached_tokens` already. Returns a new decision if the
+        prompt should be prefilled there after all, None if the prefill group should go ahead."""
         local_max_tokens = self._local_max_tokens(state)
         if local_max_tokens is not None:
             if state.num_tokens - num_cached_tokens > local_max_tokens:
@@ -110,7 +111,7 @@ class Placer:
                 Decision(decode.peer, None, "cached_prefix", "", ()), state, decode, num_cached_tokens
             )
         if num_cached_tokens <= state.decode_cached_tokens:
-            return None  # as it was when remote was better
+            return None  # no more than when remote was better
         job = self._job(state, now)
         job.may_wait = False
         job.placed_on = decode

@@ -17,11 +17,12 @@ from slipstream.router.roster import WorkerState
 
 @dataclass(slots=True)
 class Job:
-    """A request to be placed. `waited_s` is since it came. `remaining_tokens` is the output still to be expected.
+    """A request to be placed. `waited_s` counts from its arrival. `remaining_tokens` is the output still expected.
 
-    `local_max_tokens` is the line that somebody has drawn: up to so many tokens it stays local, over it goes to a
-    prefill group. None: nobody has. `may_wait`: it may be kept for a better worker while another has room.
-    `num_waiting_before` requests wait that way already. `placed_on` is the worker whose load has this request in it.
+    `local_max_tokens` is a limit that the operator or the client has set: a prompt of up to so many tokens is
+    prefilled locally, a longer one by a prefill group. None: there is no limit. `may_wait`: the request may be held
+    back for a better worker although another has room; `num_waiting_before` requests are held back already.
+    `placed_on` is the worker whose load includes this request already.
     """
 
     num_tokens: int
@@ -35,11 +36,11 @@ class Job:
     num_waiting_before: int = 0
     placed_on: WorkerState | None = None
 
-    def line(self, shortlist: Shortlist) -> PlacementReason | None:
-        """Why prefill has to be local, or has to be remote; None if that is open.
+    def forced_reason(self, shortlist: Shortlist) -> PlacementReason | None:
+        """Why prefill has to be local, or has to be remote; None if the policy may choose.
 
-        A line that is drawn counts all tokens here: what the router believes to be cached may be expected only, and a
-        line is there to be kept. When a decode worker has reserved and says what it has, the line is applied again."""
+        The limit counts all tokens of the prompt here, because what the router believes to be cached may only be
+        expected. It is applied again once a decode worker has reserved pages and reported what it has cached."""
         if self.local_max_tokens is not None and self.num_tokens <= self.local_max_tokens:
             return "short_prompt"
         if not shortlist.prefills:
@@ -48,7 +49,7 @@ class Job:
 
 
 class PlacementPolicy(Protocol):
-    """`place` looks at the workers of the shortlist only, which has at least one decode worker."""
+    """`place` sees only the workers of the shortlist, at least one of which is a decode worker."""
 
     @property
     def name(self) -> str: ...

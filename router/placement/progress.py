@@ -1,6 +1,6 @@
 """Keeps the load of workers in step with the requests placed on them, and teaches their service times what was seen.
 
-What a request adds to a worker at one station of its way it takes from there at the next; `leave` takes all of it.
+What a request adds to a worker's load at one stage is taken back at a later one; `leave` takes back all of it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def prefill_placed(state: RequestState, worker: WorkerState, pending: PendingPre
 
 
 def reserved(state: RequestState, num_pages: int, now: float) -> None:
-    """The landing place is there, and the prefill group is told now."""
+    """The decode worker has reserved pages, and the prefill group is told to start."""
     state.transfer_pages = num_pages
     if state.decode is not None and state.placed_s is not None:
         state.decode.times.observe_reserve(now - state.placed_s)
@@ -36,14 +36,14 @@ def reserved(state: RequestState, num_pages: int, now: float) -> None:
 
 
 def prefill_withdrawn(state: RequestState) -> None:
-    """The prompt is not computed there after all, or will be computed nowhere any more."""
+    """The prompt is no longer to be computed on that worker: it is done, or goes elsewhere, or the request ended."""
     if state.pending is not None and state.pending_on is not None:
         state.pending_on.load.end_prefill(state.pending)
     state.pending = state.pending_on = None
 
 
 def tokens_came(state: RequestState, count: int, now: float) -> None:
-    """To be called for all tokens; the first end the prefill."""
+    """`count` new tokens came. To be called for all of them; the first of an attempt end its prefill."""
     decode = state.decode
     if decode is None:
         return
@@ -60,7 +60,7 @@ def tokens_came(state: RequestState, count: int, now: float) -> None:
 
 
 def handed_off(state: RequestState, seconds: float, now: float) -> None:
-    """The decode worker has all pages, after `seconds` as it measured."""
+    """The decode worker has all pages; the transfer took `seconds` by its own clock."""
     if state.decode is None or state.transfer_pages is None:
         return
     state.decode.times.observe_transfer(state.transfer_pages, seconds)
@@ -69,14 +69,15 @@ def handed_off(state: RequestState, seconds: float, now: float) -> None:
 
 
 def decoding(state: RequestState) -> None:
-    """It is past its prefill and has all its pages."""
+    """The request is past its prefill, and its decode worker has all pages."""
     if state.decode is not None and not state.is_decoding:
         state.is_decoding = True
         state.decode.load.num_running += 1
 
 
 def moved(state: RequestState, destination: WorkerState, is_whole: bool) -> None:
-    """It decodes on another worker from now on, once that has all its pages. Before `state.decode` is another."""
+    """The request belongs to another decode worker from now on; `is_whole`: that worker has all pages already. To be
+    called while `state.decode` is still the old one."""
     source, remaining = state.decode, state.expected_output_tokens - len(state.output)
     assert source is not None
     source.load.remove_sequence(state.num_tokens, remaining)
@@ -88,7 +89,8 @@ def moved(state: RequestState, destination: WorkerState, is_whole: bool) -> None
 
 
 def leave(state: RequestState) -> None:
-    """The attempt is over: nothing of it is on its workers any more. Before `state.decode` is forgotten."""
+    """The attempt is over: nothing of it is on its workers any more. To be called while `state.decode` is still
+    set."""
     prefill_withdrawn(state)
     decode = state.decode
     if decode is not None:

@@ -28,9 +28,9 @@ PAIRS = 8  # of each side, the best are shown with each other
 @dataclass(frozen=True, slots=True)
 class Rule:
     """How a policy rates. `decode` and `prefill` give the terms of a worker for the job and its cached tokens there,
-    named `decode_terms` and `prefill_terms`; lower sums are better. `local` says why a prompt that nobody has drawn a
-    line for stays on a decode worker, given its uncached tokens there; None: it goes to a prefill group. A reason that
-    is a remote one counts as none."""
+    named `decode_terms` and `prefill_terms`; lower sums are better. `local` says why a prompt without a limit stays on
+    a decode worker, given its uncached tokens there; None: it goes to a prefill group. A reason that is a remote one
+    counts as none."""
 
     policy: str
     decode_terms: tuple[str, ...]
@@ -57,9 +57,9 @@ def place_by(rule: Rule, job: Job, shortlist: Shortlist, now: float) -> Placemen
     options: list[Option] = []
     reasons: dict[WorkerState, PlacementReason] = {}
     remote: list[_Rated] = []
-    line = job.line(shortlist)
+    forced = job.forced_reason(shortlist)
     for rated in decodes:
-        reason = line
+        reason = forced
         if reason is None:
             reason = rule.local(job, num_tokens - rated.num_cached, shortlist) or "long_prompt"
         reasons[rated.worker] = reason

@@ -1,14 +1,15 @@
-"""Which running answer had better go on at another decode worker.
+"""Which running answer should move to another decode worker.
 
 New requests go where they cost least. What runs already stays where it began, and that can become the wrong place: a
-worker has joined or changed its role and is empty, answers turn out longer than forecast, long ones have met by chance.
+worker has joined or changed its role and is empty, answers turn out longer than forecast, or several long ones have met
+by chance.
 What a move changes is added up in seconds, as the `slo` policy does for a new request:
 
     its own      the rest of its answer at the other pace, and the pause of the move
     left behind  those on its worker get their tokens sooner
     met there    those on the other one get theirs later
 
-and for each of them the danger that its mean time between tokens misses its level, which costs as many seconds as the
+and for each of them the risk that its mean time between tokens misses its level, which costs as many seconds as the
 level allows the whole answer to take. What has gone by counts: an answer whose level is lost gains nothing but time.
 """
 
@@ -21,9 +22,9 @@ from typing import NamedTuple
 from slipstream.router.placement.estimate import MAX_SHARE
 from slipstream.router.placement.slo import STEP_NOISE, miss
 
-FASTER = 0.85  # of its step time at most, where it goes: less is within the error of step times and shares of prompts
-MOVE_S = 0.02  # at least, beside two steps: orders and answers on their way
-CANDIDATES = 3  # of a worker, those that win most by going are looked at closely
+FASTER = 0.85  # of its step time at most where it goes: a smaller difference is within the error of step times
+MOVE_S = 0.02  # that a move's messages take; it pauses the stream by this and a step at either end
+CANDIDATES = 3  # streams of a worker that are looked at closely: those that themselves gain most
 
 
 class Stream(NamedTuple):
@@ -41,9 +42,9 @@ class Stream(NamedTuple):
 
 @dataclass(slots=True)
 class Station:
-    """A decode worker as it will be when all moves under way have come to their end. `decode` are its seconds a step, a
-    sequence and a token of context, `transfer` those that pages take to get there: for one that sends any, and a page
-    of `page_tokens`. `prefill_share` of its time has gone into prompts lately."""
+    """A decode worker as it will be when all moves under way have ended. `decode` holds its seconds per step, per
+    sequence and per token of context, `transfer` the seconds per transfer to it and per page of `page_tokens`.
+    `prefill_share` of its time has lately gone into prompts."""
 
     decode: Sequence[float]
     num_seqs: int
@@ -53,13 +54,13 @@ class Station:
     prefill_share: float = 0.0
 
     def step_s(self, more_seqs: int = 0, more_tokens: int = 0) -> float:
-        """The time between tokens with so many sequences more than there are."""
+        """The time between tokens with so many more sequences, and tokens of context, than it has."""
         base_s, by_seq_s, by_token_s = self.decode
         step_s = base_s + by_seq_s * (self.num_seqs + more_seqs) + by_token_s * (self.context_tokens + more_tokens)
         return step_s / (1.0 - min(self.prefill_share, MAX_SHARE))
 
     def transfer_s(self, num_tokens: int) -> float:
-        """Until the pages of so many tokens are here."""
+        """The time that the pages of so many tokens take to get here."""
         base_s, by_page_s = self.transfer
         return base_s + by_page_s * -(-num_tokens // self.page_tokens)
 
@@ -76,13 +77,13 @@ class Gain(NamedTuple):
 def best_move(
     source: Station, target: Station, movable: Iterable[Stream], here: Sequence[Stream], there: Sequence[Stream]
 ) -> Gain | None:
-    """The answer of `movable` whose move from `source` to `target` saves most. `here` and `there` are all that run on
-    each of them. None: no move saves anything, or too little to be sure of it."""
+    """The answer of `movable` whose move from `source` to `target` saves most. `here` and `there` are all streams
+    of each of them. None if no move saves anything, or too little to be sure of it."""
     step_s = source.step_s()
     own = []
     for stream in movable:
         to_s = target.step_s(1, stream.num_tokens)
-        # While its pages travel it goes on where it is.
+        # It decodes at the source while its pages travel.
         left = stream.remaining_tokens - target.transfer_s(stream.num_tokens) / step_s
         if to_s <= FASTER * step_s and left > 0.0:
             pause_s = step_s + to_s + MOVE_S

@@ -6,9 +6,9 @@
     transfer   base + by page, from the first page's departure; `gap`: the part of it that the client waits for
     reserve    from Reserve to Reserved, as the router sees it: the way there and back, and the step in between
 
-A worker without samples of a kind is taken for like its pool, then like the other pool (same model, most likely the
-same hardware), then for like nothing in particular (`*_PRIOR`). What a worker says of its steps is its own word;
-`reality` compares what was predicted from it with when first tokens really came, and corrects within bounds.
+A worker without samples of a kind is assumed to be like its pool, a pool without samples like the other pool (same
+model, most likely the same hardware); without any samples, priors hold. What a worker reports of its steps may be
+wrong: `reality` compares the first tokens predicted from it with those that came, and corrects within bounds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from slipstream.router.messages import StepTime
 from slipstream.router.placement.fit import Estimate, LinearFit
 
-# Of a few billion parameters on a GPU of some years: any start does, as the first samples overrule it.
+# Roughly a model of a few billion parameters on an older GPU. Any start does, as the first samples overrule it.
 DECODE_PRIOR = (8e-3, 1e-4, 2e-8)
 PREFILL_PRIOR = (4e-3, 1e-4, 2e-9)
 TRANSFER_PRIOR = (2e-3, 5e-5)
@@ -36,17 +36,17 @@ _PRIORS: dict[str, Sequence[float]] = {
     "reserve": RESERVE_PRIOR,
 }
 REALITY_RATE = 0.1
-REALITY_STEP = 8.0  # at most a factor of so much is taken from one first token, of which 1.23 is believed
-MIN_REALITY, MAX_REALITY = 0.25, 1e6  # who is slower than it says can do harm, who is faster none
+REALITY_STEP = 8.0  # the largest error that one first token may show; it changes `reality` by 8 ** 0.1 = 1.23
+MIN_REALITY, MAX_REALITY = 0.25, 1e6  # a worker that is slower than it says does harm, a faster one none
 HAND_OFF_KINDS = ("transfer", "gap", "reserve")
-SETTLED_SAMPLES, SETTLED_EVERY = 100, 4  # 4 is no multiple of 3: all three kinds have their turn
-POOLED_SAMPLES, POOLED_EVERY = 16, 8  # of a worker its pool learns so many, then every eighth
+SETTLED_SAMPLES, SETTLED_EVERY = 100, 4  # every fourth, no multiple of 3, so that all three kinds have their turn
+POOLED_SAMPLES, POOLED_EVERY = 16, 8  # a pool learns a worker's first 16 samples, then every eighth
 MESSAGE_S = 5e-3  # below this, messages and timers count as much as the work
 
 
 class ServiceTimes:
-    """The times of one worker, or of a pool. `pool` learns what this one learns and is asked for what this one has no
-    samples of; `stand_in`, another pool, is only asked."""
+    """The times of one worker, or of a pool. `pool` learns what this one learns, and answers for kinds of which this
+    one has no samples. `stand_in`, another pool, answers for kinds of which that one has none either."""
 
     __slots__ = ("_fits", "_num_offered", "_pool", "_stand_in", "reality")
 
@@ -86,7 +86,8 @@ class ServiceTimes:
         self._observe("reserve", (1.0,), seconds)
 
     def observe_first_token(self, predicted_s: float, seconds: float) -> None:
-        """How long a worker really took to a first token."""
+        """A first token came after `seconds`; the worker's own times, without `reality`, had predicted
+        `predicted_s`."""
         if not (0.0 <= seconds < math.inf and 0.0 <= predicted_s < math.inf):
             return
         error = (seconds + MESSAGE_S) / (predicted_s + MESSAGE_S) / self.reality
@@ -129,6 +130,7 @@ class ServiceTimes:
         return fit
 
     def coefficients(self, kind: str) -> Sequence[float]:
+        """The seconds of each term of a kind, in the order of the table above."""
         fit = self._fits.get(kind)
         if fit is None:
             fit = self._known(kind)
@@ -156,6 +158,7 @@ class ServiceTimes:
         return self.coefficients("prefill")
 
     def num_samples(self, kind: str) -> int:
+        """How many samples of a kind this one has itself."""
         fit = self._fits.get(kind)
         return fit.num_samples if fit is not None else 0
 
@@ -173,6 +176,7 @@ class ServiceTimes:
         return self._predict("prefill", prefill_features(num_new_tokens, context_tokens, chunk_tokens))
 
     def transfer_s(self, num_pages: int) -> Estimate:
+        """From the first page's departure until all have landed."""
         return self._predict("transfer", (1.0, num_pages))
 
     def gap_s(self, num_pages: int) -> Estimate:
@@ -180,6 +184,7 @@ class ServiceTimes:
         return self._predict("gap", (1.0, num_pages))
 
     def reserve_s(self) -> Estimate:
+        """From Reserve to Reserved."""
         return self._predict("reserve", (1.0,))
 
     def _predict(self, kind: str, features: Sequence[float]) -> Estimate:
@@ -189,7 +194,7 @@ class ServiceTimes:
     # ---- profiles
 
     def to_dict(self) -> dict[str, Any]:
-        """In plain values: a profile that a simulator can take for a worker."""
+        """Plain values: a profile from which the simulator makes workers."""
         return {
             "fits": {kind: fit.to_dict() for kind, fit in self._fits.items()},
             "reality": self.reality,
@@ -197,7 +202,7 @@ class ServiceTimes:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], pool: ServiceTimes | None = None) -> ServiceTimes:
-        """The inverse of `to_dict`. Raises ValueError or KeyError for what it cannot have made."""
+        """The inverse of `to_dict`. Raises ValueError or KeyError for values that `to_dict` cannot have made."""
         times = cls(pool)
         for kind, fit in values["fits"].items():
             if kind not in KINDS:

@@ -1,13 +1,13 @@
 """The default policy: what a placement costs everybody, in seconds.
 
 For every way a request could go, all that it changes is added up: the seconds its own client waits, the seconds that
-the clients already there wait longer, and the danger that one of them misses its service level. Nothing is weighed
+the clients already there wait longer, and the risk that one of them misses its service level. Nothing is weighed
 against anything by hand. There is one exchange rate, and it is not a free one: an answer that misses its level is worth
 nothing to those who count goodput, so a miss costs as many seconds as the level allows the whole answer to take.
 
     room         s  until a slot and pages are free there (0: they are)
     reserve      s  until the landing place is there (remote)
-    queue        s  of prompts that stand before it
+    queue        s  of the prompts ahead of it
     prefill      s  of its own prompt, with the decoding that shares its steps
     decode       s  of its own output, as many tokens as predicted, at the step time with it
     handoff      s  between first and second token that pages are still on their way (remote)
@@ -18,8 +18,8 @@ nothing to those who count goodput, so a miss costs as many seconds as the level
     slowdown     s  that one more sequence adds to the remaining steps of those there
     others_risk  P(streams there become too slow because of it) x allowed seconds, for all of them
     next_prompts s  that its prefill delays prompts that will come meanwhile, at the rate they came lately, and the
-                 danger that they miss their level by it
-    overflow     s  to compute again what has to give way if everybody there grows as predicted
+                 risk that they miss their level because of it
+    overflow     s  to compute again what will be preempted if all sequences there grow as predicted
     affinity     s  saved by a later turn of the conversation that finds its KV here: half a step, which decides ties
 
 So a prompt leaves its decode worker when the streams it would hold up together wait longer than it does by going; on an
@@ -71,8 +71,8 @@ Rated = TypeVar("Rated", _Landing, _Group)
 
 
 def miss(value: float, level: float, noise: float) -> float:
-    """The probability that what is predicted as `value` turns out over `level`; `noise` is relative. A logistic curve,
-    which has the normal one's shape and costs less."""
+    """The probability that what was predicted as `value` turns out above `level`; `noise` is relative. A logistic
+    curve: it has the shape of the normal distribution's and costs less."""
     spread = noise * value
     if spread <= 0.0:
         return 0.0
@@ -86,7 +86,7 @@ def _allowed_s(job: Job) -> float:
 
 
 class SloPolicy:
-    """`levels` are those of the streams already there, which say none of their own here."""
+    """`levels` are taken to be those of the streams that a worker has already."""
 
     name = "slo"
 
@@ -99,19 +99,19 @@ class SloPolicy:
         options: list[Option] = []
         landing: list[_Landing] = []
         prompts: dict[WorkerState, PrefillEstimate] = {}
-        line = job.line(shortlist)
+        forced = job.forced_reason(shortlist)
         for worker in shortlist.decodes:
             there = estimate_decode(worker, job, now)
             harm = self._harm(job, there)
             cost = there.decode_s + there.room_s + harm[0] + harm[1] + harm[2]
             landing.append((cost, there, harm, cached.get(worker, 0)))
-        if line != "long_prompt":
+        if forced != "long_prompt":
             for _, there, harm, num_cached in _worth_a_look(landing):
                 worker = there.worker
                 beside = prompts[worker] = estimate_prefill(worker, job, num_cached, now, there)
                 terms = self._local(job, there, beside, harm[0], shortlist)
                 options.append(option_of((sum(terms), worker, None, there.fits, terms, num_cached)))
-        if line is None or line == "long_prompt":
+        if forced is None or forced == "long_prompt":
             options += self._remote(job, landing, shortlist, prompts, now)
         else:
             landing = []
@@ -127,7 +127,7 @@ class SloPolicy:
             if best.prefill is None or best.terms[0] > 0.0:
                 return Wait("decode", saving_s, best.decode)
             return Wait("prefill", saving_s, best.prefill)
-        reason = line or ("cheaper_local" if chosen.prefill is None else "cheaper_remote")
+        reason = forced or ("cheaper_local" if chosen.prefill is None else "cheaper_remote")
         prompt = prompts[chosen.decode if chosen.prefill is None else chosen.prefill]
         return self._placement(job, shortlist, options, chosen, reason, prompt)
 
@@ -164,7 +164,7 @@ class SloPolicy:
         prompts: dict[WorkerState, PrefillEstimate],
         now: float,
     ) -> list[Option]:
-        """`prompts` gets what is predicted of the prompt on each group."""
+        """The best groups, each with the best decode workers. Adds what is predicted for each group to `prompts`."""
         cached, familiar = shortlist.cached, shortlist.familiar
         groups: list[_Group] = []
         for worker in shortlist.prefills:
@@ -216,7 +216,7 @@ class SloPolicy:
         return options
 
     def _harm(self, job: Job, there: DecodeEstimate) -> tuple[float, float, float]:
-        """To those already there by one more sequence: slowdown, risk, overflow."""
+        """What one more sequence costs those already there, in seconds: slowdown, risk, overflow."""
         num_here = there.num_here
         if not num_here:
             return 0.0, 0.0, there.overflow_s
@@ -225,7 +225,8 @@ class SloPolicy:
         return slowdown, self._others_risk(there, 0.0), there.overflow_s
 
     def _others_risk(self, there: DecodeEstimate, added_s: float) -> float:
-        """That streams there become too slow by one more sequence and `added_s` seconds of prefill."""
+        """The risk, in seconds, that one more sequence and `added_s` seconds of prefill make the streams there too
+        slow."""
         num_here = there.num_here
         if not num_here:
             return 0.0
@@ -234,8 +235,8 @@ class SloPolicy:
         return num_here * more * (self._ttft_s + theirs * itl_s) if more > 0.0 else 0.0
 
     def _delay_of_next(self, job: Job, there: PrefillEstimate) -> float:
-        """Each prompt that comes meanwhile starts later by this one's prefill. How close to its level it will be is not
-        known; if that is as likely anywhere up to the level, so much of a share of them misses it by that."""
+        """Each prompt that comes meanwhile starts later by this one's prefill. How much time it will have left is not
+        known; if any time up to the level is equally likely, delay / level is the share of them that miss it."""
         own_s, ttft_s = there.own_s, self._ttft_s
         share_missed = own_s / ttft_s if own_s < ttft_s else 1.0
         return there.num_delayed * (own_s + share_missed * (ttft_s + job.remaining_tokens * self._itl_s))

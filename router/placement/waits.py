@@ -1,7 +1,7 @@
-"""Who was told to wait, and for what: so that a queue is not rated anew with every message of a worker.
+"""Which requests have to wait, and for what, so that a queue is not rated anew with every message from a worker.
 
-A rating looks at dozens of workers. Whether a request still has to wait is mostly seen at a few: those with most room
-of the side that it lacks, or the one that it waits for.
+Rating a request looks at dozens of workers. Whether it still has to wait can mostly be seen from a few: those with most
+room on the side that it lacks, or the one worker that it waits for.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from slipstream.router.request_state import RequestState
 from slipstream.router.roster import FEW, Roster, WorkerState
 
 MAX_KNOWN = 4096
-# What else may have changed (load, prefixes, who is there) is looked at after so long, and more and more rarely.
+# Loads, prefixes and workers change, too. So a waiting request is rated again after the first of these times, and then
+# ever more rarely, up to the second.
 RATED_AGAIN_S, RATED_AT_LEAST_S = 0.05, 1.0
 
 
 @dataclass(slots=True)
 class Stall:
-    """A look at a queue that placed nobody, and what would make another one worth it: that the queue is another, that
-    it is `until_s`, or room. `tokens` are the least that somebody needs of a side, `better` the workers that single
-    requests wait for, with their tokens. `wake_s`: see `match_credits`."""
+    """A look at a queue that placed nothing. Another look is worth it when the queue has changed, at `until_s`, or when
+    there is room: `tokens` is the size of the smallest request that waits for each side, `better` are the workers that
+    single requests wait for, with the tokens of these. `wake_s`: see `match_credits`."""
 
     queue_version: int
     wake_s: float | None
@@ -35,7 +36,7 @@ class Stall:
 
 
 class Waits:
-    """Sans-IO. Bounded: who is forgotten is rated again, no more."""
+    """Sans-IO, and bounded: a request that is forgotten is merely rated again."""
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
@@ -46,7 +47,7 @@ class Waits:
         return len(self._known)
 
     def still(self, state: RequestState, now: float) -> Wait | None:
-        """The answer of a moment ago, if it holds; None: it has to be rated."""
+        """The last answer for the request, if it still holds; None: the request has to be rated."""
         known = self._known.get(state.request_id)
         if known is None:
             return None
@@ -62,7 +63,7 @@ class Waits:
         return None if any(fits(worker, num_tokens) for worker in workers) else wait
 
     def stall(self, version: str, queue_version: int, now: float) -> Stall | None:
-        """The last look at the queue of a version, if it holds; None: it has to be looked at."""
+        """The last look at the queue of a version, if it still holds; None: the queue has to be looked at."""
         stall = self._stalls.get(version)
         if stall is None or stall.queue_version != queue_version or now >= stall.until_s:
             return None
@@ -83,15 +84,15 @@ class Waits:
         has_decode_room: bool,
         now: float,
     ) -> None:
-        """A look at the queue has placed nobody: these have to wait. Where no decode worker had room at all, there may
-        be others that nobody has looked at."""
+        """A look at the queue has placed nothing: the requests in `waiting` have to wait. If no decode worker had room
+        at all, there may be others behind them that were not rated."""
         until_s = now + RATED_AT_LEAST_S if wake_s is None else min(now + RATED_AT_LEAST_S, wake_s)
         tokens: dict[Role, int] = {} if has_decode_room else {"decode": 0}
         better = []
         for state, wait in waiting:
             known = self._known.get(state.request_id)
             if known is None:
-                return  # it would fit, and is only held back
+                return  # it would fit, and is held back only for the sake of others
             until_s = min(until_s, known[2])
             if wait.better is not None:
                 better.append((wait.better, state.num_tokens))
