@@ -6,14 +6,15 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from dataclasses import dataclass
-from typing import Literal, Protocol, cast
+from typing import cast
 
 from slipstream.router.config import HttpConfig
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange, Handler
-from slipstream.router.http.reader import CheckCaller, Request, RequestReader
-from slipstream.router.takeover.estate import Estate, Inherited, Kept
+from slipstream.router.http.owner import ConnectionOwner
+from slipstream.router.http.reader import Request, RequestReader
+from slipstream.router.http.timers import ConnectionTimers
+from slipstream.router.takeover.estate import Inherited, Kept
 from slipstream.router.takeover.journal import NOTHING, Phase, Unfinished
 from slipstream.router.takeover.notes import NO_NOTES, JournalNotes, Notes
 
@@ -21,41 +22,7 @@ log = logging.getLogger(__name__)
 
 WRITE_BUFFER_BYTES = 64 * 1024  # waits in this process for one slow reader before its handler is held back
 READ_AHEAD_BYTES = 256 * 1024  # a client may send so much of its next requests while one is running
-RELEASE_AFTER_S = 5.0  # of rest the memory of what a connection was about is given back
-LINGER_S = 2.0  # how long a refused client may go on sending before it is cut off
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-TURNED_AWAY_S = 2.0  # how long a client beyond the limit of connections may take to ask
-
-Welcome = Literal["served", "turned_away", "cut_off"]
-
-
-class ConnectionOwner(Protocol):
-    """The server, as its connections see it."""
-
-    @property
-    def date(self) -> str: ...
-    @property
-    def draining(self) -> bool: ...
-    @property
-    def check_caller(self) -> CheckCaller | None: ...
-    @property
-    def estate(self) -> Estate | None: ...
-    def joined(self, connection: HttpConnection) -> Welcome: ...
-    async def turn_away(self, request: Request, exchange: Exchange) -> None: ...
-    def left(self, connection: HttpConnection) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class ReadLimits:
-    """How long the connection may stay in a state of its reader."""
-
-    header_s: float
-    body_s: float
-    idle_s: float
-
-    @classmethod
-    def of(cls, config: HttpConfig) -> ReadLimits:
-        return cls(config.header_timeout_s, config.body_timeout_s, config.keep_alive_s)
 
 
 class HttpConnection(asyncio.Protocol):
@@ -80,8 +47,6 @@ class HttpConnection(asyncio.Protocol):
         *,
         inherited: Inherited | None = None,
     ) -> None:
-        self._config = config
-        self._limits = ReadLimits.of(config)
         self._handler = handler
         self._owner = owner
         self._loop = asyncio.get_running_loop()
@@ -94,13 +59,7 @@ class HttpConnection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._discards_input = False
         self._bytes_ahead = 0
-        self._watched: tuple[str, int] | None = None
-        self._read_timer: asyncio.TimerHandle | None = None
-        self._idle_timer: asyncio.TimerHandle | None = None
-        self._idle_since_s = 0.0  # of the loop's clock
-        self._has_released = False  # the journal's memory, since the last request
-        self._write_timer: asyncio.TimerHandle | None = None
-        self._unsent_bytes = 0
+        self._timers = ConnectionTimers(self, config, self._loop)
         self._inherited = inherited
         self._kept = kept
         self._journal = kept.journal if kept is not None else None
@@ -119,7 +78,7 @@ class HttpConnection(asyncio.Protocol):
     def close_when_idle(self) -> None:
         """Finish the request that is running, if any, then close."""
         if self._exchange is None:
-            self._close()
+            self.close()
         else:
             self._exchange.keep_alive = False
 
@@ -157,14 +116,14 @@ class HttpConnection(asyncio.Protocol):
             return
         if welcome == "turned_away":
             self._handler = self._owner.turn_away
-            self._limits = ReadLimits(TURNED_AWAY_S, TURNED_AWAY_S, TURNED_AWAY_S)
+            self._timers.hurry()
         if self._owner.draining:
-            self._close()
+            self.close()
         else:
             self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timers()
+        self._timers.stop()
         self._forget()
         self._pending.clear()
         if self._task is not None:
@@ -191,7 +150,7 @@ class HttpConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         if self._exchange is None:
-            self._close()
+            self.close()
         else:
             self._transport.abort()
         return not self._is_tls  # closing is done here, after what is still unsent; with TLS there is no half of it
@@ -199,13 +158,10 @@ class HttpConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         if self._exchange is not None:
             self._exchange.pause()
-        if self._write_timer is None:
-            self._watch_writes()
+        self._timers.watch_writes()
 
     def resume_writing(self) -> None:
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
+        self._timers.end_watching_writes()
         if self._exchange is not None:
             self._exchange.resume()
         elif self._pending:
@@ -215,7 +171,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _advance(self) -> None:
         if self._exchange is None and self._pending:
-            if self._write_timer is None:  # else `resume_writing` goes on once the client has read
+            if not self._timers.holds_writes:  # else `resume_writing` goes on once the client has read
                 self._begin(self._pending.popleft())
         elif self._exchange is None and self._reader.expects_continue:
             self._reader.expects_continue = False
@@ -269,7 +225,7 @@ class HttpConnection(asyncio.Protocol):
             if self._discards_input or self._reader.state != "idle":
                 self._close_after_input()
             else:
-                self._close()
+                self.close()
         else:
             if not self._pending and self._reader.state == "idle":
                 self._rest()
@@ -338,93 +294,48 @@ class HttpConnection(asyncio.Protocol):
 
     # ---- the end of the connection
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """Close once everything is sent, or after `write_timeout_s` if the client does not read."""
         self._pending.clear()
-        self._stop_read_timer()
+        self._timers.stop_waiting()
         self._transport.close()
-        if self._transport.get_write_buffer_size() and self._write_timer is None:
-            self._watch_writes()
+        if self._transport.get_write_buffer_size():
+            self._timers.watch_writes()
 
     def _close_after_input(self) -> None:
         """Close although the client is still sending. Closing at once would reset the connection, and the client
         would lose the response: so shut down our side and throw away what comes, for a while."""
         self._discards_input = True
         self._pending.clear()
-        self._stop_read_timer()
         if self._transport.can_write_eof():
             self._transport.write_eof()
-        self._read_timer = self._loop.call_later(LINGER_S, self._close)
+        self._timers.linger()
+
+    # ---- the timers' side
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self._transport.get_write_buffer_size()
 
     def _watch(self) -> None:
-        """Arm the timer of what the connection is waiting for, if that has changed."""
+        """Tell the timers what the connection is waiting for."""
         if self._discards_input or self._transport.is_closing():
             return
         state = self._reader.state
         is_idle = self._exchange is None and not self._pending
-        waits = state if state in ("header", "body") else "idle" if is_idle else None
-        watched = None if waits is None else (waits, self._reader.num_begun)
-        if watched == self._watched:
-            return
-        self._stop_read_timer()
-        self._watched = watched
-        if waits == "header":
-            self._read_timer = self._loop.call_later(self._limits.header_s, self._read_timed_out, "headers")
-        elif waits == "body":
-            self._read_timer = self._loop.call_later(self._limits.body_s, self._read_timed_out, "body")
-        elif waits == "idle":
-            self._idle_since_s = self._loop.time()
-            if self._has_released and self._idle_timer is not None:
-                self._idle_timer.cancel()
-                self._idle_timer = None
-            if self._idle_timer is None:
-                self._has_released = False
-                self._idle_timer = self._loop.call_later(min(RELEASE_AFTER_S, self._limits.idle_s), self._check_idle)
+        awaited = state if state == "header" or state == "body" else "idle" if is_idle else None
+        self._timers.wait_for(awaited, self._reader.num_begun)
 
-    def _check_idle(self) -> None:
-        """This timer is not set anew for each request, but looks what the time is when it goes off."""
-        self._idle_timer = None
-        if self._watched is None or self._watched[0] != "idle":
-            return
-        idle_s = self._loop.time() - self._idle_since_s
-        if idle_s >= self._limits.idle_s:
-            self._close()
-            return
-        next_s = self._limits.idle_s
-        if idle_s < RELEASE_AFTER_S:
-            next_s = min(RELEASE_AFTER_S, next_s)
-        elif self._journal is not None and not self._transport.get_write_buffer_size():
-            self._journal.release()
-            self._has_released = True
-        self._idle_timer = self._loop.call_later(next_s - idle_s, self._check_idle)
-
-    def _read_timed_out(self, what: str) -> None:
-        self._read_timer = None
+    def read_timed_out(self, what: str) -> None:
+        """A part of a request did not come in time."""
         error = HttpError(408, f"The {what} of the request did not arrive in time.", code="request_timeout")
         self._reader.refuse(error)
         self._pending.extend(self._reader.take())
         self._advance()
 
-    def _watch_writes(self) -> None:
-        self._unsent_bytes = self._transport.get_write_buffer_size()
-        self._write_timer = self._loop.call_later(self._config.write_timeout_s, self._check_writes)
-
-    def _check_writes(self) -> None:
-        """A client that has read nothing at all for `write_timeout_s` is gone; a slow one is not."""
-        if self._transport.get_write_buffer_size() < self._unsent_bytes:
-            self._watch_writes()
-        else:
-            self._transport.abort()
-
-    def _stop_read_timer(self) -> None:
-        self._watched = None
-        if self._read_timer is not None:
-            self._read_timer.cancel()
-            self._read_timer = None
-
-    def _stop_timers(self) -> None:
-        self._stop_read_timer()
-        for timer in (self._idle_timer, self._write_timer):
-            if timer is not None:
-                timer.cancel()
-        self._idle_timer = self._write_timer = None
+    def release_memory(self) -> bool:
+        """Give back what a connection at rest does not need. False if it is still needed."""
+        if self._journal is None or self._transport.get_write_buffer_size():
+            return False
+        self._journal.release()
+        return True

@@ -13,9 +13,10 @@ from email.utils import formatdate
 from typing import Any, Protocol
 
 from slipstream.router.config import HttpConfig
-from slipstream.router.http.connection import HttpConnection, Welcome
+from slipstream.router.http.connection import HttpConnection
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange, Handler
+from slipstream.router.http.owner import OwnedConnection, Welcome
 from slipstream.router.http.reader import CheckCaller, Request
 from slipstream.router.http.tls import ServerTls
 from slipstream.router.takeover.estate import Estate, Inherited, Kept
@@ -61,7 +62,7 @@ class HttpServer:
         self._tls = ServerTls(config.tls) if config.tls.is_on else None
         self._servers: list[asyncio.Server] = []
         self._listeners: list[Listener] = []
-        self._connections: set[HttpConnection] = set()
+        self._connections: set[OwnedConnection] = set()
         self._empty = asyncio.Event()
         self._empty.set()
         self._draining = False
@@ -187,7 +188,7 @@ class HttpServer:
 
     # ---- called by the connections
 
-    def joined(self, connection: HttpConnection) -> Welcome:
+    def joined(self, connection: OwnedConnection) -> Welcome:
         self._connections.add(connection)
         self._empty.clear()
         if self._tls is not None:
@@ -204,7 +205,7 @@ class HttpServer:
         message = f"All {self._config.max_connections} connections are in use."
         raise HttpError(503, message, kind="server_error", code="too_many_connections", headers=(("retry-after", "1"),))
 
-    def left(self, connection: HttpConnection) -> None:
+    def left(self, connection: OwnedConnection) -> None:
         self._connections.discard(connection)
         self._tell_count()
         if not self._connections:

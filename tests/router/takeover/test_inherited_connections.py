@@ -295,7 +295,7 @@ def journals_of(keeper: Keeper) -> list[int]:
 def test_a_connection_that_rests_for_a_while_takes_no_memory_for_its_answers(
     keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slipstream.router.http.connection.RELEASE_AFTER_S", 0.01)
+    monkeypatch.setattr("slipstream.router.http.timers.RELEASE_AFTER_S", 0.01)
 
     async def main() -> None:
         server, port = await serve(keeper, answer_largely)
