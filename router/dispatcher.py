@@ -7,6 +7,7 @@ The rules are in docs/design.md under "Attempts" and "Credits". The parts, in th
     versions       which version of the model a request gets and keeps
     roster         the connected workers, each with its `credits` ledger
     prefix         which worker holds the KV of which prefix
+    membership     workers that come, drain and go, and what that means for the requests on them
     matching       gives waiting requests to workers with credits, by `placement`
     attempts       drives a placed request by the messages of its workers
     migration      moves running sequences between decode workers
@@ -20,23 +21,22 @@ from copy import deepcopy
 from typing import assert_never
 
 from slipstream.kv_transfer.ticket import PeerId
-from slipstream.router.actions import Action, Close
+from slipstream.router.actions import Action
 from slipstream.router.attempts import AttemptFlow
 from slipstream.router.config import DispatchConfig
 from slipstream.router.generation import EarlyEnd, GenerateRequest, GenerationError
 from slipstream.router.history import RequestRecord
 from slipstream.router.matching import match_credits
 from slipstream.router.measured import RoleMeasured, measured
+from slipstream.router.membership import Membership
 from slipstream.router.messages import (
     BlocksChanged,
     Copied,
     Credits,
-    Drain,
     Failed,
     Frozen,
     HandedOff,
     Hello,
-    PeerLost,
     Pong,
     Reserved,
     ResyncBlocks,
@@ -48,13 +48,11 @@ from slipstream.router.messages import (
 )
 from slipstream.router.migration import Migrations
 from slipstream.router.placement.placer import Placer
-from slipstream.router.placement.progress import check_load
 from slipstream.router.prefix.holder import BlockEventError
 from slipstream.router.prefix.index import NamePages, PrefixIndex
 from slipstream.router.prefix.sessions import Sessions
 from slipstream.router.rebalancer import Rebalancer
 from slipstream.router.request_book import RequestBook
-from slipstream.router.request_state import RequestState
 from slipstream.router.roster import Roster, WorkerState
 from slipstream.router.signals import Signals, WorkerSignals, role_times
 from slipstream.router.status import Snapshot, WorkerStatus
@@ -79,6 +77,9 @@ class Dispatcher:
         self._flow = AttemptFlow(self._book, self._placer, self._index, self._sessions)
         self._migrations = Migrations(config.migration, self._roster, self._book, self._index, self._sessions)
         self._rebalancer = Rebalancer(config, self._roster, self._book, self._migrations)
+        self._membership = Membership(
+            self._roster, self._book, self._index, self._sessions, self._versions, self._migrations, self._flow
+        )
         self._wake_s: float | None = None  # when a request will have waited long enough for a better worker
 
     # ---- queries
@@ -225,19 +226,14 @@ class Dispatcher:
 
     def worker_joined(self, hello: Hello, now: float) -> list[Action]:
         """A worker has connected. An earlier connection of the same identity must have been reported lost before."""
-        worker = WorkerState(hello, now)
-        self._roster.add(worker)
-        self._index.add(worker)
-        self._sessions.add(worker)
-        self._versions.roster_changed(now)
-        self._book.find_versions(now)
+        self._membership.join(hello, now)
         return self._settle(now)
 
     def worker_lost(self, peer: PeerId, now: float, reason: str = "connection lost") -> list[Action]:
         """A worker's connection has ended. Unknown workers are ignored."""
         worker = self._roster.get(peer)
         if worker is not None:
-            self._lose(worker, now, reason)
+            self._membership.lose(worker, now, reason)
         return self._settle(now)
 
     def drain(self, peer: PeerId, now: float, next_role: Role | None = None, migrate: bool = True) -> list[Action]:
@@ -248,16 +244,7 @@ class Dispatcher:
         """
         worker = self._roster.get(peer)
         if worker is not None and not worker.draining:
-            self._roster.drain(worker)
-            self._book.send(worker, Drain(next_role))
-            states = self._book.latest_first(worker.request_ids)
-            for state in states:
-                if self._only_waits_for(worker, state):
-                    self._book.place_anew(state, now, f"{worker.name} is draining")
-            if migrate:
-                self._migrations.leave(worker, [state for state in reversed(states) if state.phase != "queued"], now)
-            self._versions.roster_changed(now, sent_away=worker.version if next_role is None else None)
-            self._book.find_versions(now)
+            self._membership.drain(worker, now, next_role, migrate)
         return self._settle(now)
 
     def migrate(self, request_id: str, now: float, to: PeerId | None = None) -> list[Action]:
@@ -268,22 +255,8 @@ class Dispatcher:
             self._migrations.wish(state, to)
         return self._settle(now)
 
-    def _only_waits_for(self, worker: WorkerState, state: RequestState) -> bool:
-        """Whether the worker has computed nothing of the request yet, so that another one can do it instead."""
-        if worker is state.prefill:
-            return not state.prefill_sent
-        if worker is not state.decode or not self._roster.workers_of("decode", state.version):
-            return False
-        if state.phase == "placed":
-            return True
-        # A worker computes prompts one after the other, so all but the first have only waited.
-        waiting = [s for s in map(self._book.get, worker.request_ids) if s is not None and s.pending_on is worker]
-        first = min(waiting, key=lambda s: (s.request.priority, s.placed_s or 0.0, s.request_id), default=None)
-        return state in waiting and state is not first
-
     def worker_message(self, peer: PeerId, message: WorkerMessage, now: float) -> list[Action]:
-        """Handles a worker's message. Messages of workers that are not connected, and about old attempts, are
-        ignored."""
+        """Handles a worker's message. Those of unknown workers, and about old attempts, are ignored."""
         worker = self._roster.get(peer)
         if worker is None:
             return []
@@ -300,7 +273,7 @@ class Dispatcher:
                 try:
                     worker.ledger.report(message)
                 except ValueError as error:
-                    self._expel(worker, now, str(error))
+                    self._membership.expel(worker, now, str(error))
             case Reserved() | HandedOff() | Copied() | Failed():
                 moving = self._migrations.find(worker, message.request_id, message.attempt)
                 if moving is not None:
@@ -313,7 +286,7 @@ class Dispatcher:
                 try:
                     is_missing = self._index.apply(worker, message)
                 except BlockEventError as error:
-                    self._expel(worker, now, str(error))
+                    self._membership.expel(worker, now, str(error))
                 else:
                     if is_missing:
                         self._book.send(worker, ResyncBlocks())
@@ -327,7 +300,7 @@ class Dispatcher:
             case Pong():
                 return []
             case Hello():
-                self._expel(worker, now, "said hello twice")
+                self._membership.expel(worker, now, "said hello twice")
             case _:
                 assert_never(message)
         return self._settle(now)
@@ -342,13 +315,8 @@ class Dispatcher:
             case Failed(request_id, attempt, reason):
                 state = self._book.get(request_id)
                 # A sequence that has already left continues at its destination; if it cannot, that worker will say so.
-                goes_on = (
-                    state is not None
-                    and state.attempt == attempt
-                    and worker is state.decode
-                    and self._migrations.on_lost(state, worker, now, reason)
-                )
-                if not goes_on:
+                own = state if state is not None and state.attempt == attempt and worker is state.decode else None
+                if own is None or not self._migrations.on_lost(own, worker, now, reason):
                     self._flow.on_failed(worker, message, now)
 
     # ---- consequences of events
@@ -372,38 +340,9 @@ class Dispatcher:
         actions, self._book.actions = self._book.actions, []
         return actions
 
-    def _lose(self, worker: WorkerState, now: float, reason: str) -> None:
-        self._roster.remove(worker)
-        self._index.remove(worker)
-        self._sessions.remove(worker)
-        for other in self._roster:
-            self._book.send(other, PeerLost(worker.peer))
-        for state in self._book.latest_first(worker.request_ids):
-            if not self._migrations.on_lost(state, worker, now, reason):
-                self._flow.on_lost(state, worker, now, reason)
-        self._versions.roster_changed(now, sent_away=worker.version if worker.draining else None)
-        self._book.find_versions(now)
-
-    def _expel(self, worker: WorkerState, now: float, reason: str) -> None:
-        """Closes the connection of a worker whose messages make no sense: its state and ours have diverged."""
-        self._book.actions.append(Close(worker.peer, reason))
-        self._lose(worker, now, reason)
-
     def check_integrity(self) -> None:
         """Raises AssertionError if two parts of the state contradict each other."""
         self._book.check_integrity()
         self._migrations.check_integrity()
         self._index.check_integrity()
-        for state in self._book:
-            destination = state.move.destination if state.move is not None else None
-            for involved in (state.decode, state.prefill, destination):
-                assert involved is None or self._roster.get(involved.peer) is involved, state.request_id
-        for worker in self._roster:
-            worker.ledger.check_integrity()
-            states = [self._book[request_id] for request_id in worker.request_ids]
-            for state in states:
-                destination = state.move.destination if state.move is not None else None
-                assert worker in (state.decode, state.prefill, destination), worker.name
-            held = {s.request_id for s in states if worker is s.prefill and not s.prefill_sent}
-            assert worker.ledger.held == held, worker.name
-            check_load(worker, states)
+        self._membership.check_integrity()
