@@ -21,14 +21,14 @@ class ConnectionCounts:
         self._free = set(range(num_fronts))
         self._numbers = _numbers(self.fd, num_fronts)
 
-    def take_place(self) -> int:
-        """The place of a new front."""
+    def take_cell(self) -> int:
+        """The cell of a new front."""
         return self._free.pop()
 
-    def give_back(self, place: int) -> None:
+    def give_back(self, cell: int) -> None:
         """A front is gone, with everybody who was connected to it."""
-        self._numbers[place] = 0
-        self._free.add(place)
+        self._numbers[cell] = 0
+        self._free.add(cell)
 
     def close(self) -> None:
         self._numbers.release()
@@ -38,15 +38,15 @@ class ConnectionCounts:
 class SharedConnectionCount:
     """A front's own number among those of all. `fd` is that of `ConnectionCounts`, and is closed here."""
 
-    def __init__(self, fd: int, place: int) -> None:
+    def __init__(self, fd: int, cell: int) -> None:
         num_fronts = os.fstat(fd).st_size // NUMBER_BYTES
         self._numbers = _numbers(fd, num_fronts)
-        self._place = place
+        self._cell = cell
         os.close(fd)
 
     def set(self, num_connections: int) -> int:
         """Returns those of all fronts together."""
-        self._numbers[self._place] = num_connections
+        self._numbers[self._cell] = num_connections
         return sum(self._numbers)
 
 

@@ -4,7 +4,7 @@
       <----------- Begin -------------          once: what to serve, and where
       ------------ Listening --------->
       ------------ Submit ------------>  ... Output(emitted, ended), many to a message
-      ------------ Enter ------------->  Entered          limits of API keys, counted in one place
+      ------------ Enter ------------->  Entered          limits of API keys, counted here alone
       ------------ Settle, Counts ---->
       ------------ Ask --------------->  Answer           every path that is not a generation's
       <----------- TakeOver -----------          once, when the workers to come are known

@@ -124,11 +124,11 @@ class FrontPool:
         self._counts.close()
 
     def _spawn(self, slot: int) -> _Front:
-        place = self._counts.take_place()
+        cell = self._counts.take_cell()
         try:
-            front = _Front(self._setup, self._link_of, self._counts.fd, place, slot)
+            front = _Front(self._setup, self._link_of, self._counts.fd, cell, slot)
         except OSError:
-            self._counts.give_back(place)
+            self._counts.give_back(cell)
             raise
         self._fronts.add(front)
         return front
@@ -170,7 +170,7 @@ class FrontPool:
         await front.end()
         if front in self._fronts:
             self._fronts.remove(front)
-            self._counts.give_back(front.place)
+            self._counts.give_back(front.cell)
 
 
 class _Front:
@@ -181,11 +181,11 @@ class _Front:
         setup: FrontSetup,
         link_of: Callable[[Callable[[DispatcherMessage], None]], FrontLink],
         counts_fd: int,
-        place: int,
+        cell: int,
         slot: int,
     ) -> None:
         loop = asyncio.get_running_loop()
-        self.place = place  # in the connection counts
+        self.cell = cell  # in the connection counts
         self.slot = slot  # its place at the keeper: the front that comes after it has the same
         self.listens: asyncio.Future[None] = loop.create_future()
         self.listens.add_done_callback(lambda future: future.exception())  # read, or the loop would complain
@@ -203,7 +203,7 @@ class _Front:
                         sys.executable,
                         "-m",
                         "slipstream.router.fronts.process",
-                        *map(str, (theirs.fileno(), counts_fd, place, slot)),
+                        *map(str, (theirs.fileno(), counts_fd, cell, slot)),
                     ],
                     pass_fds=[theirs.fileno(), counts_fd],
                     stdin=subprocess.DEVNULL,

@@ -1,8 +1,8 @@
 """A front process: HTTP, tokenising, detokenising and event streams, for a dispatcher in another process.
 
-    python -m slipstream.router.fronts.process FD COUNTS_FD PLACE SLOT
+    python -m slipstream.router.fronts.process FD COUNTS_FD CELL SLOT
 
-FD is the inherited end of a socket pair, COUNTS_FD that of `ConnectionCounts`, where this front has a place; SLOT is
+FD is the inherited end of a socket pair, COUNTS_FD that of `ConnectionCounts`, where this front has a cell; SLOT is
 its place at the keeper. When the other end of the pair closes, the dispatcher is gone: streams wait at the keeper for
 the next router, or end with an error where they cannot (no keeper, TLS), and the process ends. It lives no longer
 than the process that started it, however that ends.
@@ -185,8 +185,8 @@ def main() -> None:
     # The terminal sends Ctrl-C to all; the dispatcher's process decides when this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-    link_fd, counts_fd, place, slot = map(int, sys.argv[1:])
-    link, connections = socket.socket(fileno=link_fd), SharedConnectionCount(counts_fd, place)
+    link_fd, counts_fd, cell, slot = map(int, sys.argv[1:])
+    link, connections = socket.socket(fileno=link_fd), SharedConnectionCount(counts_fd, cell)
 
     async def run() -> None:
         await FrontProcess(link, connections, slot).run()
