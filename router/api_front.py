@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Awaitable
 
 from slipstream.router.access.access import Access
 from slipstream.router.access.caller import forbidden
@@ -42,16 +43,16 @@ class ApiFront:
         OpenAiApi(model, tokenizer, service, self._metrics, self._access).add_to(self._routes)
         self._routes.add("GET", "/health/live", self.live)
 
-    async def __call__(self, request: Request, exchange: Exchange) -> None:
+    def __call__(self, request: Request, exchange: Exchange) -> Awaitable[None]:
         """Serve one request. The response carries the client's X-Request-Id if that is a harmless one, else a new
         id."""
-        await self._serve(self._routes, request, exchange, is_open=request.path in OPEN_PATHS)
+        return self._serve(self._routes, request, exchange, is_open=request.path in OPEN_PATHS)
 
     @staticmethod
     def request_id_of(request: Request) -> str:
         """The client's X-Request-Id if it is a harmless one, else a new id."""
-        given = request.headers.get(b"x-request-id", b"")
-        return given.decode("ascii") if REQUEST_ID.fullmatch(given) else random_bytes(16).hex()
+        given = request.headers.get(b"x-request-id")
+        return given.decode("ascii") if given and REQUEST_ID.fullmatch(given) else random_bytes(16).hex()
 
     @property
     def counts(self) -> FrontMetrics:

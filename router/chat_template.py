@@ -10,10 +10,12 @@ from typing import Any, NoReturn
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 Message = dict[str, Any]
 
+CALLERS_VARIABLES = ("_loop_vars", "_block_vars")  # which Jinja adds to calls, for functions that ask for the context
 DICT_ATTRIBUTES = frozenset(dir(dict))  # which hide fields of the same name
 
 
@@ -33,12 +35,20 @@ class GenerationBlock(Extension):
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
     """The sandbox, in which the fields of messages are found at once: `message.role` is first tried as an attribute
-    elsewhere, and each miss is an exception."""
+    elsewhere, and each miss is an exception. A template's own macros are called without asking whether they are safe
+    and what they want to be given."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if type(obj) is dict and attribute in obj and attribute not in DICT_ATTRIBUTES:
             return obj[attribute]
         return super().getattr(obj, attribute)
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if type(obj) is Macro:
+            for name in CALLERS_VARIABLES:
+                kwargs.pop(name, None)
+            return obj(context.eval_ctx, *args, **kwargs)
+        return super().call(context, obj, *args, **kwargs)
 
 
 class ChatTemplate:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import orjson
@@ -76,9 +76,9 @@ class Front(ApiFront):
         if self._access.has_keys or not has_admin_port:  # with keys, each caller may ask about its own requests
             pages.add_to(self._routes)
 
-    async def admin(self, request: Request, exchange: Exchange) -> None:
+    def admin(self, request: Request, exchange: Exchange) -> Awaitable[None]:
         """Serve one request at the operators' port. No key is asked for: whoever can reach the port may use it."""
-        await self._serve(self._admin_routes, request, exchange, is_open=True)
+        return self._serve(self._admin_routes, request, exchange, is_open=True)
 
     async def ready(self, request: Request, exchange: Exchange) -> None:
         """Readiness: a token has been generated through the whole cluster, and a decode worker is connected."""

@@ -208,7 +208,8 @@ class History:
         elif len(self._records) == self._capacity:
             self._drop_names(self._records.popitem(last=False)[1])
         self._records[record.request_id] = record
-        self._by_name.update(dict.fromkeys(record.names, record))
+        for name in record.names:
+            self._by_name[name] = record
 
     def get(self, request_id: str) -> RequestRecord | None:
         """The record with this request id or, if there is none, with this name."""

@@ -29,7 +29,7 @@ from slipstream.router.messages import EngineRequest, Role, TokenLogprob
 from slipstream.router.signals import Signals
 from slipstream.router.stages import attempts_of
 from slipstream.router.status import Snapshot
-from slipstream.router.stream import GenerationStream
+from slipstream.router.stream import GenerationStream, Handouts
 from slipstream.router.takeover.estate import Estate
 from slipstream.router.version_status import VersionStatus
 from slipstream.router.worker_port import WorkerPort
@@ -75,6 +75,7 @@ class GenerationService:
         self._packer = msgpack.Packer()
         self._decode_request = decoder(EngineRequest)
         self._receivers: dict[str, Receiver] = {}
+        self._handouts = Handouts()
         self._idle = asyncio.Event()
         self._idle.set()
         self._is_admitting = True
@@ -148,7 +149,7 @@ class GenerationService:
     def submit(self, request: GenerateRequest) -> GenerationStream:
         """Queues a request and returns the stream of its output. Raises a subclass of AdmissionError if the request is
         refused; then there is nothing to clean up."""
-        return self.relay(request, lambda record: GenerationStream(record, self.cancel))
+        return self.relay(request, lambda record: GenerationStream(record, self.cancel, self._handouts))
 
     def relay(self, request: GenerateRequest, receiver_of: Callable[[RequestRecord], R]) -> R:
         """Queues a request whose output goes to the receiver that `receiver_of` makes for it. Raises AdmissionError."""

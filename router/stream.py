@@ -14,6 +14,26 @@ Delta = list[tuple[int, TokenLogprob | None]]
 Take = Callable[[Delta], bool]
 
 
+class Handouts:
+    """Streams that have something for their readers. They hand it out at the end of this turn of the event loop, not at
+    once, because a last token and its finish come in the same turn; and together, as a call of the loop for each would
+    cost as much as what it does."""
+
+    def __init__(self) -> None:
+        self._streams: list[GenerationStream] = []
+
+    def add(self, stream: GenerationStream) -> None:
+        """Once a turn for each stream."""
+        if not self._streams:
+            asyncio.get_running_loop().call_soon(self._hand_out)
+        self._streams.append(stream)
+
+    def _hand_out(self) -> None:
+        streams, self._streams = self._streams, []
+        for stream in streams:
+            stream.hand_out()
+
+
 class GenerationStream:
     """An async iterator of deltas. Each contains the tokens since the last one, so a slow reader gets fewer, longer
     deltas, and at most the request's max_tokens can be waiting. `finish` is set by the time the last delta is returned.
@@ -25,12 +45,13 @@ class GenerationStream:
     A reader that only passes tokens on should use `each` instead, which costs half as much: waking up a reader's task
     means going through the dozen calls that it is suspended in.
 
-    There can be one reader, on the event loop that the service runs on.
+    There can be one reader, on the event loop that the service runs on, whose streams share their `handouts`.
     """
 
-    def __init__(self, record: RequestRecord, cancel: Callable[[str, EarlyEnd], None]) -> None:
+    def __init__(self, record: RequestRecord, cancel: Callable[[str, EarlyEnd], None], handouts: Handouts) -> None:
         self._record = record
         self._cancel = cancel
+        self._handouts = handouts
         self._pending: Delta = []
         self._waiter: asyncio.Future[None] | None = None
         self._take: Take | None = None
@@ -79,9 +100,9 @@ class GenerationStream:
             return
         if self._take is None:
             self._waiter.set_result(None)
-        elif not self._is_handed_out_soon:  # not at once, because a last token and its finish come in the same turn
+        elif not self._is_handed_out_soon:
             self._is_handed_out_soon = True
-            self._waiter.get_loop().call_soon(self._hand_out)
+            self._handouts.add(self)
 
     async def each(self, take: Take) -> bool:
         """Calls `take` with each delta, until `take` returns False or the output has ended. Returns whether it has
@@ -89,14 +110,15 @@ class GenerationStream:
         assert self._waiter is None, "a GenerationStream has one reader"
         waiter = self._waiter = asyncio.get_running_loop().create_future()
         self._take = take
-        self._hand_out()
+        self.hand_out()
         try:
             await waiter
         finally:
             self._waiter = self._take = None
         return self.finish is not None and not self._pending
 
-    def _hand_out(self) -> None:
+    def hand_out(self) -> None:
+        """Called at the end of a turn in which something came."""
         self._is_handed_out_soon = False
         take, waiter = self._take, self._waiter
         if take is None or waiter is None or waiter.done():

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import tokenizers
 
@@ -57,8 +57,7 @@ class TokenizerFiles:
         return cls(path.read_text("utf-8"), config, find_chat_template(directory, config), vocab_size)
 
 
-@dataclass(frozen=True, slots=True)
-class RenderedChat:
+class RenderedChat(NamedTuple):
     """A prompt as text. `disguised` are the messages that it was made from, if control tokens in them were
     disguised."""
 

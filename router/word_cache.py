@@ -52,10 +52,12 @@ class WordCache:
         self._tokenizer = tokenizer
         self._words = words
         self._cuts_at_spaces = cuts_at_spaces(words)
-        self._added = re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True))) or r"(?!)")
+        longest_first = sorted(added, key=len, reverse=True)
+        self._added = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
         self._added_ids = {text: pack_ids([token_id]) for text, token_id in added.items()}
         self._known: dict[str, bytes] = {}
         self._pieces: dict[str, bytes] = {}  # the ids of a piece with a space before it
+        self._heads: dict[str, bytes] = {}  # the ids of a piece with nothing before it
 
     @classmethod
     def for_tokenizer(cls, tokenizer: tokenizers.Tokenizer, spec: dict[str, Any]) -> WordCache | None:
@@ -77,14 +79,13 @@ class WordCache:
         if not text.isascii():
             return None
         ids: list[bytes] = []
-        start = 0
-        for match in self._added.finditer(text):
-            if start < match.start() and not self._append(text[start : match.start()], ids):
+        is_added = False  # text and added tokens take turns
+        for part in self._added.split(text):
+            if is_added:
+                ids.append(self._added_ids[part])
+            elif part and not self._append(part, ids):
                 return None
-            ids.append(self._added_ids[match[0]])
-            start = match.end()
-        if start < len(text) and not self._append(text[start:], ids):
-            return None
+            is_added = not is_added
         return b"".join(ids)
 
     def _append(self, text: str, ids: list[bytes]) -> bool:
@@ -100,13 +101,24 @@ class WordCache:
 
     def _append_pieces(self, text: str, ids: list[bytes]) -> bool:
         """The same, piece by piece. Also returns False if two pieces are separated by more than a single space."""
-        head, *pieces = text.split(" ")
+        pieces = text.split(" ")
+        rest = iter(pieces)
+        head = next(rest)
         try:
-            first = self._look_up(head) if head else b""
-            ids.append(first + b"".join(map(self._pieces.__getitem__, pieces)))
+            first = (self._heads.get(head) or self._learn_head(head)) if head else b""
+            ids.append(first + b"".join(map(self._pieces.__getitem__, rest)))
         except KeyError:
-            return self._learn_pieces(pieces) and self._append_pieces(text, ids)
+            return self._learn_pieces(pieces[1:]) and self._append_pieces(text, ids)
         return True
+
+    def _learn_head(self, piece: str) -> bytes:
+        """The ids of a piece that nothing stands before. Raises KeyError like `_look_up`."""
+        ids = self._look_up(piece)
+        if len(self._heads) >= MAX_WORDS:
+            self._heads = {}
+        if len(piece) <= MAX_WORD_CHARS:
+            self._heads[piece] = ids
+        return ids
 
     def _learn_pieces(self, pieces: list[str]) -> bool:
         """Learn the new pieces from their words. Returns False if there are none, or if some are still unknown."""

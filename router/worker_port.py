@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from slipstream.kv_transfer.ticket import PeerId
-from slipstream.router.actions import Action, Close, Emit, Finish, Send
+from slipstream.router.actions import Action, Emit, Finish, Send
 from slipstream.router.config import RouterConfig
 from slipstream.router.dispatcher import Dispatcher
 from slipstream.router.messages import PROTOCOL_VERSION, Hello, Ping, Rejected, Role, Welcome, WorkerMessage
@@ -123,16 +123,18 @@ class WorkerPort:
         """Performs the dispatcher's actions in order. Its next deadline is looked at once per turn of the loop."""
         workers, deliver = self._workers, self._deliver
         for action in actions:
-            if isinstance(action, Send):
+            if isinstance(action, Emit):  # most of them
+                deliver(action)
+            elif isinstance(action, Send):
                 connection = workers.get(action.worker)
                 if connection is not None:
                     connection.send(action.message)
-            elif isinstance(action, Close):
+            elif isinstance(action, Finish):
+                deliver(action)
+            else:
                 log.warning("closing the connection of %s: %s", action.worker, action.reason)
                 workers.pop(action.worker).protocol.abort()
                 self.note_change()
-            else:
-                deliver(action)
         if not self._is_timer_set_soon:
             self._is_timer_set_soon = True
             self._loop.call_soon(self._set_timer)

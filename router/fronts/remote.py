@@ -41,7 +41,7 @@ from slipstream.router.generation import (
 from slipstream.router.history import RequestRecord, Timeline
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.reader import Request
-from slipstream.router.stream import GenerationStream
+from slipstream.router.stream import GenerationStream, Handouts
 from slipstream.router.wire import WireError
 
 LOST = GenerationError("shutting_down", "the router's dispatcher is gone", retry_after_s=1.0)
@@ -66,6 +66,7 @@ class RemoteDispatcher:
         self._traces = traces
         self._numbers = itertools.count(1)
         self._running: dict[int, Running] = {}
+        self._handouts = Handouts()
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._is_lost = False
         self.max_model_len: int | None = None
@@ -95,7 +96,7 @@ class RemoteDispatcher:
             self._send(message)
         except WireError as error:
             raise InvalidRequestError(str(error)) from error
-        stream = GenerationStream(record, lambda _, reason: self._cancel(number, reason))
+        stream = GenerationStream(record, lambda _, reason: self._cancel(number, reason), self._handouts)
         self._running[number] = Running(stream)
         return stream
 

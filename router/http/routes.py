@@ -44,23 +44,21 @@ class Routes:
         """Serve every path between `prefix` and `suffix`; the handler gets what lies between."""
         self._items.append(ItemRoute(method, prefix, suffix, handler))
 
-    async def __call__(self, request: Request, exchange: Exchange) -> None:
-        """Run the handler of the request's path. Raises HttpError 404 or 405."""
+    def __call__(self, request: Request, exchange: Exchange) -> Awaitable[None]:
+        """What the handler of the request's path does. Raises HttpError 404 or 405."""
         method = "GET" if request.method == "HEAD" else request.method
         methods = self._exact.get(request.path)
         if methods is not None:
             handler = methods.get(method)
             if handler is None:
                 raise self._not_allowed(request, sorted(methods))
-            await handler(request, exchange)
-            return
+            return handler(request, exchange)
         allowed = []
         for route in self._items:
             item = route.item(request.path)
             if item is not None:
                 if route.method == method:
-                    await route.handler(request, exchange, item)
-                    return
+                    return route.handler(request, exchange, item)
                 allowed.append(route.method)
         if allowed:
             raise self._not_allowed(request, allowed)

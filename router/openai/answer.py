@@ -226,7 +226,7 @@ class Answer:
         return orjson.dumps({"explain": explained_now(choice.stream.record for choice in self._choices)})
 
     def _usage(self) -> TokenUsage:
-        num_output_tokens = sum(choice.output.num_tokens for choice in self._choices)
+        num_output_tokens = sum([choice.output.num_tokens for choice in self._choices])
         return TokenUsage(self._num_prompt_tokens, num_output_tokens, self._num_cached_tokens)
 
 

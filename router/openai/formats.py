@@ -17,8 +17,7 @@ DONE = b"data: [DONE]\n\n"
 LOWEST_LOGPROB = -9999.0  # JSON has no infinity; vLLM writes the same
 
 
-@dataclass(frozen=True, slots=True)
-class TokenUsage:
+class TokenUsage(NamedTuple):
     """The usage of an answer. Prompt tokens count once, however many choices there are."""
 
     num_prompt_tokens: int

@@ -11,6 +11,7 @@ from slipstream.router.http.errors import HttpError
 from slipstream.router.http.reader import Request
 from slipstream.router.openai.schema import UNION_TAGS
 
+JSON = b"application/json"
 MAX_PARAM_CHARS = 256  # the name may be anything that a client made up
 MAX_COMPLAINTS = 256  # pydantic words all of them or none, and a body may have a million unknown fields
 
@@ -34,8 +35,8 @@ def parse_body(request: Request, model: type[Body], max_model_len: int | None = 
     Parsing holds up the event loop, and its time depends on the number of values: a text of 16 MiB is parsed in 10 ms,
     but a list of empty lists of that size takes seconds.
     """
-    content_type = request.headers.get(b"content-type", b"application/json")
-    if content_type.partition(b";")[0].strip().lower() != b"application/json":
+    content_type = request.headers.get(b"content-type", JSON)
+    if content_type != JSON and content_type.partition(b";")[0].strip().lower() != JSON:
         raise HttpError(
             415,
             f"The body must be application/json, not {content_type.decode('latin-1')}.",

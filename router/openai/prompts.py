@@ -97,7 +97,8 @@ def plain_message(message: ChatMessage, knows_developer_role: bool) -> Message:
     if isinstance(content, list):
         content = "\n".join(part.text for part in content)
     plain = {"role": role, "content": content or ""}
-    for key, value in (("name", message.name), ("tool_call_id", message.tool_call_id)):
-        if value is not None:
-            plain[key] = value
+    if message.name is not None:
+        plain["name"] = message.name
+    if message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
     return plain

@@ -81,7 +81,7 @@ def not_too_many_parts(messages: Any) -> Any:
     """Bounds the number of parts of all messages together."""
     if isinstance(messages, list):
         contents = [message.get("content") for message in messages if isinstance(message, dict)]
-        num_parts = sum(len(content) for content in contents if isinstance(content, list))
+        num_parts = sum([len(content) for content in contents if isinstance(content, list)])
         if max(num_parts, len(messages)) > MAX_MESSAGES:
             raise PydanticCustomError("too_long", "has more than {limit} messages or parts", {"limit": MAX_MESSAGES})
     return messages

@@ -119,7 +119,7 @@ class SloPolicy:
             return Wait("prefill")
         options.sort(key=_cost)
         best = options[0]
-        chosen = next((option for option in options if option[3]), None)
+        chosen = best if best.fits else next((option for option in options if option[3]), None)
         if chosen is None:
             return Wait("prefill" if any(there.fits for _, there, _, _ in landing) else "decode")
         if chosen is not best and job.may_wait:

@@ -29,7 +29,7 @@ from slipstream.router.http.server import HttpServer
 from slipstream.router.measured import RoleMeasured
 from slipstream.router.messages import FinishReason, TokenLogprob, unpack_ids
 from slipstream.router.status import Snapshot, Totals
-from slipstream.router.stream import GenerationStream
+from slipstream.router.stream import GenerationStream, Handouts
 from slipstream.router.tokenizer import Tokenizer
 
 MODEL = "demo"
@@ -67,6 +67,7 @@ class FakeService:
     submitted: asyncio.Event = field(default_factory=asyncio.Event)
     some_cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     snapshot_value: Snapshot = field(default_factory=lambda: Snapshot({}, 0, {}, (), Totals()))
+    handouts: Handouts = field(default_factory=Handouts)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def submit(self, request: GenerateRequest) -> GenerationStream:
@@ -76,7 +77,7 @@ class FakeService:
         now = time.monotonic()
         num_prompt_tokens = len(unpack_ids(request.prompt_ids))
         record = RequestRecord(request.request_id, "", 0, num_prompt_tokens, Timeline(now, placed=now))
-        stream = GenerationStream(record, self._cancel)
+        stream = GenerationStream(record, self._cancel, self.handouts)
         assert request.request_id not in self.streams, "a request id came twice"
         self.requests.append(request)
         self.streams[request.request_id] = stream

@@ -25,7 +25,7 @@ from slipstream.router.metrics import FrontMetrics
 from slipstream.router.openai.answer import Answer, Choice
 from slipstream.router.openai.formats import AnswerHead, CompletionFormat
 from slipstream.router.openai.output_text import OutputText
-from slipstream.router.stream import GenerationStream
+from slipstream.router.stream import GenerationStream, Handouts
 from tests.router.fake_cluster import MODEL, FrontUnderTest, Script, events_of, front, openai_client, run
 
 TEXT = "Hello wörld 🙂, this is it."
@@ -208,7 +208,9 @@ def test_a_slow_reader_gets_what_came_meanwhile_in_one_chunk() -> None:
             sink = RecordingSink()
             exchange = Exchange(Request("POST", "/", "", {}, b"", keep_alive=True, http10=False), sink)
             timeline = Timeline(0.0)
-            stream = GenerationStream(RequestRecord("r", "", 0, 1, timeline), lambda request_id, reason: None)
+            stream = GenerationStream(
+                RequestRecord("r", "", 0, 1, timeline), lambda request_id, reason: None, Handouts()
+            )
             pieces = site.tokenizer.pieces
             choice = Choice(0, stream, OutputText(pieces, (), False), FrontMetrics().begin(0.0))
             form = CompletionFormat(AnswerHead("r", 0, MODEL), pieces, logprobs=False, include_usage=False)
