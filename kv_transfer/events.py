@@ -20,7 +20,7 @@ class Received:
 @dataclass(frozen=True, slots=True)
 class ReceiveFailed:
     """The content of the pages is undefined, and nothing writes to them any more. `is_unreachable`: the peer could not
-    be reached, or no longer."""
+    be reached, or the link to it broke."""
 
     key: TransferKey
     reason: str

@@ -58,7 +58,7 @@ class CutLinks:
 @dataclass(frozen=True, slots=True)
 class Finish:
     """The hand-off has ended and holds nothing any more. `reason` is None if it succeeded. `seconds` is the time from
-    the first to the last byte. `is_unreachable`: the peer could not be reached, or no longer."""
+    the first to the last byte. `is_unreachable`: the peer could not be reached, or the link to it broke."""
 
     reason: str | None
     num_bytes: int
@@ -119,6 +119,7 @@ class _Handoff:
         return actions + self._settle(now)
 
     def tick(self, now: float) -> list[Action]:
+        """To be called at `deadline`; earlier calls change nothing."""
         if self.is_over or now < self._deadline:
             return []
         if self.state is State.ACTIVE:
@@ -127,7 +128,7 @@ class _Handoff:
         return [CutLinks()]
 
     def link_moved(self, at_s: float) -> None:
-        """The link that this hand-off waits for made progress for others, at that time."""
+        """Other hand-offs made progress, at that time, on the link that this one waits for."""
         if self.state is State.ACTIVE:
             latest = self._progress_s + MAX_WAIT_LEASES * self._lease_s
             self._deadline = max(self._deadline, min(at_s + self._lease_s, latest))
@@ -196,6 +197,7 @@ class SendHandoff(_Handoff):
         return True
 
     def has_ready(self, plan: StreamPlan) -> bool:
+        """Whether `take` would return a message of this stream."""
         return self.state is State.ACTIVE and bool(self._ready[plan])
 
     def take(self, plan: StreamPlan, now: float, max_layers: int = 1) -> Message | None:

@@ -20,8 +20,8 @@ from slipstream.kv_transfer.ticket import TransferAddress
 from slipstream.kv_transfer.transport import Arrival, Done, Link, Transport, TransportEvents
 
 Landed = Callable[[str | None, bool], None]
-"""Called once when a message that was received touches the pool no more: why it did not come, or None, and then
-whether it came whole, that is with the right checksum."""
+"""Called once, when a received message no longer touches the pool: with the reason if it did not arrive, else None, and
+with whether it arrived whole, that is, with the right checksum."""
 
 
 @dataclass(frozen=True, slots=True)

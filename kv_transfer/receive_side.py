@@ -64,6 +64,8 @@ class _Unclaimed:
 
 
 class ReceiveSide:
+    """Carries out what each `ReceiveHandoff` asks for, and ends each in one `Received` or `ReceiveFailed`."""
+
     def __init__(
         self,
         transport: PageTransport,
@@ -93,12 +95,14 @@ class ReceiveSide:
         return sum(hello is not None for hello in self._links.values())
 
     def next_deadline(self) -> float:
+        """When `tick` has to be called next."""
         leases = min((r.handoff.deadline for r in self._receivings.values()), default=float("inf"))
         return min((u.deadline for u in self._unclaimed.values()), default=leases)
 
     # ---- what the agent asks
 
     def begin(self, ticket: HandoffTicket, source: PeerId, plans: list[StreamPlan], page_ids: PageIds) -> None:
+        """Gives the ticket's pages, which are to land in `page_ids`, a lease. `plans` has one for each source rank."""
         now = self._clock()
         key = ticket.key
         if key in self._receivings:
@@ -117,6 +121,7 @@ class ReceiveSide:
                 self._queue(receiving, tag, arrival)
 
     def fail(self, key: TransferKey, reason: str, *, is_unreachable: bool = False) -> None:
+        """Ends a transfer early, once nothing touches its pages. Unknown and ended ones are ignored."""
         receiving = self._receivings.get(key)
         if receiving is not None:
             self._apply(receiving, receiving.handoff.fail(reason, self._clock(), is_unreachable=is_unreachable))
@@ -131,6 +136,7 @@ class ReceiveSide:
                 self._drop(link, reason)
 
     def end_all(self, reason: str) -> None:
+        """Fails all transfers, ends all links and discards all messages that wait."""
         for key in list(self._receivings):
             self.fail(key, reason)
         for link in list(self._links):
@@ -145,7 +151,8 @@ class ReceiveSide:
         self._num_unclaimed = 0
 
     def abandon(self, reason: str) -> None:
-        """The last call. Whatever still counts as in flight, this thread will not touch any page after it."""
+        """The last call, for what still has not ended. This thread touches no page after it, even if operations still
+        count as in flight."""
         for receiving in list(self._receivings.values()):
             self._apply(receiving, [Finish(reason, 0, 0.0)])
 
@@ -204,6 +211,7 @@ class ReceiveSide:
         return self._transport.can_receive(arrival, source.num_in_flight)
 
     def tick(self, now: float) -> None:
+        """Ends what has made no progress for too long, and forgets what nobody waits for."""
         for receiving in list(self._receivings.values()):
             if receiving.handoff.deadline <= now:
                 receiving.handoff.link_moved(self._sources[receiving.source].moved_s)
@@ -255,7 +263,7 @@ class ReceiveSide:
             self._counters.checksum_failures += 1
         self._apply(receiving, receiving.handoff.received(plan, message, error, is_whole, now))
 
-    # ---- the machinery
+    # ---- ends
 
     def _on_abort(self, key: TransferKey, source: PeerId, reason: str) -> None:
         receiving = self._receivings.get(key)

@@ -56,6 +56,8 @@ class _Sending:
 
 
 class SendSide:
+    """Carries out what each `SendHandoff` asks for, and ends each in one `Sent` or `SendFailed`."""
+
     def __init__(
         self,
         transport: PageTransport,
@@ -83,9 +85,11 @@ class SendSide:
         return sum(outbound.is_open for outbound in self._outbounds.values())
 
     def owns(self, link: Link) -> bool:
+        """Whether this side has opened the link, and not ended it."""
         return link in self._by_link
 
     def next_deadline(self) -> float:
+        """When `tick` has to be called next."""
         leases = min((s.handoff.deadline for s in self._sendings.values()), default=float("inf"))
         return min((o.answer_by_s for o in self._outbounds.values() if not o.is_open), default=leases)
 
@@ -94,6 +98,8 @@ class SendSide:
     def begin(
         self, me: PeerId, ticket: HandoffTicket, plans: list[StreamPlan], page_ids: PageIds, num_ready_pages: int
     ) -> None:
+        """Begins a transfer of `page_ids` in the name of `me`, over one link to each destination rank. `plans` has one
+        for each of these; the first `num_ready_pages` pages of the sequence can leave at once."""
         now = self._clock()
         key = ticket.key
         if key in self._sendings:
@@ -114,27 +120,32 @@ class SendSide:
             self._queue(sending)
 
     def pages_ready(self, key: TransferKey, layer: int, num_pages: int) -> None:
+        """The first `num_pages` pages of the sequence hold this layer, and can leave."""
         sending = self._sendings.get(key)
         if sending is None or not sending.handoff.pages_ready(layer, num_pages, self._clock()):
             return
         self._queue(sending)
 
     def fail(self, key: TransferKey, reason: str) -> None:
+        """Ends a transfer early, once nothing reads its pages. Unknown and ended ones are ignored."""
         sending = self._sendings.get(key)
         if sending is not None:
             self._apply(sending, sending.handoff.fail(reason, self._clock()))
 
     def peer_lost(self, peer: PeerId, reason: str) -> None:
+        """Fails everything that goes to the peer, and ends the links to it."""
         for outbound in list(self._outbounds.values()):
             if outbound.destination == peer:
                 self._drop(outbound, reason)
 
     def end_all(self, reason: str) -> None:
+        """Fails all transfers and ends all links."""
         for outbound in list(self._outbounds.values()):
             self._drop(outbound, reason)
 
     def abandon(self, reason: str) -> None:
-        """The last call. Whatever still counts as in flight, this thread will not touch any page after it."""
+        """The last call, for what still has not ended. This thread touches no page after it, even if operations still
+        count as in flight."""
         for sending in list(self._sendings.values()):
             self._apply(sending, [Finish(reason, 0, 0.0)])
 
@@ -170,6 +181,7 @@ class SendSide:
         return busy
 
     def tick(self, now: float) -> None:
+        """Ends what has made no progress for too long, and links that were not answered in time."""
         for sending in list(self._sendings.values()):
             handoff = sending.handoff
             if handoff.deadline <= now:
@@ -219,7 +231,7 @@ class SendSide:
             stream.outbound.moved_s = now
         self._apply(stream.sending, stream.sending.handoff.sent(message, error, now))
 
-    # ---- the machinery
+    # ---- links and ends
 
     def _apply(self, sending: _Sending, actions: list[Action]) -> None:
         for action in actions:

@@ -59,7 +59,7 @@ class RequestState:
     failed_versions: set[str] = field(default_factory=set)  # versions that may have been at fault for a failure
     forecast: OutputForecast = UNFORESEEN  # of the length of its answer, made on arrival
     # Kept for placement: what the current attempt has added to the load of its workers (`placement.progress`).
-    expected_output_tokens: float = 0.0  # the length of the whole answer, as it was counted
+    expected_output_tokens: float = 0.0  # of the whole answer, as it counts in the load of its worker
     pending: PendingPrefill | None = None
     pending_on: WorkerState | None = None
     is_decoding: bool = False

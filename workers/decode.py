@@ -8,7 +8,7 @@ Reserve --> landing --all ranks Received--> landed --Start--> running        (St
                +-- Generate --all ranks quiet--> running, in the reserved pages
                +-- failed on any rank --all ranks quiet--> released, Failed
 
-Adopt --> landing --all ranks Received--> copied --Extend--> landing ... like a `Reserve` from the last time on
+Adopt --> landing --all ranks Received--> copied --Extend--> landing ...  the last round goes on like a `Reserve`
 
 `departures` handles sequences that leave for another worker.
 """
@@ -149,7 +149,7 @@ class DecodeRole:
 
     def _reserve(self, message: Reserve) -> Sequence[WorkerMessage]:
         key = (message.request.request_id, message.request.attempt)
-        refusal = self._refusal or self._known(key)
+        refusal = self._refusal or self._already_here(key)
         if refusal:
             return [Failed(*key, refusal, True)]
         try:
@@ -160,7 +160,7 @@ class DecodeRole:
 
     def _adopt(self, message: Adopt) -> Sequence[WorkerMessage]:
         key = (message.request.request_id, message.request.attempt)
-        refusal = self._refusal or self._known(key)
+        refusal = self._refusal or self._already_here(key)
         if refusal:
             return [Failed(*key, refusal, True)]
         try:
@@ -183,7 +183,8 @@ class DecodeRole:
             self.engine.abort(key)
         return self._expect(key, reservation, copied.source, copied.source_tp, is_copy=not message.num_room_tokens)
 
-    def _known(self, key: AttemptKey) -> str:
+    def _already_here(self, key: AttemptKey) -> str:
+        """Why the attempt cannot begin: it has begun before. "" if it has not."""
         books = (self._landings, self._landed, self._copied, self._running)
         return "this attempt is already here" if any(key in book for book in books) else ""
 

@@ -31,14 +31,19 @@ class _Departure:
 
 @dataclass(slots=True)
 class Departures:
+    """The sends under way, each of some pages of a sequence that is moving away."""
+
     engine: Engine
     transfers: GroupTransfers
     _by_transfer: dict[TransferKey, _Departure] = field(default_factory=dict)
 
     def knows(self, transfer: TransferKey) -> bool:
+        """Whether the transfer belongs to a sequence that is leaving."""
         return transfer in self._by_transfer
 
     def begin(self, message: Migrate) -> Sequence[WorkerMessage]:
+        """Begins to send the pages that the ticket asks for, of a sequence that stands still from now on if the message
+        says so. Returns Frozen then, or Failed if the sequence does not have what is asked for."""
         key, ticket = (message.request_id, message.attempt), message.ticket
         failed_key = (message.request_id, message.to_attempt)
         if self.transfers.knows(ticket.key):
@@ -56,18 +61,19 @@ class Departures:
         return out
 
     def resume(self, key: AttemptKey) -> None:
-        """The move is off: the sequence goes on here."""
+        """The move is off: the sequence continues here."""
         self.end(key)
         self.engine.moves.resume(key)
 
     def end(self, key: AttemptKey) -> None:
-        """The pages that are being sent of a sequence are no longer wanted."""
+        """Cancels the sends of a sequence's pages: nobody wants them any more."""
         for transfer, departure in self._by_transfer.items():
             if departure.key == key and not departure.is_off:
                 departure.is_off = True
                 self.transfers.cancel(transfer)
 
     def transfer_ended(self, outcome: TransferOutcome) -> Sequence[WorkerMessage]:
+        """All ranks have let go of a transfer that `knows` knows."""
         departure = self._by_transfer.pop(outcome.transfer)
         self.engine.moves.end_send(departure.key)
         if outcome.failure is None or departure.is_off:

@@ -28,7 +28,7 @@ class RankTransfers(Protocol):
 class RankOutcome:
     """A rank has let go of its part of a transfer. `failure` is None if all its bytes were sent or arrived intact.
     `total_checksum_failures` counts all that the rank has seen so far. `is_unreachable`: its peer could not be reached,
-    or no longer."""
+    or the link to it broke."""
 
     transfer: TransferKey
     failure: str | None
@@ -69,8 +69,8 @@ class _Tally:
 class GroupTransfers:
     """Every transfer that begins here ends in exactly one `TransferOutcome`, after all ranks have let go of it.
 
-    The first rank that fails takes the others with it. A transfer has either sent or expected pages; which one is the
-    caller's to know.
+    The first rank that fails takes the others with it. The caller knows whether a transfer
+    sends pages or expects them.
     """
 
     ranks: Sequence[RankTransfers]

@@ -39,6 +39,8 @@ class _Sending:
 
 @dataclass(slots=True)
 class PrefillRole:
+    """Follows the attempts of a prefill group until their pages have been sent."""
+
     engine: Engine
     transfers: GroupTransfers
     _attempts: dict[AttemptKey, _Sending] = field(default_factory=dict)

@@ -18,7 +18,8 @@ class Role(Protocol):
     def handle(self, message: RouterMessage, now_s: float) -> Sequence[WorkerMessage]:
         """A message about an attempt or a peer."""
 
-    def transfer_ended(self, outcome: TransferOutcome, now_s: float) -> Sequence[WorkerMessage]: ...
+    def transfer_ended(self, outcome: TransferOutcome, now_s: float) -> Sequence[WorkerMessage]:
+        """All ranks have let go of a transfer that this role began."""
 
     def sampled(self, outputs: Sequence[TokenChunk]) -> Sequence[WorkerMessage]:
         """The outputs of one engine step."""

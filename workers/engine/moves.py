@@ -90,7 +90,7 @@ class Moves:
         return sequence.num_output
 
     def resume(self, key: AttemptKey) -> bool:
-        """A frozen sequence goes on. False if it is not frozen here."""
+        """Lets a frozen sequence decode on. Returns False if it is not frozen here."""
         sequence = self._scheduler.get(key)
         if sequence is None or sequence.state is not SequenceState.FROZEN:
             return False
@@ -118,7 +118,7 @@ class Moves:
         return tuple(page_ids + sequence.pages[-1:].tolist() * (ticket.num_pages - len(page_ids)))
 
     def end_send(self, key: AttemptKey) -> None:
-        """The transfer has ended."""
+        """The transfer has ended: the pages may go, unless another one still reads them."""
         sequence = self._scheduler.get(key)
         assert sequence is not None
         self._scheduler.end_send(sequence)
