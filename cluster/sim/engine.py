@@ -32,12 +32,12 @@ class EngineOwner(Protocol):
         """With the step that begins the first tokens of its prompt are computed."""
 
     def prompt_computed(self, job: Job, chunks: list[TokenChunk]) -> None:
-        """Its whole prompt is."""
+        """Its whole prompt is computed."""
 
     def answer_ended(self, job: Job) -> None:
         """Its last token has been told."""
 
-    def stopped(self, job: Job, chunks: list[TokenChunk]) -> None:
+    def stopped(self, job: Job) -> None:
         """It was asked to stand still and does, out of the batch."""
 
     def step_sampled(self, sample: StepTime) -> None:
@@ -309,13 +309,13 @@ class SimEngine:
             self.num_preemptions += 1
 
     def _stop(self, chunks: list[TokenChunk]) -> None:
-        """Those that were asked to."""
+        """Takes those that were asked to stand still out of the batch."""
         stopping, self._stopping = self._stopping, []
         for job in stopping:
             if job.state is State.DECODING:
                 if self.batch.take(job):
                     self._tell(job, chunks, self.batch.output_of(job))
-                self._owner.stopped(job, chunks)
+                self._owner.stopped(job)
 
     def _set_busy(self, is_busy: bool) -> None:
         self.is_busy = is_busy

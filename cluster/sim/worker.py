@@ -290,7 +290,7 @@ class SimWorker:
     def answer_ended(self, job: Job) -> None:
         self.end(job)
 
-    def stopped(self, job: Job, chunks: list[TokenChunk]) -> None:
+    def stopped(self, job: Job) -> None:
         self._moves.stopped(job)
 
     def step_sampled(self, sample: StepTime) -> None:

@@ -210,9 +210,9 @@ class RollingUpdate:
         for role in DECODE_FIRST:
             if self.phase == "starting":
                 if plan.wanted[role] and not self._wanted(fleet, plan.new, role):
-                    yield from self._replace(fleet, role, plan.new, plan.old, plan.wanted[role], now)
+                    yield from self._replace(fleet, role, plan.new, plan.old, plan.wanted[role])
                 elif self._waits_for_room(fleet, plan.new, role, now):
-                    yield from self._make_room(fleet, role, plan.old, plan.wanted[role], now)
+                    yield from self._make_room(fleet, role, plan.old, plan.wanted[role])
             elif self.phase == "rolling":
                 yield from self._exchange(fleet, role, plan.new, plan.old, plan.wanted[role], now)
             elif self.phase == "rolling_back":
@@ -225,9 +225,9 @@ class RollingUpdate:
         num_coming = self._wanted(fleet, coming, role)
         leaving = [member for member in self._of(fleet, going) if member.role == role]
         if num_coming < target:
-            yield from self._replace(fleet, role, coming, going, target, now)
+            yield from self._replace(fleet, role, coming, going, target)
         if self._waits_for_room(fleet, coming, role, now):
-            yield from self._make_room(fleet, role, going, target, now)
+            yield from self._make_room(fleet, role, going, target)
         elif leaving:
             candidate = self._first_to_go(leaving)
             num_ready = self._ready(fleet, coming, role) + self._ready(fleet, going, role)
@@ -237,9 +237,8 @@ class RollingUpdate:
             if is_idle or (num_ready - 1 >= floor and (role != "decode" or self._ready(fleet, coming, role) > 0)):
                 yield RemoveGroup(candidate.name, f"version {coming} takes its place")
 
-    def _replace(
-        self, fleet: FleetState, role: Role, coming: str, going: str, target: int, now: float
-    ) -> Iterator[UpdateAction]:
+    def _replace(self, fleet: FleetState, role: Role, coming: str, going: str, target: int) -> Iterator[UpdateAction]:
+        """Adds a group of the version that comes, or first makes room for it."""
         options = self.plan.options
         # Groups that are leaving still hold their memory.
         num_there = sum(member.role == role and member.state != "failed" for member in fleet.members)
@@ -248,9 +247,9 @@ class RollingUpdate:
         if num_there < most and not is_full:
             yield AddGroup(role, coming, f"group {self._wanted(fleet, coming, role) + 1} of {target}")
         elif is_full or options.surge == 0:
-            yield from self._make_room(fleet, role, going, target, now)
+            yield from self._make_room(fleet, role, going, target)
 
-    def _make_room(self, fleet: FleetState, role: Role, going: str, target: int, now: float) -> Iterator[UpdateAction]:
+    def _make_room(self, fleet: FleetState, role: Role, going: str, target: int) -> Iterator[UpdateAction]:
         """If there is no room for new groups, one old group is removed first, provided others of its role still
         serve."""
         ready = [m for m in self._of(fleet, going) if m.role == role and m.state == "ready"]

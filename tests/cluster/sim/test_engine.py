@@ -44,7 +44,7 @@ class Worker:
         self.room.release(job)
         self.num_ended += 1
 
-    def stopped(self, job: Job, chunks: list[TokenChunk]) -> None:
+    def stopped(self, job: Job) -> None:
         job.state = State.FROZEN
 
     def step_sampled(self, sample: StepTime) -> None:
