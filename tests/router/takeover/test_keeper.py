@@ -90,6 +90,15 @@ def connect(listening: socket.socket) -> socket.socket:
     return socket.create_connection(listening.getsockname(), timeout=TIMEOUT_S)
 
 
+def accepted(
+    router: Router, listening: socket.socket, count: int
+) -> Iterator[tuple[socket.socket, socket.socket, int, Journal]]:
+    """Connects clients one by one: the client's end, then what `Router.accept` returns."""
+    for _ in range(count):
+        client = connect(listening)
+        yield client, *router.accept(listening)
+
+
 def test_connections_and_what_was_noted_of_them_are_inherited(start: StartRouter) -> None:
     first = start()
     listening = first.listen()
@@ -213,9 +222,8 @@ def test_many_connections_that_are_given_up_at_once_are_all_forgotten(start: Sta
         router = start()
         listening = router.listen()
         clients = []
-        for _ in range(200):
-            clients.append(connect(listening))
-            sock, number, journal = router.accept(listening)
+        for client, sock, number, journal in accepted(router, listening, 200):
+            clients.append(client)
             sock.close()
             journal.close()
             router.estate.forget(number)
@@ -231,9 +239,8 @@ def test_a_router_that_can_go_on_with_none_of_many_connections_tells_so_and_star
     router = start()
     listening = router.listen()
     clients = []
-    for _ in range(1000):
-        clients.append(connect(listening))
-        _, _, journal = router.accept(listening)
+    for client, _, _, journal in accepted(router, listening, 1000):
+        clients.append(client)
         journal.spoil()
         journal.close()
     router.kill()
