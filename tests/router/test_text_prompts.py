@@ -61,6 +61,12 @@ TEMPLATES = [
 {% endfor %}
 {{ strftime_now('%Y') | length }}{{ unknown_variable }}
 """,
+    # Macros: within a loop and outside of one, by position and by name, with defaults, and with a caller.
+    """{% macro turn(role, text='-', end='\n') %}<{{ role }}>{{ text }}{{ varargs | join }}{{ end }}{% endmacro %}
+{% macro framed() %}[{{ caller() }}]{% endmacro %}
+{% for message in messages %}{{ turn(message.role, message.content) }}{{ turn(role=message.role, end='') }}
+{% call framed() %}{{ turn(message.role, message.content, '', 'more') }}{% endcall %}{% endfor %}
+{{ turn('end') }}""",
 ]
 
 
