@@ -9,11 +9,12 @@ times.
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import accumulate
 
 from slipstream.router.config import DispatchConfig, SloConfig
 from slipstream.router.migration import Migrations
 from slipstream.router.placement.destinations import may_move
-from slipstream.router.placement.rebalance import FASTER, Station, Stream, best_move
+from slipstream.router.placement.rebalance import FASTER, Station, Stream, best_move, filled_after_s
 from slipstream.router.request_book import RequestBook
 from slipstream.router.request_state import RequestState
 from slipstream.router.roster import Roster, WorkerState
@@ -48,16 +49,27 @@ class Rebalancer:
         for version in self._roster.decode_slots:
             workers = self._roster.workers_of("decode", version)
             if len(workers) > 1:
-                self._compare(workers, now)
+                arrivals_per_s = sum(
+                    worker.load.lately(now)[0]
+                    for role in ("prefill", "decode")
+                    for worker in self._roster.workers_of(role, version)
+                )
+                self._compare(workers, arrivals_per_s, now)
 
-    def _compare(self, workers: list[WorkerState], now: float) -> None:
+    def _compare(self, workers: list[WorkerState], arrivals_per_s: float, now: float) -> None:
         stations = self._stations(workers, now)
         by_pace = sorted(workers, key=lambda worker: (stations[worker].step_s(), worker.name))
+        step_s = [stations[worker].step_s() for worker in by_pace]
+        total_s = [0.0, *accumulate(step_s)]
         for at in range(max(len(by_pace) // ENDS, 1)):
             source, target = by_pace[-1 - at], by_pace[at]
-            if stations[target].step_s(1) > FASTER * stations[source].step_s():
+            source_s = step_s[-1 - at]
+            if stations[target].step_s(1) > FASTER * source_s:
                 return
-            self._level(source, stations[source], target, stations[target], now)
+            num_faster = len(by_pace) - 1 - at
+            lead_s = num_faster * source_s - total_s[num_faster]
+            horizon_s = filled_after_s(stations[target], lead_s, arrivals_per_s)
+            self._level(source, stations[source], target, stations[target], horizon_s, now)
 
     def _stations(self, workers: list[WorkerState], now: float) -> dict[WorkerState, Station]:
         """The workers as they will be when the moves under way have ended."""
@@ -72,6 +84,8 @@ class Rebalancer:
         # If one of them is new and known by its pool's times only, so are all: fits differ more than workers do.
         are_known = all(worker.times.num_samples("decode") >= SURE_SAMPLES for worker in workers)
         pool = self._roster.pools["decode"]
+        # Who computes prompts changes faster than answers end, so nobody's own share says what it will be.
+        share = sum(worker.load.lately(now)[1] for worker in workers) / len(workers)
         return {
             worker: Station(
                 (worker.times if are_known else pool).coefficients("decode"),
@@ -79,13 +93,19 @@ class Rebalancer:
                 worker.load.context_tokens + context[worker],
                 worker.times.coefficients("transfer"),
                 worker.hello.page_tokens,
-                worker.load.lately(now)[1],
+                share,
             )
             for worker in workers
         }
 
     def _level(
-        self, source: WorkerState, source_station: Station, target: WorkerState, target_station: Station, now: float
+        self,
+        source: WorkerState,
+        source_station: Station,
+        target: WorkerState,
+        target_station: Station,
+        horizon_s: float,
+        now: float,
     ) -> None:
         """Moves answers from one worker to the other as long as that pays and is allowed."""
         here, there = self._states_on(source), self._states_on(target)
@@ -98,9 +118,8 @@ class Rebalancer:
         staying = [streams[state.request_id] for state in here if state.move is None]
         meeting = [streams[state.request_id] for state in there if state.move is None or state.decode is not target]
         while may_move(source, self._config) and may_move(target, self._config):
-            gain = best_move(
-                source_station, target_station, [streams[request_id] for request_id in movable], staying, meeting
-            )
+            going = [streams[request_id] for request_id in movable]
+            gain = best_move(source_station, target_station, going, staying, meeting, horizon_s)
             if gain is None:
                 return
             stream = gain.stream

@@ -11,10 +11,14 @@ What a move changes is added up in seconds, as the `slo` policy does for a new r
 
 and for each of them the risk that its mean time between tokens misses its level, which costs as many seconds as the
 level allows the whole answer to take. What has gone by counts: an answer whose level is lost gains nothing but time.
+
+A move saves time only until new requests, which go to the fastest worker, have made it as slow as the others
+(`filled_after_s`). Where many arrive nothing needs to move: it would only take the place of a new request.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -44,7 +48,7 @@ class Stream(NamedTuple):
 class Station:
     """A decode worker as it will be when all moves under way have ended. `decode` holds its seconds per step, per
     sequence and per token of context, `transfer` the seconds per transfer to it and per page of `page_tokens`.
-    `prefill_share` of its time has lately gone into prompts."""
+    `prefill_share` of its time goes into prompts."""
 
     decode: Sequence[float]
     num_seqs: int
@@ -74,17 +78,30 @@ class Gain(NamedTuple):
     to_step_s: float
 
 
+def filled_after_s(target: Station, lead_s: float, arrivals_per_s: float) -> float:
+    """Seconds until new requests have filled all workers that are faster than a source. `lead_s` is the sum of how much
+    shorter their steps are; each new sequence takes as much of it as it adds to a step of `target`."""
+    mean_tokens = target.context_tokens // target.num_seqs if target.num_seqs else 0
+    filled_per_s = (target.step_s(1, mean_tokens) - target.step_s()) * arrivals_per_s
+    return lead_s / filled_per_s if filled_per_s > 0.0 else math.inf
+
+
 def best_move(
-    source: Station, target: Station, movable: Iterable[Stream], here: Sequence[Stream], there: Sequence[Stream]
+    source: Station,
+    target: Station,
+    movable: Iterable[Stream],
+    here: Sequence[Stream],
+    there: Sequence[Stream],
+    horizon_s: float = math.inf,
 ) -> Gain | None:
-    """The answer of `movable` whose move from `source` to `target` saves most. `here` and `there` are all streams
-    of each of them. None if no move saves anything, or too little to be sure of it."""
+    """The answer of `movable` whose move from `source` to `target` saves most within `horizon_s`. `here` and `there`
+    are all streams of each of them. None if no move saves anything, or too little to be sure of it."""
     step_s = source.step_s()
     own = []
     for stream in movable:
         to_s = target.step_s(1, stream.num_tokens)
         # It decodes at the source while its pages travel.
-        left = stream.remaining_tokens - target.transfer_s(stream.num_tokens) / step_s
+        left = min(stream.remaining_tokens, horizon_s / step_s) - target.transfer_s(stream.num_tokens) / step_s
         if to_s <= FASTER * step_s and left > 0.0:
             pause_s = step_s + to_s + MOVE_S
             own.append((_cost_of(stream, step_s, left * (to_s - step_s) + pause_s), stream, to_s, left))

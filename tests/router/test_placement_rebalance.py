@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from slipstream.router.placement.rebalance import Gain, Station, Stream, best_move
+from slipstream.router.placement.rebalance import Gain, Station, Stream, best_move, filled_after_s
 
 DECODE = (0.01, 0.001, 0.0)  # 10 ms a step and 1 ms a sequence
 ITL_SLO_S = 0.03
@@ -98,3 +100,14 @@ def test_what_would_have_ended_before_its_pages_are_there_stays() -> None:
     far = Station(DECODE, 0, 0, transfer=(0.0, 0.2), page_tokens=16)  # 3.8 s
     assert best_move(station(20), near, here, here, []) is not None
     assert best_move(station(20), far, here, here, []) is None
+
+
+def test_what_new_requests_will_level_soon_is_not_worth_a_move() -> None:
+    here = [stream(f"here-{number}") for number in range(25)]
+    assert best_move(station(25), station(0), here, here, [], horizon_s=30.0) is not None
+    assert best_move(station(25), station(0), here, here, [], horizon_s=0.03) is None
+
+
+def test_new_requests_fill_a_lead_sequence_by_sequence() -> None:
+    assert filled_after_s(station(5), 0.02, 4.0) == pytest.approx(5.0)  # 20 sequences of 1 ms each, four a second
+    assert filled_after_s(station(5), 0.02, 0.0) == math.inf
