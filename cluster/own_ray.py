@@ -18,10 +18,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
+
+import psutil
 
 from slipstream.cluster import processes
 from slipstream.cluster.config import ClusterConfig
@@ -35,6 +37,8 @@ TRIED_VERSIONS = "2.60."  # of Ray, with the hook
 LOCAL_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 FIRST_QUIET_PORT = 15_000  # many programs use ports below this by convention
 NUM_PORT_TRIES = 100
+CORE_PROCESSES = ("gcs_server", "raylet")
+LOOK_EVERY_S = 0.5
 
 
 class RayFailed(Exception):  # noqa: N818 - reads as the sentence it carries
@@ -124,14 +128,30 @@ class OwnRay:
         self.reaper.watch(processes.descendants())
 
     def _watch(self) -> None:
-        self._process.wait()  # it ends when one of Ray's core processes does
-        if not self._is_expected_to_end.is_set():
+        if wait_for_end(self._process, processes.descendants(), self._is_expected_to_end):
             self._say("slipstream: Ray has ended under the cluster (killed?); everything is being stopped")
             os._exit(1)
 
     def _last_words(self) -> str:
         lines = self._log_path.read_text(errors="replace").split("\n")
         return next((" ".join(line.split()) for line in reversed(lines) if line.strip()), "it said nothing")[:300]
+
+
+def wait_for_end(
+    ray_start: subprocess.Popen[bytes], below: Iterable[psutil.Process], expected: threading.Event
+) -> bool:
+    """Returns True as soon as `ray start`, or one of Ray's core processes among those `below` this one, has ended, and
+    False when that is to be expected. `ray start` ends with its core processes, but for a raylet that ends in order. So
+    it does when one of its agents has died, and all actors with it."""
+    core = []
+    for process in below:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.name() in CORE_PROCESSES:
+                core.append((process.pid, process.create_time()))
+    while not expected.wait(LOOK_EVERY_S):
+        if ray_start.poll() is not None or not all(processes.is_running(*one) for one in core):
+            return not expected.is_set()
+    return False
 
 
 def start_environment() -> dict[str, str]:

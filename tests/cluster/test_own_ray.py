@@ -1,9 +1,15 @@
 from __future__ import annotations
 
 import re
+import shutil
 import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from slipstream.cluster import own_ray
@@ -57,3 +63,34 @@ def test_other_versions_of_ray_start_all_that_they_have(
 def test_a_hook_of_ones_own_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_START_HOOK", "mine.hook")
     assert own_ray.start_environment()["RAY_START_HOOK"] == "mine.hook"
+
+
+@pytest.fixture
+def sleepers(tmp_path: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """Processes with the names of Ray's."""
+    started = {}
+    for name in ("ray", "raylet", "agent"):
+        (tmp_path / name).symlink_to(shutil.which("sleep") or "sleep")
+        started[name] = subprocess.Popen([tmp_path / name, "60"])
+    yield started
+    for process in started.values():
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("victim", ["ray", "raylet"])
+def test_the_end_of_ray_start_or_of_a_core_process_is_noticed(
+    sleepers: dict[str, subprocess.Popen[bytes]], victim: str
+) -> None:
+    below = [psutil.Process(process.pid) for process in sleepers.values()]
+    sleepers["agent"].kill()
+    with ThreadPoolExecutor(1) as pool:
+        told = pool.submit(own_ray.wait_for_end, sleepers["ray"], below, threading.Event())
+        sleepers[victim].kill()
+        assert told.result(10.0)
+
+
+def test_an_end_that_is_expected_is_not_told(sleepers: dict[str, subprocess.Popen[bytes]]) -> None:
+    expected = threading.Event()
+    expected.set()
+    assert not own_ray.wait_for_end(sleepers["ray"], [], expected)
