@@ -10,20 +10,19 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
 
 from slipstream.router.takeover.estate import MAX_LIVES, Estate, Kept
-from slipstream.router.takeover.journal import Journal, Phase
+from slipstream.router.takeover.journal import Phase
 from slipstream.router.takeover.keeper import Keeper
 from slipstream.router.takeover.link import KeeperLink
 from slipstream.router.takeover.listener import Listener
 from slipstream.router.takeover.messages import MESSAGE, Kind
-
-TIMEOUT_S = 10.0
+from tests.router.takeover.kept_router import TIMEOUT_S, Router, StartRouter, accepted, connect, is_closed
 
 
 @pytest.fixture
@@ -31,37 +30,6 @@ def keeper() -> Iterator[Keeper]:
     keeper = Keeper()
     yield keeper
     keeper.close()
-
-
-class Router:
-    """A router as far as the keeper sees it. `kill` closes what it has as the system does when a process ends."""
-
-    def __init__(self, keeper: Keeper, place: int = 0, num_fronts: int = 0) -> None:
-        estate = Estate.of_keeper(keeper.path, place, num_fronts)
-        assert estate is not None
-        self.estate = estate
-        self.sockets = [*estate.listening, *estate.for_workers]
-
-    def listen(self) -> socket.socket:
-        listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        self.estate.keep_listening([listening])
-        self.sockets.append(listening)
-        return listening
-
-    def accept(self, listening: socket.socket) -> tuple[socket.socket, int, Journal]:
-        sock, _ = listening.accept()
-        self.sockets.append(sock)
-        kept = self.estate.keep(sock)
-        assert kept is not None
-        return sock, kept.number, kept.journal
-
-    def kill(self) -> None:
-        self.estate.close()
-        for sock in self.sockets:
-            sock.close()
-
-
-StartRouter = Callable[..., Router]
 
 
 @pytest.fixture
@@ -76,27 +44,6 @@ def start(keeper: Keeper) -> Iterator[StartRouter]:
     yield start
     for router in routers:
         router.kill()
-
-
-def is_closed(client: socket.socket) -> bool:
-    """For the client there is an end. Raises TimeoutError if there is none."""
-    try:
-        return client.recv(1) == b""
-    except ConnectionResetError:
-        return True
-
-
-def connect(listening: socket.socket) -> socket.socket:
-    return socket.create_connection(listening.getsockname(), timeout=TIMEOUT_S)
-
-
-def accepted(
-    router: Router, listening: socket.socket, count: int
-) -> Iterator[tuple[socket.socket, socket.socket, int, Journal]]:
-    """Connects clients one by one: the client's end, then what `Router.accept` returns."""
-    for _ in range(count):
-        client = connect(listening)
-        yield client, *router.accept(listening)
 
 
 def test_connections_and_what_was_noted_of_them_are_inherited(start: StartRouter) -> None:
