@@ -149,7 +149,9 @@ class World:
         dispatcher = router.dispatcher
         if self.is_peaceful:
             retries = dispatcher.snapshot(self.clock.now).totals.retries
-            assert not retries.keys() - {"refused"}, f"nothing went wrong, and yet: {dict(retries)}"
+            # Behind a burst of messages on a slow wire a reservation may take longer than its time-out.
+            expected = {"refused", "reserve_timeout"}
+            assert not retries.keys() - expected, f"nothing went wrong, and yet: {dict(retries)}"
         if self._cables is not None:
             late = Counter(dispatcher.snapshot(self.clock.now).totals.retries) - self._retries_before
             assert not late.keys() - {"refused"}, f"all cables are whole, and yet: {dict(late)}"
