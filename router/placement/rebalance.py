@@ -13,7 +13,9 @@ and for each of them the risk that its mean time between tokens misses its level
 level allows the whole answer to take. What has gone by counts: an answer whose level is lost gains nothing but time.
 
 A move saves time only until new requests, which go to the fastest worker, have made it as slow as the others
-(`filled_after_s`). Where many arrive nothing needs to move: it would only take the place of a new request.
+(`filled_after_s`). Where many arrive nothing needs to move: it would only take the place of a new request. And a worker
+with few streams is of use as it is, for prompts. So an answer whose level is not at stake moves only where it is twice
+as fast.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from slipstream.router.placement.estimate import MAX_SHARE
 from slipstream.router.placement.slo import STEP_NOISE, miss
 
 FASTER = 0.85  # of its step time at most where it goes: a smaller difference is within the error of step times
+MUCH_FASTER = 0.5  # the same for an answer whose level is not at stake
+AT_STAKE = 0.8  # of its level: with longer steps an answer may well miss it
 MOVE_S = 0.02  # that a move's messages take; it pauses the stream by this and a step at either end
 CANDIDATES = 3  # streams of a worker that are looked at closely: those that themselves gain most
 
@@ -102,7 +106,8 @@ def best_move(
         to_s = target.step_s(1, stream.num_tokens)
         # It decodes at the source while its pages travel.
         left = min(stream.remaining_tokens, horizon_s / step_s) - target.transfer_s(stream.num_tokens) / step_s
-        if to_s <= FASTER * step_s and left > 0.0:
+        needed = FASTER if step_s > AT_STAKE * stream.itl_slo_s else MUCH_FASTER
+        if to_s <= needed * step_s and left > 0.0:
             pause_s = step_s + to_s + MOVE_S
             own.append((_cost_of(stream, step_s, left * (to_s - step_s) + pause_s), stream, to_s, left))
     own.sort(key=lambda one: one[0])

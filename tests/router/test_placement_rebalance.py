@@ -45,8 +45,13 @@ def test_between_workers_that_are_alike_nothing_moves(num: int) -> None:
 
 
 def test_nothing_moves_for_a_pace_within_the_error_of_step_times() -> None:
-    assert move(9, 7) is None  # 18 instead of 19 ms
-    assert move(12, 6) is not None
+    assert move(16, 14) is None  # 25 instead of 26 ms
+    assert move(16, 10) is not None
+
+
+def test_an_answer_whose_level_is_not_at_stake_moves_only_where_it_is_twice_as_fast() -> None:
+    assert move(13, 6) is None  # 17 instead of 23 ms, of 30
+    assert move(13, 0) is not None  # 11 ms
 
 
 def test_what_ends_soon_stays() -> None:
@@ -80,10 +85,10 @@ def test_nobody_is_made_late_for_one_who_is_lost_already() -> None:
 
 
 def test_where_prompts_take_the_time_steps_are_rarer() -> None:
-    here = [stream(f"here-{number}") for number in range(12)]
+    here = [stream(f"here-{number}") for number in range(16)]
     idle, busy = Station(DECODE, 0, 0, prefill_share=0.1), Station(DECODE, 0, 0, prefill_share=0.6)
-    assert best_move(station(12), idle, here, here, []) is not None
-    assert best_move(station(12), busy, here, here, []) is None
+    assert best_move(station(16), idle, here, here, []) is not None
+    assert best_move(station(16), busy, here, here, []) is None
 
 
 def test_only_what_may_move_does() -> None:

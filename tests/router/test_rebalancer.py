@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
-from slipstream.router.config import MigrationConfig
+from slipstream.router.config import MigrationConfig, SloConfig
 from slipstream.router.explain import explanation
 from slipstream.router.explain_table import table
 from slipstream.router.messages import (
@@ -30,8 +30,10 @@ NUM = 12
 
 
 def crowded(**migration: Any) -> Any:
-    """Twelve answers of 200 tokens run on A, where a step takes 10 ms and 5 ms a sequence; B has just joined."""
-    lab: Any = Lab(replace(CONFIG, max_queued_requests=NUM, migration=MigrationConfig(**migration)))
+    """Twelve answers of 200 tokens run on A, where a step takes 10 ms and 5 ms a sequence, so that their level is at
+    stake; B has just joined."""
+    slo = SloConfig(itl_ms=30)
+    lab: Any = Lab(replace(CONFIG, max_queued_requests=NUM, slo=slo, migration=MigrationConfig(**migration)))
     lab.join(A, "decode", slots=16, pages=1000)
     for number in range(NUM):
         lab.submit(f"r{number}", max_tokens=200, expected_output_tokens=200)
