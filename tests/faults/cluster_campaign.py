@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import tempfile
 import time
@@ -12,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.observation import status_of, unrest, wait_until_at_rest
+from tests.e2e.observation import unrest, wait_until_at_rest
 from tests.e2e.serving_cluster import ServingCluster
 from tests.faults.cluster_faults import Faults, Memory, can_reset
 from tests.faults.jobs import Job, make_jobs
@@ -137,7 +138,7 @@ async def break_cluster(serving: ServingCluster, plan: Plan, disk: SlowDisk | No
     faults = Faults(serving, random.Random(plan.seed + 1), plan.lease_s, disk)
     memory = Memory(serving)
     began_s = time.monotonic()
-    striking = asyncio.create_task(_strike(faults, plan, outcome, began_s))
+    striking = asyncio.create_task(_strike(serving, faults, plan, outcome, began_s))
     watching = asyncio.create_task(_watch(memory))
     await asyncio.sleep(plan.seconds)
     striking.cancel()
@@ -155,9 +156,16 @@ async def break_cluster(serving: ServingCluster, plan: Plan, disk: SlowDisk | No
     await _ask_again(serving.base_url, jobs, outcome)
     memory.look()
     outcome.memory, outcome.curves = memory.growth(), memory.series
-    status = await asyncio.to_thread(status_of, serving)
-    outcome.retries = dict(status["totals"]["retries"]) if "totals" in status else {}
+    await _count_retries(serving, outcome)
     return outcome
+
+
+async def _count_retries(serving: ServingCluster, outcome: Outcome) -> None:
+    """Adds those of the router that runs now."""
+    code, body = await asyncio.to_thread(serving.get, "/cluster/status")
+    counted = json.loads(body).get("totals", {}).get("retries", {}) if code == 200 else {}
+    for cause, number in counted.items():
+        outcome.retries[cause] = outcome.retries.get(cause, 0) + number
 
 
 async def _ask_again(url: str, jobs: Sequence[Job], outcome: Outcome) -> None:
@@ -168,13 +176,15 @@ async def _ask_again(url: str, jobs: Sequence[Job], outcome: Outcome) -> None:
             outcome.account.wrong.append(f"job {before.number} says other tokens afterwards")
 
 
-async def _strike(faults: Faults, plan: Plan, outcome: Outcome, began_s: float) -> None:
+async def _strike(serving: ServingCluster, faults: Faults, plan: Plan, outcome: Outcome, began_s: float) -> None:
     rng = random.Random(plan.seed + 2)
     kinds = [kind for kind in plan.faults if kind not in ("reset", "cut-pages") or can_reset()]
     while kinds:
         await asyncio.sleep(rng.uniform(*plan.pause_s))
         kind = rng.choice(kinds)
         try:
+            if kind == "router":  # what it has counted goes with it
+                await _count_retries(serving, outcome)
             said = await faults.strike(kind)
         except OSError as error:  # the router is away
             said = f"no {kind}: {error}"
