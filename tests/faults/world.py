@@ -20,7 +20,7 @@ from typing import get_args
 from slipstream.kv_transfer.config import TransferConfig
 from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.actions import Emit, Finish
-from slipstream.router.config import DispatchConfig, MigrationConfig, PolicyName
+from slipstream.router.config import DispatchConfig, MigrationConfig, PolicyName, SloConfig
 from slipstream.router.generation import AdmissionError, GenerationError
 from slipstream.router.messages import FinishReason, Role, pack_ids
 from slipstream.workers.mock.attempt import expected_token
@@ -99,6 +99,8 @@ class World:
             reserve_timeout_s=0.5,
             worker_lease_s=LEASE_S,
             ageing_s=1.0,
+            # A level that every step endangers: so answers move for less than a pace twice as fast.
+            slo=SloConfig(itl_ms=1.0) if seed % 2 else SloConfig(),
             migration=MigrationConfig(
                 max_at_once=1 + seed // 3 % 3,
                 precopy_pages=(1, 3, 20)[seed // 9 % 3],
