@@ -187,8 +187,10 @@ def _reset(ports: tuple[int, int]) -> None:
 
 
 class Memory:
-    """Resident memory of all processes of the cluster over time, in MiB: members as `name/rank`, the driver, and what
-    Ray runs beside them; a new process is a new line."""
+    """Resident memory that each process of the cluster has to itself, over time, in MiB: members as `name/rank`, the
+    driver, and what Ray runs beside them; a new process is a new line. Files and shared memory are left out: they are
+    the pools' pages, which a process counts as its own once it has looked at them, and of which there is a fixed
+    number."""
 
     def __init__(self, serving: ServingCluster) -> None:
         self._serving = serving
@@ -199,11 +201,12 @@ class Memory:
         now_s = round(time.monotonic() - self._began_s, 1)
         for process, name in self._processes():
             try:
-                rss = process.memory_info().rss
+                found = process.memory_info()
             except psutil.Error:
                 continue
-            if rss:  # else it has just died
-                self.series.setdefault(f"{name} pid {process.pid}", []).append((now_s, round(rss / 2**20, 1)))
+            if found.rss:  # else it has just died
+                own_mib = (found.rss - found.shared) / 2**20
+                self.series.setdefault(f"{name} pid {process.pid}", []).append((now_s, round(own_mib, 1)))
 
     def _processes(self) -> list[tuple[psutil.Process, str]]:
         state = self._serving.state
