@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from slipstream.cluster.fleet import FleetState
-from slipstream.cluster.planner.corrections import Corrections
 from slipstream.cluster.planner.decision import Alternative
 from slipstream.cluster.planner.history import ChangeHistory
-from slipstream.cluster.planner.model import Demand, Outlook
+from slipstream.cluster.planner.model import Outlook
 from slipstream.cluster.planner.options import Limits, Move, Pools
 from slipstream.router.signals import Signals
 
@@ -70,21 +69,4 @@ def _alternative(pools: Pools, predicted: Outlook, cost: float, rejected: str) -
         predicted.decode_load,
         round(cost, 3),
         rejected,
-    )
-
-
-def figures(
-    planned: Demand, per_s: float, backlog: float, trend: float, corrections: Corrections
-) -> tuple[tuple[str, float], ...]:
-    return (
-        ("requests_per_s", round(per_s, 3)),
-        ("planned_per_s", round(planned.per_s, 3)),
-        ("trend_per_s2", round(trend, 5)),
-        ("backlog", round(backlog, 1)),
-        ("isl", round(planned.isl, 1)),
-        ("osl", round(planned.osl, 1)),
-        ("cached_share", round(planned.cached_share, 3)),
-        ("burstiness", round(planned.burstiness, 2)),
-        ("correction_prefill", round(corrections.prefill, 3)),
-        ("correction_decode", round(corrections.decode, 3)),
     )

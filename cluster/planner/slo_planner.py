@@ -30,19 +30,12 @@ from slipstream.cluster.planner.decision import (
     RemoveWorker,
     SwitchRole,
 )
-from slipstream.cluster.planner.demand import (
-    DemandWatch,
-    backlog_of,
-    demand_of,
-    has_shifted,
-    is_answered,
-    local_share_of,
-    mix_window,
-)
+from slipstream.cluster.planner.demand import DemandWatch, backlog_of, has_shifted, is_answered, local_share_of
+from slipstream.cluster.planner.forecast import Forecast, figures, forecast_of
 from slipstream.cluster.planner.growth import ROOM, Shortage, choose
 from slipstream.cluster.planner.history import ChangeHistory
-from slipstream.cluster.planner.look import Look, figures
-from slipstream.cluster.planner.model import Demand, Outlook, outlook
+from slipstream.cluster.planner.look import Look
+from slipstream.cluster.planner.model import Outlook
 from slipstream.cluster.planner.options import (
     Limits,
     Pools,
@@ -51,8 +44,7 @@ from slipstream.cluster.planner.options import (
     smaller,
     towards,
 )
-from slipstream.cluster.planner.running import URGENT, Running, attainment_of, running_of
-from slipstream.cluster.planner.worker_models import worker_models
+from slipstream.cluster.planner.running import URGENT, attainment_of
 from slipstream.router.signals import Signals
 
 CLEARLY_SHORT = 0.8  # of the target: more than chance
@@ -174,56 +166,43 @@ class SloPlanner:
     # ---- planning
 
     def _plan(self, look: Look) -> PlannerDecision:
-        config, signals, now = self._config, look.signals, look.now
-        models = worker_models(signals, self.corrections)
-        if models is None:
+        forecast = forecast_of(look.signals, self.corrections, self._watch, self._lead_s(look))
+        if forecast is None:
             return self._hold(look, "no_workers", "nothing has been measured yet")
-        per_s = max(self._watch.rate(0.0), 0.0)
-        mix = mix_window(signals)
-        measured = (
-            worker_models(signals, Corrections()) or models
-        )  # by the workers' own word, which is of their batches
-        running = running_of(signals, measured[1], mix.isl.mean if mix is not None else 1.0)
-        least_osl = running.osl(max(per_s, signals.short.offered_per_s))
-        seen = demand_of(signals, per_s, least_osl=least_osl)
-        if seen is None:
-            seen = Demand(0.0, (1.0,), 1.0, ())
-        may_grow = look.pools.total < look.limits.max_workers
-        lead_s = self._history.start_s if may_grow else self._history.switch_s
-        backlog = backlog_of(signals)
-        planned = demand_of(signals, max(self._watch.rate(lead_s), per_s), backlog, least_osl) or seen
-        look.predict = lambda pools, factor: outlook(
-            pools.num_prefill, pools.num_decode, *models, planned.times(factor)
-        )
-        look.seen = figures(planned, per_s, backlog, self._watch.trend, self.corrections)
-        now_seen = outlook(look.pools.num_prefill, look.pools.num_decode, *models, seen, local_share_of(signals))
-        self._correct(look, now_seen, seen, running)
-        current = look.outlook(look.pools)
-        with_room = look.outlook(look.pools, 1.0 + ROOM * config.margin)
-        is_late = running.is_late(config.target_attainment)
+        look.predict = forecast.outlook
+        look.seen = figures(forecast, self._watch.trend, self.corrections)
+        self._correct(look, forecast)
+        is_late = forecast.running.is_late(self._config.target_attainment)
         self._num_late_looks = self._num_late_looks + 1 if is_late else 0
-        if is_late or with_room.attainment < config.target_attainment:
-            self._needed_all_s = now
-            is_confirmed, self._was_short = self._was_short, True
-            if not (is_confirmed or is_late) and with_room.attainment > CLEARLY_SHORT * config.target_attainment:
-                why = f"{look.pools} is predicted to keep {current.attainment:.0%}, and more at the next look perhaps"
-                return self._hold(look, "holds", why)
-            ahead = 1.0  # roles can be switched again soon; what is started now has to last until more could be there
-            if may_grow and planned.per_s > 0.0:
-                ahead = max(self._watch.rate(2.0 * lead_s + config.settle_s) / planned.per_s, 1.0)
-            seen_attainment = 0.0 if self._behind_since_s is not None else attainment_of(signals, running)
-            late = running.in_time if is_late else None
-            shortage = Shortage(current, planned.per_s, ahead, seen_attainment, late, self._num_late_looks)
-            return self._grow(look, shortage)
+        with_room = look.outlook(look.pools, 1.0 + ROOM * self._config.margin)
+        if is_late or with_room.attainment < self._config.target_attainment:
+            return self._meet_shortage(look, forecast, with_room)
         self._was_short = False
-        if self._behind_since_s is not None and signals.oldest_wait_s > signals.slo_ttft_s:
-            self._needed_all_s = now
+        if self._behind_since_s is not None and look.signals.oldest_wait_s > look.signals.slo_ttft_s:
+            self._needed_all_s = look.now
             why = f"{look.pools} should keep the levels, and requests wait: the corrections follow what is seen"
             return self._hold(look, "holds", why)
-        later = self._watch.rate(2.0 * lead_s) / planned.per_s if planned.per_s > 0.0 else 1.0
-        return self._shrink(look, (1.0 + config.margin) * max(later, 1.0))
+        later = forecast.growth(self._watch.rate(2.0 * self._lead_s(look)))
+        return self._shrink(look, (1.0 + self._config.margin) * max(later, 1.0))
 
-    def _correct(self, look: Look, predicted: Outlook, seen: Demand, running: Running) -> None:
+    def _meet_shortage(self, look: Look, forecast: Forecast, with_room: Outlook) -> PlannerDecision:
+        """The levels are not kept, or not with room to spare: at a second look, or if it is grave, more is needed."""
+        target, running = self._config.target_attainment, forecast.running
+        is_late, current = running.is_late(target), look.outlook(look.pools)
+        self._needed_all_s = look.now
+        is_confirmed, self._was_short = self._was_short, True
+        if not (is_confirmed or is_late) and with_room.attainment > CLEARLY_SHORT * target:
+            why = f"{look.pools} is predicted to keep {current.attainment:.0%}, and more at the next look perhaps"
+            return self._hold(look, "holds", why)
+        ahead = 1.0  # roles can be switched again soon; what is started now has to last until more could be there
+        if self._may_grow(look):
+            ahead = max(forecast.growth(self._watch.rate(2.0 * self._lead_s(look) + self._config.settle_s)), 1.0)
+        seen_attainment = 0.0 if self._behind_since_s is not None else attainment_of(look.signals, running)
+        late = running.in_time if is_late else None
+        shortage = Shortage(current, forecast.planned.per_s, ahead, seen_attainment, late, self._num_late_looks)
+        return self._grow(look, shortage)
+
+    def _correct(self, look: Look, forecast: Forecast) -> None:
         """Where what is seen is of these workers alone, and of this load: answers that finish now were begun when they
         were there."""
         if has_shifted(look.signals):
@@ -231,19 +210,19 @@ class SloPlanner:
             return
         if not is_answered(look.signals):
             return
+        seen, running = forecast.seen, forecast.running
         answer_s = seen.osl * look.signals.short.itl_s.mean
         since_s = look.now - self._history.changed_s - look.signals.short.span_s
         if since_s < min(answer_s, self._config.horizon_s):
             return
         behind_s = look.now - self._behind_since_s if self._behind_since_s is not None else 0.0
         is_behind = behind_s >= look.signals.short.span_s
-        if self._behind_since_s is None or is_behind:
-            itl_s = (
-                running.gap_s * self.corrections.decode
-                if running.is_late(self._config.target_attainment)
-                else predicted.itl_s
-            )
-            self.corrections.learn(predicted, itl_s, seen.per_s, look.signals, is_behind)
+        if self._behind_since_s is not None and not is_behind:
+            return
+        predicted = forecast.outlook_now(look.pools, local_share_of(look.signals))
+        is_late = running.is_late(self._config.target_attainment)
+        itl_s = running.gap_s * self.corrections.decode if is_late else predicted.itl_s
+        self.corrections.learn(predicted, itl_s, seen.per_s, look.signals, is_behind)
 
     def _shrink(self, look: Look, factor: float) -> PlannerDecision:
         """The levels are kept. Would they be with fewer, and would they have been all the time?"""
@@ -316,6 +295,13 @@ class SloPlanner:
         reason: Reason = "slo" if choice.holds else "goodput"
         why = f"{said}; {goal} {kept(look.outlook(goal))}" + ("" if then == goal else f", of which {then} is the way")
         return self._change(look, reason, why, then, actions)
+
+    def _may_grow(self, look: Look) -> bool:
+        return look.pools.total < look.limits.max_workers
+
+    def _lead_s(self, look: Look) -> float:
+        """How long it takes until a change has taken effect."""
+        return self._history.start_s if self._may_grow(look) else self._history.switch_s
 
     # ---- what is said
 
