@@ -10,7 +10,7 @@ The rules are in docs/design.md under "Attempts" and "Credits". The parts, in th
     membership     workers that come, drain and go, and what that means for the requests on them
     matching       gives waiting requests to workers with credits, by `placement`
     attempts       drives a placed request by the messages of its workers
-    migration      moves running sequences between decode workers
+    migration      decides which running sequences move to other decode workers; `moves` carries them over
 """
 
 from __future__ import annotations
@@ -47,6 +47,9 @@ from slipstream.router.messages import (
     WorkerMessage,
 )
 from slipstream.router.migration import Migrations
+from slipstream.router.move_wishes import MoveWishes
+from slipstream.router.moves import MoveFlow
+from slipstream.router.placement.destinations import Destinations
 from slipstream.router.placement.placer import Placer
 from slipstream.router.prefix.holder import BlockEventError
 from slipstream.router.prefix.index import NamePages, PrefixIndex
@@ -68,18 +71,19 @@ class Dispatcher:
         self, config: DispatchConfig, history_capacity: int = 1024, name_pages: NamePages | None = None
     ) -> None:
         self._slo, self._local_prefill_max_tokens = config.slo, config.local_prefill_max_tokens
-        self._roster = Roster()
-        self._versions = Versions(config.versions, self._roster)
-        self._index = PrefixIndex(name_pages=name_pages)
-        self._book = RequestBook(config, history_capacity, self._versions, self._index)
-        self._sessions = Sessions()
-        self._placer = Placer(config, self._roster, self._index, self._sessions)
-        self._flow = AttemptFlow(self._book, self._placer, self._index, self._sessions)
-        self._migrations = Migrations(config.migration, self._roster, self._book, self._index, self._sessions)
-        self._rebalancer = Rebalancer(config, self._roster, self._book, self._migrations)
-        self._membership = Membership(
-            self._roster, self._book, self._index, self._sessions, self._versions, self._migrations, self._flow
-        )
+        roster = self._roster = Roster()
+        versions = self._versions = Versions(config.versions, roster)
+        index = self._index = PrefixIndex(name_pages=name_pages)
+        book = self._book = RequestBook(config, history_capacity, versions, index)
+        sessions = Sessions()
+        self._placer = Placer(config, roster, index, sessions)
+        self._flow = AttemptFlow(book, self._placer, index, sessions)
+        wishes = self._wishes = MoveWishes()
+        moves = self._moves = MoveFlow(config.migration, roster, book, index, sessions, wishes)
+        destinations = Destinations(config.migration, roster, index, sessions)
+        migrations = self._migrations = Migrations(config.migration, book, destinations, wishes, moves)
+        self._rebalancer = Rebalancer(config, roster, book, wishes, migrations)
+        self._membership = Membership(roster, book, index, sessions, versions, migrations, moves, self._flow)
         self._wake_s: float | None = None  # when a request will have waited long enough for a better worker
 
     # ---- queries
@@ -200,7 +204,7 @@ class Dispatcher:
 
     def tick(self, now: float) -> list[Action]:
         """Handles the deadlines that have come. Call it at `next_deadline`; earlier or later does no harm."""
-        self._migrations.expire(now)
+        self._moves.expire(now)
         self._book.expire(now)
         self._book.find_versions(now)
         return self._settle(now)
@@ -252,7 +256,7 @@ class Dispatcher:
         Unknown ids are ignored."""
         state = self._book.get(request_id)
         if state is not None:
-            self._migrations.wish(state, to)
+            self._wishes.add(state, to)
         return self._settle(now)
 
     def worker_message(self, peer: PeerId, message: WorkerMessage, now: float) -> list[Action]:
@@ -267,7 +271,7 @@ class Dispatcher:
                     self._flow.on_chunk(worker, chunk, now)
                 # Tokens free no capacity, so usually there is nothing to place: only credits make room. But on a
                 # draining worker, tokens are the only sign that a prompt is done and its sequence can leave.
-                if len(self._book.queue.waiting) == num_waiting and not (worker.draining and self._migrations.wishes):
+                if len(self._book.queue.waiting) == num_waiting and not (worker.draining and self._wishes):
                     return self._take_actions()
             case Credits():
                 try:
@@ -275,13 +279,13 @@ class Dispatcher:
                 except ValueError as error:
                     self._membership.expel(worker, now, str(error))
             case Reserved() | HandedOff() | Copied() | Failed():
-                moving = self._migrations.find(worker, message.request_id, message.attempt)
+                moving = self._moves.find(worker, message.request_id, message.attempt)
                 if moving is not None:
-                    self._migrations.on_message(moving, worker, message, now)
+                    self._moves.on_message(moving, worker, message, now)
                 else:
                     self._on_progress(worker, message, now)
             case Frozen():
-                self._migrations.on_frozen(worker, message, now)
+                self._moves.on_frozen(worker, message, now)
             case BlocksChanged():
                 try:
                     is_missing = self._index.apply(worker, message)
@@ -316,7 +320,7 @@ class Dispatcher:
                 state = self._book.get(request_id)
                 # A sequence that has already left continues at its destination; if it cannot, that worker will say so.
                 own = state if state is not None and state.attempt == attempt and worker is state.decode else None
-                if own is None or not self._migrations.on_lost(own, worker, now, reason):
+                if own is None or not self._moves.on_lost(own, worker, now, reason):
                     self._flow.on_failed(worker, message, now)
 
     # ---- consequences of events
@@ -325,7 +329,7 @@ class Dispatcher:
         """Starts the moves and places the requests that fit now, and hands out the collected actions."""
         book = self._book
         self._wake_s = None
-        if self._migrations.wishes:
+        if self._wishes:
             self._migrations.begin_what_fits(now)
         self._rebalancer.look(now)
         if book.queue.waiting and self._roster.decode_workers:
@@ -343,6 +347,6 @@ class Dispatcher:
     def check_integrity(self) -> None:
         """Raises AssertionError if two parts of the state contradict each other."""
         self._book.check_integrity()
-        self._migrations.check_integrity()
+        self._moves.check_integrity()
         self._index.check_integrity()
         self._membership.check_integrity()

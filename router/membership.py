@@ -7,6 +7,7 @@ from slipstream.router.actions import Close
 from slipstream.router.attempts import AttemptFlow
 from slipstream.router.messages import Drain, Hello, PeerLost, Role
 from slipstream.router.migration import Migrations
+from slipstream.router.moves import MoveFlow
 from slipstream.router.placement.progress import check_load
 from slipstream.router.prefix.index import PrefixIndex
 from slipstream.router.prefix.sessions import Sessions
@@ -27,6 +28,7 @@ class Membership:
         sessions: Sessions,
         versions: Versions,
         migrations: Migrations,
+        moves: MoveFlow,
         flow: AttemptFlow,
     ) -> None:
         self._roster = roster
@@ -35,6 +37,7 @@ class Membership:
         self._sessions = sessions
         self._versions = versions
         self._migrations = migrations
+        self._moves = moves
         self._flow = flow
 
     def join(self, hello: Hello, now: float) -> None:
@@ -68,7 +71,7 @@ class Membership:
         for other in self._roster:
             self._book.send(other, PeerLost(worker.peer))
         for state in self._book.latest_first(worker.request_ids):
-            if not self._migrations.on_lost(state, worker, now, reason):
+            if not self._moves.on_lost(state, worker, now, reason):
                 self._flow.on_lost(state, worker, now, reason)
         self._versions.roster_changed(now, sent_away=worker.version if worker.draining else None)
         self._book.find_versions(now)

@@ -9,10 +9,8 @@ destination knows it as a separate attempt, so that a message of one worker cann
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
-
-from slipstream.kv_transfer.ticket import PeerId
 
 if TYPE_CHECKING:
     from slipstream.router.roster import WorkerState
@@ -21,26 +19,6 @@ MovePhase = Literal["asked", "copying", "freezing", "starting"]
 # In order: it continues elsewhere; the request or the attempt ended meanwhile; the destination had no room after all;
 # something broke; it took too long; a worker was lost.
 MoveResult = Literal["moved", "ended", "refused", "failed", "timed_out", "lost"]
-
-MAX_TRIES = 5  # of one wish
-
-
-@dataclass(slots=True, eq=False)
-class MoveWish:
-    """A request is to leave `source`, for `to` if that is given. The wish lasts until a move has succeeded or the wish
-    is given up, so it stands while a move is under way."""
-
-    source: WorkerState
-    to: PeerId | None = None
-    why: str = ""  # for the record of the request
-    is_optional: bool = False  # tried once, and at once: the request may as well stay
-    num_tries: int = 0
-    avoid: set[PeerId] = field(default_factory=set)  # workers to which a move has failed
-
-    @property
-    def is_spent(self) -> bool:
-        """Whether it is given up if the try under way fails."""
-        return self.is_optional or self.num_tries >= MAX_TRIES
 
 
 @dataclass(slots=True, eq=False)

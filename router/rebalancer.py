@@ -13,6 +13,7 @@ from itertools import accumulate
 
 from slipstream.router.config import DispatchConfig, SloConfig
 from slipstream.router.migration import Migrations
+from slipstream.router.move_wishes import MoveWishes
 from slipstream.router.placement.destinations import may_move
 from slipstream.router.placement.rebalance import FASTER, Station, Stream, best_move, filled_after_s
 from slipstream.router.request_book import RequestBook
@@ -30,10 +31,18 @@ OUTLIVED = 0.5
 class Rebalancer:
     """Sans-IO. `look` is called with every event, and mostly returns at once."""
 
-    def __init__(self, config: DispatchConfig, roster: Roster, book: RequestBook, migrations: Migrations) -> None:
+    def __init__(
+        self,
+        config: DispatchConfig,
+        roster: Roster,
+        book: RequestBook,
+        wishes: MoveWishes,
+        migrations: Migrations,
+    ) -> None:
         self._config, self._slo = config.migration, config.slo
         self._roster = roster
         self._book = book
+        self._wishes = wishes
         self._migrations = migrations
         self._due_s = float("-inf")
 
@@ -75,7 +84,7 @@ class Rebalancer:
         """The workers as they will be when the moves under way have ended."""
         num_seqs: dict[WorkerState, int] = defaultdict(int)
         context: dict[WorkerState, int] = defaultdict(int)
-        for request_id in self._migrations.wishes:
+        for request_id in self._wishes:
             state = self._book.get(request_id)
             if state is not None and state.move is not None:
                 for worker, sign in ((state.move.source, -1), (state.move.destination, 1)):

@@ -4,7 +4,7 @@ costs least. Sans-IO."""
 from __future__ import annotations
 
 from slipstream.router.config import MigrationConfig
-from slipstream.router.move import MoveWish
+from slipstream.router.move_wishes import MoveWish
 from slipstream.router.placement.shortlist import PrefixView, SessionView, shortlist
 from slipstream.router.request_state import RequestState
 from slipstream.router.roster import Roster, WorkerState
