@@ -6,6 +6,9 @@ import asyncio
 import re
 from collections.abc import Awaitable
 
+import orjson
+
+from slipstream import __version__
 from slipstream.router.access.access import Access
 from slipstream.router.access.caller import forbidden
 from slipstream.router.http.errors import HttpError
@@ -20,7 +23,8 @@ from slipstream.router.tracing.context import trace_context
 from slipstream.router.tracing.tracer import TraceCounts, Tracer
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
-OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
+READY_PATHS = ("/health/ready", "/health", "/ping")  # the latter two are where clients of vLLM and SageMaker ask
+OPEN_PATHS = frozenset({"/health/live", *READY_PATHS})
 ADMIN_PATHS = ("/metrics", "/cluster/")  # and everything below them
 CLIENT_LEFT = 499  # nginx's status for a client that disconnected; counted, never sent
 
@@ -42,6 +46,7 @@ class ApiFront:
         self._routes = Routes()
         OpenAiApi(model, tokenizer, service, self._metrics, self._access).add_to(self._routes)
         self._routes.add("GET", "/health/live", self.live)
+        self._routes.add("GET", "/version", self.version)
 
     def __call__(self, request: Request, exchange: Exchange) -> Awaitable[None]:
         """Serve one request. The response carries the client's X-Request-Id if that is a harmless one, else a new
@@ -72,6 +77,10 @@ class ApiFront:
     async def live(self, request: Request, exchange: Exchange) -> None:
         """Liveness: the process is up and its event loop runs."""
         exchange.respond(200, b'{"status":"live"}')
+
+    async def version(self, request: Request, exchange: Exchange) -> None:
+        """The version of this software, in vLLM's form."""
+        exchange.respond(200, orjson.dumps({"version": __version__}))
 
     async def _serve(self, routes: Routes, request: Request, exchange: Exchange, *, is_open: bool) -> None:
         exchange.request_id = self.request_id_of(request)

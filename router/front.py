@@ -9,7 +9,7 @@ import orjson
 
 from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.access.access import Access
-from slipstream.router.api_front import ApiFront
+from slipstream.router.api_front import READY_PATHS, ApiFront
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.reader import Request
@@ -61,7 +61,8 @@ class Front(ApiFront):
         self._admin_routes = Routes()
         self._admin_routes.add("GET", "/health/live", self.live)
         for routes in (self._routes, self._admin_routes):
-            routes.add("GET", "/health/ready", self.ready)
+            for path in READY_PATHS:
+                routes.add("GET", path, self.ready)
         for routes in (self._admin_routes,) if has_admin_port else (self._routes, self._admin_routes):
             routes.add("GET", "/metrics", self.metrics)
             routes.add("GET", "/cluster/status", self.status)

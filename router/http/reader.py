@@ -30,6 +30,7 @@ CheckCaller = Callable[[bytes], object]
 CHUNK_SIZE = re.compile(rb"[0-9a-fA-F]{1,16}")
 
 # What is looked at before the body comes.
+HTTP_2_PREFACE = b"PRI * HTTP/2.0\r\n"  # of a client that takes it for granted (RFC 9113, 3.4)
 FRAMING_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"authorization", b"expect", b"host"})
 
 ReaderState = Literal["idle", "header", "body", "broken"]
@@ -83,6 +84,8 @@ class RequestReader:
             if self._is_chunk_new:
                 self._check_chunk(data)
         except httptools.HttpParserError as error:
+            if data.startswith(HTTP_2_PREFACE):
+                self._refusal = HttpError(505, "HTTP/2 is not served, HTTP/1.1 is.", code="http_version")
             self.refuse(self._refusal or HttpError(400, f"Malformed HTTP request: {error}", code="malformed_http"))
         else:
             if self._kept_bytes > self._max_header_bytes:

@@ -62,11 +62,15 @@ class Routes:
                 allowed.append(route.method)
         if allowed:
             raise self._not_allowed(request, allowed)
-        close = difflib.get_close_matches(
-            request.path, self._exact, n=1, cutoff=0.8
-        )  # `/v1` forgotten, a slash too many
-        hint = f" Did you mean {close[0]}?" if close else ""
-        raise HttpError(404, f"There is nothing at {request.path}.{hint}", code="not_found")
+        raise HttpError(404, f"There is nothing at {request.path}.{self._hint(request.path)}", code="not_found")
+
+    def _hint(self, path: str) -> str:
+        """What may have been meant, or, for an endpoint of OpenAI's that is not served, those that are."""
+        close = difflib.get_close_matches(path, self._exact, n=1, cutoff=0.8)  # `/v1` forgotten, a slash too many
+        if close:
+            return f" Did you mean {close[0]}?"
+        served = sorted(known for known in self._exact if known.startswith("/v1/"))
+        return f" Under /v1 there are {', '.join(served)}." if served and path.startswith("/v1") else ""
 
     @staticmethod
     def _not_allowed(request: Request, allowed: list[str]) -> HttpError:

@@ -121,8 +121,8 @@ def test_without_a_valid_key_every_path_but_health_is_a_401(tmp_path: Path) -> N
                     status, got, body = await site.request(method, path, None, headers)
                     assert (status, code_of(orjson.loads(body))) == (401, "invalid_api_key"), (headers, path)
                     assert got["www-authenticate"] == "bearer"
-            assert (await site.request("GET", "/health/live"))[0] == 200
-            assert (await site.request("GET", "/health/ready"))[0] == 200
+            for path in ("/health/live", "/health/ready", "/health", "/ping"):
+                assert (await site.request("GET", path))[0] == 200
             assert (await site.request("GET", "/v1/models", None, bearer("bob")))[0] == 200
             assert access.num_unauthenticated == {"missing": 18, "unknown": 6, "expired": 6}
             assert site.service.requests == []

@@ -48,7 +48,7 @@ def test_an_unknown_path_or_method_is_refused_and_the_connection_lives(
     [
         (b"complete garbage\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),  # TLS
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
         (b"GET /hello HTTP/2.0\r\n\r\n", 505),
         (b"GET /hello\r\n\r\n", 505),
         (b"GET /hello HTTP/1.1\r\nHost: x\r\nno colon\r\n\r\n", 400),

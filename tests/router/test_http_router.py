@@ -224,6 +224,19 @@ def test_ready_only_after_a_token_has_been_generated_and_while_a_decode_worker_i
     run(main)
 
 
+@pytest.mark.parametrize("path", ["/health", "/ping"])
+def test_where_clients_of_other_servers_ask_they_are_told_whether_it_is_ready(path: str) -> None:
+    async def main() -> None:
+        async with routing() as (_, addresses):
+            assert (await ask(addresses.http, "GET", path))[0] == 503
+            worker = await PlayedWorker("decode", addresses).join()
+            await until_ready(addresses.http)
+            assert (await ask(addresses.http, "GET", path))[0] == 200
+            worker.leave()
+
+    run(main)
+
+
 def test_with_a_prefill_pool_ready_means_that_the_way_over_it_works() -> None:
     async def main() -> None:
         async with routing(has_prefill_pool=True) as (_, addresses):

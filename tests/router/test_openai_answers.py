@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import openai
+import orjson
 import pytest
 
+import slipstream
 from slipstream.router.messages import unpack_ids
 from tests.router.fake_cluster import MODEL, events_of, front, openai_client, run
 
@@ -20,6 +22,15 @@ def test_models_are_listed_and_found() -> None:
             with pytest.raises(openai.NotFoundError) as caught:
                 await client.models.retrieve("other/model")
             assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+
+    run(main)
+
+
+def test_the_version_is_told() -> None:
+    async def main() -> None:
+        async with front() as site:
+            status, _, body = await site.request("GET", "/version")
+            assert (status, orjson.loads(body)) == (200, {"version": slipstream.__version__})
 
     run(main)
 

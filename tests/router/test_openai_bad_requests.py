@@ -303,6 +303,26 @@ def test_an_unknown_model_is_a_404_with_openais_code() -> None:
     run(main)
 
 
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/chat/completions", "Did you mean /v1/chat/completions?"),
+        ("/v1/responses", "/v1/chat/completions, /v1/completions, /v1/models"),
+        ("/v1/embeddings", "/v1/chat/completions, /v1/completions, /v1/models"),
+    ],
+)
+def test_an_endpoint_that_is_not_served_is_a_404_that_names_those_that_are(path: str, hint: str) -> None:
+    async def main() -> None:
+        async with front("abc") as site:
+            status, _, answer = await site.request("POST", path, b"{}")
+            error = orjson.loads(answer)["error"]
+            assert (status, error["code"]) == (404, "not_found")
+            assert path in error["message"]
+            assert hint in error["message"]
+
+    run(main)
+
+
 def test_too_long_a_prompt_says_the_numbers() -> None:
     async def main() -> None:
         async with front("abc") as site:
