@@ -42,6 +42,7 @@ def main() -> int:
     parser.add_argument("--tp", type=int, default=1, help="ranks of a prefill group")
     parser.add_argument("--prefill", type=int, default=2, help="prefill groups")
     parser.add_argument("--fronts", type=int, default=1, help="processes that face clients")
+    parser.add_argument("--kv-cache-mib", type=int, default=24, help="pages of each worker; few mean preemptions")
     parser.add_argument("--transport", default="auto", choices=("auto", "shared_memory", "ucx"))
     parser.add_argument("--corrupt-every", type=int, default=0, help="flip a byte of every n-th message of pages")
     parser.add_argument(
@@ -87,6 +88,7 @@ def real(options: argparse.Namespace) -> int:
         corrupt_every=options.corrupt_every,
         lease_s=options.lease_s,
         fronts=options.fronts,
+        kv_cache_mib=options.kv_cache_mib,
     )
     print(f"seed {plan.seed}", flush=True)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the cluster is to end with us

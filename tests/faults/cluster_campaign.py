@@ -43,12 +43,13 @@ class Plan:
     corrupt_every: int = 0
     lease_s: float = LEASE_S
     fronts: int = 1
+    kv_cache_mib: int = 24
 
     @property
     def settings(self) -> dict[str, Any]:
         return {
             "name": f"faults-{self.seed}",
-            "engine": {"dtype": "float32", "device": "cpu", "kv_cache_mib": 24, "num_threads": 1},
+            "engine": {"dtype": "float32", "device": "cpu", "kv_cache_mib": self.kv_cache_mib, "num_threads": 1},
             "prefill": {"replicas": self.num_prefill, "tp": self.tp},
             "decode": {"replicas": self.num_decode},
             "router": {
@@ -78,6 +79,7 @@ class Outcome:
     unrest: list[str] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)  # of what operators asked for
     retries: dict[str, int] = field(default_factory=dict)
+    num_drawn: int = 0  # answers with a seed of the router's that outlived it and were compared
     memory: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     seconds: float = 0.0
@@ -96,6 +98,7 @@ class Outcome:
             "finished": dict(account.finished),
             "slowest_s": account.slowest_s,
             "retries": self.retries,
+            "num_drawn": self.num_drawn,
             "faults": dict(self.kinds),
             "struck": self.struck,
             "memory": self.memory,
@@ -111,6 +114,7 @@ class Outcome:
             f"  ends     {dict(account.ends.most_common())}, the slowest after {account.slowest_s:.1f} s",
             f"  finished {dict(sorted(account.finished.items()))}",
             f"  retries  {self.retries}",
+            f"  drawn    {self.num_drawn} answers with a seed of the router's outlived it, and were asked for again",
             f"  at rest  {'yes: every page, slot and lease was given back' if not self.unrest else self.unrest}",
             *(f"  memory   {name}: {a} -> {b} MiB, {c:+} MiB/h" for name, (a, b, c) in self.memory.items()),
             *(f"  WRONG    {what}" for what in self.wrong[:20]),
@@ -154,6 +158,7 @@ async def break_cluster(serving: ServingCluster, plan: Plan, disk: SlowDisk | No
     except AssertionError:
         outcome.unrest = await asyncio.to_thread(unrest, serving)
     await _ask_again(serving.base_url, jobs, outcome)
+    await _ask_with_seeds(serving.base_url, faults.seeds, outcome)
     memory.look()
     outcome.memory, outcome.curves = memory.growth(), memory.series
     await _count_retries(serving, outcome)
@@ -174,6 +179,17 @@ async def _ask_again(url: str, jobs: Sequence[Job], outcome: Outcome) -> None:
     for before, after in zip(jobs[:10], again, strict=True):
         if (before.texts, before.finishes) != (after.texts, after.finishes):
             outcome.account.wrong.append(f"job {before.number} says other tokens afterwards")
+
+
+async def _ask_with_seeds(url: str, seeds: dict[int, int], outcome: Outcome) -> None:
+    """Answers whose seed a router had drawn before it was killed are what that seed gives."""
+    drawn = [answer for answer in outcome.account.drawn if answer.number in seeds]
+    given = [seeds[answer.number] for answer in drawn]
+    undisturbed = await learn(url, [answer.job.with_seed(seed) for answer, seed in zip(drawn, given, strict=True)], 4)
+    outcome.num_drawn = len(drawn)
+    for answer, seed, job in zip(drawn, given, undisturbed, strict=True):
+        if what := answer.compared(seed, job):
+            outcome.account.wrong.append(what)
 
 
 async def _strike(serving: ServingCluster, faults: Faults, plan: Plan, outcome: Outcome, began_s: float) -> None:

@@ -16,6 +16,7 @@ import psutil
 
 from tests.e2e.observation import status_of
 from tests.e2e.serving_cluster import ServingCluster
+from tests.faults.drawn_seeds import seeds_under_way
 from tests.faults.operations import Operations
 from tests.faults.slow_disk import SlowDisk
 
@@ -36,6 +37,7 @@ class Faults:
         self._lease_s = lease_s
         self._frozen: set[int] = set()
         self.operations = Operations(serving, rng)
+        self.seeds: dict[int, int] = {}  # by number of the answer, of those that were under way at a router's death
         self.kinds: dict[str, Callable[[], Awaitable[str]]] = {
             "kill": self.kill,
             "freeze": self.freeze,
@@ -130,6 +132,7 @@ class Faults:
         if router.state != "ready" or not router.pids:
             return "no router to kill"
         os.kill(router.pids[0], signal.SIGKILL)
+        self.seeds |= seeds_under_way(self._serving.pid)
         await asyncio.to_thread(self._serving.wait_until_restarted, "router", router.pids)
         return "killed the router"
 

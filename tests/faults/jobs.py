@@ -46,7 +46,16 @@ class Job:
     @property
     def kind(self) -> str:
         """In words, for tables."""
-        return f"{self.guide or 'free'}, {'seeded' if self.fields['temperature'] else 'greedy'}"
+        how = "drawn" if self.seed_is_drawn else "seeded" if self.fields["temperature"] else "greedy"
+        return f"{self.guide or 'free'}, {how}"
+
+    @property
+    def seed_is_drawn(self) -> bool:
+        """Whether the router draws its seed, so that nobody knows its texts beforehand."""
+        return bool(self.fields["temperature"]) and "seed" not in self.fields
+
+    def with_seed(self, seed: int) -> Job:
+        return replace(self, fields=self.fields | {"seed": seed})
 
     def body(self, salt: str, stream: bool) -> bytes:
         return json.dumps({"model": MODEL, "cache_salt": salt, "stream": stream, **self.fields}).encode()
@@ -76,8 +85,8 @@ class Job:
 
 
 def make_jobs(seed: int, count: int, longest_prompt: int = 600) -> list[Job]:
-    """Greedy and drawn, guided and free, one choice and several, token ids and chats, prompts that stay and prompts
-    that travel."""
+    """Greedy and drawn, with a seed and without, guided and free, one choice and several, token ids and chats, prompts
+    that stay and prompts that travel."""
     rng = random.Random(seed)
     jobs = []
     for number in range(count):
@@ -89,6 +98,8 @@ def make_jobs(seed: int, count: int, longest_prompt: int = 600) -> list[Job]:
         if number % 5 == 0:
             num_choices = rng.choice((2, 3))
             fields |= {"n": num_choices, "temperature": 0.9, "seed": rng.randrange(1 << 30)}
+            if number % 10 == 5:
+                del fields["seed"]
         is_chat = number % 4 == 1
         guide = rng.choice(("json", "json", "regex", "choice", "grammar")) if number % 7 in (1, 3, 6) else None
         if guide is not None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests.faults.drawn_seeds import Drawn
 from tests.faults.jobs import Job
 
 # How a request may end while processes die: what the API promises for it, and nothing else.
@@ -30,6 +31,7 @@ class Answer:
     finishes: list[tuple[int, str]] = field(default_factory=list)
     code: str = ""
     detail: str = ""
+    id: str = ""
     num_events: int = 0
 
 
@@ -109,6 +111,7 @@ async def _read_events(reader: asyncio.StreamReader, job: Job, leave_after: int 
         if "error" in event:
             _take_error(answer, event["error"])
             return
+        answer.id = event["id"]
         for choice in event["choices"]:
             text = choice.get("text") or choice.get("delta", {}).get("content") or ""
             answer.texts[choice["index"]] = answer.texts.get(choice["index"], "") + text
@@ -122,6 +125,7 @@ def _take_whole(answer: Answer, body: dict[str, Any]) -> None:
     if answer.status != 200:
         _take_error(answer, body["error"])
         return
+    answer.id = body["id"]
     for choice in body["choices"]:
         answer.texts[choice["index"]] = choice["text"] if "text" in choice else choice["message"]["content"]
         answer.finishes.append((choice["index"], choice["finish_reason"]))
@@ -133,10 +137,13 @@ def _take_error(answer: Answer, error: dict[str, Any]) -> None:
 
 
 async def learn(url: str, jobs: Sequence[Job], num_clients: int) -> list[Job]:
-    """The jobs with their undisturbed answers: each asked for twice, whole and as a stream."""
+    """The jobs with their undisturbed answers: each asked for twice, whole and as a stream. Those whose seed is drawn
+    stay as they are."""
     room = asyncio.Semaphore(num_clients)
 
     async def one(job: Job) -> Job:
+        if job.seed_is_drawn:
+            return job
         async with room:
             whole = await ask(url, job, f"undisturbed {job.number}", False, 120)
             stream = await ask(url, job, f"undisturbed stream {job.number}", True, 120)
@@ -155,6 +162,7 @@ class Account:
     ends: Counter[str] = field(default_factory=Counter)
     finished: Counter[str] = field(default_factory=Counter)  # whole answers by what kind of request it was
     wrong: list[str] = field(default_factory=list)
+    drawn: list[Drawn] = field(default_factory=list)  # whole answers whose seed the router has drawn
     slowest_s: float = 0.0
 
     @property
@@ -197,7 +205,8 @@ class Load:
         account.slowest_s = max(account.slowest_s, took_s)
         wrong = ""
         for choice, text in answer.texts.items():
-            if choice >= job.num_choices or not job.texts[choice].startswith(text):
+            is_known = choice < job.num_choices and not job.seed_is_drawn
+            if choice >= job.num_choices or (is_known and not job.texts[choice].startswith(text)):
                 wrong = f"choice {choice} says other tokens than undisturbed: {text[-40:]!r}"
         indices = [choice for choice, _ in answer.finishes]
         if len(set(indices)) != len(indices):
@@ -205,6 +214,8 @@ class Load:
         if answer.end == "finished" and not wrong:
             if sorted(indices) != list(range(job.num_choices)):
                 wrong = f"200 without an end of each choice: {answer.finishes}"
+            elif job.seed_is_drawn:
+                account.drawn.append(Drawn.of(answer.id, job, answer.texts, answer.finishes))
             elif tuple(answer.texts.get(choice, "") for choice in range(job.num_choices)) != job.texts:
                 wrong = "finished with less text than undisturbed"
             elif tuple(reason for _, reason in sorted(answer.finishes)) != job.finishes:
