@@ -73,10 +73,17 @@ class ChatTemplate:
         self.source = source
         self.knows_developer_role = "developer" in source
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        """The prompt. Raises ChatTemplateError if the template cannot take these messages."""
+    def render(
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt. `variables` are more of what the template may look at; they never replace its own. Raises
+        ChatTemplateError if the template cannot take these messages."""
         try:
             return self._template.render(
+                variables or (),
                 messages=messages,
                 tools=None,
                 documents=None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 # texts whose words are all looked up.
 INLINE_SIZE = 2048
 CACHED_SIZE = 8192
+NO_VARIABLES: Mapping[str, Any] = {}
 MESSAGE_SIZE = 16  # what rendering a message costs besides its text, in characters
 
 T = TypeVar("T")
@@ -91,19 +92,23 @@ class Tokenizer:
         """Raises FileNotFoundError or ValueError with a sentence that names what is wrong."""
         return cls(TokenizerFiles.read(Path(directory)), encode_pool)
 
-    async def encode(self, texts: Sequence[str], max_tokens: int) -> list[bytes]:
-        """Encodes raw prompts: control tokens in them count as such, and each gets a start token if the model wants
-        one.
+    async def encode(self, texts: Sequence[str], max_tokens: int, add_special_tokens: bool = True) -> list[bytes]:
+        """Encodes raw prompts: control tokens in them count as such, and with `add_special_tokens` each gets a start
+        token if the model wants one.
 
         Raises TextTooLongError, without tokenising, if a prompt certainly has more than `max_tokens` tokens.
         """
         for text in texts:
             self._check_length(text, max_tokens)
-        return await self._run(sum(map(len, texts)), lambda: [self._encode_raw(text) for text in texts])
+        return await self._run(
+            sum(map(len, texts)), lambda: [self._encode_raw(text, add_special_tokens) for text in texts]
+        )
 
-    async def encode_chat(self, messages: list[Message], max_tokens: int) -> bytes:
-        """Encodes a conversation with the chat template. Control tokens inside messages are treated as plain text, so
-        that nobody can forge somebody else's turn.
+    async def encode_chat(
+        self, messages: list[Message], max_tokens: int, variables: Mapping[str, Any] = NO_VARIABLES
+    ) -> bytes:
+        """Encodes a conversation with the chat template, which gets the client's `variables` as well. Control tokens
+        inside messages and variables are treated as plain text, so that nobody can forge somebody else's turn.
 
         Raises ChatTemplateError, ControlTokenError, TextTooLongError.
         """
@@ -112,8 +117,10 @@ class Tokenizer:
         # Roles and names count too, and so does each message: rendering thousands of empty ones takes time as well.
         size = MESSAGE_SIZE * len(messages) + sum([len(text) for message in messages for text in message.values()])
         if size > CACHED_SIZE:
-            return await self._run(size, lambda: self._encode_chat(self._render(template, messages), max_tokens))
-        rendered = self._render(template, messages)
+            return await self._run(
+                size, lambda: self._encode_chat(self._render(template, messages, variables), max_tokens)
+            )
+        rendered = self._render(template, messages, variables)
         if self._words is not None and rendered.disguised is None:
             self._check_length(rendered.text, max_tokens)
             token_ids = self._words.encode(rendered.text)
@@ -121,13 +128,17 @@ class Tokenizer:
                 return token_ids
         return await self._run(size, lambda: self._encode_chat(rendered, max_tokens))
 
-    async def decode(self, prompts: Sequence[list[int]]) -> list[str]:
-        """The text of each prompt, without control tokens."""
+    async def decode(self, prompts: Sequence[list[int]], skip_special_tokens: bool = True) -> list[str]:
+        """The text of each prompt, as a rule without control tokens."""
 
         def decode_all() -> list[str]:
-            return list(self._tokenizer.decode_batch(prompts, skip_special_tokens=True))
+            return list(self._tokenizer.decode_batch(prompts, skip_special_tokens=skip_special_tokens))
 
         return await self._run(sum(map(len, prompts)), decode_all)
+
+    def names_of(self, token_ids: Sequence[int]) -> list[str]:
+        """The tokens as the vocabulary spells them; empty for ids that only pad it."""
+        return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
 
     async def _run(self, size: int, work: Callable[[], T]) -> T:
         """Does work on `size` characters or tokens in all, in the pool if it would take long."""
@@ -135,14 +146,19 @@ class Tokenizer:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
-    def _encode_raw(self, text: str) -> bytes:
+    def _encode_raw(self, text: str, add_special_tokens: bool) -> bytes:
         # The start token comes from tokenizer.json's post-processor alone: like transformers 5, which does not look
         # at `add_bos_token` of tokenizer_config.json where there is a tokenizer.json.
-        return encode_unlocked(self._tokenizer, text, add_special_tokens=True)
+        return encode_unlocked(self._tokenizer, text, add_special_tokens=add_special_tokens)
 
-    def _render(self, template: ChatTemplate, messages: list[Message]) -> RenderedChat:
-        disguised = self._control.disguise(messages)
-        return RenderedChat(template.render(messages if disguised is None else disguised.messages), disguised)
+    def _render(self, template: ChatTemplate, messages: list[Message], variables: Mapping[str, Any]) -> RenderedChat:
+        if not variables:
+            disguised = self._control.disguise(messages)
+            return RenderedChat(template.render(messages if disguised is None else disguised.messages), disguised)
+        both = [*messages, dict(variables)]
+        disguised = self._control.disguise(both)
+        *messages, variables = both if disguised is None else disguised.messages
+        return RenderedChat(template.render(messages, variables), disguised)
 
     def _encode_chat(self, rendered: RenderedChat, max_tokens: int) -> bytes:
         self._check_length(rendered.text, max_tokens)

@@ -41,7 +41,7 @@ from slipstream.router.takeover.estate import Estate
 from slipstream.router.tokenizer import Tokenizer
 from slipstream.router.wire import FrameProtocol
 
-OWN_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/health/live"})
+OWN_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/health/live"})
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # that may be asked twice
 HEARTBEAT_S = 1.0  # after which counts are told again though they have not changed
 TELL_COUNTS_S = 0.2  # how old the counts of a front on the metrics page may be

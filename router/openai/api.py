@@ -27,6 +27,8 @@ from slipstream.router.openai.parsing import parse_body
 from slipstream.router.openai.prompts import DEFAULT_COMPLETION_TOKENS, Prompts, room
 from slipstream.router.openai.sampling import SEED_MASK, check_token_ids, sampling_params
 from slipstream.router.openai.schema import ChatRequest, CompletionRequest, GenerationFields
+from slipstream.router.openai.token_pages import TokenPages
+from slipstream.router.queue import MAX_PRIORITY
 from slipstream.router.stream import GenerationStream
 from slipstream.router.takeover.journal import Identity
 from slipstream.router.takeover.notes import Notes
@@ -68,6 +70,7 @@ class OpenAiApi:
         routes.add("POST", "/v1/chat/completions", self.chat_completions)
         routes.add("POST", "/v1/completions", self.completions)
         routes.add("GET", "/v1/usage", self.usage)
+        TokenPages(self._tokenizer, self._prompts, self._service, self._check_model).add_to(routes)
 
     async def models(self, request: Request, exchange: Exchange) -> None:
         versions = self._service.versions
@@ -102,7 +105,7 @@ class OpenAiApi:
         body = parse_body(request, ChatRequest, max_model_len)
         asked = self._asked(body, exchange, arrived_s)
         limit = self._prompts.limit(max_model_len)
-        packed_ids = await self._prompts.of_chat(body.messages, limit)
+        packed_ids = await self._prompts.of_chat(body.messages, limit, body.chat_template_kwargs or {})
         guide = await self._guides.of(body)
         max_tokens = room(packed_ids, limit, body.stated_max_tokens, None, "messages")
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -140,6 +143,13 @@ class OpenAiApi:
         version = self._version_of(body.model)
         exchange.caller.check(self._model, body.priority or 0)
         return Asked(body, version, exchange.request_id, exchange.caller, exchange.trace_id, arrived_s)
+
+    def _check_model(self, exchange: Exchange, name: str) -> None:
+        """Raises HttpError if there is no such model or the caller may not use it. Without a name it is the one that is
+        served."""
+        if name:
+            self._version_of(name)
+        exchange.caller.check(self._model, MAX_PRIORITY)
 
     async def _answer(self, exchange: Exchange, job: Job) -> None:
         """Run the job and send the answer. Raises HttpError if it fails before anything was sent."""

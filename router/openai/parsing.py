@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails
 
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.reader import Request
-from slipstream.router.openai.schema import UNION_TAGS
+from slipstream.router.openai.fields import UNION_TAGS
 
 JSON = b"application/json"
 MAX_PARAM_CHARS = 256  # the name may be anything that a client made up

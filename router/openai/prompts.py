@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from slipstream.router.chat_template import ChatTemplateError, Message
 from slipstream.router.control_tokens import ControlTokenError
@@ -34,9 +35,9 @@ class Prompts:
             )
         return limit
 
-    async def of_chat(self, messages: list[ChatMessage], limit: int) -> bytes:
-        """The token ids of a conversation. Raises HttpError 400 if the model has no chat template, or one that refuses
-        these messages."""
+    async def of_chat(self, messages: list[ChatMessage], limit: int, variables: Mapping[str, Any]) -> bytes:
+        """The token ids of a conversation. `variables` are the client's for the chat template. Raises HttpError 400 if
+        the model has no chat template, or one that refuses these messages."""
         template = self._tokenizer.chat_template
         if template is None:
             raise HttpError(
@@ -47,7 +48,7 @@ class Prompts:
             )
         plain = [plain_message(message, template.knows_developer_role) for message in messages]
         try:
-            return await self._tokenizer.encode_chat(plain, limit)
+            return await self._tokenizer.encode_chat(plain, limit, variables)
         except TextTooLongError as error:
             raise too_long(f"at least {error.num_tokens}", 0, limit, "messages") from error
         except (ChatTemplateError, ControlTokenError) as error:
@@ -57,13 +58,21 @@ class Prompts:
     async def of_texts(self, texts: Sequence[str], limit: int, param: str) -> list[bytes]:
         """The token ids of each text. Raises HttpError 400 if one has no tokens or more than fit the model's
         context."""
-        try:
-            id_lists = await self._tokenizer.encode(texts, limit)
-        except TextTooLongError as error:
-            raise too_long(f"at least {error.num_tokens}", 0, limit, param) from error
+        id_lists = await self._encode(texts, limit, param, adds_start=True)
         if not all(id_lists):
             raise HttpError(400, f"'{param}' is empty.", param=param, code="invalid_value")
         return id_lists
+
+    async def of_any_text(self, text: str, limit: int, adds_start: bool) -> bytes:
+        """The token ids of a text that is not to be generated from; it may be empty. Raises HttpError 400 if they are
+        certainly more than fit the model's context."""
+        return (await self._encode([text], limit, "prompt", adds_start))[0]
+
+    async def _encode(self, texts: Sequence[str], limit: int, param: str, adds_start: bool) -> list[bytes]:
+        try:
+            return await self._tokenizer.encode(texts, limit, adds_start)
+        except TextTooLongError as error:
+            raise too_long(f"at least {error.num_tokens}", 0, limit, param) from error
 
 
 def room(packed_ids: bytes, limit: int, wanted: int | None, default: int | None, param: str) -> int:

@@ -12,20 +12,26 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    model_validator,
-)
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from slipstream.router.openai.fields import (
+    INT32_MAX,
+    FiniteFloat,
+    Label,
+    StopString,
+    Strict,
+    TokenId,
+    Unserved,
+    as_list,
+    at_most,
+    exactly,
+    field_error,
+    only,
+)
+from slipstream.router.openai.vllm_fields import ChatVllmFields, CompletionVllmFields, VllmFields
+
 MAX_STOPS = 16
-MAX_STOP_CHARS = 512
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
 MAX_LOGPROBS = 20
@@ -34,47 +40,8 @@ MAX_GUIDED_CHOICES = 1024
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
 MAX_MESSAGES = 8192  # also the limit for the parts of all messages together
-INT32_MAX = 2**31 - 1
 MAX_MILLISECONDS = 86_400_000
 MAX_TIMEOUT_S = 86_400
-
-FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
-TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
-StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
-Label = Annotated[str, Field(max_length=512)]
-
-
-def exactly(*served: Any) -> AfterValidator:
-    """A field of which only some values are served."""
-
-    def check(value: Any) -> Any:
-        # `==` alone would take 0 and 0.0 for False.
-        if any(value == one and type(value) is type(one) for one in served):
-            return value
-        raise PydanticCustomError("unsupported", "is not supported by this server yet")
-
-    return AfterValidator(check)
-
-
-def only(*neutral: Any) -> AfterValidator:
-    """A field that is not supported yet: it may be absent, null, or one of the values that ask for nothing."""
-    return exactly(None, *neutral)
-
-
-def as_list(value: Any) -> Any:
-    """A single stop string becomes a list of one."""
-    return [value] if isinstance(value, str) else value
-
-
-def at_most(max_length: int) -> BeforeValidator:
-    """A bound for the size of objects that is checked first: pydantic's own checks every entry before counting them."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > max_length:
-            raise PydanticCustomError("too_long", "has more than {max_length} entries", {"max_length": max_length})
-        return value
-
-    return BeforeValidator(check)
 
 
 def not_too_many_parts(messages: Any) -> Any:
@@ -85,13 +52,6 @@ def not_too_many_parts(messages: Any) -> Any:
         if max(num_parts, len(messages)) > MAX_MESSAGES:
             raise PydanticCustomError("too_long", "has more than {limit} messages or parts", {"limit": MAX_MESSAGES})
     return messages
-
-
-Unserved = Annotated[Any, only()]
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class StreamOptions(Strict):
@@ -158,7 +118,7 @@ class StructuredOutputs(Strict):
         return self
 
 
-class GenerationFields(Strict):
+class GenerationFields(VllmFields):
     """The fields that chat and plain completions have in common."""
 
     model: Label
@@ -243,7 +203,7 @@ class ChatMessage(Strict):
         return self
 
 
-class ChatRequest(GenerationFields):
+class ChatRequest(ChatVllmFields, GenerationFields):
     """Body of POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True), BeforeValidator(not_too_many_parts)]
@@ -291,7 +251,7 @@ def prompt_kind(value: Any) -> str:
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 
 
-class CompletionRequest(GenerationFields):
+class CompletionRequest(CompletionVllmFields, GenerationFields):
     """Body of POST /v1/completions."""
 
     prompt: Annotated[
@@ -335,12 +295,3 @@ class CompletionRequest(GenerationFields):
     @property
     def num_prompts(self) -> int:
         return len(self.texts) or len(self.id_lists)
-
-
-def field_error(field: str, message: str) -> PydanticCustomError:
-    """A complaint about `field` from a validator of the whole object."""
-    return PydanticCustomError("field", "{message}", {"field": field, "message": message})
-
-
-# The names of union members in the paths of errors. The tilde tells them from fields that a client made up.
-UNION_TAGS = frozenset({"~string", "~object", "~parts", "~strings", "~ids", "~id_lists"})

@@ -123,6 +123,16 @@ BOTH = [
     ("guided_choice", ["a"] * 1025, None),
     ("guided_grammar", {}, None),
     ("response_format", "text", None),
+    ("skip_special_tokens", False, None),
+    ("skip_special_tokens", 1, None),
+    ("use_beam_search", True, None),
+    ("length_penalty", 1.1, None),
+    ("truncate_prompt_tokens", 5, None),
+    ("prompt_logprobs", 0, None),
+    ("allowed_token_ids", [5], None),
+    ("bad_words", ["x"], None),
+    ("return_token_ids", True, None),
+    ("kv_transfer_params", {"do_remote_decode": True}, None),
 ]
 CHAT_ONLY = [
     ("messages", MISSING, None),
@@ -167,6 +177,19 @@ CHAT_ONLY = [
     ("service_tier", "priority", None),
     ("parallel_tool_calls", "yes", None),
     ("prompt", "hi", None),
+    ("chat_template_kwargs", 5, None),
+    ("chat_template_kwargs", {"a": [1]}, "chat_template_kwargs.a"),
+    ("chat_template_kwargs", {"a": {"b": "c"}}, "chat_template_kwargs.a"),
+    ("chat_template_kwargs", {"a": "x" * 513}, "chat_template_kwargs.a"),
+    ("chat_template_kwargs", {str(i): 1 for i in range(17)}, None),
+    ("chat_template_kwargs", {"messages": "x"}, None),
+    ("chat_template_kwargs", {"bos_token": "x"}, None),
+    ("chat_template", "{{ messages }}", None),
+    ("add_generation_prompt", False, None),
+    ("continue_final_message", True, None),
+    ("add_special_tokens", True, None),
+    ("echo", True, None),
+    ("include_reasoning", False, None),
 ]
 COMPLETIONS_ONLY = [
     ("prompt", MISSING, None),
@@ -194,6 +217,8 @@ COMPLETIONS_ONLY = [
     ("best_of", 2, None),
     ("suffix", "x", None),
     ("messages", HI, None),
+    ("add_special_tokens", False, None),
+    ("chat_template_kwargs", {}, None),
 ]
 CASES = [
     *((CHAT, *case) for case in BOTH + CHAT_ONLY),
@@ -344,6 +369,37 @@ def test_null_means_the_default_in_every_optional_field() -> None:
                 body |= {"model": MODEL, **({"messages": HI} if path == CHAT else {"prompt": "x"})}
                 status, _, answer = await site.request("POST", path, body)
                 assert status == 200, answer
+
+    run(main)
+
+
+def test_what_vllms_clients_send_by_default_is_accepted() -> None:
+    neutral: dict[str, object] = {
+        "skip_special_tokens": True,
+        "spaces_between_special_tokens": True,
+        "use_beam_search": False,
+        "length_penalty": 1.0,
+        "bad_words": [],
+        "logits_processors": [],
+        "return_tokens_as_token_ids": False,
+        "return_token_ids": False,
+        "kv_transfer_params": {},
+        "vllm_xargs": {},
+        "truncate_prompt_tokens": None,
+    }
+    of_chat: dict[str, object] = {
+        "add_generation_prompt": True,
+        "continue_final_message": False,
+        "add_special_tokens": False,
+        "echo": False,
+        "documents": [],
+        "include_reasoning": True,
+    }
+
+    async def main() -> None:
+        async with front("abc") as site:
+            assert (await site.post(CHAT, messages=HI, **neutral, **of_chat))[0] == 200
+            assert (await site.post(COMPLETIONS, prompt="hi", add_special_tokens=True, **neutral))[0] == 200
 
     run(main)
 
