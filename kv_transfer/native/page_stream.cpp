@@ -34,8 +34,9 @@ class Stream {
 
     int64_t size() const { return num_bytes_ + kChecksumBytes; }
 
-    int64_t pack(int64_t offset, uint8_t* dest, int64_t max_bytes) {
-        int64_t num_bytes = std::min(max_bytes, size() - offset);
+    // `max_bytes` is SIZE_MAX for a message that fits into one piece as a whole.
+    int64_t pack(int64_t offset, uint8_t* dest, size_t max_bytes) {
+        int64_t num_bytes = std::min<uint64_t>(max_bytes, size() - offset);
         // Whole blocks as long as there are some: those that are cut in two are put together at either end.
         if (num_bytes < size() - offset && num_bytes >= kBlockBytes) num_bytes -= num_bytes % kBlockBytes;
         const int64_t of_rows = std::clamp<int64_t>(num_bytes_ - offset, 0, num_bytes);

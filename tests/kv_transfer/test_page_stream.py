@@ -19,6 +19,7 @@ from slipstream.kv_transfer.row_copy import usable_variants
 
 NUM_PAGES, NUM_HEADS = 8, 4
 OK, TRUNCATED = 0, -9  # of UCX
+SIZE_MAX = (1 << 64) - 1
 
 
 class Operations(Structure):
@@ -150,3 +151,15 @@ def test_a_spoilt_stream_and_one_with_too_many_bytes_are_not_whole(variant: str)
     assert receiver.unpack(0, sender.pack(0, len(sender.stream))) == OK
     assert not receiver.stream.is_whole()
     assert receiver.unpack(len(receiver.stream) - 4, bytes(5)) == TRUNCATED
+
+
+@pytest.mark.parametrize("variant", usable_variants())
+def test_a_message_for_which_there_is_room_without_end_is_packed_as_a_whole(variant: str) -> None:
+    """UCX asks so for one that fits into a single segment."""
+    pages = Pages(0, np.array([5, 1, 2], np.int64), range(2), 7)
+    sender, receiver = (End(library(variant), make_pool(2048, seed), pages) for seed in (1, 2))
+    out = create_string_buffer(len(sender.stream))
+    state = sender._operations.start_pack(None, sender.stream.handle, 1)
+    assert sender._operations.pack(state, 0, out, SIZE_MAX) == len(sender.stream)
+    assert receiver.unpack(0, out.raw) == OK
+    assert receiver.stream.is_whole()

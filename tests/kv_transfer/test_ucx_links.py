@@ -18,7 +18,7 @@ from slipstream.kv_transfer.config import TransferConfig
 from slipstream.kv_transfer.events import Received, SendFailed, Sent
 from slipstream.kv_transfer.greeting import Greeter
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
-from tests.kv_transfer.ranks import PAGE_IDS, Rank, assert_transfers
+from tests.kv_transfer.ranks import PAGE_IDS, SHAPE, Rank, assert_transfers
 from tests.kv_transfer.waiting import EVENT_S, wait_until
 
 Open = Callable[..., Rank]
@@ -34,9 +34,10 @@ def open_rank() -> Iterator[Open]:
         value: int = 0,
         tls: str = TransferConfig().tls,
         way: Literal["ucx", "shared_memory"] = "ucx",
+        shape: tuple[int, int, int, int] = SHAPE,
     ) -> Rank:
         config = TransferConfig(transport=way, slab_pages=4, staging_mib=2, tls=tls, peer_timeout_s=2)
-        ranks.append(Rank(PeerId(name, epoch), value, config, is_shared=way == "shared_memory"))
+        ranks.append(Rank(PeerId(name, epoch), value, config, is_shared=way == "shared_memory", shape=shape))
         return ranks[-1]
 
     yield open_one
@@ -66,6 +67,15 @@ def test_peers_that_come_and_go_leave_nothing(open_rank: Open) -> None:
         costs.append((num_open_files(), num_shm_segments()))
     assert len(set(costs[1:])) == 1, costs
     assert costs[-1][1] == 0
+
+
+@pytest.mark.parametrize("tls", ["posix,self,tcp", "tcp"])
+@pytest.mark.parametrize("head_bytes", [50, 100, 3000])
+def test_messages_that_fit_into_one_segment_arrive(open_rank: Open, tls: str, head_bytes: int) -> None:
+    shape = (2, 32, 2, head_bytes)
+    source, destination = (open_rank(name, value=value, tls=tls, shape=shape) for name, value in (("p", 7), ("d", 0)))
+    assert_transfers(source, destination)
+    assert_transfers(destination, source)
 
 
 def test_strangers_on_the_port_do_no_harm(open_rank: Open) -> None:
