@@ -5,14 +5,13 @@
 
 32 MiB of a pool of 64 MiB, 1 MiB a message, to a pool that was overwritten before; GB/s, medians. The last line is the
 ceiling of a transfer through shared memory between two threads: one sums up, the other copies, both at once. Each line
-comes twice, for memory as pools have it and, to compare, for private memory that was asked for in huge pages.
+comes twice: for shared memory as the kernel gives it, by default in pages of 4 KiB, and in huge pages, as in a pool.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import mmap
 import statistics
 import sys
 import threading
@@ -24,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
+from slipstream.kv_transfer.huge_pages import num_huge_bytes
 from slipstream.kv_transfer.page_pull import PagePull, pull_pages, sum_pages
 from slipstream.kv_transfer.page_transport import Pages
 from slipstream.kv_transfer.pool import HostPagePool
@@ -39,13 +39,11 @@ class Side:
 
     def __init__(self, page_bytes: int, seed: int, is_huge: bool) -> None:
         shape = (1, 2 * TOTAL_BYTES // page_bytes, 1, page_bytes)
-        buffer: mmap.mmap
+        memory = PoolMemory(math.prod(shape))
         if is_huge:
-            buffer = mmap.mmap(-1, math.prod(shape), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            buffer.madvise(mmap.MADV_HUGEPAGE)
-        else:
-            buffer = PoolMemory(math.prod(shape)).buffer
-        self.array = np.frombuffer(buffer, np.uint8).reshape(shape)
+            memory.take()
+        self.num_huge_bytes = num_huge_bytes(memory.buffer)
+        self.array = memory.buffer.reshape(shape)
         generator = np.random.default_rng(seed)
         self.array.reshape(-1).view(np.uint64)[:] = generator.integers(0, 1 << 64, self.array.size // 8, np.uint64)
         self.pool = HostPagePool(self.array)
@@ -100,8 +98,8 @@ def main() -> None:
                 run(source, to)
                 rates[way].append(TOTAL_BYTES / 1e9 / (time.perf_counter() - began))
         for way, found in rates.items():
-            memory = "huge pages" if is_huge else "pool"
-            print(f"{memory:10}  {way:36}{statistics.median(found):6.2f} GB/s ({min(found):.2f} to {max(found):.2f})")
+            memory = f"{source.num_huge_bytes // MIB} MiB huge"
+            print(f"{memory:12}  {way:36}{statistics.median(found):6.2f} GB/s ({min(found):.2f} to {max(found):.2f})")
 
 
 if __name__ == "__main__":

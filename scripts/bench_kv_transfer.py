@@ -4,10 +4,11 @@
     python scripts/bench_kv_transfer.py [--rounds 3] [--repeats 7] [--ways shared_memory,ucx] [--nixl-python PATH]
 
 Prints GB/s (1e9 bytes of pages a second, from `send` to verified and in place) and CPU seconds per GB of each side's
-process, medians over all repeats of all rounds. The pages hold random bytes, and every run is compared afterwards. In
-a round every way has its turn; *memory copy* is one thread that copies the same pages within its own process, without
-checksums. With `--nixl-python`, a Python that has `nixl` and `numpy` installed, NIXL moves the
-same pages in the same run, as it comes and in its best configuration.
+process, medians over all repeats of all rounds. The pages hold random bytes, and every run is compared afterwards. The
+pools are made like a worker's with that `kv_transfer.transport`: in huge pages, private or shared. In a round every way
+has its turn; *memory copy* is one thread that copies the same pages from one private pool to another, without
+checksums. With `--nixl-python`, a Python that has `nixl` and `numpy` installed, NIXL moves the same pages in the same
+run, as it comes and in its best configuration.
 """
 
 from __future__ import annotations
@@ -97,18 +98,19 @@ def cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def open_pool(case: Case, seed: int) -> tuple[PoolMemory, np.ndarray, list[int]]:
+def open_pool(case: Case, seed: int, is_shared: bool) -> tuple[PoolMemory, np.ndarray, list[int]]:
     """A pool of random bytes, and those of its pages that take part."""
     generator = np.random.default_rng(seed)
     shape = (case.num_layers, 2 * case.num_pages, case.num_heads, case.head_bytes)
-    memory = PoolMemory(math.prod(shape))
-    array = np.frombuffer(memory.buffer, np.uint8).reshape(shape)
+    memory = PoolMemory(math.prod(shape), is_shared=is_shared)
+    memory.take()
+    array = memory.buffer.reshape(shape)
     array.reshape(-1).view(np.uint64)[:] = generator.integers(0, 1 << 64, array.size // 8, np.uint64)
     return memory, array, generator.permutation(2 * case.num_pages)[: case.num_pages].tolist()
 
 
 def open_end(case: Case, peer: PeerId, config: TransferConfig) -> tuple[TransferAgent, np.ndarray, Events, list[int]]:
-    memory, array, page_ids = open_pool(case, len(peer.name))
+    memory, array, page_ids = open_pool(case, len(peer.name), config.transport != "ucx")
     events: Events = SimpleQueue()
     agent = TransferAgent(
         HostPagePool(array, memory),
@@ -177,8 +179,8 @@ def run(case: Case, config: TransferConfig, repeats: int) -> Figures:
 
 
 def run_memory_copy(case: Case, repeats: int) -> Figures:
-    _, source, source_ids = open_pool(case, 1)
-    _, to, ids = open_pool(case, 2)
+    _, source, source_ids = open_pool(case, 1, False)
+    _, to, ids = open_pool(case, 2, False)
     pages, to_pages = (array.reshape(*array.shape[:2], -1) for array in (source, to))
     figures = Figures()
     for _ in range(repeats):

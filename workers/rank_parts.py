@@ -33,7 +33,7 @@ from slipstream.workers.ticket_office import TicketOffice
 class RankAgent:
     """A rank's transfer agent. It takes commands of the group and, from the runner, news of finished pages.
 
-    `memory` holds the runner's pool, if that can be shared. Every transfer that is begun here ends in one
+    `memory` holds the runner's pool, if that is on the host. Every transfer that is begun here ends in one
     `RankOutcome`, which is given to `ended` on the agent's thread or, if the ticket does not fit this rank, at once.
     """
 
@@ -197,9 +197,8 @@ def rank_parts(config: WorkerConfig, tp: TensorParallel, ended: Callable[[RankOu
         ranks_on_host=config.ranks_on_host,
         model_id=model_key(config.model, config.model_version),  # the name by which the router knows it
     )
-    memory = KvMemory() if config.transfer.transport != "ucx" else None
+    memory = KvMemory(is_shared=config.transfer.transport != "ucx")
     runner = build_runner(config.model_dir, for_both_roles(config), limits.num_pages, tp=tp, memory=memory)
-    pool_memory = memory.pool if memory is not None else None
-    with closing(RankAgent(runner, pool_memory, tp, config, ended)) as agent:
+    with closing(RankAgent(runner, memory.pool, tp, config, ended)) as agent:
         runner.sink = agent
         yield RankParts(limits, runner, agent)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gc
-import logging
-import mmap
 import os
 import resource
 import socket
@@ -19,10 +16,10 @@ from slipstream.kv_transfer import shared_offers
 from slipstream.kv_transfer.config import TransferConfig
 from slipstream.kv_transfer.events import ReceiveFailed, SendFailed, Sent
 from slipstream.kv_transfer.greeting import Greeter
+from slipstream.kv_transfer.huge_pages import Memory
 from slipstream.kv_transfer.page_pull import sum_pages
 from slipstream.kv_transfer.page_transport import Pages
 from slipstream.kv_transfer.pool import HostPages
-from slipstream.kv_transfer.pool_memory import PoolMemory, view_of
 from slipstream.kv_transfer.shared_link import fill_packets
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
 from tests.kv_transfer.ranks import PAGE_IDS, SHAPE, Rank, assert_transfers
@@ -112,7 +109,7 @@ def test_a_peer_whose_view_cannot_be_mapped_is_called_by_ucx_from_then_on(
 ) -> None:
     source, destination = open_rank("prefill", 7), open_rank("decode")
 
-    def view_fails(file: int, num_bytes: int) -> mmap.mmap:
+    def view_fails(file: int, num_bytes: int) -> Memory:
         raise OSError("no addresses left")
 
     monkeypatch.setattr("slipstream.kv_transfer.shared_link.view_of", view_fails)
@@ -244,46 +241,6 @@ def few_files(num_free: int) -> Iterator[None]:
         for file in files[len(files) - num_free :]:
             file.close()
         yield
-
-
-def test_the_memory_that_is_handed_out_can_neither_be_written_nor_shrunk() -> None:
-    memory = PoolMemory(1 << 20)
-    assert memory.file is not None
-    memory.buffer[5] = 42
-    view = view_of(memory.file, 1 << 20)
-    assert view[5] == 42
-    with pytest.raises(PermissionError):
-        mmap.mmap(memory.file, 1 << 20, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-    with pytest.raises(OSError, match=r"Invalid argument|not permitted"):
-        os.ftruncate(memory.file, 0)
-    memory.close()
-
-
-def test_a_view_of_memory_that_could_shrink_is_refused() -> None:
-    file = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(file, 4096)
-        with pytest.raises(ValueError, match="not sealed"):
-            view_of(file, 4096)
-        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        with pytest.raises(ValueError, match="has 4096 bytes, not 8192"):
-            view_of(file, 8192)
-    finally:
-        os.close(file)
-
-
-def test_without_shared_memory_there_is_a_warning_and_private_memory(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def memfd_fails(name: str, flags: int) -> int:
-        raise OSError("not implemented here")
-
-    monkeypatch.setattr(os, "memfd_create", memfd_fails)
-    with caplog.at_level(logging.WARNING):
-        memory = PoolMemory(8192)
-    assert memory.file is None
-    assert len(memory.buffer) == 8192
-    assert "pages will go to other workers by UCX" in caplog.text
 
 
 def test_a_greeting_is_for_one_listener_and_one_token_and_an_answer_for_one_greeting() -> None:

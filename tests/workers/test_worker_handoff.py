@@ -241,3 +241,25 @@ def test_what_cannot_be_taken_is_refused_and_harms_nobody(workers: Workers) -> N
     decode.cancel(request("bad-ticket", prompt(40)))
     tokens, _ = hand_off(prefill, decode, request("still-fine", prompt(40), salt="fine"))
     assert len(tokens) == 8
+
+
+def test_a_worker_that_may_only_use_ucx_gets_the_same_tokens_from_a_pool_of_its_own(
+    tiny_model_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    with ScriptedRouter() as router, ExitStack() as stack:
+        opened = []
+        for name, role, transport in (("d", "decode", "auto"), ("p", "prefill", "ucx")):
+            transfer = {"transport": transport}
+            worker = WorkerProcess(tmp_path, name, role, tiny_model_dir(MODEL), router.port, transfer=transfer)
+            opened.append(stack.enter_context(worker))
+        decode, prefill = router.connection("d"), router.connection("p")
+        mapped = [Path(f"/proc/{worker.process.pid}/maps").read_text() for worker in opened]
+        assert ["slipstream-kv-pool" in mappings for mappings in mapped] == [True, False]
+        apart = request("apart", prompt(100), max_tokens=NUM_TOKENS, salt="apart")
+        prefill.prefill(apart, decode.reserve(apart, prefill))
+        first = prefill.wait_chunks(apart.request_id, 1)
+        decode.start(apart, first[0].token_ids)
+        rest = decode.wait_chunks(apart.request_id, NUM_TOKENS - 1)
+        here = request("here", prompt(100), max_tokens=NUM_TOKENS, salt="here")
+        decode.generate(here)
+        assert tokens_of([*first, *rest]) == tokens_of(decode.wait_chunks(here.request_id, NUM_TOKENS))
