@@ -10,12 +10,13 @@ import shlex
 import signal
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 
-from slipstream.cluster import processes
 from slipstream.cluster.cluster_fleet import ClusterFleet
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.console import Console
+from slipstream.cluster.guard import Guard
 from slipstream.cluster.members import Deployment, RouterMember
 from slipstream.cluster.model_version import version_of
 from slipstream.cluster.operator.parts import DriverParts
@@ -29,12 +30,14 @@ from slipstream.cluster.planner.load import load_planner
 from slipstream.cluster.planner.shell import PlannerShell, planning
 from slipstream.cluster.probe import wait_until_ready, why_not_ready
 from slipstream.cluster.ray_session import RaySession, connected
-from slipstream.cluster.run_state import ClusterPhase, ClusterState, MemberStatus, StateFile
+from slipstream.cluster.run_state import ClusterPhase, ClusterState, StateFile
 from slipstream.cluster.supervisor import StartFailed, Supervisor
 from slipstream.cluster.update.release import Release
 from slipstream.cluster.update.updater import Updater
-from slipstream.router.addresses import Addresses, Endpoint
-from slipstream.router.takeover.keeper import Keeper
+from slipstream.cluster.urls import port_of, url_of
+from slipstream.cluster.watch import Watch
+from slipstream.router.addresses import Endpoint
+from slipstream.router.messages import Role
 
 
 class Driver:
@@ -42,27 +45,30 @@ class Driver:
 
     def __init__(
         self,
+        guard: Guard,
         config: ClusterConfig,
         config_path: Path,
         overrides: Overrides,
+        before: ClusterState | None,
         state_path: Path,
         log_dir: Path | None,
         console: Console,
         *,
         timings: bool,
     ) -> None:
+        self._guard = guard
         self._config = config
         self._overrides = overrides
+        self._before = before
         self._console = console
         self._timings = timings
         self._log_dir = log_dir
         self._operator_port: OperatorPort | None = None
-        started = processes.start_time(os.getpid())
-        assert started is not None
         self._state = ClusterState(
             name=config.name,
-            pid=os.getpid(),
-            started=started,
+            pid=guard.pid,
+            started=guard.started,
+            driver=os.getpid(),
             config=str(config_path.resolve()),
             model=config.model.name,
             log_dir=str(log_dir or ""),
@@ -101,10 +107,8 @@ class Driver:
     async def _serve(self, session: RaySession, own: OwnRay | None) -> int:
         stop, at_once = asyncio.Event(), asyncio.Event()
         watch = Watch(self._console, self._state_file, own, self._config.router.http.tls.is_on)
-        with keeping_clients(self._console) as keeper, _signals(stop, at_once):
-            supervisor, fleet = self._supervised(session, watch, keeper)
-            if own is not None and keeper is not None:
-                own.reaper.remove(keeper.path.parent)  # in case this process is killed
+        with _signals(stop, at_once), self._guard.watched(partial(self._on_guardian_gone, stop)):
+            supervisor, fleet = self._supervised(session, watch)
             try:
                 if not await _unless(stop, self._bring_up(supervisor, fleet, watch)):
                     self._console.say("interrupted before it was up; everything is being stopped")
@@ -129,7 +133,8 @@ class Driver:
         if config.port is None:
             return
         self._state.operator_token = read_token(config)
-        self._operator_port = OperatorPort(config, config.port)
+        port = config.port or (port_of(self._before.operator_url) if self._before is not None else None)
+        self._operator_port = OperatorPort(config, port or 0)
         self._state.operator_url = url_of("http", Endpoint(config.host, self._operator_port.port))
 
     @asynccontextmanager
@@ -162,7 +167,7 @@ class Driver:
         first = Release(fleet.newest, self._config, self._state.config, fleet.newest)
         return Updater(first, fleet, supervisor.router.member, self._overrides.load, show)
 
-    def _supervised(self, session: RaySession, watch: Watch, keeper: Keeper | None) -> tuple[Supervisor, ClusterFleet]:
+    def _supervised(self, session: RaySession, watch: Watch) -> tuple[Supervisor, ClusterFleet]:
         """The supervisor and the fleet of the deployment. Raises CannotPlace."""
         config = self._config
         pools = pool_resources(config, session.resources.get("GPU", 0.0))
@@ -174,8 +179,12 @@ class Driver:
             self._console.say(f"{too_small}; waiting for further nodes")
         token, version = secrets.token_hex(16), version_of(config)
         deployment = Deployment(config, token, self._log_dir, session.may_span_nodes, version)
-        supervisor = Supervisor(config, RouterMember(deployment, session.node_id, keeper), watch)
-        return supervisor, ClusterFleet(supervisor, deployment, session)
+        router = RouterMember(deployment, session.node_id, self._guard.keeper)
+        if self._before is not None:
+            router.stay_at(*(port_of(url) for url in (self._before.url, self._before.admin_url)))
+        supervisor = Supervisor(config, router, watch)
+        watch.fleet = ClusterFleet(supervisor, deployment, session)
+        return supervisor, watch.fleet
 
     async def _bring_up(self, supervisor: Supervisor, fleet: ClusterFleet, watch: Watch) -> None:
         """Starts everything and waits for the first token. Raises StartFailed."""
@@ -184,8 +193,8 @@ class Driver:
                 await supervisor.start(
                     [
                         group
-                        for role, pool in self._config.pools()
-                        for group in fleet.make(role, pool.replicas, fleet.newest)
+                        for role, replicas in self._replicas().items()
+                        for group in fleet.make(role, replicas, fleet.newest)
                     ]
                 )
                 assert watch.http is not None
@@ -203,9 +212,24 @@ class Driver:
         self._console.step("a first token has been generated" if has_decode else "requests wait for a decode worker")
         watch.settled = True
         self._phase("ready")
+        self._guard.ready()
+        if self._before is not None:
+            self._console.say(f"Serves again at {self._state.url}")
+            return
         if self._timings:
             self._show_timings()
         self._show_url()
+
+    def _replicas(self) -> dict[Role, int]:
+        """How many groups of each role to begin with: as many as the driver before was to have."""
+        if self._before is not None and any(self._before.wanted.values()):
+            return self._before.wanted
+        return {role: pool.replicas for role, pool in self._config.pools()}
+
+    def _on_guardian_gone(self, stop: asyncio.Event) -> None:
+        if not stop.is_set():
+            self._console.say("slipstream: the process that was started (the guardian) is gone, so this ends, too")
+            stop.set()
 
     def _show_url(self) -> None:
         url = self._state.url
@@ -237,54 +261,6 @@ class Driver:
         self._state_file.write()
 
 
-class Watch:
-    """Shows what the supervisor reports, at the terminal and in the state file."""
-
-    def __init__(self, console: Console, state_file: StateFile, own_ray: OwnRay | None, uses_tls: bool) -> None:
-        self._console = console
-        self._state = state_file.state
-        self._state_file = state_file
-        self._own_ray = own_ray
-        self._uses_tls = uses_tls
-        self.http: tuple[str, int, bool] | None = None  # the router's host and port for this machine; TLS?
-        self.settled = False
-
-    def changed(self, member: MemberStatus, members: list[MemberStatus]) -> None:
-        self._state.members = members
-        self._state_file.write_soon()
-        text = f"{member.name} {member.state}" + (f": {member.detail}" if member.detail else "")
-        if self.settled:
-            if member.state in ("dead", "ready", "silent", "pending", "draining", "failed", "stopped"):
-                self._console.event(text)
-        elif member.state == "ready" and member.role != "router":
-            self._console.step(f"{member.name} ready")
-        elif member.state != "failed":
-            self._console.pending("; ".join(f"{m.name} {m.state}" for m in self._state.members if m.state != "ready"))
-
-    def launched(self, member: MemberStatus) -> None:
-        if self._own_ray is not None:
-            self._own_ray.watch_processes()
-        if not self.settled:
-            self._console.step(f"{member.name} has its processes")
-
-    def listening(self, at: Addresses) -> None:
-        self.http = (here(at.http.host), at.http.port, self._uses_tls)
-        self._state.url = url_of("https" if self._uses_tls else "http", at.http)
-        self._state.admin_url = url_of("http", at.admin) if at.admin is not None else ""
-        if not self.settled:
-            self._console.step(f"router listens at {self._state.url}")
-
-
-def here(host: str) -> str:
-    """The address by which this machine reaches something that listens on `host`."""
-    return "127.0.0.1" if host in ("0.0.0.0", "::") else host
-
-
-def url_of(scheme: str, at: Endpoint) -> str:
-    host = here(at.host)
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{at.port}"
-
-
 async def _unless(event: asyncio.Event, work: Awaitable[object]) -> bool:
     """Runs `work` unless the event comes first, in which case it is cancelled. Returns whether it ended by itself.
     Raises what `work` raises."""
@@ -300,22 +276,6 @@ async def _unless(event: asyncio.Event, work: Awaitable[object]) -> bool:
         for one in (task, event_task):
             one.cancel()
         await asyncio.gather(task, event_task, return_exceptions=True)
-
-
-@contextmanager
-def keeping_clients(console: Console) -> Iterator[Keeper | None]:
-    """Runs a keeper, which holds the router's clients while the router is restarted. Yields the path of its socket;
-    None if there can be no keeper, so that clients end with their router."""
-    try:
-        keeper = Keeper()
-    except OSError as error:
-        console.say(f"slipstream: clients will not outlive the router: {error}")
-        yield None
-        return
-    try:
-        yield keeper
-    finally:
-        keeper.close()
 
 
 @contextmanager

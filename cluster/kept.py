@@ -10,6 +10,7 @@ from slipstream.cluster.members import Group, Member
 from slipstream.cluster.restart_policy import RestartPolicy
 from slipstream.cluster.run_state import MemberStatus
 from slipstream.router.addresses import Addresses
+from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.messages import Role
 
 M = TypeVar("M", bound=Member)
@@ -20,6 +21,9 @@ class Observer(Protocol):
 
     def changed(self, member: MemberStatus, members: list[MemberStatus]) -> None:
         """One of the members is new or gone, or its state or details have changed."""
+
+    def wants(self, expected: ExpectedWorkers) -> None:
+        """How many groups are to be there has been decided, at first or anew."""
 
     def launched(self, member: MemberStatus) -> None:
         """A member has new processes."""

@@ -137,6 +137,15 @@ class RouterMember:
         self._place: Place | None = None
         self._num_ports_taken = 0  # how many times in a row
 
+    def stay_at(self, http_port: int | None, admin_port: int | None) -> None:
+        """The ports that clients know from a router before the first one here."""
+        http, admin = self._config.http, self._config.admin
+        if http_port is not None:
+            http = dataclasses.replace(http, port=http_port)
+        if admin_port is not None and admin.port is not None:
+            admin = dataclasses.replace(admin, port=admin_port)
+        self._config = dataclasses.replace(self._config, http=http, admin=admin)
+
     @property
     def pids(self) -> list[int]:
         return [self._place.pid] if self._place else []

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +27,7 @@ import psutil
 
 from slipstream.cluster import processes
 from slipstream.cluster.config import ClusterConfig
+from slipstream.cluster.guard import RAY_ENDED
 from slipstream.cluster.ray_folder import RayFolder
 from slipstream.cluster.reaper import Reaper
 
@@ -68,19 +69,17 @@ def environment() -> dict[str, str]:
 class OwnRay:
     """A Ray that `with` starts in the background; `address` waits for it.
 
-    `environment()` must be in `os.environ`. `log_path` gets Ray's output; `state_path` is a file that is removed as
-    well if this process is killed. If Ray dies under the cluster, `say` tells the operator and this process ends:
-    nothing can be supervised any more, and every call into Ray would block the main thread for a minute.
+    `environment()` must be in `os.environ`. `log_path` gets Ray's output. If Ray dies under the cluster, this process
+    ends with `RAY_ENDED`: nothing can be supervised any more, and every call into Ray would block the main thread for a
+    minute.
     """
 
-    def __init__(self, config: ClusterConfig, log_path: Path, state_path: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, config: ClusterConfig, log_path: Path) -> None:
         self._log_path = log_path
-        self._say = say
         self._is_expected_to_end = threading.Event()
         self._folder = RayFolder()
         self.reaper = Reaper(os.environ[processes.MARK])
         self.reaper.remove(self._folder.path)
-        self.reaper.remove(state_path)
         with log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 _command(config, self._folder.path),
@@ -129,8 +128,7 @@ class OwnRay:
 
     def _watch(self) -> None:
         if wait_for_end(self._process, processes.descendants(), self._is_expected_to_end):
-            self._say("slipstream: Ray has ended under the cluster (killed?); everything is being stopped")
-            os._exit(1)
+            os._exit(RAY_ENDED)
 
     def _last_words(self) -> str:
         lines = self._log_path.read_text(errors="replace").split("\n")

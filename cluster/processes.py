@@ -48,6 +48,11 @@ def descendants() -> list[psutil.Process]:
     return children(psutil.Process())
 
 
+def own_children() -> list[psutil.Process]:
+    """The children of this process, those that have ended but were not collected among them."""
+    return psutil.Process().children()
+
+
 def children(process: psutil.Process) -> list[psutil.Process]:
     """All processes below another one, which may have ended."""
     try:

@@ -5,6 +5,7 @@ minute. The driver holds the other end of this process's stdin, and writes to it
 
     process PID START_TIME
     path FILE_OR_DIRECTORY
+    path-of PID START_TIME FILE_OR_DIRECTORY     only if that process is gone as well
 
 At the end of its input, that is when the driver is gone for whatever reason, the reaper kills and removes what is left,
 and ends.
@@ -54,6 +55,10 @@ class Reaper:
     def remove(self, path: Path) -> None:
         self._write(f"path {path}\n")
 
+    def remove_after(self, pid: int, started: float, path: Path) -> None:
+        """The same, if the process that it belongs to is gone by then."""
+        self._write(f"path-of {pid} {started} {path}\n")
+
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
@@ -75,6 +80,7 @@ class Reaper:
 def reap(cluster_id: str, source: IO[str]) -> None:
     watched: list[tuple[int, float]] = []
     paths: list[Path] = []
+    paths_of: list[tuple[int, float, Path]] = []
     for line in source:
         kind, _, rest = line.rstrip("\n").partition(" ")
         if kind == "process":
@@ -82,10 +88,14 @@ def reap(cluster_id: str, source: IO[str]) -> None:
             watched.append((int(pid), float(started)))
         elif kind == "path":
             paths.append(Path(rest))
+        elif kind == "path-of":
+            pid, started, its_path = rest.split(" ", 2)
+            paths_of.append((int(pid), float(started), Path(its_path)))
     alive = [psutil.Process(pid) for pid, started in watched if processes.is_running(pid, started)]
     roots = [*alive, *processes.marked(cluster_id)]
     family = {*roots, *(child for root in roots for child in processes.children(root))}
     processes.wait_or_kill(family, PATIENCE_S)
+    paths += [path for pid, started, path in paths_of if not processes.is_running(pid, started)]
     for path in paths:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)

@@ -1,7 +1,7 @@
 """The state file of a running cluster, on its driver's machine: one JSON file per cluster, in the run folder.
 
-The driver writes it; `slipstream status` and `slipstream down` read it. A file whose driver is gone (same pid *and*
-same start time) is stale.
+The driver writes it; `slipstream status` and `slipstream down` read it, and so does the next driver of the same
+guardian. A file whose guardian is gone (same pid *and* same start time) is stale.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pydantic_core import PydanticSerializationError
 from slipstream.cluster import processes
 from slipstream.cluster.cannot_tell import CannotTell
 from slipstream.cluster.fleet import MemberState
+from slipstream.router.messages import Role
 
 SOON_S = 0.05
 
@@ -56,7 +57,8 @@ class MemberStatus:
 
 @dataclass(slots=True)
 class ClusterState:
-    """The state of a cluster. `pid` and `started` (seconds since the epoch) identify its driver."""
+    """The state of a cluster. `pid` and `started` (seconds since the epoch) identify the process that gets signals for
+    it (`guardian`), `driver` is its driver's pid. `wanted` is how many groups of each role are to be there."""
 
     name: str
     pid: int
@@ -70,6 +72,8 @@ class ClusterState:
     admin_url: str = ""
     operator_url: str = ""
     operator_token: str = ""
+    driver: int = 0
+    wanted: dict[Role, int] = field(default_factory=dict)
     update: str = ""  # the latest line about the latest rolling update
 
     def public(self) -> dict[str, Any]:

@@ -88,6 +88,7 @@ class Supervisor:
         """Starts all members. Returns when every one serves; raises StartFailed if one dies before that."""
         for group in groups:
             self._groups[group.name] = KeptGroup(group, *self._fresh(group, group.version))
+        self._observer.wants(self.expected)
         self._keep(self.router, self._live_as_router)
         for kept in self._groups.values():
             self._keep(kept, partial(self._live_as_group, kept))
@@ -140,12 +141,12 @@ class Supervisor:
             self._groups[group.name] = kept
             self._note(kept, "new", "")
             self._keep(kept, partial(self._live_as_group, kept))
-        await self.router.expect(self.expected)
+        await self._tell_wanted()
 
     async def let_go(self, kept: KeptGroup, *, migrate: bool) -> None:
         """Drains a group and ends it. If nothing can be running on it yet, it ends at once."""
         kept.wish = Wish(None, migrate, self._overdue_s())
-        await self.router.expect(self.expected)
+        await self._tell_wanted()
         if kept.ready.is_set():
             kept.asked_epoch = 0
             kept.nudge.set()
@@ -167,7 +168,7 @@ class Supervisor:
         kept.asked_epoch = 0
         kept.nudge.set()
         self._note(kept, "draining" if was_serving else kept.status.state, f"is to be a {role} worker")
-        await self.router.expect(self.expected)
+        await self._tell_wanted()
         if not was_serving and kept.status.state not in NOT_SERVING:
             kept.member.cut_off()  # it is still loading, in the old role
 
@@ -212,7 +213,7 @@ class Supervisor:
                 self._note(kept, "failed", verdict.reason)
                 if not self._is_settled:
                     raise StartFailed(f"{kept.status.name}: {verdict.reason}")
-                await self.router.expect(self.expected)
+                await self._tell_wanted()
                 return
             kept.status.restarts, kept.last_death = kept.policy.restarts, reason
             self._note(kept, "dead", f"{reason}; starting it again in {verdict.at_s - now_s:.1f} s")
@@ -318,6 +319,10 @@ class Supervisor:
         status.detail = detail
         status.pids, status.host = kept.member.pids, kept.member.host
         self._observer.changed(status, self.members)
+
+    async def _tell_wanted(self) -> None:
+        self._observer.wants(self.expected)
+        await self.router.expect(self.expected)
 
     def _tell_groups(self, port: Endpoint) -> None:
         if self._worker_port.done():

@@ -32,8 +32,8 @@ class ServingCluster:
     """A cluster on a free port that is started by `with` and gone afterwards, whatever happened.
 
     `settings` is what the YAML file will say; `model` and `router.http.port` (0) are filled in where they are missing.
-    Pids and states come from the state file that the driver writes. Clusters of one `home` (by default the folder)
-    know of each other, as those of one user do.
+    It is the guardian of its drivers. Pids and states come from the state file that these write. Clusters of one `home`
+    (by default the folder) know of each other, as those of one user do.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ServingCluster:
     # ---- life cycle
 
     def launch(self) -> None:
-        """Starts the driver and returns at once. Ctrl-C can be tried on it: it leads a process group."""
+        """Starts the guardian and returns at once. Ctrl-C can be tried on it: it leads a process group."""
         command = [sys.executable, "-m", "slipstream.cluster.cli", "serve", str(self.config_path)]
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
@@ -109,17 +109,17 @@ class ServingCluster:
         os.killpg(self._process.pid, signal.SIGINT)
 
     def terminate(self) -> None:
-        """As `kill` does: SIGTERM for the driver."""
+        """As `kill` does: SIGTERM for the guardian."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
 
     def wait(self, timeout_s: float = END_TIMEOUT_S) -> int:
-        """Waits for the driver to end; its exit code."""
+        """Waits for the guardian to end; its exit code."""
         assert self._process is not None
         return self._process.wait(timeout_s)
 
     def wait_for_end(self, timeout_s: float) -> None:
-        """Waits for a driver that is to end by itself, and takes note of its processes meanwhile."""
+        """Waits for a cluster that is to end by itself, and takes note of its processes meanwhile."""
         assert self._process is not None
         deadline_s = time.monotonic() + timeout_s
         while self._process.poll() is None and time.monotonic() < deadline_s:
@@ -127,7 +127,7 @@ class ServingCluster:
             time.sleep(0.1)
 
     def end(self) -> list[str]:
-        """Ends the driver if it still runs. Returns what it left behind (and kills that)."""
+        """Ends the cluster if it still runs. Returns what it left behind (and kills that)."""
         assert self._process is not None
         self.processes()
         if self._process.poll() is None:
@@ -140,8 +140,8 @@ class ServingCluster:
         return self.left_behind(0.0)
 
     def left_behind(self, patience_s: float, but: str | None = None) -> list[str]:
-        """Processes seen below the driver that still live after so many seconds; those with `but` in their command are
-        neither waited for nor told of. All of them are killed."""
+        """Processes seen below the guardian that still live after so many seconds; those with `but` in their command
+        are neither waited for nor told of. All of them are killed."""
         commands = {process: _command_of(process) for process in self._seen}
         told = [process for process, command in commands.items() if but is None or but not in command]
         psutil.wait_procs(told, timeout=patience_s)
@@ -164,13 +164,13 @@ class ServingCluster:
 
     @property
     def pid(self) -> int:
-        """Of the driver."""
+        """Of the guardian."""
         assert self._process is not None
         return self._process.pid
 
     @property
     def output(self) -> str:
-        """All that the driver has said at its terminal."""
+        """All that was said at the terminal."""
         return self._output.read_text(errors="replace")
 
     @property
@@ -204,7 +204,7 @@ class ServingCluster:
         return next((member.pids for member in members if member.name == name), [])
 
     def processes(self) -> list[psutil.Process]:
-        """All that run below the driver now; remembered, to be looked for at the end."""
+        """All that run below the guardian now; remembered, to be looked for at the end."""
         try:
             found = psutil.Process(self.pid).children(recursive=True)
         except psutil.NoSuchProcess:
@@ -222,7 +222,7 @@ class ServingCluster:
                 return error.code, error.read()
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float) -> None:
-        """Raises AssertionError with all output if it does not come true in time or the driver ends before."""
+        """Raises AssertionError with all output if it does not come true in time or the guardian ends before."""
         assert self._process is not None
         deadline_s = time.monotonic() + timeout_s
         look_s = 0.0
@@ -245,6 +245,10 @@ class ServingCluster:
             return member.state == "ready" and bool(member.pids) and not set(member.pids) & set(old_pids)
 
         self.wait_for(restarted, timeout_s)
+
+    def wait_until_served_by_another(self, driver: int, timeout_s: float = 90.0) -> None:
+        """Returns when the driver is not the one of that pid, and its cluster serves."""
+        self.wait_for(lambda: (s := self.state) is not None and s.driver != driver and s.phase == "ready", timeout_s)
 
 
 def _command_of(process: psutil.Process) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+from tests.e2e.conftest import MakeCluster
 from tests.e2e.serving_cluster import END_TIMEOUT_S, ServingCluster
 from tests.e2e.streams import BackgroundStream, prompt_of, streaming
 
@@ -22,21 +23,47 @@ def test_a_second_ctrl_c_does_not_wait_for_running_streams(cluster: ServingClust
     assert cluster.left_behind(0.0) == []
 
 
-def test_a_driver_killed_together_with_its_reaper_takes_ray_and_workers_along(fleet_of_all: ServingCluster) -> None:
-    processes = fleet_of_all.processes()
+def test_a_killed_guardian_lets_running_streams_finish_and_leaves_nothing(make_cluster: MakeCluster) -> None:
+    with make_cluster({"prefill": {"replicas": 0}}) as serving:
+        stream = BackgroundStream(serving, prompt_of(100), 1500)
+        with streaming([stream]):
+            stream.wait_for_pieces(5)
+            os.kill(serving.pid, signal.SIGKILL)
+            assert stream.join()
+        assert (stream.error, stream.finishes) == (None, ["length"])
+        assert serving.left_behind(END_TIMEOUT_S) == []
+        assert serving.state is None
+
+
+def test_a_driver_killed_together_with_its_guardian_and_reaper_takes_ray_and_workers_along(
+    fleet_of_all: ServingCluster,
+) -> None:
+    processes, state = fleet_of_all.processes(), fleet_of_all.state
+    assert state is not None
     (reaper,) = (process for process in processes if "slipstream.cluster.reaper" in process.cmdline())
     reaper.kill()
-    os.kill(fleet_of_all.pid, signal.SIGKILL)
+    for pid in (fleet_of_all.pid, state.driver):
+        os.kill(pid, signal.SIGKILL)
     fleet_of_all.wait()
-    # Ray's agents, which only the reaper ends at once, notice by themselves after about a minute.
+    # Ray's agents, which only guardian and reaper end at once, notice by themselves after about a minute.
     assert fleet_of_all.left_behind(END_TIMEOUT_S, but="Agent") == []
 
 
-def test_a_cluster_whose_ray_dies_ends_at_once_and_leaves_nothing(tp2_cluster: ServingCluster) -> None:
-    # The raylet ends in order when an agent of it dies, and all actors with it; `ray start` goes on.
-    (agent,) = (process for process in tp2_cluster.processes() if "DashboardAgent" in " ".join(process.cmdline()))
-    agent.kill()
-    assert tp2_cluster.wait() == 1
+def test_a_cluster_whose_ray_dies_starts_again_and_its_streams_go_on(tp2_cluster: ServingCluster) -> None:
+    before = tp2_cluster.state
+    assert before is not None
+    quiet = BackgroundStream(tp2_cluster, prompt_of(100), 1000)
+    with streaming([quiet]):
+        expected = quiet.join()
+    stream = BackgroundStream(tp2_cluster, prompt_of(100), 1000)
+    with streaming([stream]):
+        stream.wait_for_pieces(5)
+        # The raylet ends in order when an agent of it dies, and all actors with it; `ray start` goes on.
+        (agent,) = (process for process in tp2_cluster.processes() if "DashboardAgent" in " ".join(process.cmdline()))
+        agent.kill()
+        assert stream.join() == expected
+    assert stream.error is None
     assert "Ray has ended under the cluster" in tp2_cluster.output
-    assert tp2_cluster.left_behind(END_TIMEOUT_S) == []
+    tp2_cluster.wait_until_served_by_another(before.driver)
+    assert tp2_cluster.end() == []
     assert tp2_cluster.state is None

@@ -127,6 +127,32 @@ def test_streams_survive_a_killed_router_and_its_workers_live_on(cluster: Servin
         assert {name: cluster.member(name).pids for name in workers} == workers
 
 
+def test_streams_survive_a_killed_driver_and_the_end_of_all_other_processes_with_it(cluster: ServingCluster) -> None:
+    wait_until_at_rest(cluster)
+    before = cluster.state
+    assert before is not None
+    expected = undisturbed(cluster)
+    with client_of(cluster) as client, ThreadPoolExecutor(2) as threads:
+        text = complete(client, GOOD, 12)
+        streams = pieces_of(cluster, "driver", DECODING + IN_PREFILL)
+        with streaming(streams):
+            for stream in streams[: len(DECODING)]:
+                stream.wait_for_pieces(5)
+            whole = threads.submit(complete, client, DECODING_PROMPT, 300)
+            kill(before.driver)
+            late = threads.submit(complete, client, GOOD, 12)  # there is nobody but the guardian now
+            texts = [stream.join() for stream in streams]
+        check_ended_well(streams)
+        assert texts == expected
+        assert late.result() == text
+        assert whole.result() == complete(client, DECODING_PROMPT, 300)
+    cluster.wait_until_served_by_another(before.driver)
+    wait_until_at_rest(cluster)
+    after = cluster.state
+    assert after is not None
+    assert (after.pid, after.url, after.operator_url) == (before.pid, before.url, before.operator_url)
+
+
 def test_the_cluster_says_that_it_is_not_ready_while_it_has_no_decode_worker(cluster: ServingCluster) -> None:
     wait_until_at_rest(cluster)
     kill(cluster.member("decode-0").pids[0])

@@ -246,7 +246,7 @@ def test_the_commands_do_what_they_say_and_say_what_they_cannot(fleet: ServingCl
     wait_for_fleet(fleet, 1, 2)
 
 
-def test_a_cluster_that_begins_empty_serves_and_leaves_nothing_if_its_driver_is_killed_while_it_changes(
+def test_a_cluster_that_begins_empty_serves_and_is_what_it_was_to_become_after_its_driver_was_killed(
     make_cluster: MakeCluster,
 ) -> None:
     serving = make_cluster({"prefill": {"replicas": 0}, "decode": {"replicas": 0}})
@@ -264,13 +264,17 @@ def test_a_cluster_that_begins_empty_serves_and_leaves_nothing_if_its_driver_is_
         scale(serving, "prefill", 1)
         serving.wait_for(lambda: bool(serving.pids("decode-1")), 60.0)
         running = BackgroundStream(serving, prompt_of(20), 3000)
+        state = serving.state
+        assert state is not None
         with streaming([running]):
             running.wait_for_pieces(5)
             drain(serving, "decode-0")
-            serving.processes()
-            os.kill(serving.pid, signal.SIGKILL)
-            serving.wait()
-        assert running.error is not None
+            os.kill(state.driver, signal.SIGKILL)
+        assert (running.error, running.finishes) == (None, ["length"])
+    serving.wait_until_served_by_another(state.driver)
+    left = {"prefill-0": "ready", "decode-0": "ready"}  # of two that decode, one was to leave
+    assert {name: member["state"] for name, member in members(serving).items()} == left
+    os.kill(serving.pid, signal.SIGKILL)
     assert serving.left_behind(END_TIMEOUT_S) == []
 
 

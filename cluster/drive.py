@@ -1,0 +1,165 @@
+"""The driver's process, from its configuration to its end; `serve` has the command and the exit codes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+from slipstream.cluster import console, own_ray, run_state
+from slipstream.cluster.config import ClusterConfig, RayConfig
+from slipstream.cluster.console import Console
+from slipstream.cluster.doubts import Machine, doubts_about
+from slipstream.cluster.guard import Guard
+from slipstream.cluster.listening import listeners, why_not_there
+from slipstream.cluster.overrides import Overrides
+from slipstream.cluster.own_ray import OwnRay
+from slipstream.cluster.process_log import redirect_output
+from slipstream.cluster.run_state import ClusterState
+from slipstream.cluster.settings_file import ConfigError
+
+INTERRUPTED = 130
+
+
+class CannotListen(Exception):  # noqa: N818 - reads as the sentence it carries
+    """A port is in use, or an address does not belong to this machine."""
+
+
+class Interrupted(BaseException):
+    """A signal came before the cluster was up. It is not an Exception, so that no handler in between catches it."""
+
+
+def drive(guard: Guard, config_path: Path, *, name: str | None, port: int | None, timings: bool) -> int:
+    """Serves a configuration to the end. Returns the exit code; everything else is reported at the terminal."""
+    _end_when_told()
+    overrides = Overrides(name, port)
+    try:
+        before = state_before(guard, config_path, overrides)
+        config_path = Path(before.config) if before is not None else config_path
+        config = overrides.load(config_path)
+    except ConfigError as error:
+        for problem in error.problems:
+            console.error(problem)
+        return 2
+    if before is None:
+        for doubt in doubts_about(config, Machine.this()):
+            console.warning(f"{config_path}: {doubt}")
+    address = ray_address(config.ray)
+    try:
+        if address is None and not guard.is_again:  # else the keeper has the ports
+            check_ports(config)
+        with run_state.claim(config.name, run_state.run_folder()) as state_path:
+            return _drive_claimed(guard, config, config_path, overrides, before, address, state_path, timings)
+    except (CannotListen, run_state.AlreadyRunning) as error:
+        console.error(str(error))
+        return 2
+    except OSError as error:
+        console.error(f"cannot use {error.filename or run_state.run_folder()}: {error.strerror or error}")
+        return 1
+    except Interrupted:
+        return INTERRUPTED
+
+
+def state_before(guard: Guard, config_path: Path, overrides: Overrides) -> ClusterState | None:
+    """What the driver before this one of the same guardian has left: its configuration may be that of an update.
+    Raises ConfigError."""
+    if not guard.is_again:
+        return None
+    path = run_state.run_folder() / f"{overrides.load(config_path).name}.json"
+    state = run_state.read(path)
+    return state if state is not None and (state.pid, state.started) == (guard.pid, guard.started) else None
+
+
+def _drive_claimed(
+    guard: Guard,
+    config: ClusterConfig,
+    config_path: Path,
+    overrides: Overrides,
+    before: ClusterState | None,
+    address: str | None,
+    state_path: Path,
+    timings: bool,
+) -> int:
+    terminal, log_dir = Console(sys.stdout), None
+    try:
+        with ExitStack() as stack:
+            where: str | OwnRay
+            if address is not None:
+                where = address
+            else:
+                os.environ.update(own_ray.environment())
+                log_dir = log_folder(config.name, is_fresh=not guard.is_again)
+                terminal = Console(take_terminal(log_dir))
+                where = stack.enter_context(OwnRay(config, log_dir / "ray.log"))
+                where.reaper.remove_after(guard.pid, guard.started, state_path)
+                if guard.keeper is not None:
+                    where.reaper.remove_after(guard.pid, guard.started, guard.keeper.path.parent)
+            terminal.say(describe(config))
+            # Imported only here: Ray reads its environment when imported, and its processes start in the meantime.
+            from slipstream.cluster.driver import Driver
+
+            driver = Driver(
+                guard, config, config_path, overrides, before, state_path, log_dir, terminal, timings=timings
+            )
+            return driver.run(where)
+    except (Interrupted, SystemExit):  # SystemExit: while Ray starts, it handles SIGTERM itself
+        terminal.say("interrupted before it was up; everything has been stopped")
+        return INTERRUPTED
+    except Exception as error:  # the one place that turns unforeseen errors into a sentence
+        traceback.print_exc()
+        where = f"; the traceback is in {log_dir / 'driver.log'}" if log_dir else ""
+        terminal.say(f"slipstream: broke with {type(error).__name__}: {error}{where}")
+        return 1
+
+
+def _end_when_told() -> None:
+    """The guardian blocks signals until there is somebody to handle them."""
+    signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # one Ctrl-C is enough: what follows is the way out
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Interrupted
+
+
+def ray_address(config: RayConfig) -> str | None:
+    """The address of the existing Ray to use; None: start one of our own."""
+    address = config.address or os.environ.get("RAY_ADDRESS") or None
+    return None if address == "local" else address
+
+
+def describe(config: ClusterConfig) -> str:
+    pools = ", ".join(f"{pool.replicas} x {role} (tp {pool.tp})" for role, pool in config.pools())
+    return f"Slipstream serves {config.model.name}: {pools}"
+
+
+def check_ports(config: ClusterConfig) -> None:
+    """Raises CannotListen if a port cannot be used. This is checked before anything is started; if a port is taken
+    later, the router will report it."""
+    for problem in filter(None, map(why_not_there, listeners(config))):
+        raise CannotListen(problem)
+
+
+def log_folder(name: str, *, is_fresh: bool) -> Path:
+    """The folder for the logs of this run, in which those of the last run are removed if it `is_fresh`."""
+    log_dir = run_state.cache_folder() / "logs" / name
+    log_dir.mkdir(parents=True, exist_ok=True)
+    for old in log_dir.glob("*.log") if is_fresh else ():
+        old.unlink()
+    return log_dir
+
+
+def take_terminal(log_dir: Path) -> TextIO:
+    """Returns a stream to the terminal that only we use. What Ray and native libraries print goes to the driver's
+    log."""
+    terminal = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
+    redirect_output("driver", str(log_dir / "driver.log"))
+    return terminal

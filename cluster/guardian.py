@@ -1,0 +1,192 @@
+"""Keeps what is to outlive the driver, and starts the next driver when one was killed, or Ray has died under it.
+
+    slipstream serve       the guardian: has the keeper of the router's clients, and little that could break
+      '- driver            in a session of its own, so that a terminal's signals reach the guardian alone
+           |- reaper       ends what a killed driver leaves behind
+           '- ray start    gcs, raylet and their agents; below them the router and the workers
+
+Actors end with their driver, and everything ends with its Ray. So when one of these dies, all processes go but the
+guardian. The next driver brings them up again, and the next router continues with the clients that the keeper has.
+
+Signals are passed on to the driver, and the driver's exit code is ours. If the guardian itself is killed, the driver
+drains the cluster and ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from socket import AF_UNIX, SOCK_SEQPACKET, socket, socketpair
+
+from slipstream.cluster import console, processes
+from slipstream.cluster.driver_restarts import DriverRestarts
+from slipstream.cluster.guard import LET_GO, RAY_ENDED, READY, Post
+from slipstream.router.takeover.keeper import Keeper
+
+PR_SET_CHILD_SUBREAPER = 36  # from linux/prctl.h
+CLEAR_AWAY_S = 5.0  # for the reaper to do its work, in which it waits for 1 s
+LINK_S = 1.0  # in which the end of a driver shows at its link
+MAX_ROUNDS = 5  # of clearing away: what is killed may have started something meanwhile
+
+# How a driver ends that wants no other one after it: in order, with a configuration that cannot be used, interrupted.
+FINAL_CODES = {0, 2, 130}
+
+
+def guard(command: Sequence[str]) -> int:
+    """Runs the driver that `command` starts, and those that have to follow it. Returns the exit code of the last one,
+    or, if that was killed, 128 and the number of the signal."""
+    signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # `nohup`
+        signals.remove(signal.SIGHUP)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    _adopt_orphans()
+    with keeping_clients() as keeper:
+        code = Guardian(command, keeper, signals).run()
+    return code if code >= 0 else 128 - code
+
+
+class Guardian:
+    """Waits in the calling thread for `signals`, which are blocked."""
+
+    def __init__(self, command: Sequence[str], keeper: Keeper | None, signals: set[signal.Signals]) -> None:
+        self._command = command
+        self._keeper = keeper
+        self._signals = signals
+        self._restarts = DriverRestarts()
+        self._is_told_to_end = False
+
+    def run(self) -> int:
+        """The exit code of the last driver; negative: the signal that has killed it."""
+        driver = GuardedDriver(self._command, self._keeper, is_again=False)
+        while True:
+            code = self._wait_for(driver)
+            _clear_away()
+            if self._is_told_to_end or code in FINAL_CODES:
+                return code
+            pause_s = self._restarts.died(driver.served_s)
+            if pause_s is None:
+                if code != 1:  # else it has said why
+                    console.error(f"{_why(code)}; everything has been stopped")
+                return code
+            console.error(f"{_why(code)}; starting again, and clients wait")
+            if self._is_told_within(pause_s):
+                return code
+            driver = GuardedDriver(self._command, self._keeper, is_again=True)
+
+    def _wait_for(self, driver: GuardedDriver) -> int:
+        """Waits for a driver's end, and passes signals on to it."""
+        while (code := driver.poll()) is None:
+            number = signal.sigwait(self._signals)
+            if number == signal.SIGCHLD:
+                _collect_orphans(but=driver.pid)
+            else:
+                self._is_told_to_end = True
+                driver.send(signal.SIGTERM if number == signal.SIGHUP else signal.Signals(number))
+        return code
+
+    def _is_told_within(self, pause_s: float) -> bool:
+        """Waits, and says whether a signal has come that tells us to end."""
+        until_s = time.monotonic() + pause_s
+        while (found := signal.sigtimedwait(self._signals, max(until_s - time.monotonic(), 0.0))) is not None:
+            if found.si_signo != signal.SIGCHLD:
+                return True
+        return False
+
+
+class GuardedDriver:
+    """One driver. It is asked to end by signals, and tells over a socket when it serves."""
+
+    def __init__(self, command: Sequence[str], keeper: Keeper | None, is_again: bool) -> None:
+        self._keeper = keeper
+        self._ready_s: float | None = None
+        self._end_s: float | None = None
+        link, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
+        with theirs:
+            post = Post(os.getpid(), theirs.fileno(), str(keeper.path) if keeper is not None else None, is_again)
+            self._process = subprocess.Popen(
+                command, env=os.environ | post.environment(), pass_fds=[theirs.fileno()], start_new_session=True
+            )
+        self._listener = threading.Thread(target=self._listen, args=(link,), name="driver-link", daemon=True)
+        self._listener.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def served_s(self) -> float | None:
+        """How long its cluster has served, once it has ended; None if it was never up."""
+        self._listener.join(LINK_S)
+        return None if self._ready_s is None or self._end_s is None else self._end_s - self._ready_s
+
+    def poll(self) -> int | None:
+        code = self._process.poll()
+        if code is not None:
+            self._end_s = time.monotonic()
+        return code
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def _listen(self, link: socket) -> None:
+        """Until the driver has ended."""
+        with link, suppress(OSError):
+            while message := link.recv(len(LET_GO)):
+                if message == READY:
+                    self._ready_s = time.monotonic()
+                elif message == LET_GO:
+                    if self._keeper is not None:
+                        with suppress(ValueError):  # the router before has not gone: what it has stays
+                            self._keeper.let_go()
+                    link.send(LET_GO)
+
+
+def _why(code: int) -> str:
+    if code == RAY_ENDED:
+        return "Ray has ended under the cluster (killed?)"
+    return f"the driver was killed ({signal.Signals(-code).name})" if code < 0 else f"the driver has ended with {code}"
+
+
+def _adopt_orphans() -> None:
+    """Processes below us whose parent dies become our children, so that we find them."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _collect_orphans(but: int | None = None) -> None:
+    """Lets go of children that have ended, except the driver, whose exit code `subprocess` wants."""
+    for process in processes.own_children():
+        if process.pid != but:
+            with suppress(ChildProcessError):
+                os.waitpid(process.pid, os.WNOHANG)
+
+
+def _clear_away() -> None:
+    """Ends what a driver has left. Its reaper is at that already."""
+    for _ in range(MAX_ROUNDS):
+        _collect_orphans()
+        left = processes.descendants()
+        if not left:
+            return
+        processes.wait_or_kill(left, CLEAR_AWAY_S)
+
+
+@contextmanager
+def keeping_clients() -> Iterator[Keeper | None]:
+    """Runs a keeper, which holds the router's clients while there is no router. None if there can be no keeper, so that
+    clients end with their router."""
+    try:
+        keeper = Keeper()
+    except OSError as error:
+        console.warning(f"clients will not outlive the router: {error}")
+        yield None
+        return
+    try:
+        yield keeper
+    finally:
+        keeper.close()
