@@ -20,6 +20,8 @@ from tests.faults.drawn_seeds import seeds_under_way
 from tests.faults.operations import Operations
 from tests.faults.slow_disk import SlowDisk
 
+RAY_PROCESSES = ("gcs_server", "raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
+
 
 class Faults:
     """`lease_s` is that of workers."""
@@ -45,6 +47,8 @@ class Faults:
             "cut-pages": self.cut_pages,
             "router": self.kill_router,
             "stop-router": self.stop_router,
+            "driver": self.kill_driver,
+            "ray": self.kill_ray,
             "operate": self.operations.operate,
             "disk": self.slow_disk,
         }
@@ -136,6 +140,25 @@ class Faults:
         await asyncio.to_thread(self._serving.wait_until_restarted, "router", router.pids)
         return "killed the router"
 
+    async def kill_driver(self) -> str:
+        """kill -9 of the driver, and of all others with it; the next driver starts them again."""
+        state = self._serving.state
+        assert state is not None
+        os.kill(state.driver, signal.SIGKILL)
+        self.seeds |= seeds_under_way(self._serving.pid)
+        await asyncio.to_thread(self._serving.wait_until_served_by_another, state.driver)
+        return "killed the driver"
+
+    async def kill_ray(self) -> str:
+        """kill -9 of one of Ray's own processes, whereupon all others but the guardian end."""
+        state = self._serving.state
+        assert state is not None
+        victim = self._rng.choice([one for one in self._serving.processes() if is_of_ray(one)])
+        name = victim.name()
+        victim.kill()
+        await asyncio.to_thread(self._serving.wait_until_served_by_another, state.driver)
+        return f"killed {name}"
+
     async def stop_router(self) -> str:
         """SIGSTOP, for less or for longer than the lease of workers, then SIGCONT."""
         router = self._serving.member("router")
@@ -189,6 +212,13 @@ def _reset(ports: tuple[int, int]) -> None:
         subprocess.run(command, check=False, capture_output=True)
 
 
+def is_of_ray(process: psutil.Process) -> bool:
+    """Whether Ray cannot go on without it."""
+    with suppress(psutil.Error):
+        return process.name() in RAY_PROCESSES
+    return False
+
+
 class Memory:
     """Resident memory that each process of the cluster has to itself, over time, in MiB: members as `name/rank`, the
     driver, and what Ray runs beside them; a new process is a new line. Files and shared memory are left out: they are
@@ -215,7 +245,8 @@ class Memory:
         state = self._serving.state
         assert state is not None
         members = {pid: f"{member.name}/{rank}" for member in state.members for rank, pid in enumerate(member.pids)}
-        found = [(psutil.Process(self._serving.pid), "driver")]
+        found = [(psutil.Process(self._serving.pid), "guardian")]
+        members[state.driver] = "driver"
         for process in self._serving.processes():
             with suppress(psutil.Error):
                 found.append((process, members.get(process.pid) or process.name()))
