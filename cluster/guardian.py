@@ -8,13 +8,15 @@
 Actors end with their driver, and everything ends with its Ray. So when one of these dies, all processes go but the
 guardian. The next driver brings them up again, and the next router continues with the clients that the keeper has.
 
-Signals are passed on to the driver, and the driver's exit code is ours. If the guardian itself is killed, the driver
-drains the cluster and ends.
+Signals are passed on to the driver, and its exit code is ours. A driver that has served and ends without having been told
+so by us has a successor, in whatever way it ended. If the guardian itself is killed, the driver drains the cluster and
+ends.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import subprocess
@@ -33,9 +35,7 @@ PR_SET_CHILD_SUBREAPER = 36  # from linux/prctl.h
 CLEAR_AWAY_S = 5.0  # for the reaper to do its work, in which it waits for 1 s
 LINK_S = 1.0  # in which the end of a driver shows at its link
 MAX_ROUNDS = 5  # of clearing away: what is killed may have started something meanwhile
-
-# How a driver ends that wants no other one after it: in order, with a configuration that cannot be used, interrupted.
-FINAL_CODES = {0, 2, 130}
+SAYS_WHY = {0, 1, 2, 130}  # exit codes of a driver that has said itself why it ends (`serve`)
 
 
 def guard(command: Sequence[str]) -> int:
@@ -45,6 +45,7 @@ def guard(command: Sequence[str]) -> int:
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # `nohup`
         signals.remove(signal.SIGHUP)
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    logging.basicConfig(format="slipstream: %(message)s")  # of the keeper, which has little to say
     _adopt_orphans()
     with keeping_clients() as keeper:
         code = Guardian(command, keeper, signals).run()
@@ -67,11 +68,11 @@ class Guardian:
         while True:
             code = self._wait_for(driver)
             _clear_away()
-            if self._is_told_to_end or code in FINAL_CODES:
+            if self._is_told_to_end:
                 return code
             pause_s = self._restarts.died(driver.served_s)
             if pause_s is None:
-                if code != 1:  # else it has said why
+                if code not in SAYS_WHY:
                     console.error(f"{_why(code)}; everything has been stopped")
                 return code
             console.error(f"{_why(code)}; starting again, and clients wait")
@@ -150,7 +151,10 @@ class GuardedDriver:
 def _why(code: int) -> str:
     if code == RAY_ENDED:
         return "Ray has ended under the cluster (killed?)"
-    return f"the driver was killed ({signal.Signals(-code).name})" if code < 0 else f"the driver has ended with {code}"
+    if code >= 0:
+        return f"the driver has ended with {code}"
+    names = {one.value: one.name for one in signal.Signals}
+    return f"the driver was killed ({names.get(-code, f'signal {-code}')})"
 
 
 def _adopt_orphans() -> None:

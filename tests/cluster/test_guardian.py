@@ -29,6 +29,11 @@ def note(**what):
     with (folder / "notes").open("a") as file:
         file.write(json.dumps({"pid": os.getpid(), "is_again": guard.is_again, **what}) + "\\n")
 note(keeper=str(guard.keeper.path), has_keeper=guard.keeper.path.exists(), inherits="SLIPSTREAM_GUARDIAN" in os.environ)
+def wait_for_the_end():
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    hear()
+    note()
+    time.sleep(60)
 def hear():
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 """
@@ -109,14 +114,17 @@ def test_a_driver_that_is_killed_before_it_was_up_has_no_successor(begin: Callab
         ("os.kill(os.getpid(), signal.SIGKILL)", "the driver was killed (SIGKILL)"),
         (f"os._exit({RAY_ENDED})", "Ray has ended under the cluster (killed?)"),
         ("sys.exit(1)", "the driver has ended with 1"),
+        ("os.kill(os.getpid(), 40)", "the driver was killed (signal 40)"),
+        ("sys.exit(0)", "the driver has ended with 0"),  # drained by somebody else's signal
     ],
 )
 def test_a_driver_that_has_served_is_followed_by_another_one(begin: Callable[..., Run], end: str, why: str) -> None:
-    run = begin(f"if guard.is_again: sys.exit(0)\nguard.ready()\n{end}")
+    run = begin(f"if guard.is_again: wait_for_the_end()\nguard.ready()\n{end}")
+    first, second, _ = run.wait_for_notes(3)
+    run.process.terminate()
     code, said = run.end()
     assert code == 0
     assert f"{why}; starting again" in said
-    first, second = run.notes
     assert (first["is_again"], second["is_again"]) == (False, True)
     assert first["keeper"] == second["keeper"]
     assert first["has_keeper"]
@@ -174,7 +182,9 @@ def test_a_terminal_that_is_closed_does_not_end_what_was_started_with_nohup(begi
 
 def test_what_a_driver_leaves_behind_is_ended_before_the_next_one_begins(begin: Callable[..., Run]) -> None:
     run = begin(
-        "if guard.is_again: note(lives=os.path.exists('/proc/' + (folder / 'orphan').read_text())); sys.exit(0)\n"
+        "if guard.is_again:\n"
+        "    note(lives=os.path.exists('/proc/' + (folder / 'orphan').read_text()))\n"
+        "    wait_for_the_end()\n"
         "started = '; '.join(['import subprocess, sys', "
         '\'one = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)\', '
         "'print(one.pid, flush=True)', 'import time', 'time.sleep(60)'])\n"
@@ -183,6 +193,8 @@ def test_what_a_driver_leaves_behind_is_ended_before_the_next_one_begins(begin: 
         "parent.kill(); parent.wait()\n"
         "guard.ready(); os.kill(os.getpid(), signal.SIGKILL)"
     )
+    run.wait_for_notes(4)
+    run.process.terminate()
     assert run.end()[0] == 0
     assert [note["lives"] for note in run.notes if "lives" in note] == [False]
 
