@@ -8,9 +8,9 @@
 Actors end with their driver, and everything ends with its Ray. So when one of these dies, all processes go but the
 guardian. The next driver brings them up again, and the next router continues with the clients that the keeper has.
 
-Signals are passed on to the driver, and its exit code is ours. A driver that has served and ends without having been told
-so by us has a successor, in whatever way it ended. If the guardian itself is killed, the driver drains the cluster and
-ends.
+Signals are passed on to the driver, and its exit code is ours. A driver that has served and ends without having been
+told so by us has a successor, in whatever way it ended. If the guardian itself is killed, the driver drains the cluster
+and ends.
 """
 
 from __future__ import annotations
