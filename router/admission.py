@@ -55,15 +55,18 @@ def check_admission(
     if not queue:
         return
     if len(queue) >= config.max_queued_requests:
-        raise QueueFullError(len(queue), pace.retry_after_s(len(queue), now))
+        raise QueueFullError(len(queue), config.max_queued_requests, pace.retry_after_s(len(queue), now))
     num_own = queue.num_waiting_of(request.tenant)
-    if num_own >= most_queued_of(request.tenant, config):
-        raise TenantQueueFullError(num_own, pace.retry_after_s(num_own, now))
-    wait_s = pace.wait_s(queue.num_before(request.tenant, request.priority), now)
+    most_own = most_queued_of(request.tenant, config)
+    if num_own >= most_own:
+        raise TenantQueueFullError(num_own, most_own, pace.retry_after_s(num_own, now))
+    num_before = queue.num_before(request.tenant, request.priority)
+    wait_s = pace.wait_s(num_before, now)
+    least_wait_s = wait_s * HOPE
     for name, limit_s in deadlines_of(request, config):
-        if wait_s * HOPE > limit_s:
-            late_s = wait_s * HOPE - limit_s
-            raise DeadlineUnreachableError(name, limit_s, wait_s, max(late_s, 1.0))
+        if least_wait_s > limit_s:
+            late_s = least_wait_s - limit_s
+            raise DeadlineUnreachableError(name, limit_s, wait_s, least_wait_s, num_before, max(late_s, 1.0))
 
 
 def most_queued_of(tenant: str, config: DispatchConfig) -> int:

@@ -266,7 +266,8 @@ class RouterConfig:
     worker_host: str = "127.0.0.1"
     worker_port: int = 0  # 0: any free port
     tracing: TracingConfig = field(default_factory=TracingConfig)
-    history_requests: int = 1024  # how many requests, running and finished, can be explained; each takes 5 to 50 KiB
+    # How many requests, running and finished, can be explained (each takes 5 to 50 KiB), and how many refused (1 KiB).
+    history_requests: int = 1024
     fronts: int = (
         1  # processes for HTTP and tokenising, sharing `http.max_connections`; 1: inside the dispatcher's process
     )

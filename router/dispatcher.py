@@ -55,6 +55,7 @@ from slipstream.router.prefix.holder import BlockEventError
 from slipstream.router.prefix.index import NamePages, PrefixIndex
 from slipstream.router.prefix.sessions import Sessions
 from slipstream.router.rebalancer import Rebalancer
+from slipstream.router.refusals import RefusedRequest
 from slipstream.router.request_book import RequestBook
 from slipstream.router.roster import Roster, WorkerState
 from slipstream.router.signals import Signals, WorkerSignals, role_times
@@ -64,8 +65,8 @@ from slipstream.router.versions import Versions
 
 
 class Dispatcher:
-    """Keeps the records of the last `history_capacity` requests, running or finished, so that they can be explained.
-    For `name_pages` see `PrefixIndex`."""
+    """Keeps the records of the last `history_capacity` requests, running or finished, and what there is to tell of as
+    many that were refused, so that they can be explained. For `name_pages` see `PrefixIndex`."""
 
     def __init__(
         self, config: DispatchConfig, history_capacity: int = 1024, name_pages: NamePages | None = None
@@ -138,7 +139,7 @@ class Dispatcher:
         return self._index.held_blocks(worker)
 
     def record(self, request_id: str) -> RequestRecord | None:
-        """The record of a request that is running or finished recently."""
+        """The record of a request that is running, or that has finished or was refused recently."""
         return self._book.history.get(request_id)
 
     def records(self) -> Iterator[RequestRecord]:
@@ -185,9 +186,14 @@ class Dispatcher:
     # ---- events: clients and time
 
     def submit(self, request: GenerateRequest, now: float) -> list[Action]:
-        """Queues a request. Raises AdmissionError if it is refused; then nothing has changed but the counts."""
+        """Queues a request. Raises AdmissionError if it is refused; then that is counted and can be explained, and
+        nothing else has changed."""
         self._book.admit(request, self._roster.decode_workers, now)
         return self._settle(now)
+
+    def note_refused(self, refused: RefusedRequest) -> None:
+        """A request was refused before it came here, and can be explained from now on."""
+        self._book.history.refuse(refused)
 
     def cancel(self, request_id: str, now: float, reason: EarlyEnd = "abort") -> list[Action]:
         """Ends a request because its client has left or needs no more tokens. Unknown ids are ignored."""

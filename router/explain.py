@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from slipstream.router.generation import GenerationFinish
+from slipstream.router.generation import GenerationError, GenerationFinish
 from slipstream.router.history import RequestRecord
 from slipstream.router.placement.decision import Candidate, Decision
 from slipstream.router.stages import Attempt, attempts_of
@@ -49,6 +49,8 @@ def explanation(record: RequestRecord, unix_offset_s: float) -> Json:
     """Everything that is known about one request, running or finished."""
     queued_s = record.timeline.queued
     timeline = dataclasses.asdict(record.timeline)
+    if record.is_refused:
+        timeline["queued"] = None
     return {
         **summary(record, unix_offset_s),
         "priority": record.priority,
@@ -78,7 +80,7 @@ def explanation(record: RequestRecord, unix_offset_s: float) -> Json:
             for event in record.events
         ],
         "num_events_left_out": record.num_events_left_out,
-        "finish": None if record.finish is None else dataclasses.asdict(record.finish),
+        "finish": None if record.finish is None else finish_json(record.finish),
         "story": record.lines(),
     }
 
@@ -185,6 +187,18 @@ def candidate_json(candidate: Candidate, decision: Decision) -> Json:
         "terms": {term.name: term.value for term in candidate.terms},
         "num_cached_tokens": candidate.num_cached_tokens,
     }
+
+
+def finish_json(finish: GenerationFinish) -> Json:
+    told = dataclasses.asdict(finish)
+    if finish.error is not None:
+        told["error"]["figures"] = figures(finish.error)
+    return told
+
+
+def figures(error: GenerationError) -> dict[str, float]:
+    """The numbers that the decision was made by; counts are whole numbers, although they may have come as floats."""
+    return {name: int(value) if value == int(value) else round(value, 6) for name, value in error.figures}
 
 
 def chosen_of(decision: Decision) -> Candidate | None:

@@ -12,7 +12,7 @@ WHO = (("tenant", "tenant"), ("session", "session_id"), ("version", "version"))
 
 def table(told: Json) -> str:
     """One request in full."""
-    parts = [_head(told), _predictions(told), _stages(told["attempts"]), _moves(told["events"])]
+    parts = [_head(told), _figures(told), _predictions(told), _stages(told["attempts"]), _moves(told["events"])]
     parts += [_decision(decision) for decision in told["decisions"]]
     if told["num_events_left_out"]:
         parts.append([f"{told['num_events_left_out']} events between the first and the latest ones were not kept."])
@@ -56,20 +56,22 @@ def listing(told: Sequence[Json]) -> str:
 
 def _head(told: Json) -> list[str]:
     names = f"  ({', '.join(told['names'])})" if told["names"] else ""
-    total = f" after {millis(told['total_s'])}" if told["total_s"] is not None else ""
+    total = f" after {millis(told['total_s'])}" if told["total_s"] else ""
     asked = [f"priority {told['priority']}"]
     asked += [f"{key} {told[field]}" for key, field in WHO if told[field]]
     if told["timeout_s"] is not None:
         asked.append(f"time-out {told['timeout_s']:g} s")
+    is_refused = told["phase"] == "refused"
     lines = [
         f"request {told['request_id']}{names}",
-        f"  queued {told['queued_at'].replace('T', ' ')}, {', '.join(asked)}",
+        f"  {'came' if is_refused else 'queued'} {told['queued_at'].replace('T', ' ')}, {', '.join(asked)}",
         f"  {told['phase']}: {told['outcome'] or 'not finished yet'}{total}",
-        f"  {told['why']}",
     ]
     error = told["finish"] and told["finish"]["error"]
     if error:
-        lines.insert(3, f"  {error['message']}")
+        lines.append(f"  {error['message']}")
+    if not is_refused:
+        lines.append(f"  {told['why']}")
     transfer = told["transfer"]
     if transfer is not None:
         took_s = transfer["seconds"]
@@ -77,7 +79,20 @@ def _head(told: Json) -> list[str]:
     return lines
 
 
+def _figures(told: Json) -> list[str]:
+    """The numbers by which it was refused or given up."""
+    error = told["finish"] and told["finish"]["error"]
+    if not error:
+        return []
+    rows = [(name, f"{value:g}") for name, value in error["figures"].items()]
+    if error["retry_after_s"] is not None:
+        rows.append(("retry_after_s", f"{error['retry_after_s']:g}"))
+    return columns([("DECIDED BY", ""), *rows], "  ") if rows else []
+
+
 def _predictions(told: Json) -> list[str]:
+    if told["phase"] == "refused":
+        return []
     predicted, slo = told["predictions"], told["slo"]
     at_most = str(told["max_output_tokens"]) if told["max_output_tokens"] else NONE
     rows = [

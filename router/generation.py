@@ -9,15 +9,18 @@ from slipstream.router.messages import FinishReason, SamplingParams, pack_ids
 
 # Why the reader of a stream ends it: the client has left ("abort"), or a stop string was found ("stop").
 EarlyEnd = Literal["abort", "stop"]
-Phase = Literal["queued", "placed", "reserved", "prefill", "first_token", "transfer", "decode", "finished"]
+Phase = Literal["queued", "placed", "reserved", "prefill", "first_token", "transfer", "decode", "finished", "refused"]
 
-# The kinds of error and their HTTP status, in order: the request itself (400), its size (400), too much load (503 with
-# Retry-After), too much load from its tenant (429 with Retry-After), load that puts its deadline out of reach (503 with
-# Retry-After), load that made it wait too long (503), its own deadline (504), the workers after all retries (500, or an
-# error event in the stream), and the server shutting down (503).
+# The kinds of error and their HTTP status, in order: the request itself (400), its size (400), a limit of its API key
+# (429 with Retry-After), no worker yet (503 with Retry-After), too much load (503 with Retry-After), too much load from
+# its tenant (429 with Retry-After), load that puts its deadline out of reach (503 with Retry-After), load that made it
+# wait too long (503), its own deadline (504), the workers after all retries (500, or an error event in the stream), and
+# the server shutting down (503).
 ErrorKind = Literal[
     "invalid_request",
     "prompt_too_long",
+    "limit_exceeded",
+    "not_ready",
     "queue_full",
     "tenant_queue_full",
     "deadline_unreachable",
@@ -99,6 +102,13 @@ class Usage:
     num_cached_tokens: int
 
 
+class Figure(NamedTuple):
+    """A number that a decision was made by; its name says what it counts, and in which unit."""
+
+    name: str
+    value: float
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationError:
     """Why a request failed or was refused. `retry_after_s` is set if it makes sense to try again later."""
@@ -106,6 +116,7 @@ class GenerationError:
     kind: ErrorKind
     message: str
     retry_after_s: float | None = None
+    figures: tuple[Figure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,24 +140,36 @@ class AdmissionError(Exception):
 class QueueFullError(AdmissionError):
     """`max_queued_requests` requests are waiting already."""
 
-    def __init__(self, num_queued: int, retry_after_s: float) -> None:
-        super().__init__(GenerationError("queue_full", f"{num_queued} requests are waiting already", retry_after_s))
+    def __init__(self, num_queued: int, max_queued: int, retry_after_s: float) -> None:
+        message = f"{num_queued} requests are waiting already"
+        figures = (Figure("num_waiting", num_queued), Figure("max_waiting", max_queued))
+        super().__init__(GenerationError("queue_full", message, retry_after_s, figures))
 
 
 class TenantQueueFullError(AdmissionError):
     """The tenant has as many requests waiting as one tenant may have."""
 
-    def __init__(self, num_queued: int, retry_after_s: float) -> None:
+    def __init__(self, num_queued: int, max_queued: int, retry_after_s: float) -> None:
         message = f"{num_queued} requests of this tenant are waiting already"
-        super().__init__(GenerationError("tenant_queue_full", message, retry_after_s))
+        figures = (Figure("num_waiting_of_tenant", num_queued), Figure("max_waiting_of_tenant", max_queued))
+        super().__init__(GenerationError("tenant_queue_full", message, retry_after_s, figures))
 
 
 class DeadlineUnreachableError(AdmissionError):
-    """The queue is so long that the request could not meet the deadline called `name`."""
+    """The queue is so long that the request could not meet the deadline called `name`: of the predicted `wait_s`, even
+    `least_wait_s` would be too long."""
 
-    def __init__(self, name: str, limit_s: float, wait_s: float, retry_after_s: float) -> None:
+    def __init__(
+        self, name: str, limit_s: float, wait_s: float, least_wait_s: float, num_before: int, retry_after_s: float
+    ) -> None:
         message = f"the queue takes about {wait_s:.1f} s, which leaves no hope for {name} ({limit_s:g} s)"
-        super().__init__(GenerationError("deadline_unreachable", message, retry_after_s))
+        figures = (
+            Figure("num_waiting_before", num_before),
+            Figure("predicted_wait_s", wait_s),
+            Figure("least_wait_s", least_wait_s),
+            Figure("deadline_s", limit_s),
+        )
+        super().__init__(GenerationError("deadline_unreachable", message, retry_after_s, figures))
 
 
 class PromptTooLongError(AdmissionError):

@@ -1,7 +1,8 @@
 """The record of each request's way through the cluster, kept for a while after its end so that it can be explained.
 
 Each record is bounded, and so is `History`: a request that is refused and placed again a hundred times keeps only its
-first and its latest events, and only the first few decisions keep all of their candidates.
+first and its latest events, and only the first few decisions keep all of their candidates. A request that was never let
+in has a record, too, which is made when somebody asks (`refusals`).
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from heapq import merge
 from typing import NamedTuple
 
 from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.generation import GenerationFinish, Phase, Slo, Usage
 from slipstream.router.output_log import OutputLog
 from slipstream.router.placement.decision import MAX_CANDIDATES, Decision
+from slipstream.router.refusals import Refusals, RefusedRequest
 
 MAX_EVENTS = 64  # per record: the first half of them and the latest half
 MAX_FULL_DECISIONS = 8  # per record; later ones keep only the candidate that was chosen
@@ -26,7 +29,7 @@ class Timeline:
     """When a request first reached each phase of its life, in seconds of the router's clock; None: not (yet).
 
     `reserved` and `transfer` stay None for local prefill. If there are retries, the first time counts, because that is
-    what the client noticed.
+    what the client noticed. `queued` of a request that was refused is when it came.
     """
 
     queued: float
@@ -144,6 +147,11 @@ class RequestRecord:
         return self.events[-1].phase if self.events else "queued"
 
     @property
+    def is_refused(self) -> bool:
+        """Whether the request was never let in."""
+        return self.phase == "refused"
+
+    @property
     def num_attempts(self) -> int:
         """How many attempts were begun. A move to another worker does not count as one."""
         return 1 + self.num_retries if self.decisions else 0
@@ -168,7 +176,9 @@ class RequestRecord:
 
     @property
     def why(self) -> str:
-        """The reason for the latest placement, in one line."""
+        """The reason for the latest placement, or for being refused, in one line."""
+        if self.is_refused:
+            return self.events[-1].detail
         decisions = self.decisions
         return decisions[-1].why if decisions else "not placed yet"
 
@@ -181,14 +191,37 @@ class RequestRecord:
         ]
 
 
+def record_of(refused: RefusedRequest) -> RequestRecord:
+    """A refusal in the form in which all requests are told of: it ended in the moment in which it came."""
+    error = refused.error
+    return RequestRecord(
+        refused.request_id,
+        refused.tenant,
+        refused.priority,
+        refused.num_prompt_tokens,
+        Timeline(refused.at_s, finished=refused.at_s),
+        events=[RequestEvent(refused.at_s, "refused", 0, f"{error.kind}: {error.message}")],
+        finish=GenerationFinish("error", Usage(refused.num_prompt_tokens, 0, 0), error=error),
+        names=refused.names,
+        slo=refused.slo,
+        session=refused.session,
+        timeout_s=refused.timeout_s,
+        max_output_tokens=refused.max_output_tokens,
+        expected_output_tokens=refused.expected_output_tokens,
+        trace_id=refused.trace_id,
+        version=refused.version,
+    )
+
+
 class History:
-    """Records by request id, of which the latest `capacity` are kept. A record can also be found by any of its names;
-    if several share a name, the latest of them is found."""
+    """Records by request id, of which the latest `capacity` are kept, and beside them the latest refusals. A record can
+    also be found by any of its names; if several share a name, the latest of them is found."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._records: OrderedDict[str, RequestRecord] = OrderedDict()
         self._by_name: dict[str, RequestRecord] = {}
+        self._refusals = Refusals(capacity)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -199,7 +232,12 @@ class History:
 
     def latest(self) -> Iterator[RequestRecord]:
         """The records, newest request first."""
-        return reversed(self._records.values())
+        refused = map(record_of, self._refusals.latest())
+        return merge(reversed(self._records.values()), refused, key=lambda record: record.timeline.queued, reverse=True)
+
+    def refuse(self, refused: RefusedRequest) -> None:
+        """Keeps what there is to tell of a request that was not let in."""
+        self._refusals.add(refused)
 
     def add(self, record: RequestRecord) -> None:
         earlier = self._records.pop(record.request_id, None)
@@ -213,7 +251,13 @@ class History:
 
     def get(self, request_id: str) -> RequestRecord | None:
         """The record with this request id or, if there is none, with this name."""
-        return self._records.get(request_id) or self._by_name.get(request_id)
+        record = self._records.get(request_id)
+        if record is not None:
+            return record
+        named, refused = self._by_name.get(request_id), self._refusals.get(request_id)
+        if refused is None or (named is not None and named.timeline.queued > refused.at_s):
+            return named
+        return record_of(refused)
 
     def _drop_names(self, record: RequestRecord) -> None:
         for name in record.names:

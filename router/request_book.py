@@ -14,6 +14,7 @@ from slipstream.router.config import DispatchConfig
 from slipstream.router.deadlines import DeadlineRing, Deadlines
 from slipstream.router.generation import (
     AdmissionError,
+    Figure,
     GenerateRequest,
     GenerationError,
     GenerationFinish,
@@ -27,6 +28,7 @@ from slipstream.router.placement import output_forecasts, progress
 from slipstream.router.placement.output_length import OutputLengths
 from slipstream.router.prefix.index import PrefixIndex
 from slipstream.router.queue import priority_class
+from slipstream.router.refusals import RefusedRequest
 from slipstream.router.request_signals import RequestSignals
 from slipstream.router.request_state import RequestState
 from slipstream.router.roster import WorkerState
@@ -95,12 +97,14 @@ class RequestBook:
     # ---- into the queue
 
     def admit(self, request: GenerateRequest, decode_workers: Sequence[WorkerState], now: float) -> None:
-        """Takes a request into the queue. Raises AdmissionError if it is refused; then only the refusal is counted."""
+        """Takes a request into the queue. Raises AdmissionError if it is refused; then only the refusal is counted and
+        kept."""
         try:
             prompt_ids = self._checked_prompt(request, decode_workers, now)
         except AdmissionError as error:
             self.totals.rejections[error.error.kind] += 1
             self.signals.refused(error.error.kind, now)
+            self.history.refuse(RefusedRequest.of(request, error.error, now))
             raise
         state = RequestState.of(request, prompt_ids, now)
         state.forecast = output_forecasts.forecast(self.outputs, state)
@@ -285,7 +289,9 @@ class RequestBook:
             self.finish(state, now, "error", error=error)
         for request_id in self._queue_deadlines.pop_due(now):
             message = f"no worker had room within {self._config.queue_timeout_s:g} s"
-            error = GenerationError("queue_timeout", message, self.pace.retry_after_s(len(self.queue), now))
+            num_waiting = len(self.queue)
+            figures = (Figure("num_waiting", num_waiting), Figure("deadline_s", self._config.queue_timeout_s))
+            error = GenerationError("queue_timeout", message, self.pace.retry_after_s(num_waiting, now), figures)
             self.finish(self._requests[request_id], now, "error", error=error)
         for request_id in self.reserve_deadlines.pop_due(now):
             state = self._requests[request_id]

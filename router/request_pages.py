@@ -50,7 +50,7 @@ class RequestPages:
             for record in self._records.latest()
             if exchange.caller.may_see(record.tenant)
             and tenant in (None, record.tenant)
-            and wanted in (None, outcome(record.finish) or record.phase)
+            and wanted in (None, outcome(record.finish), record.phase)
         )
         offset_s = unix_offset_s()
         told = [summary(record, offset_s) for record in islice(records, limit)]
@@ -71,8 +71,8 @@ class RequestPages:
             record = next(same, None)
         if record is None:
             message = (
-                f"There is no record of request {request_id!r}: it was never queued here, or so many came after it "
-                "that it is forgotten."
+                f"There is no record of request {request_id!r}: it never came here, or so many came after it that it "
+                "is forgotten."
             )
             raise HttpError(404, message, param="id", code="request_not_found")
         told = explanation(record, unix_offset_s())

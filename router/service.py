@@ -26,6 +26,7 @@ from slipstream.router.generation import (
 from slipstream.router.history import RequestRecord
 from slipstream.router.measured import RoleMeasured
 from slipstream.router.messages import EngineRequest, Role, TokenLogprob
+from slipstream.router.refusals import RefusedRequest
 from slipstream.router.signals import Signals
 from slipstream.router.stages import attempts_of
 from slipstream.router.status import Snapshot
@@ -154,7 +155,9 @@ class GenerationService:
     def relay(self, request: GenerateRequest, receiver_of: Callable[[RequestRecord], R]) -> R:
         """Queues a request whose output goes to the receiver that `receiver_of` makes for it. Raises AdmissionError."""
         if not self._is_admitting:
-            raise ShuttingDownError
+            refusal = ShuttingDownError()
+            self.note_refused(RefusedRequest.of(request, refusal.error, time.monotonic()))
+            raise refusal
         self._check_sendable(request)
         actions = self._dispatcher.submit(request, time.monotonic())
         record = self._dispatcher.record(request.request_id)
@@ -164,6 +167,10 @@ class GenerationService:
         self._idle.clear()
         self._port.perform(actions)
         return receiver
+
+    def note_refused(self, refused: RefusedRequest) -> None:
+        """A request that was refused without being submitted can be explained from now on, too."""
+        self._dispatcher.note_refused(refused)
 
     def cancel(self, request_id: str, reason: EarlyEnd = "abort") -> None:
         """Ends a request early. Unknown ids are ignored."""

@@ -19,7 +19,8 @@ from slipstream.router.access.config import AccessConfig
 from slipstream.router.access.key_file import FileVersion, KeyFileError, read_keys
 from slipstream.router.access.limits import KeyLimits, LimitName, RateLimited
 from slipstream.router.access.usage import Account, UsageBook, UsageCounts, UsageFile
-from slipstream.router.http.errors import HttpError
+from slipstream.router.generation import Figure, GenerationError
+from slipstream.router.http.errors import HttpError, RequestError
 from slipstream.router.http.reader import Request
 
 log = logging.getLogger(__name__)
@@ -137,7 +138,9 @@ class Access:
         most = caller.key.max_concurrent
         if most is not None and num_sequences > most:
             message = f"'n' asks for {num_sequences} choices in all; this API key may have {most} at a time."
-            raise HttpError(400, message, param="n", code="invalid_value")
+            figures = (Figure("max_concurrent", most), Figure("num_sequences", num_sequences))
+            error = GenerationError("invalid_request", message.removesuffix("."), figures=figures)
+            raise RequestError(400, message, error, kind="invalid_request_error", param="n", code="invalid_value")
         now = time.monotonic()
         limits = self._limits_of(caller.key, now)
         if is_resumed:
@@ -191,7 +194,7 @@ class Access:
         return HttpError(401, message, code="invalid_api_key", headers=(("www-authenticate", "Bearer"),))
 
     @staticmethod
-    def _limited(limited: RateLimited, header_lines: str) -> HttpError:
+    def _limited(limited: RateLimited, header_lines: str) -> RequestError:
         headers = [
             ("retry-after", str(math.ceil(limited.retry_after_s))),
             ("retry-after-ms", str(math.ceil(limited.retry_after_s * 1e3))),
@@ -200,7 +203,8 @@ class Access:
             name, _, value = line.partition(": ")
             headers.append((name, value))
         message = f"Rate limit reached ({limited.limit}): {limited}."
-        return HttpError(429, message, kind=limited.limit, code="rate_limit_exceeded", headers=tuple(headers))
+        error = GenerationError("limit_exceeded", str(limited), limited.retry_after_s, limited.figures)
+        return RequestError(429, message, error, kind=limited.limit, code="rate_limit_exceeded", headers=tuple(headers))
 
     # ---- the key file
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from slipstream.router.access.api_key import ApiKey
+from slipstream.router.generation import Figure
 
 MINUTE_S = 60.0
 BUSY_RETRY_S = 1.0  # a guess: nobody knows when one of the running sequences will end
@@ -16,10 +17,11 @@ LimitName = Literal["requests", "tokens", "concurrent"]
 class RateLimited(Exception):  # noqa: N818 - reads as the sentence it carries
     """The request exceeds a limit. It would be admitted after `retry_after_s` if nothing else came in between."""
 
-    def __init__(self, limit: LimitName, message: str, retry_after_s: float) -> None:
+    def __init__(self, limit: LimitName, message: str, retry_after_s: float, *figures: Figure) -> None:
         super().__init__(message)
         self.limit = limit
         self.retry_after_s = retry_after_s
+        self.figures = figures
 
 
 class TokenBucket:
@@ -77,18 +79,36 @@ class KeyLimits:
         """Takes one request with so many tokens and sequences. Raises RateLimited; then nothing was taken."""
         if key.max_concurrent is not None and self.num_running + num_sequences > key.max_concurrent:
             running = f"{self.num_running} of {key.max_concurrent} sequences of this key are running or waiting"
-            raise RateLimited("concurrent", f"{running}, and this request asks for {num_sequences}", BUSY_RETRY_S)
+            raise RateLimited(
+                "concurrent",
+                f"{running}, and this request asks for {num_sequences}",
+                BUSY_RETRY_S,
+                Figure("num_running", self.num_running),
+                Figure("max_concurrent", key.max_concurrent),
+                Figure("num_sequences", num_sequences),
+            )
         if self.requests is not None:
             wait_s = self.requests.wait_s(1, now)
             if wait_s > 0:
                 raise RateLimited(
-                    "requests", f"this key may send {self.requests.per_minute:g} requests a minute", wait_s
+                    "requests",
+                    f"this key may send {self.requests.per_minute:g} requests a minute",
+                    wait_s,
+                    Figure("requests_per_minute", self.requests.per_minute),
+                    Figure("requests_left", self.requests.level(now)),
                 )
         if self.tokens is not None:
             wait_s = self.tokens.wait_s(num_tokens, now)
             if wait_s > 0:
                 used = f"this key may use {self.tokens.per_minute:g} tokens a minute"
-                raise RateLimited("tokens", f"{used}, and this request asks for up to {num_tokens}", wait_s)
+                raise RateLimited(
+                    "tokens",
+                    f"{used}, and this request asks for up to {num_tokens}",
+                    wait_s,
+                    Figure("tokens_per_minute", self.tokens.per_minute),
+                    Figure("tokens_left", self.tokens.level(now)),
+                    Figure("num_tokens", num_tokens),
+                )
         self.take(num_tokens, num_sequences, now)
 
     def take(self, num_tokens: int, num_sequences: int, now: float) -> None:

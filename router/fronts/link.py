@@ -25,6 +25,7 @@ from slipstream.router.fronts.messages import (
     FrontMessage,
     Output,
     Refusal,
+    Refused,
     Settle,
     Submit,
 )
@@ -36,6 +37,7 @@ from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import JSON, Exchange, Handler
 from slipstream.router.http.reader import Request
 from slipstream.router.messages import TokenLogprob
+from slipstream.router.refusals import RefusedRequest
 from slipstream.router.service import Receiver
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,7 @@ class Dispatching(Protocol):
 
     def relay(self, request: GenerateRequest, receiver_of: Callable[[RequestRecord], R]) -> R: ...
     def cancel(self, request_id: str, reason: EarlyEnd = "abort") -> None: ...
+    def note_refused(self, refused: RefusedRequest) -> None: ...
 
 
 class RelayedRequest:
@@ -117,6 +120,8 @@ class FrontLink:
                 self._enter(message)
             case Settle():
                 self._settle(message)
+            case Refused(pickled):
+                self._service.note_refused(pickle.loads(pickled))
             case Counts(counts, num_connections):
                 self._tally.add(counts)
                 self.num_connections = num_connections
@@ -180,7 +185,7 @@ class FrontLink:
             )
             self._permits[message.number] = permit
         except HttpError as error:
-            refusal = Refusal(error.status, error.message, error.kind, error.param, error.code, error.headers)
+            refusal = Refusal.of(error)
         self._send(Entered(message.number, lines, refusal))
 
     def _settle(self, message: Settle) -> None:

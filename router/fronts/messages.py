@@ -6,6 +6,7 @@
       ------------ Submit ------------>  ... Output(emitted, ended), many to a message
       ------------ Enter ------------->  Entered          limits of API keys, counted here alone
       ------------ Settle, Counts ---->
+      ------------ Refused ----------->          by a limit, or before it was submitted
       ------------ Ask --------------->  Answer           every path that is not a generation's
       <----------- TakeOver -----------          once, when the workers to come are known
       <----------- Limits, Drain ------
@@ -18,8 +19,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slipstream.router.generation import EarlyEnd, GenerateRequest, GenerationFinish, Resumed, Slo
+from slipstream.router.generation import EarlyEnd, GenerateRequest, GenerationError, GenerationFinish, Resumed, Slo
 from slipstream.router.history import Timeline
+from slipstream.router.http.errors import HttpError, RequestError
 from slipstream.router.messages import SamplingParams, TokenLogprob
 from slipstream.router.wire import Vocabulary
 
@@ -123,6 +125,13 @@ class Forget:
     number: int
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request was refused without a Submit. `pickled` is a `RefusedRequest`, for those who ask why."""
+
+    pickled: bytes
+
+
 # ---- dispatcher -> front
 
 
@@ -178,7 +187,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An `HttpError`."""
+    """An `HttpError`; a `RequestError` has an `error`."""
 
     status: int
     message: str
@@ -186,6 +195,27 @@ class Refusal:
     param: str | None
     code: str | None
     headers: tuple[tuple[str, str], ...]
+    error: GenerationError | None
+
+    @classmethod
+    def of(cls, refused: HttpError) -> Refusal:
+        error = refused.error if isinstance(refused, RequestError) else None
+        return cls(refused.status, refused.message, refused.kind, refused.param, refused.code, refused.headers, error)
+
+    def exception(self) -> HttpError:
+        if self.error is None:
+            return HttpError(
+                self.status, self.message, kind=self.kind, param=self.param, code=self.code, headers=self.headers
+            )
+        return RequestError(
+            self.status,
+            self.message,
+            self.error,
+            kind=self.kind,
+            param=self.param,
+            code=self.code,
+            headers=self.headers,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +243,7 @@ class Drain:
     deadline_s: float
 
 
-FrontMessage = Listening | Submit | Cancel | Enter | Settle | Counts | Ask | Forget
+FrontMessage = Listening | Submit | Cancel | Enter | Settle | Counts | Ask | Forget | Refused
 DispatcherMessage = Begin | Limits | TakeOver | Output | Entered | Answer | Drain
 
 FRONTS = Vocabulary(
@@ -226,6 +256,7 @@ FRONTS = Vocabulary(
         Counts: 6,
         Ask: 7,
         Forget: 8,
+        Refused: 9,
         Begin: 32,
         Limits: 33,
         Output: 34,

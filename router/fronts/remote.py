@@ -26,6 +26,7 @@ from slipstream.router.fronts.messages import (
     FrontMessage,
     Limits,
     Output,
+    Refused,
     Settle,
     Submit,
 )
@@ -41,6 +42,7 @@ from slipstream.router.generation import (
 from slipstream.router.history import RequestRecord, Timeline
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.reader import Request
+from slipstream.router.refusals import RefusedRequest
 from slipstream.router.stream import GenerationStream, Handouts
 from slipstream.router.wire import WireError
 
@@ -99,6 +101,11 @@ class RemoteDispatcher:
         stream = GenerationStream(record, lambda _, reason: self._cancel(number, reason), self._handouts)
         self._running[number] = Running(stream)
         return stream
+
+    def note_refused(self, refused: RefusedRequest) -> None:
+        """The dispatcher's process explains it, as all requests."""
+        if not self._is_lost:
+            self._send(Refused(pickle.dumps(refused)))
 
     def _cancel(self, number: int, reason: EarlyEnd) -> None:
         running = self._running.pop(number, None)
@@ -210,16 +217,8 @@ class RemoteAccess(Access):
         if caller.key is None:
             return RemotePermit(caller, model, num_tokens, num_sequences, 0), ""
         entered = await self._dispatcher.enter(caller.key.digest, model, num_tokens, num_sequences, is_resumed)
-        refusal = entered.refusal
-        if refusal is not None:
-            raise HttpError(
-                refusal.status,
-                refusal.message,
-                kind=refusal.kind,
-                param=refusal.param,
-                code=refusal.code,
-                headers=refusal.headers,
-            )
+        if entered.refusal is not None:
+            raise entered.refusal.exception()
         return RemotePermit(caller, model, num_tokens, num_sequences, entered.number), entered.header_lines
 
     def settle(self, permit: Permit, used: UsageCounts) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import orjson
 
+from slipstream.router.generation import GenerationError
+
 
 class HttpError(Exception):
     """An answer other than success. `param` is the dotted name of the field at fault, `code` a word for programs."""
@@ -30,3 +32,21 @@ class HttpError(Exception):
         """The JSON object `{"error": {"message", "type", "param", "code"}}`."""
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return orjson.dumps({"error": error})
+
+
+class RequestError(HttpError):
+    """A request that made sense was refused, or failed. `error` is the reason as it is told to those who ask later."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        error: GenerationError,
+        *,
+        kind: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        super().__init__(status, message, kind=kind, param=param, code=code, headers=headers)
+        self.error = error

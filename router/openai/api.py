@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
 import orjson
 
-from slipstream.router.access.access import Access
+from slipstream.router.access.access import Access, Permit
 from slipstream.router.generation import AdmissionError, GenerateRequest
-from slipstream.router.http.errors import HttpError
+from slipstream.router.http.errors import HttpError, RequestError
 from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.reader import Request
 from slipstream.router.http.routes import Routes
@@ -29,9 +29,8 @@ from slipstream.router.openai.sampling import SEED_MASK, check_token_ids, sampli
 from slipstream.router.openai.schema import ChatRequest, CompletionRequest, GenerationFields
 from slipstream.router.openai.token_pages import TokenPages
 from slipstream.router.queue import MAX_PRIORITY
+from slipstream.router.refusals import RefusedRequest
 from slipstream.router.stream import GenerationStream
-from slipstream.router.takeover.journal import Identity
-from slipstream.router.takeover.notes import Notes
 from slipstream.router.tokenizer import Tokenizer
 
 SEED_STEP = 0x9E3779B97F4A7C15  # between the seeds of a request's prompts, to keep them far apart in 63 bits
@@ -46,6 +45,7 @@ class Generations(Protocol):
     @property
     def versions(self) -> Sequence[str]: ...
     def submit(self, request: GenerateRequest) -> GenerationStream: ...
+    def note_refused(self, refused: RefusedRequest) -> None: ...
 
 
 class OpenAiApi:
@@ -103,46 +103,51 @@ class OpenAiApi:
         arrived_s = time.monotonic()
         max_model_len = self._service.max_model_len
         body = parse_body(request, ChatRequest, max_model_len)
-        asked = self._asked(body, exchange, arrived_s)
-        limit = self._prompts.limit(max_model_len)
-        packed_ids = await self._prompts.of_chat(body.messages, limit, body.chat_template_kwargs or {})
-        guide = await self._guides.of(body)
-        max_tokens = room(packed_ids, limit, body.stated_max_tokens, None, "messages")
-        logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        identity = exchange.notes.identity()
-        prompts = [Prompt(packed_ids, self._sampling(body, max_tokens, logprobs, guide, identity.seed))]
-        answer = self._head_of("chatcmpl-", identity)
-        form = ChatFormat(answer, self._tokenizer.pieces, logprobs is not None, wants_usage(body))
-        await self._answer(exchange, Job(asked, answer.id, prompts, "messages", form))
+        asked = self._asked(body, exchange, arrived_s, "chatcmpl-")
+        await self._serve(exchange, asked, self._chat_job(asked, body, max_model_len))
 
     async def completions(self, request: Request, exchange: Exchange) -> None:
         arrived_s = time.monotonic()
         max_model_len = self._service.max_model_len
         body = parse_body(request, CompletionRequest, max_model_len)
-        asked = self._asked(body, exchange, arrived_s)
+        asked = self._asked(body, exchange, arrived_s, "cmpl-")
+        await self._serve(exchange, asked, self._completion_job(asked, body, max_model_len))
+
+    async def _chat_job(self, asked: Asked, body: ChatRequest, max_model_len: int | None) -> Job:
+        limit = self._prompts.limit(max_model_len)
+        packed_ids = await self._prompts.of_chat(body.messages, limit, body.chat_template_kwargs or {})
+        guide = await self._guides.of(body)
+        max_tokens = room(packed_ids, limit, body.stated_max_tokens, None, "messages")
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        prompts = [Prompt(packed_ids, self._sampling(body, max_tokens, logprobs, guide, asked.seed))]
+        form = ChatFormat(asked.head, self._tokenizer.pieces, logprobs is not None, wants_usage(body))
+        return Job(asked, prompts, "messages", form)
+
+    async def _completion_job(self, asked: Asked, body: CompletionRequest, max_model_len: int | None) -> Job:
         for token_ids in body.id_lists:
             check_token_ids("prompt", token_ids, self._tokenizer.vocab_size)
         guide = await self._guides.of(body)
-        identity = exchange.notes.identity()
         prompts: list[Prompt] = []
         limit = self._prompts.limit(max_model_len)
         id_lists = [*map(pack_ids, body.id_lists)] or await self._prompts.of_texts(body.texts, limit, "prompt")
         for packed_ids in id_lists:
             max_tokens = room(packed_ids, limit, body.max_tokens, DEFAULT_COMPLETION_TOKENS, "prompt")
-            seed = (identity.seed + len(prompts) * SEED_STEP) & SEED_MASK
+            seed = (asked.seed + len(prompts) * SEED_STEP) & SEED_MASK
             prompts.append(Prompt(packed_ids, self._sampling(body, max_tokens, body.logprobs, guide, seed)))
         if body.echo:
             texts = body.texts or await self._tokenizer.decode(body.id_lists)
             prompts = [prompt._replace(text=text) for prompt, text in zip(prompts, texts, strict=True)]
-        answer = self._head_of("cmpl-", identity)
-        form = CompletionFormat(answer, self._tokenizer.pieces, body.logprobs is not None, wants_usage(body))
-        await self._answer(exchange, Job(asked, answer.id, prompts, "prompt", form))
+        form = CompletionFormat(asked.head, self._tokenizer.pieces, body.logprobs is not None, wants_usage(body))
+        return Job(asked, prompts, "prompt", form)
 
-    def _asked(self, body: GenerationFields, exchange: Exchange, arrived_s: float) -> Asked:
+    def _asked(self, body: GenerationFields, exchange: Exchange, arrived_s: float, prefix: str) -> Asked:
         """The request as it arrived. Raises HttpError if there is no such model or the caller may not use it."""
         version = self._version_of(body.model)
-        exchange.caller.check(self._model, body.priority or 0)
-        return Asked(body, version, exchange.request_id, exchange.caller, exchange.trace_id, arrived_s)
+        caller = exchange.caller
+        caller.check(self._model, body.priority or 0)
+        identity = exchange.notes.identity()
+        head = AnswerHead(f"{prefix}{identity.number:032x}", identity.created_s, self._model)
+        return Asked(body, version, exchange.request_id, caller, exchange.trace_id, arrived_s, head, identity.seed)
 
     def _check_model(self, exchange: Exchange, name: str) -> None:
         """Raises HttpError if there is no such model or the caller may not use it. Without a name it is the one that is
@@ -151,24 +156,42 @@ class OpenAiApi:
             self._version_of(name)
         exchange.caller.check(self._model, MAX_PRIORITY)
 
-    async def _answer(self, exchange: Exchange, job: Job) -> None:
-        """Run the job and send the answer. Raises HttpError if it fails before anything was sent."""
-        choices: list[Choice] = []
-        body, num_choices, choices_per_prompt = job.body, job.num_choices, job.choices_per_prompt
-        if body.explain and num_choices > MAX_EXPLAINED_CHOICES:
-            message = f"'explain' is served for up to {MAX_EXPLAINED_CHOICES} choices, got {num_choices}."
+    async def _serve(self, exchange: Exchange, asked: Asked, coming_job: Awaitable[Job]) -> None:
+        """Let the request in and answer it. Raises HttpError; if the request is refused, that can be explained."""
+        job: Job | None = None
+        try:
+            job = await coming_job
+            permit = await self._enter(exchange, job)
+        except RequestError as refused:
+            num_prompt_tokens = job.num_prompt_tokens if job is not None else 0
+            self._service.note_refused(asked.refused(num_prompt_tokens, refused.error, time.monotonic()))
+            if exchange.trace is not None:
+                exchange.trace.refusal = refused.error
+            raise
+        await self._answer(exchange, job, permit)
+
+    async def _enter(self, exchange: Exchange, job: Job) -> Permit:
+        """Raises HttpError if there are too many choices, or the caller's key does not allow so much now."""
+        if job.body.explain and job.num_choices > MAX_EXPLAINED_CHOICES:
+            message = f"'explain' is served for up to {MAX_EXPLAINED_CHOICES} choices, got {job.num_choices}."
             raise HttpError(400, message, param="explain", code="invalid_value")
         permit, exchange.header_lines = await self._access.enter(
             job.asked.caller,
             self._model,
             job.num_reserved_tokens,
-            num_choices,
+            job.num_choices,
             is_resumed=exchange.notes.resumed(0) is not None,
         )
+        return permit
+
+    async def _answer(self, exchange: Exchange, job: Job, permit: Permit) -> None:
+        """Run the job and send the answer. Raises HttpError if it fails before anything was sent."""
+        choices: list[Choice] = []
+        body, num_choices, choices_per_prompt = job.body, job.num_choices, job.choices_per_prompt
         self._metrics.choices.observe(choices_per_prompt)
         try:
             for index in range(num_choices):
-                choices.append(self._submit(job, index, exchange.notes))
+                choices.append(self._submit(job, index, exchange))
             await asyncio.sleep(0)  # lets the requests leave for their workers now, before the answer is prepared
             answer = Answer(
                 choices,
@@ -191,7 +214,7 @@ class OpenAiApi:
             if exchange.trace is not None:
                 exchange.trace.answered([choice.stream.record for choice in choices], asked_attributes(job))
 
-    def _submit(self, job: Job, index: int, notes: Notes) -> Choice:
+    def _submit(self, job: Job, index: int, exchange: Exchange) -> Choice:
         """Queue one choice. Raises HttpError if it is not admitted."""
         body, asked, caller = job.body, job.asked, job.asked.caller
         choices_per_prompt = job.choices_per_prompt
@@ -206,11 +229,11 @@ class OpenAiApi:
             sampling=sampling,
             priority=body.priority or 0,
             cache_salt=caller.own(body.cache_salt or ""),
-            tenant=caller.tenant(body.user or ""),
+            tenant=asked.tenant,
             weight=caller.weight,
             names=names,
             slo=slo_of(body),
-            session=caller.own(body.session_id) if body.session_id else "",
+            session=asked.session,
             expected_output_tokens=body.expected_output_tokens,
             timeout_s=body.timeout_s,
             choice=index,
@@ -218,11 +241,13 @@ class OpenAiApi:
             version=asked.version,
             first_choice=job.ids_of(0)[0] if index else "",
             wants_record=bool(body.explain),
-            resumed=notes.resumed(index),
+            resumed=exchange.notes.resumed(index),
         )
         try:
             stream = self._service.submit(request)
         except AdmissionError as refusal:
+            if exchange.trace is not None:
+                exchange.trace.refusal = refusal.error
             raise as_http_error(refusal.error, job.prompt_param) from refusal
         includes_stop = bool(body.include_stop_str_in_output)
         return Choice(
@@ -246,9 +271,6 @@ class OpenAiApi:
             vocab_size=self._tokenizer.vocab_size,
             guide=guide,
         )
-
-    def _head_of(self, prefix: str, identity: Identity) -> AnswerHead:
-        return AnswerHead(f"{prefix}{identity.number:032x}", identity.created_s, self._model)
 
     def _version_of(self, name: str) -> str:
         """The version that a model's name asks for, "" if none. Raises HttpError 404 if it is not served."""

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from slipstream.router.generation import ErrorKind, GenerationError, GenerationFinish
-from slipstream.router.http.errors import HttpError
+from slipstream.router.http.errors import RequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,8 @@ class Verdict:
 VERDICTS: dict[ErrorKind, Verdict] = {
     "invalid_request": Verdict(400, "invalid_request_error", "invalid_value"),
     "prompt_too_long": Verdict(400, "invalid_request_error", "context_length_exceeded"),
+    "limit_exceeded": Verdict(429, "rate_limit_error", "rate_limit_exceeded"),
+    "not_ready": Verdict(503, "server_error", "not_ready"),
     "queue_full": Verdict(503, "server_error", "overloaded"),
     "tenant_queue_full": Verdict(429, "rate_limit_error", "tenant_queue_full"),
     "deadline_unreachable": Verdict(503, "server_error", "deadline_unreachable"),
@@ -40,15 +42,16 @@ class GenerationFailed(Exception):  # noqa: N818 - an event of the request's lif
         self.error = error
 
 
-def as_http_error(error: GenerationError, prompt_param: str) -> HttpError:
+def as_http_error(error: GenerationError, prompt_param: str) -> RequestError:
     """The HTTP error for a failure. `prompt_param` is the name of the request's field that holds the prompt."""
     verdict = VERDICTS[error.kind]
     headers: tuple[tuple[str, str], ...] = ()
     if error.retry_after_s is not None:
         headers = (("retry-after", str(math.ceil(error.retry_after_s))),)
-    return HttpError(
+    return RequestError(
         verdict.status,
         f"{error.message[:1].upper()}{error.message[1:]}.",
+        error,
         kind=verdict.kind,
         param=prompt_param if error.kind == "prompt_too_long" else None,
         code=verdict.code,

@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 from slipstream.router.access.caller import Caller
 from slipstream.router.access.usage import UsageCounts
-from slipstream.router.generation import Slo
+from slipstream.router.generation import GenerationError, Slo
 from slipstream.router.messages import SamplingParams
 from slipstream.router.openai.answer import Choice
-from slipstream.router.openai.formats import AnswerFormat
+from slipstream.router.openai.formats import AnswerFormat, AnswerHead
 from slipstream.router.openai.schema import ChatRequest, GenerationFields
+from slipstream.router.refusals import RefusedRequest
 from slipstream.router.tracing.request_trace import Value
 
 NO_SLO = Slo()
@@ -28,7 +29,8 @@ class Prompt(NamedTuple):
 
 class Asked(NamedTuple):
     """A request as it arrived. `exchange_id` is the id in the answer's X-Request-Id header, which the client may have
-    chosen. `version` is the version of the model that was asked for, "" if none was."""
+    chosen; `head` begins the answer and has its id; `seed` is used if the client gives none. `version` is the version
+    of the model that was asked for, "" if none was."""
 
     body: GenerationFields
     version: str
@@ -36,6 +38,36 @@ class Asked(NamedTuple):
     caller: Caller
     trace_id: str
     arrived_s: float
+    head: AnswerHead
+    seed: int
+
+    @property
+    def tenant(self) -> str:
+        return self.caller.tenant(self.body.user or "")
+
+    @property
+    def session(self) -> str:
+        return self.caller.own(self.body.session_id) if self.body.session_id else ""
+
+    def refused(self, num_prompt_tokens: int, error: GenerationError, now: float) -> RefusedRequest:
+        """What there is to tell of it if it is refused before it could be submitted."""
+        body = self.body
+        return RefusedRequest(
+            now,
+            self.head.id,
+            (self.exchange_id,),
+            self.tenant,
+            body.priority or 0,
+            num_prompt_tokens,
+            body.stated_max_tokens or 0,
+            body.expected_output_tokens,
+            slo_of(body),
+            self.session,
+            body.timeout_s,
+            self.trace_id,
+            self.version,
+            error,
+        )
 
 
 class Job:
@@ -54,12 +86,10 @@ class Job:
         "prompts",
     )
 
-    def __init__(
-        self, asked: Asked, answer_id: str, prompts: Sequence[Prompt], prompt_param: str, form: AnswerFormat
-    ) -> None:
+    def __init__(self, asked: Asked, prompts: Sequence[Prompt], prompt_param: str, form: AnswerFormat) -> None:
         self.asked = asked
         self.body = asked.body
-        self.answer_id = answer_id
+        self.answer_id = asked.head.id
         self.prompts = prompts
         self.prompt_param = prompt_param
         self.form = form

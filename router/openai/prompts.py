@@ -7,7 +7,9 @@ from typing import Any
 
 from slipstream.router.chat_template import ChatTemplateError, Message
 from slipstream.router.control_tokens import ControlTokenError
-from slipstream.router.http.errors import HttpError
+from slipstream.router.generation import Figure, GenerationError
+from slipstream.router.http.errors import HttpError, RequestError
+from slipstream.router.openai.failures import as_http_error
 from slipstream.router.openai.schema import ChatMessage
 from slipstream.router.tokenizer import TextTooLongError, Tokenizer
 
@@ -26,13 +28,7 @@ class Prompts:
         value, because requests may wait for the next worker. Raises HttpError 503 while there was none."""
         limit = self._latest_limit = max_model_len or self._latest_limit
         if limit is None:
-            raise HttpError(
-                503,
-                "No decode worker has connected yet.",
-                kind="server_error",
-                code="not_ready",
-                headers=(("retry-after", "1"),),
-            )
+            raise as_http_error(GenerationError("not_ready", "no decode worker has connected yet", 1.0), "")
         return limit
 
     async def of_chat(self, messages: list[ChatMessage], limit: int, variables: Mapping[str, Any]) -> bytes:
@@ -50,7 +46,7 @@ class Prompts:
         try:
             return await self._tokenizer.encode_chat(plain, limit, variables)
         except TextTooLongError as error:
-            raise too_long(f"at least {error.num_tokens}", 0, limit, "messages") from error
+            raise too_long(error.num_tokens, 0, limit, "messages", is_at_least=True) from error
         except (ChatTemplateError, ControlTokenError) as error:
             message = f"The model's chat template refused the messages: {error}"
             raise HttpError(400, message, param="messages", code="invalid_value") from error
@@ -72,7 +68,7 @@ class Prompts:
         try:
             return await self._tokenizer.encode(texts, limit, adds_start)
         except TextTooLongError as error:
-            raise too_long(f"at least {error.num_tokens}", 0, limit, param) from error
+            raise too_long(error.num_tokens, 0, limit, param, is_at_least=True) from error
 
 
 def room(packed_ids: bytes, limit: int, wanted: int | None, default: int | None, param: str) -> int:
@@ -81,19 +77,25 @@ def room(packed_ids: bytes, limit: int, wanted: int | None, default: int | None,
     num_prompt_tokens = len(packed_ids) // 4
     most = limit - num_prompt_tokens
     if most < (wanted or 1):
-        raise too_long(str(num_prompt_tokens), wanted or 0, limit, param)
+        raise too_long(num_prompt_tokens, wanted or 0, limit, param)
     return wanted or (most if default is None else min(default, most))
 
 
-def too_long(num_prompt_tokens: str, num_wanted: int, limit: int, param: str) -> HttpError:
+def too_long(
+    num_prompt_tokens: int, num_wanted: int, limit: int, param: str, *, is_at_least: bool = False
+) -> RequestError:
+    at_least = "at least " if is_at_least else ""
     wanted = f" and {num_wanted} tokens of output were asked for" if num_wanted else ""
-    return HttpError(
-        400,
-        f"This model's maximum context length is {limit} tokens. The prompt has {num_prompt_tokens} "
-        f"tokens{wanted}, which leaves no room. Please shorten the prompt or ask for less output.",
-        param=param,
-        code="context_length_exceeded",
+    message = (
+        f"this model's maximum context length is {limit} tokens. The prompt has {at_least}{num_prompt_tokens} "
+        f"tokens{wanted}, which leaves no room. Please shorten the prompt or ask for less output"
     )
+    figures = (
+        Figure("num_prompt_tokens", num_prompt_tokens),
+        Figure("num_wanted_tokens", num_wanted),
+        Figure("max_model_len", limit),
+    )
+    return as_http_error(GenerationError("prompt_too_long", message, figures=figures), param)
 
 
 def plain_message(message: ChatMessage, knows_developer_role: bool) -> Message:

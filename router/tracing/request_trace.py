@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from slipstream.router.generation import GenerationError
 from slipstream.router.history import RequestRecord
 from slipstream.router.tracing.context import TraceContext
 
@@ -19,8 +20,8 @@ def new_span_id(source: Random) -> str:
 
 @dataclass(slots=True)
 class RequestTrace:
-    """One traced HTTP request. `records` and `asked` are set if it led to generations. Times are `time.monotonic()`
-    seconds."""
+    """One traced HTTP request. `records` and `asked` are set if it led to generations, `refusal` if it was not let in.
+    Times are `time.monotonic()` seconds."""
 
     trace_id: str
     span_id: str
@@ -33,6 +34,7 @@ class RequestTrace:
     http_request_id: str = ""
     records: Sequence[RequestRecord] = ()
     asked: Mapping[str, Value] = field(default_factory=dict)
+    refusal: GenerationError | None = None
 
     def answered(self, records: Sequence[RequestRecord], asked: Mapping[str, Value]) -> None:
         """Adds the generations of the request, and its fields by their names in OpenTelemetry's GenAI conventions."""

@@ -88,8 +88,11 @@ def _request_span(trace: RequestTrace) -> Span:
         for key, value in (("tenant", records[0].tenant), ("session", records[0].session)):
             if value:
                 attributes[f"slipstream.request.{key}"] = value
-        failed = next((r.finish.error for r in records if r.finish is not None and r.finish.error is not None), None)
-        if failed is not None and not 400 <= trace.status < 500:
+    failed = trace.refusal or next((r.finish.error for r in records if r.finish is not None and r.finish.error), None)
+    if failed is not None:
+        attributes["slipstream.request.outcome"] = failed.kind
+        attributes |= {f"slipstream.refusal.{name}": value for name, value in failed.figures}
+        if not 400 <= trace.status < 500:
             error, attributes["error.type"] = failed.message, failed.kind
     if trace.status >= 400:
         attributes["error.type"] = str(trace.status)

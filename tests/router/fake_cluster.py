@@ -28,6 +28,7 @@ from slipstream.router.history import RequestRecord, Timeline
 from slipstream.router.http.server import HttpServer
 from slipstream.router.measured import RoleMeasured
 from slipstream.router.messages import FinishReason, TokenLogprob, unpack_ids
+from slipstream.router.refusals import RefusedRequest
 from slipstream.router.status import Snapshot, Totals
 from slipstream.router.stream import GenerationStream, Handouts
 from slipstream.router.tokenizer import Tokenizer
@@ -62,6 +63,7 @@ class FakeService:
     requests: list[GenerateRequest] = field(default_factory=list)
     streams: dict[str, GenerationStream] = field(default_factory=dict)
     records: dict[str, RequestRecord] = field(default_factory=dict)
+    refused: list[RefusedRequest] = field(default_factory=list)
     cancelled: dict[str, asyncio.Event] = field(default_factory=dict)
     release: asyncio.Event = field(default_factory=asyncio.Event)
     submitted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -87,6 +89,9 @@ class FakeService:
         task.add_done_callback(self._tasks.discard)
         self.submitted.set()
         return stream
+
+    def note_refused(self, refused: RefusedRequest) -> None:
+        self.refused.append(refused)
 
     def measured(self) -> tuple[RoleMeasured, ...]:
         return ()

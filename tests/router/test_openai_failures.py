@@ -98,7 +98,7 @@ def test_one_failing_choice_fails_the_answer_and_cancels_the_others() -> None:
     run(main)
 
 
-@pytest.mark.parametrize("refusal", [QueueFullError(100, 7.2), ShuttingDownError()])
+@pytest.mark.parametrize("refusal", [QueueFullError(100, 100, 7.2), ShuttingDownError()])
 def test_a_full_queue_is_a_503_that_says_when_to_come_back(refusal: QueueFullError | ShuttingDownError) -> None:
     async def main() -> None:
         async with front() as site:

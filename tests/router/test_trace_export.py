@@ -97,9 +97,11 @@ def collector() -> Iterator[Collector]:
 
 
 @contextlib.asynccontextmanager
-async def routing(tracing: TracingConfig, *roles: str) -> AsyncIterator[tuple[Addresses, list[PlayedWorker]]]:
+async def routing(
+    tracing: TracingConfig, *roles: str, **dispatch: Any
+) -> AsyncIterator[tuple[Addresses, list[PlayedWorker]]]:
     """A router with played workers that are ready."""
-    config: RouterConfig = replace(CONFIG, tracing=tracing)
+    config: RouterConfig = replace(CONFIG, tracing=tracing, dispatch=replace(CONFIG.dispatch, **dispatch))
     router = Router(config, MODEL, MODEL_DIR, TOKEN, has_prefill_pool="prefill" in roles)
     addresses = await router.start()
     workers = []
@@ -207,6 +209,29 @@ def test_a_request_at_fault_itself_fails_in_its_stage_and_is_no_error_of_the_ser
         assert server.status.code == 0
         assert attributes(server)["error.type"] == "400"
         assert [span.name for span in spans if span.status.code == 2 and span is not server] == ["prefill"]
+
+    run(main)
+
+
+def test_a_refused_request_has_a_span_that_says_why(collector: Collector) -> None:
+    async def main() -> None:
+        async with routing(TracingConfig(collector.url), "decode", max_queued_requests=1) as (addresses, [worker]):
+            worker.may_go_on.clear()
+            posts = [asyncio.create_task(post(addresses, completion(5, max_tokens=3))) for _ in range(10)]
+            [refused], others = await asyncio.wait(posts, return_when=asyncio.FIRST_COMPLETED)
+            assert refused.result()[0] == 503
+            assert (await post(addresses, completion(1200, max_tokens=3)))[0] == 400
+            spans = await asyncio.to_thread(collector.wait_for, 2)
+            worker.may_go_on.set()
+            await asyncio.gather(*others)
+        full, too_long = sorted(spans, key=lambda span: span.end_time_unix_nano)[:2]
+        assert (full.status.code, full.status.message) == (2, "1 requests are waiting already")
+        told = attributes(full)
+        assert (told["slipstream.request.outcome"], told["error.type"]) == ("queue_full", "503")
+        assert (told["slipstream.refusal.num_waiting"], told["slipstream.refusal.max_waiting"]) == (1, 1)
+        assert too_long.status.code == 0  # the client's mistake
+        assert attributes(too_long)["slipstream.request.outcome"] == "prompt_too_long"
+        assert attributes(too_long)["slipstream.refusal.max_model_len"] == 1000
 
     run(main)
 
