@@ -16,21 +16,23 @@ StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Label = Annotated[str, Field(max_length=512)]
 
 
-def exactly(*served: Any) -> AfterValidator:
-    """A field of which only some values are served."""
+def exactly(*served: Any, advice: str = "") -> AfterValidator:
+    """A field of which only some values are served. `advice` is told to those who ask for another."""
+
+    told = f"; {advice}" if advice else ""
 
     def check(value: Any) -> Any:
         # `==` alone would take 0 and 0.0 for False.
         if any(value == one and type(value) is type(one) for one in served):
             return value
-        raise PydanticCustomError("unsupported", "is not supported by this server yet")
+        raise PydanticCustomError("unsupported", "is not supported by this server yet{advice}", {"advice": told})
 
     return AfterValidator(check)
 
 
-def only(*neutral: Any) -> AfterValidator:
+def only(*neutral: Any, advice: str = "") -> AfterValidator:
     """A field that is not supported yet: it may be absent, null, or one of the values that ask for nothing."""
-    return exactly(None, *neutral)
+    return exactly(None, *neutral, advice=advice)
 
 
 def as_list(value: Any) -> Any:

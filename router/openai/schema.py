@@ -42,6 +42,7 @@ MAX_PROMPTS = 1024
 MAX_MESSAGES = 8192  # also the limit for the parts of all messages together
 MAX_MILLISECONDS = 86_400_000
 MAX_TIMEOUT_S = 86_400
+NO_TOOLS = "for an answer that follows a JSON schema, use `response_format`"  # for which many libraries take tools
 
 
 def not_too_many_parts(messages: Any) -> Any:
@@ -195,6 +196,8 @@ class ChatMessage(Strict):
     refusal: Unserved = None
     audio: Unserved = None
     annotations: Annotated[Any, only([])] = None
+    reasoning: Annotated[Any, only("")] = None
+    reasoning_content: Annotated[Any, only("")] = None  # the same in DeepSeek's API and in older vLLM
 
     @model_validator(mode="after")
     def _somebody_said_something(self) -> ChatMessage:
@@ -215,7 +218,7 @@ class ChatRequest(ChatVllmFields, GenerationFields):
     parallel_tool_calls: bool | None = None
     service_tier: Annotated[Any, only("auto", "default")] = None
     store: Annotated[Any, only(False)] = None
-    tools: Annotated[Any, only([])] = None
+    tools: Annotated[Any, only([], advice=NO_TOOLS)] = None
     tool_choice: Annotated[Any, only("none")] = None
     functions: Annotated[Any, only([])] = None
     function_call: Annotated[Any, only("none")] = None

@@ -404,6 +404,18 @@ def test_what_vllms_clients_send_by_default_is_accepted() -> None:
     run(main)
 
 
+def test_who_asks_for_tools_is_told_how_to_ask_for_a_form() -> None:
+    async def main() -> None:
+        async with front("abc") as site:
+            _, _, answer = await site.post(CHAT, messages=HI, tools=[{"type": "function", "function": {"name": "f"}}])
+            assert orjson.loads(answer)["error"]["message"] == (
+                "'tools' is not supported by this server yet; "
+                "for an answer that follows a JSON schema, use `response_format`."
+            )
+
+    run(main)
+
+
 def test_an_assistant_message_as_the_client_library_gives_it_back_is_accepted() -> None:
     async def main() -> None:
         async with front("abc") as site:
@@ -415,6 +427,8 @@ def test_an_assistant_message_as_the_client_library_gives_it_back_is_accepted() 
                 "audio": None,
                 "function_call": None,
                 "tool_calls": None,
+                "reasoning": None,
+                "reasoning_content": None,
             }
             assert (await site.post(CHAT, messages=[*HI, said, *HI]))[0] == 200
 
