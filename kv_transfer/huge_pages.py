@@ -1,7 +1,7 @@
 """Memory of which the processor keeps track in pieces of 2 MiB instead of 4 KiB.
 
 A transfer reads and writes scattered pages. In pieces of 4 KiB a large pool has more of them than the processor
-remembers, and looking up where they are takes as long as the copying (docs/results/kv_transfer.md).
+remembers, and looking up where they are slows every copy (docs/results/kv_transfer.md).
 
 - A huge page of a file fits only at an address that is a multiple of its size. Python's `mmap` cannot choose the
   address, so the calls here are the C library's.
