@@ -2,7 +2,7 @@
 
     scripts/fault_campaign.py --minutes 4 --seed 1                   a real cluster under load and faults
     scripts/fault_campaign.py --minutes 4 --faults kill,router       only these: kill freeze reset cut-pages router
-                                                                     stop-router operate disk
+                                                                     stop-router driver ray operate disk
     scripts/fault_campaign.py --minutes 15 --soak                    load without faults: is memory flat?
     scripts/fault_campaign.py --virtual --seeds 10000                the same cores in virtual time, one world a seed
 
@@ -42,6 +42,7 @@ def main() -> int:
     parser.add_argument("--tp", type=int, default=1, help="ranks of a prefill group")
     parser.add_argument("--prefill", type=int, default=2, help="prefill groups")
     parser.add_argument("--fronts", type=int, default=1, help="processes that face clients")
+    parser.add_argument("--drawn", action="store_true", help="mostly several choices with a seed of the router's")
     parser.add_argument("--kv-cache-mib", type=int, default=24, help="pages of each worker; few mean preemptions")
     parser.add_argument("--transport", default="auto", choices=("auto", "shared_memory", "ucx"))
     parser.add_argument("--corrupt-every", type=int, default=0, help="flip a byte of every n-th message of pages")
@@ -89,6 +90,7 @@ def real(options: argparse.Namespace) -> int:
         lease_s=options.lease_s,
         fronts=options.fronts,
         kv_cache_mib=options.kv_cache_mib,
+        drawn=options.drawn,
     )
     print(f"seed {plan.seed}", flush=True)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the cluster is to end with us

@@ -16,7 +16,7 @@ from typing import Any
 from tests.e2e.observation import unrest, wait_until_at_rest
 from tests.e2e.serving_cluster import ServingCluster
 from tests.faults.cluster_faults import Faults, Memory, can_reset
-from tests.faults.jobs import Job, make_jobs
+from tests.faults.jobs import Job, make_drawn_jobs, make_jobs
 from tests.faults.load import Account, Load, learn
 from tests.faults.slow_disk import SlowDisk
 
@@ -28,7 +28,8 @@ MIX = ("kill", "kill", "freeze", "freeze", "reset", "reset", "cut-pages")
 
 @dataclass(frozen=True)
 class Plan:
-    """`faults`: kinds, one of which strikes every `pause_s` seconds or so; none is a soak. `transport`: of pages."""
+    """`faults`: kinds, one of which strikes every `pause_s` seconds or so; none is a soak. `transport`: of pages.
+    `drawn`: the load is mostly of several choices with a seed of the router's, long prompts and long answers."""
 
     seed: int
     seconds: float
@@ -44,6 +45,7 @@ class Plan:
     lease_s: float = LEASE_S
     fronts: int = 1
     kv_cache_mib: int = 24
+    drawn: bool = False
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -136,7 +138,8 @@ def run_cluster(plan: Plan, folder: Path) -> Outcome:
 
 async def break_cluster(serving: ServingCluster, plan: Plan, disk: SlowDisk | None = None) -> Outcome:
     rng = random.Random(plan.seed)
-    jobs = await learn(serving.base_url, make_jobs(plan.seed, plan.num_jobs), plan.num_clients)
+    make = make_drawn_jobs if plan.drawn else make_jobs
+    jobs = await learn(serving.base_url, make(plan.seed, plan.num_jobs), plan.num_clients)
     outcome = Outcome(plan)
     load = Load(serving.base_url, jobs, rng, plan.num_clients, DEADLINE_S)
     faults = Faults(serving, random.Random(plan.seed + 1), plan.lease_s, disk)
@@ -199,7 +202,7 @@ async def _strike(serving: ServingCluster, faults: Faults, plan: Plan, outcome: 
         await asyncio.sleep(rng.uniform(*plan.pause_s))
         kind = rng.choice(kinds)
         try:
-            if kind == "router":  # what it has counted goes with it
+            if kind in ("router", "driver", "ray"):  # what it has counted goes with it
                 await _count_retries(serving, outcome)
             said = await faults.strike(kind)
         except OSError as error:  # the router is away

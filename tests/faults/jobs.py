@@ -116,6 +116,21 @@ def make_jobs(seed: int, count: int, longest_prompt: int = 600) -> list[Job]:
     return jobs
 
 
+def make_drawn_jobs(seed: int, count: int) -> list[Job]:
+    """Mostly several choices with a seed of the router's, long prompts and long answers, so that many are under way,
+    and pages, too, when it dies."""
+    rng = random.Random(seed)
+    jobs = []
+    for number in range(count):
+        num_prompt, num_choices = rng.choice((40, 90, 200, 400, 700)), rng.choice((1, 2, 2, 3))
+        fields: dict[str, Any] = {**GREEDY, "max_tokens": rng.choice((60, 120, 220, 300)), "ignore_eos": True}
+        fields["prompt"] = prompt_of(num_prompt, variant=5000 + number)
+        if number % 5:
+            fields |= {"temperature": rng.choice((0.7, 0.9, 1.0)), "n": num_choices}
+        jobs.append(Job(number, "/v1/completions", fields, num_choices if number % 5 else 1))
+    return jobs
+
+
 def _guide_fields(guide: str, is_chat: bool) -> dict[str, Any]:
     """OpenAI's form in a chat, vLLM's elsewhere."""
     match guide:
