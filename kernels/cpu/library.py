@@ -37,7 +37,9 @@ def native_library() -> ctypes.CDLL | None:
             reasons.append(str(error))
     why = "; ".join(reasons) or "the processor has neither AVX-512 with bf16 nor AVX2"
     log.warning(
-        "no native CPU kernels (%s): the much slower torch forms are used; scripts/setup builds them with g++", why
+        "no native CPU kernels (%s): torch's forms are used, which are much slower, and with which a drawn answer that "
+        "is resumed after a failure may go on with another token; scripts/setup builds the kernels with g++",
+        why,
     )
     return None
 
