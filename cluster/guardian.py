@@ -45,6 +45,7 @@ def guard(command: Sequence[str]) -> int:
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # `nohup`
         signals.remove(signal.SIGHUP)
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever started us may ignore it, and then no end would be told
     logging.basicConfig(format="slipstream: %(message)s")  # of the keeper, which has little to say
     _adopt_orphans()
     with keeping_clients() as keeper:

@@ -180,6 +180,13 @@ def test_a_terminal_that_is_closed_does_not_end_what_was_started_with_nohup(begi
     assert run.end() == (7, "")
 
 
+def test_the_end_of_a_driver_is_noticed_even_if_whoever_started_us_ignores_the_end_of_children(
+    begin: Callable[..., Run],
+) -> None:
+    run = begin("sys.exit(7)", preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
+    assert run.end()[0] == 7
+
+
 def test_what_a_driver_leaves_behind_is_ended_before_the_next_one_begins(begin: Callable[..., Run]) -> None:
     run = begin(
         "if guard.is_again:\n"
