@@ -15,6 +15,7 @@ from slipstream.cluster import console, own_ray, run_state
 from slipstream.cluster.config import ClusterConfig, RayConfig
 from slipstream.cluster.console import Console
 from slipstream.cluster.doubts import Machine, doubts_about
+from slipstream.cluster.driver_task import DriverTask
 from slipstream.cluster.guard import Guard
 from slipstream.cluster.listening import listeners, why_not_there
 from slipstream.cluster.overrides import Overrides
@@ -54,7 +55,11 @@ def drive(guard: Guard, config_path: Path, *, name: str | None, port: int | None
         if address is None and not guard.is_again:  # else the keeper has the ports
             check_ports(config)
         with run_state.claim(config.name, run_state.run_folder()) as state_path:
-            return _drive_claimed(guard, config, config_path, overrides, before, address, state_path, timings)
+            code = _serve(DriverTask(guard, config, config_path, overrides, before, state_path, timings), address)
+            # Else the next driver goes by the file, or it is stale as soon as the guardian has ended, too.
+            if code in (0, INTERRUPTED) or not guard.may_go_on:
+                state_path.unlink(missing_ok=True)
+            return code
     except (CannotListen, run_state.AlreadyRunning) as error:
         console.error(str(error))
         return 2
@@ -75,45 +80,35 @@ def state_before(guard: Guard, config_path: Path, overrides: Overrides) -> Clust
     return state if state is not None and (state.pid, state.started) == (guard.pid, guard.started) else None
 
 
-def _drive_claimed(
-    guard: Guard,
-    config: ClusterConfig,
-    config_path: Path,
-    overrides: Overrides,
-    before: ClusterState | None,
-    address: str | None,
-    state_path: Path,
-    timings: bool,
-) -> int:
+def _serve(task: DriverTask, address: str | None) -> int:
+    """Runs the driver on the Ray at that address, or on one of its own."""
+    guard, config = task.guard, task.config
     terminal, log_dir = Console(sys.stdout), None
     try:
         with ExitStack() as stack:
-            where: str | OwnRay
+            ray: str | OwnRay
             if address is not None:
-                where = address
+                ray = address
             else:
                 os.environ.update(own_ray.environment())
                 log_dir = log_folder(config.name, is_fresh=not guard.is_again)
                 terminal = Console(take_terminal(log_dir))
-                where = stack.enter_context(OwnRay(config, log_dir / "ray.log"))
-                where.reaper.remove_after(guard.pid, guard.started, state_path)
+                ray = stack.enter_context(OwnRay(config, log_dir / "ray.log"))
+                ray.reaper.remove_after(guard.pid, guard.started, task.state_path)
                 if guard.keeper is not None:
-                    where.reaper.remove_after(guard.pid, guard.started, guard.keeper.path.parent)
+                    ray.reaper.remove_after(guard.pid, guard.started, guard.keeper.path.parent)
             terminal.say(describe(config))
             # Imported only here: Ray reads its environment when imported, and its processes start in the meantime.
             from slipstream.cluster.driver import Driver
 
-            driver = Driver(
-                guard, config, config_path, overrides, before, state_path, log_dir, terminal, timings=timings
-            )
-            return driver.run(where)
+            return Driver(task, log_dir, terminal).run(ray)
     except (Interrupted, SystemExit):  # SystemExit: while Ray starts, it handles SIGTERM itself
         terminal.say("interrupted before it was up; everything has been stopped")
         return INTERRUPTED
     except Exception as error:  # the one place that turns unforeseen errors into a sentence
         traceback.print_exc()
-        where = f"; the traceback is in {log_dir / 'driver.log'}" if log_dir else ""
-        terminal.say(f"slipstream: broke with {type(error).__name__}: {error}{where}")
+        place = f"; the traceback is in {log_dir / 'driver.log'}" if log_dir else ""
+        terminal.say(f"slipstream: broke with {type(error).__name__}: {error}{place}")
         return 1
 
 

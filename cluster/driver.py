@@ -14,15 +14,13 @@ from functools import partial
 from pathlib import Path
 
 from slipstream.cluster.cluster_fleet import ClusterFleet
-from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.console import Console
-from slipstream.cluster.guard import Guard
+from slipstream.cluster.driver_task import DriverTask
 from slipstream.cluster.members import Deployment, RouterMember
 from slipstream.cluster.model_version import version_of
 from slipstream.cluster.operator.parts import DriverParts
 from slipstream.cluster.operator.server import OperatorPort, operating
 from slipstream.cluster.operator.token import read_token
-from slipstream.cluster.overrides import Overrides
 from slipstream.cluster.own_ray import OwnRay, RayFailed
 from slipstream.cluster.placement import CannotPlace, check_fits, pool_resources
 from slipstream.cluster.planner.decision_log import DecisionLog
@@ -43,37 +41,27 @@ from slipstream.router.messages import Role
 class Driver:
     """Runs one cluster in the calling thread, which must be the main thread, and reports at the terminal."""
 
-    def __init__(
-        self,
-        guard: Guard,
-        config: ClusterConfig,
-        config_path: Path,
-        overrides: Overrides,
-        before: ClusterState | None,
-        state_path: Path,
-        log_dir: Path | None,
-        console: Console,
-        *,
-        timings: bool,
-    ) -> None:
-        self._guard = guard
-        self._config = config
-        self._overrides = overrides
-        self._before = before
+    def __init__(self, task: DriverTask, log_dir: Path | None, console: Console) -> None:
+        self._guard = task.guard
+        self._config = task.config
+        self._overrides = task.overrides
+        self._before = task.before
         self._console = console
-        self._timings = timings
+        self._timings = task.timings
         self._log_dir = log_dir
         self._operator_port: OperatorPort | None = None
         self._state = ClusterState(
-            name=config.name,
-            pid=guard.pid,
-            started=guard.started,
+            name=task.config.name,
+            pid=task.guard.pid,
+            started=task.guard.started,
             driver=os.getpid(),
-            config=str(config_path.resolve()),
-            model=config.model.name,
+            config=str(task.config_path.resolve()),
+            model=task.config.model.name,
             log_dir=str(log_dir or ""),
         )
-        self._state_file = StateFile(state_path, self._state)
+        if task.before is not None:
+            self._state.carry_on(task.before)
+        self._state_file = StateFile(task.state_path, self._state)
 
     def run(self, where: OwnRay | str) -> int:
         """Serves until a signal, on a Ray of our own or at an address. Returns the exit code."""

@@ -38,6 +38,7 @@ class Guard:
 
     def __init__(self, post: Post) -> None:
         self.pid, self.is_again = post.guardian, post.is_again
+        self._has_served = False
         started = processes.start_time(self.pid)
         self.started = started if started is not None else 0.0  # seconds since the epoch; 0: it is gone
         self.keeper = ClientsAtGuardian(Path(post.keeper), post.link) if post.keeper is not None else None
@@ -54,11 +55,17 @@ class Guard:
     def is_alive(self) -> bool:
         return os.getppid() == self.pid  # it is our parent, or somebody has adopted us
 
+    @property
+    def may_go_on(self) -> bool:
+        """Whether it may start another driver if this one ends without having been told to (`DriverRestarts`)."""
+        return self.is_alive and (self.is_again or self._has_served)
+
     def close(self) -> None:
         self._link.close()
 
     def ready(self) -> None:
         """Tells it that the cluster serves."""
+        self._has_served = True
         with suppress(OSError):  # it is gone
             self._link.send(READY)
 

@@ -80,6 +80,11 @@ class ClusterState:
         """The state as plain values, without secrets."""
         return {key: value for key, value in asdict(self).items() if key != "operator_token"}
 
+    def carry_on(self, before: ClusterState) -> None:
+        """Takes over what the driver before has found out or decided, until this one knows better: if this one dies
+        before that, the next one still has it."""
+        self.url, self.admin_url, self.wanted, self.update = before.url, before.admin_url, before.wanted, before.update
+
     @property
     def ask_url(self) -> str:
         """The URL for operators' requests to the router: that of the admin port if there is one, else that of the
@@ -112,8 +117,8 @@ def cache_folder() -> Path:
 
 @contextmanager
 def claim(name: str, folder: Path) -> Iterator[Path]:
-    """Reserves a cluster's name for this process; yields the path of its state file, which is removed at the end.
-    Raises AlreadyRunning, OSError."""
+    """Reserves a cluster's name for this process; yields the path of its state file, which may be there from a driver
+    before. Raises AlreadyRunning, OSError."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / f"{name}.json"
     with (folder / f"{name}.lock").open("w") as lock:
@@ -126,10 +131,7 @@ def claim(name: str, folder: Path) -> Iterator[Path]:
                 f"a cluster named {name} runs already{who}: "
                 f"stop it with `slipstream down {name}`, or choose another name with --name"
             ) from None
-        try:
-            yield path
-        finally:
-            path.unlink(missing_ok=True)
+        yield path
 
 
 @cache
