@@ -42,7 +42,7 @@ class Driver:
     """Runs one cluster in the calling thread, which must be the main thread, and reports at the terminal."""
 
     def __init__(self, task: DriverTask, log_dir: Path | None, console: Console) -> None:
-        self._guard = task.guard
+        self._guardian = task.guardian
         self._config = task.config
         self._overrides = task.overrides
         self._before = task.before
@@ -52,8 +52,8 @@ class Driver:
         self._operator_port: OperatorPort | None = None
         self._state = ClusterState(
             name=task.config.name,
-            pid=task.guard.pid,
-            started=task.guard.started,
+            pid=task.guardian.pid,
+            started=task.guardian.started,
             driver=os.getpid(),
             config=str(task.config_path.resolve()),
             model=task.config.model.name,
@@ -95,7 +95,7 @@ class Driver:
     async def _serve(self, session: RaySession, own: OwnRay | None) -> int:
         stop, at_once = asyncio.Event(), asyncio.Event()
         watch = Watch(self._console, self._state_file, own, self._config.router.http.tls.is_on)
-        with _signals(stop, at_once), self._guard.watched(partial(self._on_guardian_gone, stop)):
+        with _signals(stop, at_once), self._guardian.watched(partial(self._on_guardian_gone, stop)):
             supervisor, fleet = self._supervised(session, watch)
             try:
                 if not await _unless(stop, self._bring_up(supervisor, fleet, watch)):
@@ -167,7 +167,7 @@ class Driver:
             self._console.say(f"{too_small}; waiting for further nodes")
         token, version = secrets.token_hex(16), version_of(config)
         deployment = Deployment(config, token, self._log_dir, session.may_span_nodes, version)
-        router = RouterMember(deployment, session.node_id, self._guard.keeper)
+        router = RouterMember(deployment, session.node_id, self._guardian.keeper)
         if self._before is not None:
             router.stay_at(*(port_of(url) for url in (self._before.url, self._before.admin_url)))
         supervisor = Supervisor(config, router, watch)
@@ -200,7 +200,7 @@ class Driver:
         self._console.step("a first token has been generated" if has_decode else "requests wait for a decode worker")
         watch.settled = True
         self._phase("ready")
-        self._guard.ready()
+        self._guardian.ready()
         if self._before is not None:
             self._console.say(f"Serves again at {self._state.url}")
             return

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.cluster.config import ClusterConfig
-from slipstream.cluster.guard import Guard
 from slipstream.cluster.overrides import Overrides
+from slipstream.cluster.own_guardian import OwnGuardian
 from slipstream.cluster.run_state import ClusterState
 
 
@@ -17,7 +17,7 @@ class DriverTask:
     file is at `state_path`. `before` is what the driver before has left there, if there was one: its cluster is to be
     brought up again. `timings` shows where the time of the start went."""
 
-    guard: Guard
+    guardian: OwnGuardian
     config: ClusterConfig
     config_path: Path
     overrides: Overrides

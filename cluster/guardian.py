@@ -28,14 +28,14 @@ from socket import AF_UNIX, SOCK_SEQPACKET, socket, socketpair
 
 from slipstream.cluster import console, processes
 from slipstream.cluster.driver_restarts import DriverRestarts
-from slipstream.cluster.guard import LET_GO, RAY_ENDED, READY, Post
+from slipstream.cluster.own_guardian import LET_GO, RAY_ENDED, READY, Briefing
 from slipstream.router.takeover.keeper import Keeper
 
 PR_SET_CHILD_SUBREAPER = 36  # from linux/prctl.h
 CLEAR_AWAY_S = 5.0  # for the reaper to do its work, in which it waits for 1 s
 LINK_S = 1.0  # in which the end of a driver shows at its link
 MAX_ROUNDS = 5  # of clearing away: what is killed may have started something meanwhile
-SAYS_WHY = {0, 1, 2, 130}  # exit codes of a driver that has said itself why it ends (`serve`)
+SELF_EXPLAINED = {0, 1, 2, 130}  # exit codes of a driver that has said itself why it ends (`serve`)
 
 
 def guard(command: Sequence[str]) -> int:
@@ -73,7 +73,7 @@ class Guardian:
                 return code
             pause_s = self._restarts.died(driver.served_s)
             if pause_s is None:
-                if code not in SAYS_WHY:
+                if code not in SELF_EXPLAINED:
                     console.error(f"{_why(code)}; everything has been stopped")
                 return code
             console.error(f"{_why(code)}; starting again, and clients wait")
@@ -110,9 +110,11 @@ class GuardedDriver:
         self._end_s: float | None = None
         link, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
         with theirs:
-            post = Post(os.getpid(), theirs.fileno(), str(keeper.path) if keeper is not None else None, is_again)
+            briefing = Briefing(
+                os.getpid(), theirs.fileno(), str(keeper.path) if keeper is not None else None, is_again
+            )
             self._process = subprocess.Popen(
-                command, env=os.environ | post.environment(), pass_fds=[theirs.fileno()], start_new_session=True
+                command, env=os.environ | briefing.environment(), pass_fds=[theirs.fileno()], start_new_session=True
             )
         self._listener = threading.Thread(target=self._listen, args=(link,), name="driver-link", daemon=True)
         self._listener.start()

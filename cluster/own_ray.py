@@ -27,7 +27,7 @@ import psutil
 
 from slipstream.cluster import processes
 from slipstream.cluster.config import ClusterConfig
-from slipstream.cluster.guard import RAY_ENDED
+from slipstream.cluster.own_guardian import RAY_ENDED
 from slipstream.cluster.ray_folder import RayFolder
 from slipstream.cluster.reaper import Reaper
 

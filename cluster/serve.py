@@ -4,7 +4,8 @@ Runs wherever a driver of Ray runs: from a terminal, with a Ray of its own, or a
 (`ray job submit --working-dir . -- python -m slipstream.cluster.serve CONFIG`).
 
 Exit codes: 0 stopped normally; 1 did not come up, or broke; 2 the configuration, a port or the name cannot be used;
-130 interrupted before it was up; 128 and the number of a signal: killed by it before it was up.
+3 its Ray ended before it was up, or while it stopped; 130 interrupted before it was up; 128 and the number of a signal:
+killed by it before it was up, or while it stopped. Later ends of that kind have another driver follow (`guardian`).
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from pathlib import Path
 
 import click
 
-from slipstream.cluster.guard import Guard
 from slipstream.cluster.guardian import guard
+from slipstream.cluster.own_guardian import OwnGuardian
 
 
 @click.command("serve")
@@ -29,16 +30,16 @@ from slipstream.cluster.guardian import guard
 @click.option("--timings", is_flag=True, help="Show where the time of the start went.")
 def serve_command(config: Path, name: str | None, port: int | None, timings: bool) -> None:
     """Serve CONFIG until Ctrl-C, on a Ray of its own or on the one that RAY_ADDRESS or the configuration names."""
-    guardian = Guard.of_this_process()
+    guardian = OwnGuardian.of_this_process()
     if guardian is None:
         options = [f"--name={name}"] * (name is not None) + [f"--port={port}"] * (port is not None)
         options += ["--timings"] * timings
         sys.exit(guard([sys.executable, "-m", "slipstream.cluster.serve", *options, "--", str(config)]))
     # Imported only here: the guardian has no use for it.
-    from slipstream.cluster.drive import INTERRUPTED, drive
+    from slipstream.cluster.driver_process import INTERRUPTED, run_driver
 
     with closing(guardian):
-        code = drive(guardian, config, name=name, port=port, timings=timings)
+        code = run_driver(guardian, config, name=name, port=port, timings=timings)
     if code == INTERRUPTED:
         # Everything is cleaned up, but a Ray that was interrupted while connecting may crash in its exit handlers.
         os._exit(code)

@@ -1,6 +1,6 @@
 """Holds a router's listening sockets and client connections, so that they outlive it: the next router gets them.
 
-It lives in another process on the same host, the cluster's driver, as threads that nearly always sleep. A router
+It lives in another process on the same host, the cluster's guardian, as threads that nearly always sleep. A router
 hands over what it has by its file descriptors (`messages`).
 """
 

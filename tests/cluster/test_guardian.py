@@ -16,15 +16,15 @@ import psutil
 import pytest
 
 from slipstream.cluster.driver_restarts import MAX_FRUITLESS
-from slipstream.cluster.guard import RAY_ENDED
+from slipstream.cluster.own_guardian import RAY_ENDED
 
 # Notes each of its starts in a file, and then does what the script says.
 PREAMBLE = """
 import asyncio, json, os, signal, subprocess, sys, time
 from pathlib import Path
-from slipstream.cluster.guard import Guard
+from slipstream.cluster.own_guardian import OwnGuardian
 folder = Path(sys.argv[1])
-guard = Guard.of_this_process()
+guard = OwnGuardian.of_this_process()
 def note(**what):
     with (folder / "notes").open("a") as file:
         file.write(json.dumps({"pid": os.getpid(), "is_again": guard.is_again, **what}) + "\\n")

@@ -39,10 +39,10 @@ class Drawn:
         )
 
 
-def seeds_under_way(driver_pid: int) -> dict[int, int]:
-    """Of each answer that is under way the number of its id and its seed, by the journals that the driver keeps."""
+def seeds_under_way(guardian_pid: int) -> dict[int, int]:
+    """Of each answer that is under way the number of its id and its seed, by the journals that the guardian keeps."""
     seeds = {}
-    folder = f"/proc/{driver_pid}/fd"
+    folder = f"/proc/{guardian_pid}/fd"
     for name in os.listdir(folder):
         with suppress(OSError, JournalError):  # it was closed meanwhile, or is new and empty
             path = f"{folder}/{name}"

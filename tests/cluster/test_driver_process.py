@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.cluster import drive as drive_module
-from slipstream.cluster import run_state
+from slipstream.cluster import driver_process, run_state
 from slipstream.cluster.console import Console
-from slipstream.cluster.drive import INTERRUPTED, drive, state_before
 from slipstream.cluster.driver import Driver
+from slipstream.cluster.driver_process import INTERRUPTED, run_driver, state_before
 from slipstream.cluster.driver_task import DriverTask
-from slipstream.cluster.guard import Guard, Post
 from slipstream.cluster.overrides import Overrides
+from slipstream.cluster.own_guardian import Briefing, OwnGuardian
 from slipstream.cluster.run_state import ClusterState
 from tests.cluster.test_cli import LOCAL
 
@@ -25,7 +24,7 @@ NAMED = Overrides(name="mine")
 
 
 @pytest.fixture
-def guards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[bool, Guard]]:
+def guardians(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[bool, OwnGuardian]]:
     """By whether there was a driver before: the guardian is the parent of this process, and links lead to nobody."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
@@ -34,16 +33,16 @@ def guards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[boo
     for is_again in (False, True):
         link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.append(link)
-        made[is_again] = Guard(Post(os.getppid(), theirs.detach(), None, is_again))
+        made[is_again] = OwnGuardian(Briefing(os.getppid(), theirs.detach(), None, is_again))
     yield made
-    for guard in made.values():
-        guard.close()
+    for guardian in made.values():
+        guardian.close()
     for link in ours:
         link.close()
 
 
-def task_of(guard: Guard, before: ClusterState | None, folder: Path) -> DriverTask:
-    return DriverTask(guard, NAMED.load(LOCAL), LOCAL, NAMED, before, folder / "mine.json", timings=False)
+def task_of(guardian: OwnGuardian, before: ClusterState | None, folder: Path) -> DriverTask:
+    return DriverTask(guardian, NAMED.load(LOCAL), LOCAL, NAMED, before, folder / "mine.json", timings=False)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +57,7 @@ def task_of(guard: Guard, before: ClusterState | None, folder: Path) -> DriverTa
     ],
 )
 def test_the_state_is_left_where_a_driver_that_was_not_told_to_end_may_be_followed_by_another(
-    guards: dict[bool, Guard],
+    guardians: dict[bool, OwnGuardian],
     monkeypatch: pytest.MonkeyPatch,
     is_again: bool,
     has_served: bool,
@@ -71,29 +70,29 @@ def test_the_state_is_left_where_a_driver_that_was_not_told_to_end_may_be_follow
         paths.append(task.state_path)
         task.state_path.write_text("{}")
         if has_served:
-            task.guard.ready()
+            task.guardian.ready()
         return code
 
-    monkeypatch.setattr(drive_module, "_serve", serve)
-    monkeypatch.setattr(drive_module, "_end_when_told", lambda: None)  # handlers of signals are the test runner's
-    assert drive(guards[is_again], LOCAL, name="mine", port=None, timings=False) == code
+    monkeypatch.setattr(driver_process, "_serve", serve)
+    monkeypatch.setattr(driver_process, "_end_when_told", lambda: None)  # handlers of signals are the test runner's
+    assert run_driver(guardians[is_again], LOCAL, name="mine", port=None, timings=False) == code
     assert [path.exists() for path in paths] == [is_left]
 
 
 def test_a_driver_that_dies_before_it_knows_better_leaves_what_the_one_before_it_knew(
-    guards: dict[bool, Guard],
+    guardians: dict[bool, OwnGuardian],
 ) -> None:
-    guard = guards[True]
+    guardian = guardians[True]
     folder = run_state.run_folder()
     folder.mkdir()
-    first = ClusterState("mine", guard.pid, guard.started, str(LOCAL), "m", url="http://127.0.0.1:1")
+    first = ClusterState("mine", guardian.pid, guardian.started, str(LOCAL), "m", url="http://127.0.0.1:1")
     first.admin_url, first.wanted, first.update = "http://127.0.0.1:2", {"prefill": 1, "decode": 3}, "updated"
     run_state.write(folder / "mine.json", first)
-    before = state_before(guard, LOCAL, NAMED)
+    before = state_before(guardian, LOCAL, NAMED)
     assert before == first
-    second = Driver(task_of(guard, before, folder), None, Console(StringIO()))
+    second = Driver(task_of(guardian, before, folder), None, Console(StringIO()))
     second._state_file.write()
-    left = state_before(guard, LOCAL, NAMED)
+    left = state_before(guardian, LOCAL, NAMED)
     assert left is not None
     assert left.driver == os.getpid()
     assert (left.url, left.admin_url) == (first.url, first.admin_url)

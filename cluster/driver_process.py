@@ -16,9 +16,9 @@ from slipstream.cluster.config import ClusterConfig, RayConfig
 from slipstream.cluster.console import Console
 from slipstream.cluster.doubts import Machine, doubts_about
 from slipstream.cluster.driver_task import DriverTask
-from slipstream.cluster.guard import Guard
 from slipstream.cluster.listening import listeners, why_not_there
 from slipstream.cluster.overrides import Overrides
+from slipstream.cluster.own_guardian import OwnGuardian
 from slipstream.cluster.own_ray import OwnRay
 from slipstream.cluster.process_log import redirect_output
 from slipstream.cluster.run_state import ClusterState
@@ -35,12 +35,12 @@ class Interrupted(BaseException):
     """A signal came before the cluster was up. It is not an Exception, so that no handler in between catches it."""
 
 
-def drive(guard: Guard, config_path: Path, *, name: str | None, port: int | None, timings: bool) -> int:
+def run_driver(guardian: OwnGuardian, config_path: Path, *, name: str | None, port: int | None, timings: bool) -> int:
     """Serves a configuration to the end. Returns the exit code; everything else is reported at the terminal."""
     _end_when_told()
     overrides = Overrides(name, port)
     try:
-        before = state_before(guard, config_path, overrides)
+        before = state_before(guardian, config_path, overrides)
         config_path = Path(before.config) if before is not None else config_path
         config = overrides.load(config_path)
     except ConfigError as error:
@@ -52,12 +52,12 @@ def drive(guard: Guard, config_path: Path, *, name: str | None, port: int | None
             console.warning(f"{config_path}: {doubt}")
     address = ray_address(config.ray)
     try:
-        if address is None and not guard.is_again:  # else the keeper has the ports
+        if address is None and not guardian.is_again:  # else the keeper has the ports
             check_ports(config)
         with run_state.claim(config.name, run_state.run_folder()) as state_path:
-            code = _serve(DriverTask(guard, config, config_path, overrides, before, state_path, timings), address)
+            code = _serve(DriverTask(guardian, config, config_path, overrides, before, state_path, timings), address)
             # Else the next driver goes by the file, or it is stale as soon as the guardian has ended, too.
-            if code in (0, INTERRUPTED) or not guard.may_go_on:
+            if code in (0, INTERRUPTED) or not guardian.may_go_on:
                 state_path.unlink(missing_ok=True)
             return code
     except (CannotListen, run_state.AlreadyRunning) as error:
@@ -70,19 +70,19 @@ def drive(guard: Guard, config_path: Path, *, name: str | None, port: int | None
         return INTERRUPTED
 
 
-def state_before(guard: Guard, config_path: Path, overrides: Overrides) -> ClusterState | None:
+def state_before(guardian: OwnGuardian, config_path: Path, overrides: Overrides) -> ClusterState | None:
     """What the driver before this one of the same guardian has left: its configuration may be that of an update.
     Raises ConfigError."""
-    if not guard.is_again:
+    if not guardian.is_again:
         return None
     path = run_state.run_folder() / f"{overrides.load(config_path).name}.json"
     state = run_state.read(path)
-    return state if state is not None and (state.pid, state.started) == (guard.pid, guard.started) else None
+    return state if state is not None and (state.pid, state.started) == (guardian.pid, guardian.started) else None
 
 
 def _serve(task: DriverTask, address: str | None) -> int:
     """Runs the driver on the Ray at that address, or on one of its own."""
-    guard, config = task.guard, task.config
+    guardian, config = task.guardian, task.config
     terminal, log_dir = Console(sys.stdout), None
     try:
         with ExitStack() as stack:
@@ -91,12 +91,12 @@ def _serve(task: DriverTask, address: str | None) -> int:
                 ray = address
             else:
                 os.environ.update(own_ray.environment())
-                log_dir = log_folder(config.name, is_fresh=not guard.is_again)
+                log_dir = log_folder(config.name, is_fresh=not guardian.is_again)
                 terminal = Console(take_terminal(log_dir))
                 ray = stack.enter_context(OwnRay(config, log_dir / "ray.log"))
-                ray.reaper.remove_after(guard.pid, guard.started, task.state_path)
-                if guard.keeper is not None:
-                    ray.reaper.remove_after(guard.pid, guard.started, guard.keeper.path.parent)
+                ray.reaper.remove_after(guardian.pid, guardian.started, task.state_path)
+                if guardian.keeper is not None:
+                    ray.reaper.remove_after(guardian.pid, guardian.started, guardian.keeper.path.parent)
             terminal.say(describe(config))
             # Imported only here: Ray reads its environment when imported, and its processes start in the meantime.
             from slipstream.cluster.driver import Driver

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from socket import socket
+from socket import MSG_DONTWAIT, MSG_PEEK, socket
 
 from slipstream.cluster import processes
 
@@ -19,7 +19,7 @@ RAY_ENDED = 3  # the exit code of a driver whose Ray has died
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
+class Briefing:
     """What a guardian tells a driver that it starts: its own process, the descriptor of their link, the keeper's path
     if there is one, and whether there was a driver before."""
 
@@ -32,24 +32,24 @@ class Post:
         return {VARIABLE: json.dumps(asdict(self))}
 
 
-class Guard:
-    """The guardian of this process, which has begun as a driver with that post. If the guardian is killed, the driver
-    is to end."""
+class OwnGuardian:
+    """The guardian of this process, which is a driver and was started with that briefing. If the guardian is killed,
+    the driver is to end."""
 
-    def __init__(self, post: Post) -> None:
-        self.pid, self.is_again = post.guardian, post.is_again
+    def __init__(self, briefing: Briefing) -> None:
+        self.pid, self.is_again = briefing.guardian, briefing.is_again
         self._has_served = False
         started = processes.start_time(self.pid)
         self.started = started if started is not None else 0.0  # seconds since the epoch; 0: it is gone
-        self.keeper = ClientsAtGuardian(Path(post.keeper), post.link) if post.keeper is not None else None
-        self._link = socket(fileno=post.link)
-        os.set_inheritable(post.link, False)
+        self._link = socket(fileno=briefing.link)
+        self._link.set_inheritable(False)
+        self.keeper = ClientsAtGuardian(Path(briefing.keeper), self._link) if briefing.keeper is not None else None
 
     @classmethod
-    def of_this_process(cls) -> Guard | None:
+    def of_this_process(cls) -> OwnGuardian | None:
         """None: this process has no guardian. To be called once."""
         told = os.environ.pop(VARIABLE, None)
-        return None if told is None else cls(Post(**json.loads(told)))
+        return None if told is None else cls(Briefing(**json.loads(told)))
 
     @property
     def is_alive(self) -> bool:
@@ -71,38 +71,41 @@ class Guard:
 
     @contextmanager
     def watched(self, gone: Callable[[], None]) -> Iterator[None]:
-        """Calls `gone` on the running loop, once, as soon as there is no guardian."""
+        """Calls `gone` on the running loop, once, as soon as there is no guardian: the kernel closes its end of the
+        link."""
         loop = asyncio.get_running_loop()
-        try:
-            handle = os.pidfd_open(self.pid)
-        except OSError:
-            loop.call_soon(gone)
-            yield
-            return
 
-        def noticed() -> None:
-            loop.remove_reader(handle)
-            gone()
+        def look() -> None:
+            with suppress(BlockingIOError):  # an answer came, and whom it is for has taken it
+                if not _has_closed(self._link):
+                    return
+                loop.remove_reader(self._link)
+                gone()
 
+        loop.add_reader(self._link, look)
         try:
-            loop.add_reader(handle, noticed)
-            if not self.is_alive:  # the number may have been somebody else's by then
-                loop.call_soon(noticed)
             yield
         finally:
-            loop.remove_reader(handle)
-            os.close(handle)
+            loop.remove_reader(self._link)
+
+
+def _has_closed(link: socket) -> bool:
+    """Whether the other end of a link that can be read has been closed. Raises BlockingIOError if it cannot be read."""
+    try:
+        return not link.recv(1, MSG_PEEK | MSG_DONTWAIT)
+    except ConnectionResetError:  # what was sent last was not read
+        return True
 
 
 class ClientsAtGuardian:
     """The keeper in the guardian's process (`members.ClientKeeper`)."""
 
-    def __init__(self, path: Path, link: int) -> None:
+    def __init__(self, path: Path, link: socket) -> None:
         self.path = path
         self._link = link
 
     def let_go(self) -> None:
         """Clients of the router before end. Blocks until they have; if the guardian is gone, they have as well."""
         with suppress(OSError):
-            os.write(self._link, LET_GO)
-            os.read(self._link, len(LET_GO))
+            self._link.send(LET_GO)
+            self._link.recv(len(LET_GO))
