@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TextIO
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -59,7 +60,8 @@ class Console:
 
 
 def error(text: str) -> None:
-    print(f"slipstream: {text}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # nobody reads it (`slipstream serve 2>&1 | head`): the guardian serves on all the same
+        print(f"slipstream: {text}", file=sys.stderr, flush=True)
 
 
 def warning(text: str) -> None:

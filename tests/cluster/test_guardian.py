@@ -133,6 +133,21 @@ def test_a_driver_that_has_served_is_followed_by_another_one(begin: Callable[...
     assert not Path(first["keeper"]).parent.exists()
 
 
+def test_a_guardian_whose_words_nobody_reads_any_more_goes_on(begin: Callable[..., Run], tmp_path: Path) -> None:
+    run = begin(
+        "if guard.is_again: wait_for_the_end()\nguard.ready()\n"
+        "while not (folder / 'end').exists(): time.sleep(0.01)\nsys.exit(1)"
+    )
+    run.wait_for_notes(1)
+    assert run.process.stderr is not None
+    run.process.stderr.close()  # as with `slipstream serve 2>&1 | head`
+    run.process.stderr = None
+    (tmp_path / "end").touch()
+    run.wait_for_notes(3)
+    run.process.terminate()
+    assert run.end()[0] == 0
+
+
 def test_starting_again_in_vain_has_an_end(begin: Callable[..., Run]) -> None:
     run = begin("if not guard.is_again: guard.ready()\nsys.exit(1)")
     assert run.end()[0] == 1
