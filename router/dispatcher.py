@@ -15,9 +15,7 @@ The rules are in docs/design.md under "Attempts" and "Credits". The parts, in th
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from copy import deepcopy
 from typing import assert_never
 
 from slipstream.kv_transfer.ticket import PeerId
@@ -49,6 +47,7 @@ from slipstream.router.messages import (
 from slipstream.router.migration import Migrations
 from slipstream.router.move_wishes import MoveWishes
 from slipstream.router.moves import MoveFlow
+from slipstream.router.overview import signals_of, snapshot_of
 from slipstream.router.placement.destinations import Destinations
 from slipstream.router.placement.placer import Placer
 from slipstream.router.prefix.holder import BlockEventError
@@ -58,8 +57,8 @@ from slipstream.router.rebalancer import Rebalancer
 from slipstream.router.refusals import RefusedRequest
 from slipstream.router.request_book import RequestBook
 from slipstream.router.roster import Roster, WorkerState
-from slipstream.router.signals import Signals, WorkerSignals, role_times
-from slipstream.router.status import Snapshot, WorkerStatus
+from slipstream.router.signals import Signals
+from slipstream.router.status import Snapshot
 from slipstream.router.version_status import VersionStatus
 from slipstream.router.versions import Versions
 
@@ -147,17 +146,7 @@ class Dispatcher:
         return self._book.history.latest()
 
     def snapshot(self, now: float) -> Snapshot:
-        return Snapshot(
-            queue_depth=self._book.queue.depth_by_priority,
-            num_requests=len(self._book),
-            num_requests_by_phase=dict(Counter(state.phase for state in self._book)),
-            workers=tuple(WorkerStatus.of(worker, now, self._index.num_held(worker)) for worker in self._roster),
-            totals=deepcopy(self._book.totals),
-            prefix_index=self._index.status,
-            output_forecasts=deepcopy(self._book.outputs.calibration),
-            versions=self.version_status,
-            closed_links=tuple(self._roster.links),
-        )
+        return snapshot_of(self._book, self._roster, self._index, self._versions, now)
 
     def measured(self) -> tuple[RoleMeasured, ...]:
         """What was measured of each role's workers."""
@@ -166,22 +155,7 @@ class Dispatcher:
     def signals(self, now: float, router_id: str = "") -> Signals:
         """The load and the service levels of late, for the planner. `router_id` tells one router process from the
         next."""
-        book, slo = self._book, self._slo
-        return Signals(
-            at_s=now,
-            router_id=router_id,
-            slo_ttft_s=slo.ttft_ms / 1e3,
-            slo_itl_s=slo.itl_ms / 1e3,
-            num_waiting=len(book.queue),
-            num_running=len(book) - len(book.queue),
-            oldest_wait_s=max((now - since_s for since_s in book.queue.oldest_by_priority().values()), default=0.0),
-            short=book.signals.book.short(now),
-            long=book.signals.book.long(now),
-            workers=tuple(WorkerSignals.of(worker, now) for worker in self._roster),
-            times=role_times(self._roster),
-            local_prefill_max_tokens=self._local_prefill_max_tokens,
-            latest=book.signals.book.latest(now),
-        )
+        return signals_of(self._book, self._roster, self._slo, self._local_prefill_max_tokens, now, router_id)
 
     # ---- events: clients and time
 

@@ -136,9 +136,10 @@ class Tokenizer:
 
         return await self._run(sum(map(len, prompts)), decode_all)
 
-    def names_of(self, token_ids: Sequence[int]) -> list[str]:
+    async def names_of(self, token_ids: Sequence[int]) -> list[str]:
         """The tokens as the vocabulary spells them; empty for ids that only pad it."""
-        return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
+        name_of = self._tokenizer.id_to_token
+        return await self._run(len(token_ids), lambda: [name_of(token_id) or "" for token_id in token_ids])
 
     async def _run(self, size: int, work: Callable[[], T]) -> T:
         """Does work on `size` characters or tokens in all, in the pool if it would take long."""

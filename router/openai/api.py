@@ -216,14 +216,33 @@ class OpenAiApi:
 
     def _submit(self, job: Job, index: int, exchange: Exchange) -> Choice:
         """Queue one choice. Raises HttpError if it is not admitted."""
+        try:
+            stream = self._service.submit(self._generation(job, index, exchange))
+        except AdmissionError as refusal:
+            if exchange.trace is not None:
+                exchange.trace.refusal = refusal.error
+            raise as_http_error(refusal.error, job.prompt_param) from refusal
+        includes_stop = bool(job.body.include_stop_str_in_output)
+        return Choice(
+            index,
+            stream,
+            OutputText(self._tokenizer.pieces, job.body.stop or (), includes_stop),
+            self._metrics.begin(job.asked.arrived_s),
+            prefix=job.prompt_of(index).text,
+            hides_stop_token=not includes_stop,
+        )
+
+    @staticmethod
+    def _generation(job: Job, index: int, exchange: Exchange) -> GenerateRequest:
+        """What the dispatcher is told of one choice."""
         body, asked, caller = job.body, job.asked, job.asked.caller
         choices_per_prompt = job.choices_per_prompt
-        prompt = job.prompts[index // choices_per_prompt]
+        prompt = job.prompt_of(index)
         sampling = prompt.sampling
         if choices_per_prompt > 1:
             sampling = sampling._replace(seed=(sampling.seed + index % choices_per_prompt) & SEED_MASK)
         request_id, names = job.ids_of(index)
-        request = GenerateRequest(
+        return GenerateRequest(
             request_id=request_id,
             prompt_ids=prompt.packed_ids,
             sampling=sampling,
@@ -242,21 +261,6 @@ class OpenAiApi:
             first_choice=job.ids_of(0)[0] if index else "",
             wants_record=bool(body.explain),
             resumed=exchange.notes.resumed(index),
-        )
-        try:
-            stream = self._service.submit(request)
-        except AdmissionError as refusal:
-            if exchange.trace is not None:
-                exchange.trace.refusal = refusal.error
-            raise as_http_error(refusal.error, job.prompt_param) from refusal
-        includes_stop = bool(body.include_stop_str_in_output)
-        return Choice(
-            index,
-            stream,
-            OutputText(self._tokenizer.pieces, body.stop or (), includes_stop),
-            self._metrics.begin(asked.arrived_s),
-            prefix=prompt.text,
-            hides_stop_token=not includes_stop,
         )
 
     def _sampling(

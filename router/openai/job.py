@@ -105,6 +105,10 @@ class Job:
         outputs = sum([min(prompt.sampling.max_tokens, output) for prompt in self.prompts])
         return self.num_prompt_tokens + self.choices_per_prompt * outputs
 
+    def prompt_of(self, index: int) -> Prompt:
+        """The prompt of a choice."""
+        return self.prompts[index // self.choices_per_prompt]
+
     def ids_of(self, index: int) -> tuple[str, tuple[str, ...]]:
         """The request id of a choice, and its names. The first of several choices is also known by the answer's ids."""
         if self.num_choices == 1:

@@ -94,7 +94,7 @@ class TokenPages:
             "count": len(token_ids),
             "max_model_len": limit,
             "tokens": token_ids,
-            "token_strs": self._tokenizer.names_of(token_ids) if body.return_token_strs else None,
+            "token_strs": await self._tokenizer.names_of(token_ids) if body.return_token_strs else None,
         }
         exchange.respond(200, orjson.dumps(told))
 

@@ -64,7 +64,6 @@ def _request_span(trace: RequestTrace) -> Span:
         "slipstream.http.request_id": trace.http_request_id,
         **trace.asked,
     }
-    error = None
     records = trace.records
     if records:
         usages = [record.usage for record in records]
@@ -88,7 +87,18 @@ def _request_span(trace: RequestTrace) -> Span:
         for key, value in (("tenant", records[0].tenant), ("session", records[0].session)):
             if value:
                 attributes[f"slipstream.request.{key}"] = value
-    failed = trace.refusal or next((r.finish.error for r in records if r.finish is not None and r.finish.error), None)
+    error = _note_failure(trace, attributes)
+    parent_id = trace.parent.span_id if trace.parent is not None else None
+    name = f"{trace.method} {trace.path}"
+    return Span(name, "server", trace.span_id, parent_id, trace.begin_s, trace.end_s, attributes, error=error)
+
+
+def _note_failure(trace: RequestTrace, attributes: Attributes) -> str | None:
+    """Adds why a request was refused or failed. Returns the error of its span: a client's mistake is none of the
+    server's."""
+    error = None
+    errors = (record.finish.error for record in trace.records if record.finish is not None)
+    failed = trace.refusal or next(filter(None, errors), None)
     if failed is not None:
         attributes["slipstream.request.outcome"] = failed.kind
         attributes |= {f"slipstream.refusal.{name}": value for name, value in failed.figures}
@@ -96,11 +106,9 @@ def _request_span(trace: RequestTrace) -> Span:
             error, attributes["error.type"] = failed.message, failed.kind
     if trace.status >= 400:
         attributes["error.type"] = str(trace.status)
-        if trace.status >= 500:  # a client's mistake is not an error of the server
+        if trace.status >= 500:
             error = error or f"status {trace.status}"
-    parent_id = trace.parent.span_id if trace.parent is not None else None
-    name = f"{trace.method} {trace.path}"
-    return Span(name, "server", trace.span_id, parent_id, trace.begin_s, trace.end_s, attributes, error=error)
+    return error
 
 
 def _stage_spans(

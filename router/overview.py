@@ -1,0 +1,48 @@
+"""What there is to see of a dispatcher's requests and workers at one moment: for its status, and for the planner."""
+
+from __future__ import annotations
+
+from collections import Counter
+from copy import deepcopy
+
+from slipstream.router.config import SloConfig
+from slipstream.router.prefix.index import PrefixIndex
+from slipstream.router.request_book import RequestBook
+from slipstream.router.roster import Roster
+from slipstream.router.signals import Signals, WorkerSignals, role_times
+from slipstream.router.status import Snapshot, WorkerStatus
+from slipstream.router.versions import Versions
+
+
+def snapshot_of(book: RequestBook, roster: Roster, index: PrefixIndex, versions: Versions, now: float) -> Snapshot:
+    return Snapshot(
+        queue_depth=book.queue.depth_by_priority,
+        num_requests=len(book),
+        num_requests_by_phase=dict(Counter(state.phase for state in book)),
+        workers=tuple(WorkerStatus.of(worker, now, index.num_held(worker)) for worker in roster),
+        totals=deepcopy(book.totals),
+        prefix_index=index.status,
+        output_forecasts=deepcopy(book.outputs.calibration),
+        versions=versions.status(book.queue.num_waiting),
+        closed_links=tuple(roster.links),
+    )
+
+
+def signals_of(
+    book: RequestBook, roster: Roster, slo: SloConfig, local_prefill_max_tokens: int | None, now: float, router_id: str
+) -> Signals:
+    return Signals(
+        at_s=now,
+        router_id=router_id,
+        slo_ttft_s=slo.ttft_ms / 1e3,
+        slo_itl_s=slo.itl_ms / 1e3,
+        num_waiting=len(book.queue),
+        num_running=len(book) - len(book.queue),
+        oldest_wait_s=max((now - since_s for since_s in book.queue.oldest_by_priority().values()), default=0.0),
+        short=book.signals.book.short(now),
+        long=book.signals.book.long(now),
+        workers=tuple(WorkerSignals.of(worker, now) for worker in roster),
+        times=role_times(roster),
+        local_prefill_max_tokens=local_prefill_max_tokens,
+        latest=book.signals.book.latest(now),
+    )
