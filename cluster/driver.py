@@ -29,6 +29,7 @@ from slipstream.cluster.planner.shell import PlannerShell, planning
 from slipstream.cluster.probe import wait_until_ready, why_not_ready
 from slipstream.cluster.ray_session import RaySession, connected
 from slipstream.cluster.run_state import ClusterPhase, ClusterState, StateFile
+from slipstream.cluster.served_config import as_plain
 from slipstream.cluster.supervisor import StartFailed, Supervisor
 from slipstream.cluster.update.release import Release
 from slipstream.cluster.update.updater import Updater
@@ -56,6 +57,7 @@ class Driver:
             started=task.guardian.started,
             driver=os.getpid(),
             config=str(task.config_path.resolve()),
+            served=as_plain(task.config),
             model=task.config.model.name,
             log_dir=str(log_dir or ""),
         )
@@ -149,7 +151,8 @@ class Driver:
     def _updater(self, supervisor: Supervisor, fleet: ClusterFleet) -> Updater:
         def show(text: str, release: Release) -> None:
             self._console.event(f"update: {text}")
-            self._state.config, self._state.update = release.path, text
+            self._state.config, self._state.served = release.path, as_plain(release.config)
+            self._state.update = text
             self._state_file.write()
 
         first = Release(fleet.newest, self._config, self._state.config, fleet.newest)

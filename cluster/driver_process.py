@@ -22,6 +22,7 @@ from slipstream.cluster.own_guardian import OwnGuardian
 from slipstream.cluster.own_ray import OwnRay
 from slipstream.cluster.process_log import redirect_output
 from slipstream.cluster.run_state import ClusterState
+from slipstream.cluster.served_config import from_plain
 from slipstream.cluster.settings_file import ConfigError
 
 INTERRUPTED = 130
@@ -39,10 +40,10 @@ def run_driver(guardian: OwnGuardian, config_path: Path, *, name: str | None, po
     """Serves a configuration to the end. Returns the exit code; everything else is reported at the terminal."""
     _end_when_told()
     overrides = Overrides(name, port)
+    before = state_before(guardian)
     try:
-        before = state_before(guardian, config_path, overrides)
         config_path = Path(before.config) if before is not None else config_path
-        config = overrides.load(config_path)
+        config = (from_plain(before.served) if before is not None else None) or overrides.load(config_path)
     except ConfigError as error:
         for problem in error.problems:
             console.error(problem)
@@ -56,7 +57,7 @@ def run_driver(guardian: OwnGuardian, config_path: Path, *, name: str | None, po
             check_ports(config)
         with run_state.claim(config.name, run_state.run_folder()) as state_path:
             code = _serve(DriverTask(guardian, config, config_path, overrides, before, state_path, timings), address)
-            # Else the next driver goes by the file, or it is stale as soon as the guardian has ended, too.
+            # Else the next driver goes by the state, or it is stale as soon as the guardian has ended, too.
             if code in (0, INTERRUPTED) or not guardian.may_go_on:
                 state_path.unlink(missing_ok=True)
             return code
@@ -70,14 +71,13 @@ def run_driver(guardian: OwnGuardian, config_path: Path, *, name: str | None, po
         return INTERRUPTED
 
 
-def state_before(guardian: OwnGuardian, config_path: Path, overrides: Overrides) -> ClusterState | None:
-    """What the driver before this one of the same guardian has left: its configuration may be that of an update.
-    Raises ConfigError."""
+def state_before(guardian: OwnGuardian) -> ClusterState | None:
+    """What the driver before this one of the same guardian has left, with the configuration that it served: that of the
+    latest update, or the file as it was then. What has been written into the file since is no part of it."""
     if not guardian.is_again:
         return None
-    path = run_state.run_folder() / f"{overrides.load(config_path).name}.json"
-    state = run_state.read(path)
-    return state if state is not None and (state.pid, state.started) == (guardian.pid, guardian.started) else None
+    states = run_state.read_all(run_state.run_folder())
+    return next((one for one in states if (one.pid, one.started) == (guardian.pid, guardian.started)), None)
 
 
 def _serve(task: DriverTask, address: str | None) -> int:

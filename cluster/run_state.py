@@ -58,7 +58,8 @@ class MemberStatus:
 @dataclass(slots=True)
 class ClusterState:
     """The state of a cluster. `pid` and `started` (seconds since the epoch) identify the process that gets signals for
-    it (`guardian`), `driver` is its driver's pid. `wanted` is how many groups of each role are to be there."""
+    it (`guardian`), `driver` is its driver's pid. `wanted` is how many groups of each role are to be there. `served` is
+    the content of the file `config` as it was when it was read (`served_config`)."""
 
     name: str
     pid: int
@@ -75,10 +76,11 @@ class ClusterState:
     driver: int = 0
     wanted: dict[Role, int] = field(default_factory=dict)
     update: str = ""  # the latest line about the latest rolling update
+    served: dict[str, Any] = field(default_factory=dict)
 
     def public(self) -> dict[str, Any]:
-        """The state as plain values, without secrets."""
-        return {key: value for key, value in asdict(self).items() if key != "operator_token"}
+        """The state as plain values, without secrets, and without what only the next driver has a use for."""
+        return {key: value for key, value in asdict(self).items() if key not in ("operator_token", "served")}
 
     def carry_on(self, before: ClusterState) -> None:
         """Takes over what the driver before has found out or decided, until this one knows better: if this one dies

@@ -88,12 +88,54 @@ def test_a_driver_that_dies_before_it_knows_better_leaves_what_the_one_before_it
     first = ClusterState("mine", guardian.pid, guardian.started, str(LOCAL), "m", url="http://127.0.0.1:1")
     first.admin_url, first.wanted, first.update = "http://127.0.0.1:2", {"prefill": 1, "decode": 3}, "updated"
     run_state.write(folder / "mine.json", first)
-    before = state_before(guardian, LOCAL, NAMED)
+    before = state_before(guardian)
     assert before == first
     second = Driver(task_of(guardian, before, folder), None, Console(StringIO()))
     second._state_file.write()
-    left = state_before(guardian, LOCAL, NAMED)
+    left = state_before(guardian)
     assert left is not None
     assert left.driver == os.getpid()
     assert (left.url, left.admin_url) == (first.url, first.admin_url)
     assert (left.wanted, left.update) == (first.wanted, first.update)
+
+
+@pytest.mark.parametrize("becomes", ["[", "model: {path: elsewhere}\n", None])
+def test_the_next_driver_goes_on_with_what_was_served_whatever_has_become_of_the_file(
+    guardians: dict[bool, OwnGuardian], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, becomes: str | None
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"model: {{path: {NAMED.load(LOCAL).model.path}}}\ndrain_timeout_s: 7.5\n")
+    tasks: list[DriverTask] = []
+
+    def serve(task: DriverTask, address: str | None) -> int:
+        tasks.append(task)
+        Driver(task, None, Console(StringIO()))._state_file.write()
+        task.guardian.ready()
+        return 1
+
+    monkeypatch.setattr(driver_process, "_serve", serve)
+    monkeypatch.setattr(driver_process, "_end_when_told", lambda: None)
+    run_driver(guardians[False], path, name="mine", port=0, timings=False)
+    if becomes is None:
+        path.unlink()
+    else:
+        path.write_text(becomes)
+    run_driver(guardians[True], path, name="mine", port=0, timings=False)
+    first, second = tasks
+    assert second.config == first.config
+    assert second.config.drain_timeout_s == 7.5
+    assert second.config_path == path
+
+
+def test_where_the_state_has_no_configuration_that_we_know_the_file_has(
+    guardians: dict[bool, OwnGuardian], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guardian, tasks = guardians[True], []
+    folder = run_state.run_folder()
+    folder.mkdir()
+    old = ClusterState("mine", guardian.pid, guardian.started, str(LOCAL), "m", served={"model": {"from": "before"}})
+    run_state.write(folder / "mine.json", old)
+    monkeypatch.setattr(driver_process, "_serve", lambda task, address: tasks.append(task) or 0)
+    monkeypatch.setattr(driver_process, "_end_when_told", lambda: None)
+    assert run_driver(guardian, LOCAL, name="mine", port=None, timings=False) == 0
+    assert [task.config for task in tasks] == [NAMED.load(LOCAL)]
