@@ -65,21 +65,30 @@ class Guardian:
 
     def run(self) -> int:
         """The exit code of the last driver; negative: the signal that has killed it."""
-        driver = GuardedDriver(self._command, self._keeper, is_again=False)
-        while True:
-            code = self._wait_for(driver)
-            _clear_away()
-            if self._is_told_to_end:
-                return code
-            pause_s = self._restarts.died(driver.served_s)
+        code, served_s = self._run_one(is_again=False)
+        while not self._is_told_to_end:
+            pause_s = self._restarts.died(served_s)
             if pause_s is None:
                 if code not in SELF_EXPLAINED:
                     console.error(f"{_why(code)}; everything has been stopped")
-                return code
+                break
             console.error(f"{_why(code)}; starting again, and clients wait")
             if self._is_told_within(pause_s):
-                return code
-            driver = GuardedDriver(self._command, self._keeper, is_again=True)
+                break
+            code, served_s = self._run_one(is_again=True)
+        return code
+
+    def _run_one(self, *, is_again: bool) -> tuple[int, float | None]:
+        """Runs a driver until nothing of it is left. Returns its exit code and how long its cluster has served; None:
+        it was never up."""
+        try:
+            driver = GuardedDriver(self._command, self._keeper, is_again)
+        except OSError as error:  # no memory, too many processes: perhaps there will be room for the next one
+            console.error(f"no driver can be started: {error}")
+            return 1, None
+        code = self._wait_for(driver)
+        _clear_away()
+        return code, driver.served_s
 
     def _wait_for(self, driver: GuardedDriver) -> int:
         """Waits for a driver's end, and passes signals on to it."""
@@ -102,7 +111,8 @@ class Guardian:
 
 
 class GuardedDriver:
-    """One driver. It is asked to end by signals, and tells over a socket when it serves."""
+    """One driver. It is asked to end by signals, and tells over a socket when it serves. Raises OSError if it cannot be
+    started."""
 
     def __init__(self, command: Sequence[str], keeper: Keeper | None, is_again: bool) -> None:
         self._keeper = keeper
@@ -113,9 +123,13 @@ class GuardedDriver:
             briefing = Briefing(
                 os.getpid(), theirs.fileno(), str(keeper.path) if keeper is not None else None, is_again
             )
-            self._process = subprocess.Popen(
-                command, env=os.environ | briefing.environment(), pass_fds=[theirs.fileno()], start_new_session=True
-            )
+            try:
+                self._process = subprocess.Popen(
+                    command, env=os.environ | briefing.environment(), pass_fds=[theirs.fileno()], start_new_session=True
+                )
+            except OSError:
+                link.close()
+                raise
         self._listener = threading.Thread(target=self._listen, args=(link,), name="driver-link", daemon=True)
         self._listener.start()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -83,6 +84,10 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         run.process.communicate()
 
 
+def missing(path: Path) -> str:
+    return str(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)))
+
+
 def gone(pid: int) -> bool:
     """Within some time."""
     deadline_s = time.monotonic() + SOON_S
@@ -152,6 +157,13 @@ def test_starting_again_in_vain_has_an_end(begin: Callable[..., Run]) -> None:
     run = begin("if not guard.is_again: guard.ready()\nsys.exit(1)")
     assert run.end()[0] == 1
     assert len(run.notes) == 1 + MAX_FRUITLESS
+
+
+def test_a_driver_that_cannot_even_be_started_is_one_sentence(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", GUARD, str(tmp_path / "missing")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SOON_S)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [f"slipstream: no driver can be started: {missing(tmp_path / 'missing')}"]
 
 
 @pytest.mark.parametrize(
