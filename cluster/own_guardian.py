@@ -40,7 +40,7 @@ class OwnGuardian:
         self.pid, self.is_again = briefing.guardian, briefing.is_again
         self._has_served = False
         started = processes.start_time(self.pid)
-        self.started = started if started is not None else 0.0  # seconds since the epoch; 0: it is gone
+        self.started = started if started is not None else 0.0  # see `start_time`; 0: it is gone
         self._link = socket(fileno=briefing.link)
         self._link.set_inheritable(False)
         self.keeper = ClientsAtGuardian(Path(briefing.keeper), self._link) if briefing.keeper is not None else None

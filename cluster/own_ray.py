@@ -144,8 +144,8 @@ def wait_for_end(
     core = []
     for process in below:
         with contextlib.suppress(psutil.NoSuchProcess):
-            if process.name() in CORE_PROCESSES:
-                core.append((process.pid, process.create_time()))
+            if process.name() in CORE_PROCESSES and (started := processes.start_time(process.pid)) is not None:
+                core.append((process.pid, started))
     while not expected.wait(LOOK_EVERY_S):
         if ray_start.poll() is not None or not all(processes.is_running(*one) for one in core):
             return not expected.is_set()

@@ -10,20 +10,25 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 import psutil
 
 MARK = "SLIPSTREAM_CLUSTER_ID"
+STARTTIME = 22 - 3  # proc_pid_stat(5) counts from 1, and the process's name, which may contain anything, is the second
 
 
 def start_time(pid: int) -> float | None:
-    """When a process started, in seconds since the epoch; None if there is no such process. As pids are reused, only
-    pid and start time together identify a process."""
+    """When a process started, in seconds since the kernel did; None if there is no such process. As pids are reused,
+    only pid and start time together identify a process. (psutil's `create_time` is by the clock of the day. After that
+    has been set, every process would seem to be another one.)"""
     try:
-        process = psutil.Process(pid)
-        return process.create_time() if _lives(process) else None
-    except psutil.Error:
+        if not _lives(psutil.Process(pid)):
+            return None
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
+    except (psutil.Error, OSError):
         return None
+    return int(fields[STARTTIME]) / os.sysconf("SC_CLK_TCK")
 
 
 def is_running(pid: int, started: float) -> bool:

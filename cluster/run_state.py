@@ -57,7 +57,7 @@ class MemberStatus:
 
 @dataclass(slots=True)
 class ClusterState:
-    """The state of a cluster. `pid` and `started` (seconds since the epoch) identify the process that gets signals for
+    """The state of a cluster. `pid` and `started` (`processes.start_time`) identify the process that gets signals for
     it (`guardian`), `driver` is its driver's pid. `wanted` is how many groups of each role are to be there. `served` is
     the content of the file `config` as it was when it was read (`served_config`)."""
 

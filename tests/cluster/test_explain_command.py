@@ -9,7 +9,6 @@ import socket
 from pathlib import Path
 
 import orjson
-import psutil
 import pytest
 from click.testing import CliRunner, Result
 
@@ -35,8 +34,9 @@ def run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def cluster_here(folder: Path, name: str, url: str) -> None:
     """As if this process were the driver of a cluster."""
     pid = os.getpid()
-    state = ClusterState(name, pid, psutil.Process(pid).create_time(), "c.yaml", "demo", url=url)
-    assert processes.is_running(pid, state.started)
+    started = processes.start_time(pid)
+    assert started is not None
+    state = ClusterState(name, pid, started, "c.yaml", "demo", url=url)
     run_state.write(folder / f"{name}.json", state)
 
 

@@ -14,6 +14,10 @@ from slipstream.cluster import processes
 from slipstream.cluster.reaper import Reaper
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
+STRANGELY_NAMED = [
+    *(sys.executable, "-c"),
+    "import time; open('/proc/self/comm', 'w').write(') R 1 2 ('); print('up', flush=True); time.sleep(600)",
+]
 
 # A driver that starts one process below itself and one that is marked but detached, then waits to be killed.
 DRIVER = f"""
@@ -103,6 +107,21 @@ def test_a_process_that_has_ended_is_not_waited_for_until_its_parent_looks_after
             assert child.status() == psutil.STATUS_ZOMBIE
         finally:
             parent.kill()
+
+
+def test_a_process_is_still_the_same_when_the_clock_of_the_day_has_been_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(STRANGELY_NAMED, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        own_started, started = processes.start_time(os.getpid()), processes.start_time(child.pid)
+        assert own_started is not None
+        assert started is not None
+        assert started >= own_started
+        before = psutil.boot_time()
+        monkeypatch.setattr("psutil._pslinux.boot_time", lambda: before + 3600.0)
+        assert processes.is_running(child.pid, started)
+        assert not processes.is_running(child.pid, started - 1.0)
+        child.kill()
 
 
 @pytest.mark.parametrize("patience_s", [0.0, 0.2])
