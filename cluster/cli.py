@@ -104,13 +104,13 @@ def down_command(name: str | None, now: bool) -> None:
 
 
 def _stop(state: ClusterState, now: bool) -> int:
-    """Asks the driver to end, as Ctrl-C does, and waits for it. Returns the exit code."""
+    """Asks the guardian to end, as Ctrl-C does, and waits for it. Returns the exit code."""
     try:
-        driver = psutil.Process(state.pid)
+        guardian = psutil.Process(state.pid)
         click.echo(f"stopping {state.name} (pid {state.pid})")
-        driver.send_signal(signal.SIGTERM)  # psutil compares start times first
+        guardian.send_signal(signal.SIGTERM)  # psutil compares start times first
         if now:
-            driver.send_signal(signal.SIGINT)  # a second SIGTERM could be merged with the first
+            guardian.send_signal(signal.SIGINT)  # a second SIGTERM could be merged with the first
     except psutil.NoSuchProcess:
         pass
     except psutil.AccessDenied:

@@ -29,8 +29,8 @@ CheckCaller = Callable[[bytes], object]
 
 CHUNK_SIZE = re.compile(rb"[0-9a-fA-F]{1,16}")
 
-# What is looked at before the body comes.
 HTTP_2_PREFACE = b"PRI * HTTP/2.0\r\n"  # of a client that takes it for granted (RFC 9113, 3.4)
+# What is looked at before the body comes.
 FRAMING_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"authorization", b"expect", b"host"})
 
 ReaderState = Literal["idle", "header", "body", "broken"]
