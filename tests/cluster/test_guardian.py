@@ -254,3 +254,17 @@ def test_clients_of_the_router_before_are_let_go_where_the_driver_says_so(begin:
     run = begin("guard.keeper.let_go(); note(); guard.keeper.let_go(); sys.exit(0)")
     assert run.end() == (0, "")
     assert len(run.notes) == 2
+
+
+def test_a_driver_that_watches_its_guardian_gets_its_answers_all_the_same(begin: Callable[..., Run]) -> None:
+    run = begin(
+        "async def main():\n"
+        "    with guard.watched(lambda: note(gone=True)):\n"
+        "        for _ in range(20):\n"
+        "            await asyncio.to_thread(guard.keeper.let_go)\n"
+        "        note(answered=True)\n"
+        "asyncio.run(main())\n"
+        "sys.exit(0)"
+    )
+    assert run.end() == (0, "")
+    assert [set(note) & {"gone", "answered"} for note in run.notes] == [set(), {"answered"}]
