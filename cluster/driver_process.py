@@ -18,14 +18,12 @@ from slipstream.cluster.doubts import Machine, doubts_about
 from slipstream.cluster.driver_task import DriverTask
 from slipstream.cluster.listening import listeners, why_not_there
 from slipstream.cluster.overrides import Overrides
-from slipstream.cluster.own_guardian import OwnGuardian
+from slipstream.cluster.own_guardian import INTERRUPTED, OwnGuardian
 from slipstream.cluster.own_ray import OwnRay
 from slipstream.cluster.process_log import redirect_output
 from slipstream.cluster.run_state import ClusterState
 from slipstream.cluster.served_config import from_plain
 from slipstream.cluster.settings_file import ConfigError
-
-INTERRUPTED = 130
 
 
 class CannotListen(Exception):  # noqa: N818 - reads as the sentence it carries
@@ -38,8 +36,15 @@ class Interrupted(BaseException):
 
 def run_driver(guardian: OwnGuardian, config_path: Path, *, name: str | None, port: int | None, timings: bool) -> int:
     """Serves a configuration to the end. Returns the exit code; everything else is reported at the terminal."""
-    _end_when_told()
-    overrides = Overrides(name, port)
+    try:
+        _end_when_told()  # a signal may have come already
+        return _run(guardian, config_path, Overrides(name, port), timings)
+    except Interrupted:
+        console.error("interrupted before it was up")
+        return INTERRUPTED
+
+
+def _run(guardian: OwnGuardian, config_path: Path, overrides: Overrides, timings: bool) -> int:
     before = state_before(guardian)
     try:
         config_path = Path(before.config) if before is not None else config_path
@@ -57,8 +62,7 @@ def run_driver(guardian: OwnGuardian, config_path: Path, *, name: str | None, po
             check_ports(config)
         with run_state.claim(config.name, run_state.run_folder()) as state_path:
             code = _serve(DriverTask(guardian, config, config_path, overrides, before, state_path, timings), address)
-            # Else the next driver goes by the state, or it is stale as soon as the guardian has ended, too.
-            if code in (0, INTERRUPTED) or not guardian.may_go_on:
+            if not guardian.is_alive:  # else the next driver goes by the state, or the guardian removes it at its end
                 state_path.unlink(missing_ok=True)
             return code
     except (CannotListen, run_state.AlreadyRunning) as error:
@@ -67,8 +71,6 @@ def run_driver(guardian: OwnGuardian, config_path: Path, *, name: str | None, po
     except OSError as error:
         console.error(f"cannot use {error.filename or run_state.run_folder()}: {error.strerror or error}")
         return 1
-    except Interrupted:
-        return INTERRUPTED
 
 
 def state_before(guardian: OwnGuardian) -> ClusterState | None:

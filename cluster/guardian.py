@@ -26,16 +26,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from socket import AF_UNIX, SOCK_SEQPACKET, socket, socketpair
 
-from slipstream.cluster import console, processes
+from slipstream.cluster import console, processes, run_state
 from slipstream.cluster.driver_restarts import DriverRestarts
-from slipstream.cluster.own_guardian import LET_GO, RAY_ENDED, READY, Briefing
+from slipstream.cluster.own_guardian import INTERRUPTED, LET_GO, RAY_ENDED, READY, Briefing
 from slipstream.router.takeover.keeper import Keeper
 
 PR_SET_CHILD_SUBREAPER = 36  # from linux/prctl.h
 CLEAR_AWAY_S = 5.0  # for the reaper to do its work, in which it waits for 1 s
 LINK_S = 1.0  # in which the end of a driver shows at its link
 MAX_ROUNDS = 5  # of clearing away: what is killed may have started something meanwhile
-SELF_EXPLAINED = {0, 1, 2, 130}  # exit codes of a driver that has said itself why it ends (`serve`)
+SELF_EXPLAINED = {0, 1, 2, INTERRUPTED}  # exit codes of a driver that has said itself why it ends (`serve`)
 
 
 def guard(command: Sequence[str]) -> int:
@@ -50,6 +50,7 @@ def guard(command: Sequence[str]) -> int:
     _adopt_orphans()
     with keeping_clients() as keeper:
         code = Guardian(command, keeper, signals).run()
+    run_state.remove_those_of(os.getpid())
     return code if code >= 0 else 128 - code
 
 
@@ -74,7 +75,8 @@ class Guardian:
                 break
             console.error(f"{_why(code)}; starting again, and clients wait")
             if self._is_told_within(pause_s):
-                break
+                console.error("interrupted before it was up again; everything has been stopped")
+                return INTERRUPTED
             code, served_s = self._run_one(is_again=True)
         return code
 

@@ -15,6 +15,7 @@ from slipstream.cluster import processes
 
 VARIABLE = "SLIPSTREAM_GUARDIAN"  # for the driver alone: what it starts does not inherit it
 READY, LET_GO = b"ready", b"let go"
+INTERRUPTED = 130  # by a signal, before the cluster was up
 RAY_ENDED = 3  # the exit code of a driver whose Ray has died
 
 
@@ -38,7 +39,6 @@ class OwnGuardian:
 
     def __init__(self, briefing: Briefing) -> None:
         self.pid, self.is_again = briefing.guardian, briefing.is_again
-        self._has_served = False
         started = processes.start_time(self.pid)
         self.started = started if started is not None else 0.0  # see `start_time`; 0: it is gone
         self._link = socket(fileno=briefing.link)
@@ -55,17 +55,11 @@ class OwnGuardian:
     def is_alive(self) -> bool:
         return os.getppid() == self.pid  # it is our parent, or somebody has adopted us
 
-    @property
-    def may_go_on(self) -> bool:
-        """Whether it may start another driver if this one ends without having been told to (`DriverRestarts`)."""
-        return self.is_alive and (self.is_again or self._has_served)
-
     def close(self) -> None:
         self._link.close()
 
     def ready(self) -> None:
         """Tells it that the cluster serves."""
-        self._has_served = True
         with suppress(OSError):  # it is gone
             self._link.send(READY)
 

@@ -30,7 +30,7 @@ SOON_S = 0.05
 
 log = logging.getLogger(__name__)
 
-ClusterPhase = Literal["starting", "ready", "draining", "stopping"]
+ClusterPhase = Literal["starting", "ready", "draining", "stopping", "down"]  # down: between two drivers
 
 
 class AlreadyRunning(Exception):  # noqa: N818 - reads as the sentence it carries
@@ -204,6 +204,15 @@ def read_all(folder: Path) -> list[ClusterState]:
         elif state is not None:
             path.unlink(missing_ok=True)
     return found
+
+
+def remove_those_of(guardian: int) -> None:
+    """Removes what the drivers of that guardian have left, which is about to end."""
+    with suppress(NoHome, OSError):
+        for path in run_folder().glob("*.json"):
+            state = read(path)
+            if state is not None and state.pid == guardian:
+                path.unlink(missing_ok=True)
 
 
 def cluster_here(name: str | None, elsewhere: str) -> ClusterState:

@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 
 from slipstream.cluster.guardian import guard
-from slipstream.cluster.own_guardian import OwnGuardian
+from slipstream.cluster.own_guardian import INTERRUPTED, OwnGuardian
 
 
 @click.command("serve")
@@ -36,7 +36,7 @@ def serve_command(config: Path, name: str | None, port: int | None, timings: boo
         options += ["--timings"] * timings
         sys.exit(guard([sys.executable, "-m", "slipstream.cluster.serve", *options, "--", str(config)]))
     # Imported only here: the guardian has no use for it.
-    from slipstream.cluster.driver_process import INTERRUPTED, run_driver
+    from slipstream.cluster.driver_process import run_driver
 
     with closing(guardian):
         code = run_driver(guardian, config, name=name, port=port, timings=timings)

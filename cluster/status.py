@@ -50,7 +50,8 @@ def describe(
 ) -> Iterator[str]:
     """The lines for one cluster."""
     load = f", {router['num_running']} running, {router['num_waiting']} waiting" if router else ""
-    yield f"{state.name}: {state.phase}, {state.model} at {state.url or '(not listening yet)'}{load}"
+    phase = "starting again" if state.phase == "down" else state.phase
+    yield f"{state.name}: {phase}, {state.model} at {state.url or '(not listening yet)'}{load}"
     for role in ("prefill", "decode"):
         states = Counter(member.state for member in state.members if member.role == role)
         yield f"  {role}: {', '.join(f'{count} {what}' for what, count in sorted(states.items())) or 'none'}"
@@ -75,7 +76,7 @@ def describe(
         yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
     if state.update:
         yield f"  update: {state.update}"
-    yield f"  driver: pid {state.pid}, {state.config}"
+    yield f"  driver: pid {state.driver}, of guardian {state.pid}, {state.config}"
     if state.operator_url:
         yield f"  operator: {state.operator_url}/docs"
     if state.admin_url:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import click
+import psutil
 
 from slipstream.cluster import run_state
 from slipstream.cluster.cannot_tell import CannotTell, exit_told
@@ -65,6 +66,8 @@ def _here(name: str | None) -> Iterator[Look]:
     for state in run_state.read_all(run_state.run_folder()):
         if name not in (None, state.name):
             continue
+        if state.driver and not psutil.pid_exists(state.driver):  # killed, and the next one has not come so far
+            state.phase, state.members = "down", []
         told: dict[str, Any] = {}
         if state.operator_url and state.phase == "ready":
             try:

@@ -13,10 +13,10 @@ import pytest
 from slipstream.cluster import driver_process, run_state
 from slipstream.cluster.console import Console
 from slipstream.cluster.driver import Driver
-from slipstream.cluster.driver_process import INTERRUPTED, run_driver, state_before
+from slipstream.cluster.driver_process import run_driver, state_before
 from slipstream.cluster.driver_task import DriverTask
 from slipstream.cluster.overrides import Overrides
-from slipstream.cluster.own_guardian import Briefing, OwnGuardian
+from slipstream.cluster.own_guardian import INTERRUPTED, Briefing, OwnGuardian
 from slipstream.cluster.run_state import ClusterState
 from tests.cluster.test_cli import LOCAL
 
@@ -45,38 +45,23 @@ def task_of(guardian: OwnGuardian, before: ClusterState | None, folder: Path) ->
     return DriverTask(guardian, NAMED.load(LOCAL), LOCAL, NAMED, before, folder / "mine.json", timings=False)
 
 
-@pytest.mark.parametrize(
-    ("is_again", "has_served", "code", "is_left"),
-    [
-        (False, False, 1, False),  # the guardian ends as well
-        (False, True, 1, True),
-        (True, False, 1, True),
-        (True, True, 1, True),
-        (True, True, 0, False),  # told to end
-        (True, False, INTERRUPTED, False),
-    ],
-)
-def test_the_state_is_left_where_a_driver_that_was_not_told_to_end_may_be_followed_by_another(
-    guardians: dict[bool, OwnGuardian],
-    monkeypatch: pytest.MonkeyPatch,
-    is_again: bool,
-    has_served: bool,
-    code: int,
-    is_left: bool,
+@pytest.mark.parametrize("code", [0, 1, INTERRUPTED])
+@pytest.mark.parametrize("has_guardian", [False, True])
+def test_the_state_is_left_to_the_guardian_however_a_driver_ends(
+    guardians: dict[bool, OwnGuardian], monkeypatch: pytest.MonkeyPatch, has_guardian: bool, code: int
 ) -> None:
     paths: list[Path] = []
 
     def serve(task: DriverTask, address: str | None) -> int:
         paths.append(task.state_path)
         task.state_path.write_text("{}")
-        if has_served:
-            task.guardian.ready()
         return code
 
     monkeypatch.setattr(driver_process, "_serve", serve)
     monkeypatch.setattr(driver_process, "_end_when_told", lambda: None)  # handlers of signals are the test runner's
-    assert run_driver(guardians[is_again], LOCAL, name="mine", port=None, timings=False) == code
-    assert [path.exists() for path in paths] == [is_left]
+    monkeypatch.setattr(OwnGuardian, "is_alive", has_guardian)
+    assert run_driver(guardians[True], LOCAL, name="mine", port=None, timings=False) == code
+    assert [path.exists() for path in paths] == [has_guardian]
 
 
 def test_a_driver_that_dies_before_it_knows_better_leaves_what_the_one_before_it_knew(
@@ -139,3 +124,14 @@ def test_where_the_state_has_no_configuration_that_we_know_the_file_has(
     monkeypatch.setattr(driver_process, "_end_when_told", lambda: None)
     assert run_driver(guardian, LOCAL, name="mine", port=None, timings=False) == 0
     assert [task.config for task in tasks] == [NAMED.load(LOCAL)]
+
+
+def test_a_signal_that_came_before_the_driver_could_handle_it_is_an_end_in_order(
+    guardians: dict[bool, OwnGuardian], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def told() -> None:
+        raise driver_process.Interrupted
+
+    monkeypatch.setattr(driver_process, "_end_when_told", told)
+    assert run_driver(guardians[False], LOCAL, name="mine", port=None, timings=False) == INTERRUPTED
+    assert capfd.readouterr().err == "slipstream: interrupted before it was up\n"

@@ -153,6 +153,17 @@ def test_a_guardian_whose_words_nobody_reads_any_more_goes_on(begin: Callable[..
     assert run.end()[0] == 0
 
 
+def test_a_signal_between_two_drivers_is_an_end_in_order(begin: Callable[..., Run]) -> None:
+    run = begin("guard.ready()\nsys.exit(1)")  # after the second one, there is a pause
+    run.wait_for_notes(2)
+    assert run.process.stderr is not None
+    said = [run.process.stderr.readline() for _ in range(2)]
+    run.process.terminate()
+    code, rest = run.end()
+    assert "starting again" in said[1]
+    assert (code, rest.count("interrupted before it was up again")) == (130, 1)
+
+
 def test_starting_again_in_vain_has_an_end(begin: Callable[..., Run]) -> None:
     run = begin("if not guard.is_again: guard.ready()\nsys.exit(1)")
     assert run.end()[0] == 1

@@ -96,6 +96,21 @@ def test_the_file_of_a_driver_that_is_gone_is_removed(tmp_path: Path) -> None:
     assert not (tmp_path / "a.json").exists()
 
 
+def test_a_guardian_that_ends_takes_the_files_of_its_drivers_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    run_state.remove_those_of(os.getpid())  # there is no folder so far
+    folder = run_state.run_folder()
+    folder.mkdir()
+    other = own_state("other")
+    other.pid = os.getppid()
+    run_state.write(folder / "a.json", own_state())
+    run_state.write(folder / "other.json", other)
+    run_state.remove_those_of(os.getpid())
+    assert [path.name for path in folder.iterdir()] == ["other.json"]
+
+
 def test_another_process_with_the_pid_of_the_driver_is_not_taken_for_it(tmp_path: Path) -> None:
     state = own_state()
     state.started -= 1.0
