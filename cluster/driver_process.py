@@ -60,7 +60,7 @@ def _run(guardian: OwnGuardian, config_path: Path, overrides: Overrides, timings
     try:
         if address is None and not guardian.is_again:  # else the keeper has the ports
             check_ports(config)
-        with run_state.claim(config.name, run_state.run_folder()) as state_path:
+        with run_state.claim(config.name, run_state.run_folder(), guardian.pid) as state_path:
             code = _serve(DriverTask(guardian, config, config_path, overrides, before, state_path, timings), address)
             if not guardian.is_alive:  # else the next driver goes by the state, or the guardian removes it at its end
                 state_path.unlink(missing_ok=True)

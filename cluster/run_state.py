@@ -118,22 +118,28 @@ def cache_folder() -> Path:
 
 
 @contextmanager
-def claim(name: str, folder: Path) -> Iterator[Path]:
-    """Reserves a cluster's name for this process; yields the path of its state file, which may be there from a driver
-    before. Raises AlreadyRunning, OSError."""
+def claim(name: str, folder: Path, guardian: int) -> Iterator[Path]:
+    """Reserves a cluster's name for this process, a driver of that guardian; yields the path of its state file, which
+    may be there from a driver before. Another guardian's is one between two drivers. Raises AlreadyRunning, OSError."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / f"{name}.json"
     with (folder / f"{name}.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            other = read(path)
-            who = f" (pid {other.pid}{', ' + other.url if other.url else ''})" if other else ""
-            raise AlreadyRunning(
-                f"a cluster named {name} runs already{who}: "
-                f"stop it with `slipstream down {name}`, or choose another name with --name"
-            ) from None
+            raise _already_running(name, read(path)) from None
+        other = read(path)
+        if other is not None and other.pid != guardian and not other.is_stale:
+            raise _already_running(name, other)
         yield path
+
+
+def _already_running(name: str, other: ClusterState | None) -> AlreadyRunning:
+    who = f" (pid {other.pid}{', ' + other.url if other.url else ''})" if other else ""
+    return AlreadyRunning(
+        f"a cluster named {name} runs already{who}: "
+        f"stop it with `slipstream down {name}`, or choose another name with --name"
+    )
 
 
 @cache

@@ -167,7 +167,7 @@ def test_an_address_that_is_not_ours_is_one_sentence(
 
 
 def test_a_name_that_is_taken_is_one_sentence_and_exit_code_2(slipstream: CommandLine) -> None:
-    with run_state.claim("mine", slipstream.states):
+    with run_state.claim("mine", slipstream.states, os.getpid()):
         done = slipstream("serve", LOCAL, "--name", "mine", "--port", "0")
     assert done.returncode == 2
     (only,) = sentences(done)

@@ -96,6 +96,17 @@ def test_the_file_of_a_driver_that_is_gone_is_removed(tmp_path: Path) -> None:
     assert not (tmp_path / "a.json").exists()
 
 
+def test_a_name_is_taken_while_its_guardian_has_no_driver(tmp_path: Path) -> None:
+    run_state.write(tmp_path / "a.json", own_state())
+    with (
+        pytest.raises(AlreadyRunning, match=f"a cluster named a runs already .pid {os.getpid()}"),
+        run_state.claim("a", tmp_path, guardian=os.getppid()),
+    ):
+        pass
+    with run_state.claim("a", tmp_path, guardian=os.getpid()) as path:  # its next driver
+        assert path == tmp_path / "a.json"
+
+
 def test_a_guardian_that_ends_takes_the_files_of_its_drivers_along(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,7 +130,7 @@ def test_another_process_with_the_pid_of_the_driver_is_not_taken_for_it(tmp_path
 
 
 def hold(folder: Path, held: Event, release: Event) -> None:
-    with run_state.claim("a", folder) as path:
+    with run_state.claim("a", folder, os.getpid()) as path:
         run_state.write(path, own_state())
         held.set()
         release.wait(30)
@@ -133,13 +144,13 @@ def test_a_name_is_had_once_at_a_time_and_free_again_afterwards(tmp_path: Path) 
     try:
         assert held.wait(30)
         with pytest.raises(AlreadyRunning, match=rf"named a runs already \(pid {other.pid}, http://h:1\)"):  # noqa: SIM117
-            with run_state.claim("a", tmp_path):
+            with run_state.claim("a", tmp_path, os.getpid()):
                 pass
-        with run_state.claim("b", tmp_path):
+        with run_state.claim("b", tmp_path, os.getpid()):
             pass
         release.set()
         other.join(30)
-        with run_state.claim("a", tmp_path):
+        with run_state.claim("a", tmp_path, os.getpid()):
             pass
     finally:
         release.set()
@@ -155,13 +166,13 @@ def test_a_name_is_free_again_after_its_holder_was_killed(tmp_path: Path) -> Non
     assert held.wait(30)
     other.kill()
     other.join(30)
-    with run_state.claim("a", tmp_path) as path:
+    with run_state.claim("a", tmp_path, os.getpid()) as path:
         assert path.exists()  # the stale file of the one before, about to be overwritten
 
 
 def test_the_run_folder_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    with run_state.claim("a", run_state.run_folder()) as path:
+    with run_state.claim("a", run_state.run_folder(), os.getpid()) as path:
         assert path.parent == tmp_path / "slipstream"
         assert path.parent.stat().st_mode & 0o077 == 0
     monkeypatch.delenv("XDG_RUNTIME_DIR")
