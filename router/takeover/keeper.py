@@ -7,10 +7,8 @@ hands over what it has by its file descriptors (`messages`).
 from __future__ import annotations
 
 import logging
-import shutil
 import socket
 import struct
-import tempfile
 import threading
 import time
 from collections.abc import Iterable
@@ -18,6 +16,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from slipstream.router.open_files import allow_all_files
+from slipstream.router.takeover.keeper_folder import KeeperFolder
 from slipstream.router.takeover.messages import GREETING, PATIENCE_S, Kind
 from slipstream.router.takeover.place import Holder, Place
 
@@ -37,7 +36,7 @@ class Keeper:
     """
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="slipstream-keeper-"))
+        self._folder = KeeperFolder()
         self._places: dict[int, Place] = {}
         self._num_fronts = 0  # of the latest router, if it has told
         self._links: set[socket.socket] = set()
@@ -58,7 +57,7 @@ class Keeper:
     @property
     def path(self) -> Path:
         """Where a router of this host finds it; nobody but its user can open it."""
-        return self._folder / "keeper.sock"
+        return self._folder.path / "keeper.sock"
 
     def let_go(self) -> None:
         """The next router begins with nothing, perhaps on another host: clients of the one before hear that it is
@@ -84,7 +83,7 @@ class Keeper:
 
     def _remove(self) -> None:
         self._door.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
 
     def _run(self) -> None:
         while True:

@@ -1,0 +1,46 @@
+"""The folder of a keeper's socket. That of a keeper that was killed is removed by the next one on this host."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+PREFIX = "slipstream-keep-"
+NEW_S = 60.0  # a younger folder may belong to a keeper that has not locked it yet
+
+
+class KeeperFolder:
+    """Only its user can open it. It is locked as long as this process lives, which works across containers."""
+
+    def __init__(self) -> None:
+        """Raises OSError."""
+        clear_left_behind(Path(tempfile.gettempdir()))
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self._lock: int | None = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def remove(self) -> None:
+        """Idempotent."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def clear_left_behind(parent: Path) -> None:
+    """Removes the folders of this user's keepers that live no more."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # its keeper lives, or somebody else removes it
+            found = folder.stat(follow_symlinks=False)
+            if found.st_uid == os.getuid() and time.time() - found.st_mtime >= NEW_S:
+                lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+                finally:
+                    os.close(lock)
