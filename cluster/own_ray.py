@@ -141,13 +141,14 @@ def wait_for_end(
     """Returns True as soon as `ray start`, or one of Ray's core processes among those `below` this one, has ended, and
     False when that is to be expected. `ray start` ends with its core processes, but for a raylet that ends in order. So
     it does when one of its agents has died, and all actors with it."""
-    core = []
+    core: list[tuple[int, float | None]] = []  # None: it has ended before this looks at it
     for process in below:
         with contextlib.suppress(psutil.NoSuchProcess):
-            if process.name() in CORE_PROCESSES and (started := processes.start_time(process.pid)) is not None:
-                core.append((process.pid, started))
+            if process.name() in CORE_PROCESSES:
+                core.append((process.pid, processes.start_time(process.pid)))
     while not expected.wait(LOOK_EVERY_S):
-        if ray_start.poll() is not None or not all(processes.is_running(*one) for one in core):
+        has_core = all(started is not None and processes.is_running(pid, started) for pid, started in core)
+        if ray_start.poll() is not None or not has_core:
             return not expected.is_set()
     return False
 

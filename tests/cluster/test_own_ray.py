@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import os
 import shutil
 import socket
 import subprocess
@@ -88,6 +89,16 @@ def test_the_end_of_ray_start_or_of_a_core_process_is_noticed(
         told = pool.submit(own_ray.wait_for_end, sleepers["ray"], below, threading.Event())
         sleepers[victim].kill()
         assert told.result(10.0)
+
+
+def test_a_core_process_that_has_ended_before_it_is_watched_is_noticed(
+    sleepers: dict[str, subprocess.Popen[bytes]],
+) -> None:
+    below = [psutil.Process(process.pid) for process in sleepers.values()]
+    sleepers["raylet"].kill()
+    os.waitid(os.P_PID, sleepers["raylet"].pid, os.WEXITED | os.WNOWAIT)  # ended, and collected by nobody
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(own_ray.wait_for_end, sleepers["ray"], below, threading.Event()).result(10.0)
 
 
 def test_an_end_that_is_expected_is_not_told(sleepers: dict[str, subprocess.Popen[bytes]]) -> None:
