@@ -102,50 +102,41 @@ def test_streams_survive_the_death_of_all_workers_at_once(cluster: ServingCluste
     wait_until_at_rest(cluster)
 
 
-def test_streams_survive_a_killed_router_and_its_workers_live_on(cluster: ServingCluster) -> None:
-    wait_until_at_rest(cluster)
-    url, router = cluster.base_url, cluster.member("router")
-    workers = {name: cluster.member(name).pids for name in ("prefill-0", "decode-0")}
+def check_that_clients_wait_for_what_comes_next(cluster: ServingCluster, name: str, pid: int) -> None:
+    """Kills what clients are connected through. Streams, a whole answer and who comes meanwhile get theirs."""
     expected = undisturbed(cluster)
     with client_of(cluster) as client, ThreadPoolExecutor(2) as threads:
         text = complete(client, GOOD, 12)
-        streams = pieces_of(cluster, "router", DECODING + IN_PREFILL)
+        streams = pieces_of(cluster, name, DECODING + IN_PREFILL)
         with streaming(streams):
             for stream in streams[: len(DECODING)]:
                 stream.wait_for_pieces(5)
             whole = threads.submit(complete, client, DECODING_PROMPT, 300)
-            kill(router.pids[0])
-            late = threads.submit(complete, client, GOOD, 12)  # there is no router now
+            kill(pid)
+            late = threads.submit(complete, client, GOOD, 12)  # there is nobody now who could answer
             texts = [stream.join() for stream in streams]
         check_ended_well(streams)
         assert texts == expected
         assert late.result() == text
         assert whole.result() == complete(client, DECODING_PROMPT, 300)
-        cluster.wait_until_restarted("router", router.pids)
-        wait_until_at_rest(cluster)
-        assert cluster.base_url == url
-        assert {name: cluster.member(name).pids for name in workers} == workers
+
+
+def test_streams_survive_a_killed_router_and_its_workers_live_on(cluster: ServingCluster) -> None:
+    wait_until_at_rest(cluster)
+    url, router = cluster.base_url, cluster.member("router")
+    workers = {name: cluster.member(name).pids for name in ("prefill-0", "decode-0")}
+    check_that_clients_wait_for_what_comes_next(cluster, "router", router.pids[0])
+    cluster.wait_until_restarted("router", router.pids)
+    wait_until_at_rest(cluster)
+    assert cluster.base_url == url
+    assert {name: cluster.member(name).pids for name in workers} == workers
 
 
 def test_streams_survive_a_killed_driver_and_the_end_of_all_other_processes_with_it(cluster: ServingCluster) -> None:
     wait_until_at_rest(cluster)
     before = cluster.state
     assert before is not None
-    expected = undisturbed(cluster)
-    with client_of(cluster) as client, ThreadPoolExecutor(2) as threads:
-        text = complete(client, GOOD, 12)
-        streams = pieces_of(cluster, "driver", DECODING + IN_PREFILL)
-        with streaming(streams):
-            for stream in streams[: len(DECODING)]:
-                stream.wait_for_pieces(5)
-            whole = threads.submit(complete, client, DECODING_PROMPT, 300)
-            kill(before.driver)
-            late = threads.submit(complete, client, GOOD, 12)  # there is nobody but the guardian now
-            texts = [stream.join() for stream in streams]
-        check_ended_well(streams)
-        assert texts == expected
-        assert late.result() == text
-        assert whole.result() == complete(client, DECODING_PROMPT, 300)
+    check_that_clients_wait_for_what_comes_next(cluster, "driver", before.driver)
     cluster.wait_until_served_by_another(before.driver)
     wait_until_at_rest(cluster)
     after = cluster.state

@@ -10,6 +10,7 @@ from typing import Any
 
 from slipstream.router.access.config import AccessConfig
 from slipstream.router.addresses import Addresses, Endpoint
+from slipstream.router.config import DispatchConfig
 from slipstream.router.fronts.pool import FrontPool
 from slipstream.router.router import Router
 from tests.router.fake_cluster import MODEL, MODEL_DIR
@@ -21,10 +22,16 @@ NUM_CLIENTS = 8  # on connections of their own, which the system divides; all on
 
 @contextlib.asynccontextmanager
 async def routing(
-    access: AccessConfig | None = None, **http: Any
+    access: AccessConfig | None = None,
+    *,
+    fronts: int = NUM_FRONTS,
+    dispatch: DispatchConfig = CONFIG.dispatch,
+    **http: Any,
 ) -> AsyncIterator[tuple[Router, Addresses, PlayedWorker]]:
     """Ready, with one decode worker."""
-    config = replace(CONFIG, fronts=NUM_FRONTS, access=access or AccessConfig(), http=replace(CONFIG.http, **http))
+    config = replace(
+        CONFIG, fronts=fronts, access=access or AccessConfig(), dispatch=dispatch, http=replace(CONFIG.http, **http)
+    )
     router = Router(config, MODEL, MODEL_DIR, TOKEN)
     addresses = await router.start()
     worker = PlayedWorker("decode", addresses)

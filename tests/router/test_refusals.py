@@ -20,12 +20,12 @@ from slipstream.router.explain_table import listing, table
 from slipstream.router.generation import AdmissionError, Figure, GenerationError, Slo
 from slipstream.router.history import History, RequestRecord, Timeline
 from slipstream.router.refusals import Refusals, RefusedRequest
-from slipstream.router.router import Router
 from tests.router.dispatcher_lab import CONFIG as LAB_CONFIG
 from tests.router.dispatcher_lab import Lab
-from tests.router.fake_cluster import MODEL, MODEL_DIR, run
+from tests.router.fake_cluster import run
+from tests.router.routing import routing
 from tests.router.test_dispatch_admission import busy_lab
-from tests.router.test_http_router import CONFIG, TOKEN, Exchange, PlayedWorker, completion, until_ready
+from tests.router.test_http_router import CONFIG, Exchange, PlayedWorker, completion
 
 FULL = GenerationError("queue_full", "3 requests are waiting already", 2.5, (Figure("num_waiting", 3),))
 NUM_SLOTS = 8  # of a played worker
@@ -228,17 +228,8 @@ async def explained(at: Endpoint, request_id: str, **headers: str) -> dict[str, 
 def with_router(num_fronts: int, scenario: Callable[[Endpoint, PlayedWorker], Any], access: AccessConfig) -> None:
     async def main() -> None:
         dispatch = replace(CONFIG.dispatch, max_queued_requests=1)
-        config = replace(CONFIG, fronts=num_fronts, access=access, dispatch=dispatch)
-        router = Router(config, MODEL, MODEL_DIR, TOKEN)
-        addresses = await router.start()
-        worker = PlayedWorker("decode", addresses)
-        try:
-            await worker.join()
-            await until_ready(addresses.http)
+        async with routing(access, fronts=num_fronts, dispatch=dispatch) as (_, addresses, worker):
             await scenario(addresses.http, worker)
-        finally:
-            worker.leave()
-            await router.stop()
 
     run(main, deadline_s=110)
 
