@@ -124,12 +124,21 @@ class RouterHost(ProcessHost):
         worker_token: str,
         expected: ExpectedWorkers,
         keeper: Path | None,
+        is_ending: bool,
     ) -> None:
-        """Serves until stopped. Raises OSError if a port is taken."""
+        """Serves until stopped; one that `is_ending` only goes on with the clients of the router before. Raises OSError
+        if a port is taken."""
         from slipstream.router.router import Router
 
-        has_prefill_pool = expected.num_prefill > 0
-        router = Router(config, model_name, model_dir, worker_token, has_prefill_pool=has_prefill_pool, keeper=keeper)
+        router = Router(
+            config,
+            model_name,
+            model_dir,
+            worker_token,
+            has_prefill_pool=expected.num_prefill > 0,
+            keeper=keeper,
+            is_ending=is_ending,
+        )
         uvloop.run(self._hosted.serve(router, expected))
 
     def listening(self) -> Addresses:

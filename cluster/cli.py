@@ -16,10 +16,11 @@ from slipstream.cluster import console, processes, run_state
 from slipstream.cluster.config_file import load_config
 from slipstream.cluster.doubts import Machine, doubts_about
 from slipstream.cluster.listening import listeners, why_not_there
-from slipstream.cluster.run_state import ClusterState, NoHome
+from slipstream.cluster.run_state import ClusterPhase, ClusterState, NoHome
 from slipstream.cluster.settings_file import ConfigError
 
 DOWN_PATIENCE_S = 20.0
+ENDING: tuple[ClusterPhase, ...] = ("draining", "stopping")
 COMMANDS = {
     "bench": "slipstream.cluster.bench.command:bench_command",
     "drain": "slipstream.cluster.operator.command:drain_command",
@@ -92,6 +93,8 @@ def check_command(configs: tuple[Path, ...]) -> None:
 def down_command(name: str | None, now: bool) -> None:
     """Drain and stop the cluster called NAME (not needed if there is only one)."""
     states = run_state.read_all(run_state.run_folder())
+    for ended in run_state.sweep(run_state.run_folder()):
+        console.warning(f"{ended.name} has ended: {ended.last_words}")
     if name is not None:
         states = [state for state in states if state.name == name]
     if not states:
@@ -107,7 +110,8 @@ def _stop(state: ClusterState, now: bool) -> int:
     """Asks the guardian to end, as Ctrl-C does, and waits for it. Returns the exit code."""
     try:
         guardian = psutil.Process(state.pid)
-        click.echo(f"stopping {state.name} (pid {state.pid})")
+        waiting = "" if state.is_up or state.phase in ENDING else ", which is not up; requests that wait for it end"
+        click.echo(f"stopping {state.name} (pid {state.pid}){waiting}")
         guardian.send_signal(signal.SIGTERM)  # psutil compares start times first
         if now:
             guardian.send_signal(signal.SIGINT)  # a second SIGTERM could be merged with the first

@@ -8,9 +8,10 @@ import itertools
 import ray
 
 from slipstream.cluster.config import ClusterConfig
+from slipstream.cluster.deployment import Deployment
 from slipstream.cluster.fleet import CHANGING, FleetError, FleetMember, FleetState, MemberState
 from slipstream.cluster.kept import KeptGroup
-from slipstream.cluster.members import Deployment, Group
+from slipstream.cluster.members import Group
 from slipstream.cluster.placement import PoolResources, pool_resources, sum_of
 from slipstream.cluster.ray_session import RaySession
 from slipstream.cluster.spread import NodeLoad, choose_node
@@ -125,7 +126,7 @@ class ClusterFleet:
         if kept.member.role == role:
             return
         if kept.wish is not None:
-            raise FleetError("conflict", "name", f"{name} is on its way to another role already; wait till it serves")
+            raise FleetError("conflict", "name", f"{name} is on its way to another role already; wait until it serves")
         reason = cannot_switch(self._versions[kept.member.version].deployment.config)
         if reason is not None:
             raise FleetError("conflict", "role", f"{name} cannot become a {role} worker: {reason}")

@@ -16,7 +16,7 @@ from slipstream.cluster.planner.load import load_planner
 from slipstream.cluster.setting_errors import settings_at, validated
 from slipstream.cluster.settings_file import ConfigError, Key, SettingsFile
 from slipstream.router.access.key_file import KeyFileError, read_keys
-from slipstream.router.http.tls import ServerTls
+from slipstream.router.http.tls import ServerTls, TlsFileError
 from slipstream.workers.models.config import ModelConfig
 from slipstream.workers.models.json_keys import ModelError
 
@@ -45,13 +45,13 @@ def load_config(path: Path) -> ClusterConfig:
     for key, check in (
         (("router", "access", "keys_file"), _check_keys),
         (("router", "access", "usage_file"), _check_usage),
-        (("router", "http", "tls", "cert_file"), _check_tls),
         (("operator", "token_file"), _check_token),
         (("planner", "class_name"), _check_planner),
     ):
         problem = check(config)
         if problem:
             found.append((key, problem))
+    found.extend(_check_tls(config))
     if found:
         raise ConfigError([f"{file.place(key)}: {problem}" for key, problem in found])
     return config
@@ -107,13 +107,12 @@ def _check_planner(config: ClusterConfig) -> str | None:
     return None
 
 
-def _check_tls(config: ClusterConfig) -> str | None:
+def _check_tls(config: ClusterConfig) -> Iterator[tuple[Key, str]]:
     try:
         if config.router.http.tls.is_on:
             ServerTls(config.router.http.tls)
-    except ValueError as error:
-        return str(error)
-    return None
+    except TlsFileError as error:
+        yield ("router", "http", "tls", error.key), error.reason
 
 
 def _check_model(model_dir: Path, config: ClusterConfig) -> Iterator[tuple[Key, str]]:

@@ -13,10 +13,11 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 
+from slipstream.cluster import processes
 from slipstream.cluster.cluster_fleet import ClusterFleet
 from slipstream.cluster.console import Console
+from slipstream.cluster.deployment import Deployment
 from slipstream.cluster.driver_task import DriverTask
-from slipstream.cluster.members import Deployment, RouterMember
 from slipstream.cluster.model_version import version_of
 from slipstream.cluster.operator.parts import DriverParts
 from slipstream.cluster.operator.server import OperatorPort, operating
@@ -28,9 +29,11 @@ from slipstream.cluster.planner.load import load_planner
 from slipstream.cluster.planner.shell import PlannerShell, planning
 from slipstream.cluster.probe import wait_until_ready, why_not_ready
 from slipstream.cluster.ray_session import RaySession, connected
+from slipstream.cluster.router_member import RouterMember
 from slipstream.cluster.run_state import ClusterPhase, ClusterState, StateFile
 from slipstream.cluster.served_config import as_plain
 from slipstream.cluster.supervisor import StartFailed, Supervisor
+from slipstream.cluster.update.plan import UpdateEvent
 from slipstream.cluster.update.release import Release
 from slipstream.cluster.update.updater import Updater
 from slipstream.cluster.urls import port_of, url_of
@@ -56,6 +59,7 @@ class Driver:
             pid=task.guardian.pid,
             started=task.guardian.started,
             driver=os.getpid(),
+            driver_started=processes.start_time(os.getpid()) or 0.0,
             config=str(task.config_path.resolve()),
             served=as_plain(task.config),
             model=task.config.model.name,
@@ -63,7 +67,7 @@ class Driver:
         )
         if task.before is not None:
             self._state.carry_on(task.before)
-        self._state_file = StateFile(task.state_path, self._state)
+        self._state_file = StateFile(task.state_path, self._state, console.event)
 
     def run(self, where: OwnRay | str) -> int:
         """Serves until a signal, on a Ray of our own or at an address. Returns the exit code."""
@@ -103,8 +107,11 @@ class Driver:
                 if not await _unless(stop, self._bring_up(supervisor, fleet, watch)):
                     self._console.say("interrupted before it was up; everything is being stopped")
                     return 130
-                async with self._operating(supervisor, fleet):
+                async with self._operating(supervisor, fleet, watch):
                     await _unless(stop, supervisor.unless_failed(asyncio.Event().wait()))
+                if self._leaves_clients:
+                    self._console.say("slipstream: the driver was told to end, but not by the process that was started")
+                    return 0
                 self._phase("draining")
                 self._console.say(
                     f"draining: running requests may finish, within {self._config.drain_timeout_s:g} s "
@@ -115,24 +122,33 @@ class Driver:
                 return 0
             finally:
                 self._phase("stopping")
-                await supervisor.stop()
+                await supervisor.stop(leaves_clients=self._leaves_clients)
+
+    @property
+    def _leaves_clients(self) -> bool:
+        """Whether the next driver's router goes on with the clients if this driver ends now."""
+        is_kept = self._guardian.keeper is not None and not self._config.router.http.tls.is_on
+        return is_kept and self._guardian.starts_another
 
     def _begin_operator(self) -> None:
         """Opens the admin API's port. Raises OSError if it cannot listen, ValueError if its token cannot be read."""
         config = self._config.operator
         if config.port is None:
             return
-        self._state.operator_token = read_token(config)
-        port = config.port or (port_of(self._before.operator_url) if self._before is not None else None)
+        before = self._before
+        # Who has been given a token, or waits at the port, need not know that there is another driver.
+        is_kept = before is not None and bool(before.operator_token) and config.token_file is None
+        self._state.operator_token = before.operator_token if before is not None and is_kept else read_token(config)
+        port = config.port or (port_of(before.operator_url) if before is not None else None)
         self._operator_port = OperatorPort(config, port or 0)
         self._state.operator_url = url_of("http", Endpoint(config.host, self._operator_port.port))
 
     @asynccontextmanager
-    async def _operating(self, supervisor: Supervisor, fleet: ClusterFleet) -> AsyncIterator[None]:
+    async def _operating(self, supervisor: Supervisor, fleet: ClusterFleet, watch: Watch) -> AsyncIterator[None]:
         """Runs the planner, the updater and the admin API while the cluster serves."""
         planner = self._config.planner
         decisions = DecisionLog(planner.log_decisions) if planner.enabled else None
-        updater = self._updater(supervisor, fleet)
+        updater = self._updater(supervisor, fleet, watch)
         token = self._state.operator_token
         router = supervisor.router
         parts = DriverParts(
@@ -148,15 +164,19 @@ class Driver:
                 await stack.enter_async_context(planning(shell))
             yield
 
-    def _updater(self, supervisor: Supervisor, fleet: ClusterFleet) -> Updater:
-        def show(text: str, release: Release) -> None:
-            self._console.event(f"update: {text}")
-            self._state.config, self._state.served = release.path, as_plain(release.config)
-            self._state.update = text
-            self._state_file.write()
+    def _updater(self, supervisor: Supervisor, fleet: ClusterFleet, watch: Watch) -> Updater:
+        state = self._state
 
-        first = Release(fleet.newest, self._config, self._state.config, fleet.newest)
-        return Updater(first, fleet, supervisor.router.member, self._overrides.load, show)
+        def show(event: UpdateEvent, release: Release) -> None:
+            self._console.event(f"update: {event.text}")
+            state.config, state.served = release.path, as_plain(release.config)
+            state.version, state.content = release.version, release.content
+            state.update, state.update_phase = event.text, event.phase
+            watch.wants(supervisor.expected)
+
+        first = Release(state.version, self._config, state.config, state.content)
+        earlier = UpdateEvent(0.0, state.update_phase, state.update) if state.update_phase is not None else None
+        return Updater(first, fleet, supervisor.router.member, self._overrides.load, show, earlier)
 
     def _supervised(self, session: RaySession, watch: Watch) -> tuple[Supervisor, ClusterFleet]:
         """The supervisor and the fleet of the deployment. Raises CannotPlace."""
@@ -168,14 +188,21 @@ class Driver:
             if session.is_own:
                 raise
             self._console.say(f"{too_small}; waiting for further nodes")
-        token, version = secrets.token_hex(16), version_of(config)
-        deployment = Deployment(config, token, self._log_dir, session.may_span_nodes, version)
+        self._name_version()
+        token = secrets.token_hex(16)
+        deployment = Deployment(config, token, self._log_dir, session.may_span_nodes, self._state.version)
         router = RouterMember(deployment, session.node_id, self._guardian.keeper)
         if self._before is not None:
             router.stay_at(*(port_of(url) for url in (self._before.url, self._before.admin_url)))
         supervisor = Supervisor(config, router, watch)
         watch.fleet = ClusterFleet(supervisor, deployment, session)
         return supervisor, watch.fleet
+
+    def _name_version(self) -> None:
+        """What the driver before served is still called the same: answers continue only within a version."""
+        content = version_of(self._config)
+        if self._state.content != content:
+            self._state.version = self._state.content = content
 
     async def _bring_up(self, supervisor: Supervisor, fleet: ClusterFleet, watch: Watch) -> None:
         """Starts everything and waits for the first token. Raises StartFailed."""
@@ -199,7 +226,7 @@ class Driver:
         except OSError as error:
             raise StartFailed(f"the router cannot be reached at {self._state.url}: {error}") from error
         supervisor.settle()
-        has_decode = self._config.decode.replicas > 0
+        has_decode = self._state.wanted["decode"] > 0
         self._console.step("a first token has been generated" if has_decode else "requests wait for a decode worker")
         watch.settled = True
         self._phase("ready")
@@ -212,8 +239,8 @@ class Driver:
         self._show_url()
 
     def _replicas(self) -> dict[Role, int]:
-        """How many groups of each role to begin with: as many as the driver before was to have."""
-        if self._before is not None and any(self._before.wanted.values()):
+        """How many groups of each role to begin with: as many as the driver before was to have, even none."""
+        if self._before is not None and self._before.wanted:
             return self._before.wanted
         return {role: pool.replicas for role, pool in self._config.pools()}
 

@@ -24,6 +24,7 @@ from slipstream.cluster.process_log import redirect_output
 from slipstream.cluster.run_state import ClusterState
 from slipstream.cluster.served_config import from_plain
 from slipstream.cluster.settings_file import ConfigError
+from slipstream.router.messages import Role
 
 
 class CannotListen(Exception):  # noqa: N818 - reads as the sentence it carries
@@ -61,6 +62,9 @@ def _run(guardian: OwnGuardian, config_path: Path, overrides: Overrides, timings
         if address is None and not guardian.is_again:  # else the keeper has the ports
             check_ports(config)
         with run_state.claim(config.name, run_state.run_folder(), guardian.pid) as state_path:
+            left = run_state.read(state_path)
+            if left is not None and left.pid != guardian.pid:
+                console.warning(f"the cluster that was called {config.name} has ended: {left.last_words}")
             code = _serve(DriverTask(guardian, config, config_path, overrides, before, state_path, timings), address)
             if not guardian.is_alive:  # else the next driver goes by the state, or the guardian removes it at its end
                 state_path.unlink(missing_ok=True)
@@ -99,7 +103,7 @@ def _serve(task: DriverTask, address: str | None) -> int:
                 ray.reaper.remove_after(guardian.pid, guardian.started, task.state_path)
                 if guardian.keeper is not None:
                     ray.reaper.remove_after(guardian.pid, guardian.started, guardian.keeper.path.parent)
-            terminal.say(describe(config))
+            terminal.say(describe(config, task.before.wanted if task.before is not None else {}))
             # Imported only here: Ray reads its environment when imported, and its processes start in the meantime.
             from slipstream.cluster.driver import Driver
 
@@ -133,8 +137,9 @@ def ray_address(config: RayConfig) -> str | None:
     return None if address == "local" else address
 
 
-def describe(config: ClusterConfig) -> str:
-    pools = ", ".join(f"{pool.replicas} x {role} (tp {pool.tp})" for role, pool in config.pools())
+def describe(config: ClusterConfig, wanted: dict[Role, int]) -> str:
+    """`wanted` is how many groups there are to be where that is not as in the configuration any more."""
+    pools = ", ".join(f"{wanted.get(role, pool.replicas)} x {role} (tp {pool.tp})" for role, pool in config.pools())
     return f"Slipstream serves {config.model.name}: {pools}"
 
 

@@ -9,8 +9,8 @@ Actors end with their driver, and everything ends with its Ray. So when one of t
 guardian. The next driver brings them up again, and the next router continues with the clients that the keeper has.
 
 Signals are passed on to the driver, and its exit code is ours. A driver that has served and ends without having been
-told so by us has a successor, in whatever way it ended. If the guardian itself is killed, the driver drains the cluster
-and ends.
+told so by us has a successor, in whatever way it ended, and leaves its clients to that one. If the guardian itself is
+killed, the driver drains the cluster and ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from socket import AF_UNIX, SOCK_SEQPACKET, socket, socketpair
+from socket import AF_UNIX, SHUT_WR, SOCK_SEQPACKET, socketpair
 
 from slipstream.cluster import console, processes, run_state
 from slipstream.cluster.driver_restarts import DriverRestarts
@@ -41,6 +41,7 @@ SELF_EXPLAINED = {0, 1, 2, INTERRUPTED}  # exit codes of a driver that has said 
 def guard(command: Sequence[str]) -> int:
     """Runs the driver that `command` starts, and those that have to follow it. Returns the exit code of the last one,
     or, if that was killed, 128 and the number of the signal."""
+    _open_standard_files()
     signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # `nohup`
         signals.remove(signal.SIGHUP)
@@ -67,7 +68,11 @@ class Guardian:
     def run(self) -> int:
         """The exit code of the last driver; negative: the signal that has killed it."""
         code, served_s = self._run_one(is_again=False)
-        while not self._is_told_to_end:
+        while True:
+            if self._is_told_to_end:
+                if code not in SELF_EXPLAINED:
+                    console.error(f"{_why(code)} when it was to end; everything has been stopped")
+                break
             pause_s = self._restarts.died(served_s)
             if pause_s is None:
                 if code not in SELF_EXPLAINED:
@@ -100,7 +105,7 @@ class Guardian:
                 _collect_orphans(but=driver.pid)
             else:
                 self._is_told_to_end = True
-                driver.send(signal.SIGTERM if number == signal.SIGHUP else signal.Signals(number))
+                driver.tell_to_end(signal.SIGTERM if number == signal.SIGHUP else signal.Signals(number))
         return code
 
     def _is_told_within(self, pause_s: float) -> bool:
@@ -120,7 +125,7 @@ class GuardedDriver:
         self._keeper = keeper
         self._ready_s: float | None = None
         self._end_s: float | None = None
-        link, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
+        self._link, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
         with theirs:
             briefing = Briefing(
                 os.getpid(), theirs.fileno(), str(keeper.path) if keeper is not None else None, is_again
@@ -130,9 +135,9 @@ class GuardedDriver:
                     command, env=os.environ | briefing.environment(), pass_fds=[theirs.fileno()], start_new_session=True
                 )
             except OSError:
-                link.close()
+                self._link.close()
                 raise
-        self._listener = threading.Thread(target=self._listen, args=(link,), name="driver-link", daemon=True)
+        self._listener = threading.Thread(target=self._listen, name="driver-link", daemon=True)
         self._listener.start()
 
     @property
@@ -151,20 +156,33 @@ class GuardedDriver:
             self._end_s = time.monotonic()
         return code
 
-    def send(self, number: signal.Signals) -> None:
+    def tell_to_end(self, number: signal.Signals) -> None:
+        """By a signal. That it is ours, and that there will be no other driver, shows at the link."""
+        with suppress(OSError):  # it has ended
+            self._link.shutdown(SHUT_WR)
         self._process.send_signal(number)
 
-    def _listen(self, link: socket) -> None:
+    def _listen(self) -> None:
         """Until the driver has ended."""
-        with link, suppress(OSError):
-            while message := link.recv(len(LET_GO)):
+        with self._link, suppress(OSError):
+            while message := self._link.recv(len(LET_GO)):
                 if message == READY:
                     self._ready_s = time.monotonic()
                 elif message == LET_GO:
                     if self._keeper is not None:
                         with suppress(ValueError):  # the router before has not gone: what it has stays
                             self._keeper.let_go()
-                    link.send(LET_GO)
+                    self._link.send(LET_GO)
+
+
+def _open_standard_files() -> None:
+    """Where whoever started us has closed stdin, stdout or stderr (`serve >&-`), the next file that is opened would be
+    taken for it, in the driver as well."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free, so this one
 
 
 def _why(code: int) -> str:

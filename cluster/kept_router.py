@@ -20,11 +20,23 @@ class KeptRouter(Kept[Router]):
     """Every call gives up after `PATIENCE_S`, except `drain`."""
 
     async def drain(self, deadline_s: float) -> None:
-        """Lets running requests finish, for at most `deadline_s` seconds; it takes no new ones meanwhile."""
-        if self.ready.is_set():
-            with suppress(OSError):
-                async with asyncio.timeout(deadline_s + 1.0):
-                    await self.member.drain(deadline_s)
+        """Lets running requests finish, for at most `deadline_s` seconds; it takes no new ones meanwhile. If there is
+        no router at the moment, or it dies, the next one is waited for: it continues what the last one had, and drains
+        that."""
+        end_s = asyncio.get_running_loop().time() + deadline_s
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(end_s + 1.0):
+                while not await self._has_drained(end_s):
+                    self.ready.clear()  # the supervisor, which may hear of its end later, sets it for the next one
+
+    async def _has_drained(self, end_s: float) -> bool:
+        """False: there is none to be drained any more."""
+        await self.ready.wait()
+        try:
+            await self.member.drain(max(end_s - asyncio.get_running_loop().time(), 0.0))
+        except ConnectionError:
+            return False
+        return True
 
     async def drain_worker(self, name: str, wish: Wish) -> bool:
         """Starts to empty a worker. Returns False if there is no router, it does not answer, or it does not know the

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from socket import MSG_DONTWAIT, MSG_PEEK, socket
+from select import POLLHUP, POLLRDHUP
+from socket import socket
 
 from slipstream.cluster import processes
 
@@ -55,6 +57,11 @@ class OwnGuardian:
     def is_alive(self) -> bool:
         return os.getppid() == self.pid  # it is our parent, or somebody has adopted us
 
+    @property
+    def starts_another(self) -> bool:
+        """Whether there will be another driver if this one ends now: the guardian lives, and was not told to end."""
+        return not _state_of(self._link) & POLLRDHUP
+
     def close(self) -> None:
         self._link.close()
 
@@ -66,14 +73,14 @@ class OwnGuardian:
     @contextmanager
     def watched(self, gone: Callable[[], None]) -> Iterator[None]:
         """Calls `gone` on the running loop, once, as soon as there is no guardian: the kernel closes its end of the
-        link."""
+        link. One that was told to end closes half of it, and sends a signal."""
         loop = asyncio.get_running_loop()
 
         def look() -> None:
-            with suppress(BlockingIOError):  # an answer came, and whom it is for has taken it
-                if not _has_closed(self._link):
-                    return
+            state = _state_of(self._link)  # else an answer came, which whom it is for takes
+            if state & POLLRDHUP:
                 loop.remove_reader(self._link)
+            if state & POLLHUP:
                 gone()
 
         loop.add_reader(self._link, look)
@@ -83,16 +90,15 @@ class OwnGuardian:
             loop.remove_reader(self._link)
 
 
-def _has_closed(link: socket) -> bool:
-    """Whether the other end of a link that can be read has been closed. Raises BlockingIOError if it cannot be read."""
-    try:
-        return not link.recv(1, MSG_PEEK | MSG_DONTWAIT)
-    except ConnectionResetError:  # what was sent last was not read
-        return True
+def _state_of(link: socket) -> int:
+    """POLLRDHUP: the other end says nothing more. POLLHUP: it is closed."""
+    poll = select.poll()
+    poll.register(link, POLLRDHUP)
+    return dict(poll.poll(0)).get(link.fileno(), 0)
 
 
 class ClientsAtGuardian:
-    """The keeper in the guardian's process (`members.ClientKeeper`)."""
+    """The keeper in the guardian's process (`router_member.ClientKeeper`)."""
 
     def __init__(self, path: Path, link: socket) -> None:
         self.path = path

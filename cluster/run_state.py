@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
-import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -24,11 +23,11 @@ from pydantic_core import PydanticSerializationError
 from slipstream.cluster import processes
 from slipstream.cluster.cannot_tell import CannotTell
 from slipstream.cluster.fleet import MemberState
+from slipstream.cluster.update.plan import ENDED, Phase
 from slipstream.router.messages import Role
 
 SOON_S = 0.05
-
-log = logging.getLogger(__name__)
+AGAIN_S = 5.0  # after which a file that could not be written is tried again
 
 ClusterPhase = Literal["starting", "ready", "draining", "stopping", "down"]  # down: between two drivers
 
@@ -58,8 +57,9 @@ class MemberStatus:
 @dataclass(slots=True)
 class ClusterState:
     """The state of a cluster. `pid` and `started` (`processes.start_time`) identify the process that gets signals for
-    it (`guardian`), `driver` is its driver's pid. `wanted` is how many groups of each role are to be there. `served` is
-    the content of the file `config` as it was when it was read (`served_config`)."""
+    it (`guardian`), `driver` and `driver_started` its driver. `wanted` is how many groups of each role are to be there;
+    empty: as the configuration says. `served` is the content of the file `config` as it was when it was read
+    (`served_config`). `version` is what is served of it is called, `content` what `version_of` returned for it."""
 
     name: str
     pid: int
@@ -74,9 +74,13 @@ class ClusterState:
     operator_url: str = ""
     operator_token: str = ""
     driver: int = 0
+    driver_started: float = 0.0
     wanted: dict[Role, int] = field(default_factory=dict)
-    update: str = ""  # the latest line about the latest rolling update
+    update: str = ""  # the latest line about the latest update
+    update_phase: Phase | None = None  # what it was in then; None: there was no update
     served: dict[str, Any] = field(default_factory=dict)
+    version: str = ""
+    content: str = ""
 
     def public(self) -> dict[str, Any]:
         """The state as plain values, without secrets, and without what only the next driver has a use for."""
@@ -84,8 +88,14 @@ class ClusterState:
 
     def carry_on(self, before: ClusterState) -> None:
         """Takes over what the driver before has found out or decided, until this one knows better: if this one dies
-        before that, the next one still has it."""
-        self.url, self.admin_url, self.wanted, self.update = before.url, before.admin_url, before.wanted, before.update
+        before that, the next one still has it. An update that was under way is not gone on with: what served before it
+        serves again."""
+        self.url, self.admin_url, self.wanted = before.url, before.admin_url, before.wanted
+        self.version, self.content = before.version, before.content
+        self.update, self.update_phase = before.update, before.update_phase
+        if before.update_phase is not None and before.update_phase not in ENDED:
+            self.update = f"cut short by the end of the driver; what served before serves again ({before.update})"
+            self.update_phase = "cut_short"
 
     @property
     def ask_url(self) -> str:
@@ -96,6 +106,26 @@ class ClusterState:
     @property
     def is_stale(self) -> bool:
         return not processes.is_running(self.pid, self.started)
+
+    @property
+    def last_words(self) -> str:
+        """One sentence about a cluster that is stale."""
+        if self.has_driver:
+            return (
+                f"its guardian (pid {self.pid}) was killed, and its driver (pid {self.driver}) lets running requests "
+                "finish"
+            )
+        return f"its guardian (pid {self.pid}) was killed, or the machine went down"
+
+    @property
+    def has_driver(self) -> bool:
+        """Otherwise it was killed, and the next one has not come so far."""
+        return processes.is_running(self.driver, self.driver_started)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it serves, and can be changed."""
+        return self.phase == "ready" and self.has_driver
 
 
 def run_folder() -> Path:
@@ -135,6 +165,8 @@ def claim(name: str, folder: Path, guardian: int) -> Iterator[Path]:
 
 
 def _already_running(name: str, other: ClusterState | None) -> AlreadyRunning:
+    if other is not None and other.is_stale and other.has_driver:
+        return AlreadyRunning(f"the cluster named {name} is still ending: {other.last_words}")
     who = f" (pid {other.pid}{', ' + other.url if other.url else ''})" if other else ""
     return AlreadyRunning(
         f"a cluster named {name} runs already{who}: "
@@ -157,25 +189,27 @@ def _as_json(state: ClusterState) -> bytes:
 
 
 def write(path: Path, state: ClusterState) -> None:
-    """Replaces the file atomically. If the disk is full, the old file stays and the failure is logged: that is no
-    reason to end anybody's stream."""
+    """Replaces the file atomically. Raises OSError (the disk is full), and then the old file stays."""
     temporary = path.with_name(f".{path.name}.new")  # only the driver writes
     try:
         temporary.touch(mode=0o600)  # it holds the operator's token
         temporary.write_bytes(_as_json(state))
         os.replace(temporary, path)
-    except OSError as error:
-        log.warning("%s cannot be written: %s", path, error.strerror or error)
+    except OSError:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+        raise
 
 
 class StateFile:
-    """The state file of the cluster whose driver runs on this event loop."""
+    """The state file of the cluster whose driver runs on this event loop. If it cannot be written, that is no reason to
+    end anybody's stream: `warn` is told, once."""
 
-    def __init__(self, path: Path, state: ClusterState) -> None:
+    def __init__(self, path: Path, state: ClusterState, warn: Callable[[str], None]) -> None:
         self.path = path
         self.state = state
+        self._warn = warn
+        self._is_behind = False
         self._timer: asyncio.TimerHandle | None = None
 
     def write(self) -> None:
@@ -183,13 +217,30 @@ class StateFile:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        write(self.path, self.state)
+        try:
+            write(self.path, self.state)
+        except OSError as error:
+            self._failed(error)
+            return
+        if self._is_behind:
+            self._is_behind = False
+            self._warn(f"{self.path} could be written again")
 
     def write_soon(self) -> None:
         """Writes the file once for all changes within `SOON_S`. While a thousand members start, each of them changes
         all the time, and the file contains them all."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SOON_S, self.write)
+
+    def _failed(self, error: OSError) -> None:
+        if not self._is_behind:
+            self._is_behind = True
+            self._warn(
+                f"warning: {self.path} cannot be written: {error.strerror or error}; the cluster goes on, but "
+                "`slipstream status`, and the next driver if this one is killed, only know what was written before"
+            )
+        with suppress(RuntimeError):  # no loop runs so far; the first change tries again
+            self._timer = asyncio.get_running_loop().call_later(AGAIN_S, self.write)
 
 
 def read(path: Path) -> ClusterState | None:
@@ -201,15 +252,25 @@ def read(path: Path) -> ClusterState | None:
 
 
 def read_all(folder: Path) -> list[ClusterState]:
-    """All clusters that run on this machine. Removes the files of those that no longer do."""
+    """All clusters that run on this machine."""
+    return [state for path in _files(folder) if (state := read(path)) is not None and not state.is_stale]
+
+
+def sweep(folder: Path) -> list[ClusterState]:
+    """Those that have ended without having been told to, as far as nobody has been told so far: their files are removed
+    now. One whose driver is still at it keeps its file until that ends."""
     found = []
-    for path in sorted(folder.glob("*.json")):
+    for path in _files(folder):
         state = read(path)
-        if state is not None and not state.is_stale:
+        if state is not None and state.is_stale:
             found.append(state)
-        elif state is not None:
-            path.unlink(missing_ok=True)
+            if not state.has_driver:
+                path.unlink(missing_ok=True)
     return found
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.json"))
 
 
 def remove_those_of(guardian: int) -> None:
@@ -227,7 +288,8 @@ def cluster_here(name: str | None, elsewhere: str) -> ClusterState:
     states = [state for state in read_all(run_folder()) if name in (None, state.name)]
     if not states:
         which = f"no cluster named {name} runs here" if name is not None else "no cluster runs here"
-        raise CannotTell(f"{which}; for one elsewhere give {elsewhere}")
+        ended = "".join(f"; {one.name} has ended: {one.last_words}" for one in sweep(run_folder()))
+        raise CannotTell(f"{which}{ended}; for one elsewhere give {elsewhere}")
     if len(states) > 1:
         names = ", ".join(state.name for state in states)
         raise CannotTell(f"several clusters run here, say which one with --name: {names}")

@@ -40,28 +40,13 @@ class SettingsFile:
         try:
             with _loader_of(text) as loader:
                 node = loader.get_single_node()
-                if node is None:
-                    if not needed:
-                        return cls(path, {}, {})
-                    raise ConfigError([f"{path}: empty; at least {needed} is needed"])
-                if not isinstance(node, yaml.MappingNode):
-                    raise ConfigError([f"{path}: must be a mapping of settings, got {_yaml_kind(node)}"])
-                if _num_nodes(node, {}) > MAX_NODES:
-                    raise ConfigError([f"{path}: more than {MAX_NODES} values, which no configuration has"])
-                lines: dict[Key, int] = {}
-                cycle = _cycle(node, (), [])
-                if cycle is not None:
-                    key, line = cycle
-                    raise ConfigError([f"{path}:{line}: {'.'.join(key)}: an alias of what it stands in, without end"])
-                duplicates = [
-                    f"{path}:{line}: {'.'.join(key)}: given twice (first in line {lines[key]})"
-                    for key, line in _keys(node, (), lines)
-                ]
-                if duplicates:
-                    raise ConfigError(duplicates)
+                if node is None and not needed:
+                    return cls(path, {}, {})
+                mapping = _checked_mapping(path, node, needed)
+                lines = _lines_of_keys(path, mapping)
                 if needed and _is_foreign(lines, known):
                     raise ConfigError([f"{path}: none of its keys is a setting; at least {needed} is needed"])
-                settings = loader.construct_document(node)
+                return cls(path, loader.construct_document(mapping), lines)
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             where = f"{path}:{mark.line + 1}" if mark else f"{path}"
@@ -72,7 +57,6 @@ class SettingsFile:
             raise ConfigError([f"{path}: nested too deep"]) from None
         except ValueError as error:  # e.g. the date 2026-99-99
             raise ConfigError([f"{path}: {error}"]) from None
-        return cls(path, settings, lines)
 
     def place(self, key: Key) -> str:
         """`FILE:LINE: dotted.key`, with the line of the nearest enclosing key that is in the file."""
@@ -108,6 +92,34 @@ def _text(path: Path) -> str:
         raise ConfigError([f"{path}: {error.strerror or error}"]) from None
     except ValueError as error:  # a zero byte in the name
         raise ConfigError([f"{str(path)!r}: {error}"]) from None
+
+
+def _checked_mapping(path: Path, node: yaml.Node | None, needed: str) -> yaml.MappingNode:
+    """The node of a file's settings. Raises ConfigError if it is something else, or grows without end when its aliases
+    are written out."""
+    if node is None:
+        raise ConfigError([f"{path}: empty; at least {needed} is needed"])
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigError([f"{path}: must be a mapping of settings, got {_yaml_kind(node)}"])
+    if _num_nodes(node, {}) > MAX_NODES:
+        raise ConfigError([f"{path}: more than {MAX_NODES} values, which no configuration has"])
+    cycle = _cycle(node, (), [])
+    if cycle is not None:
+        key, line = cycle
+        raise ConfigError([f"{path}:{line}: {'.'.join(key)}: an alias of what it stands in, without end"])
+    return node
+
+
+def _lines_of_keys(path: Path, node: yaml.MappingNode) -> dict[Key, int]:
+    """The line of each key. Raises ConfigError if one is given twice."""
+    lines: dict[Key, int] = {}
+    duplicates = [
+        f"{path}:{line}: {'.'.join(key)}: given twice (first in line {lines[key]})"
+        for key, line in _keys(node, (), lines)
+    ]
+    if duplicates:
+        raise ConfigError(duplicates)
+    return lines
 
 
 def _is_foreign(lines: dict[Key, int], known: Collection[str]) -> bool:

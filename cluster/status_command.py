@@ -11,12 +11,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import click
-import psutil
 
-from slipstream.cluster import run_state
+from slipstream.cluster import console, run_state
 from slipstream.cluster.cannot_tell import CannotTell, exit_told
 from slipstream.cluster.operator.choice import TOKEN, URL, ClusterChoice
-from slipstream.cluster.operator.client import OperatorClient, client_of
+from slipstream.cluster.operator.client import client_of
+from slipstream.cluster.operator.operator import Operator
 from slipstream.cluster.run_state import ClusterState, MemberStatus
 from slipstream.cluster.status import describe, router_status
 
@@ -47,9 +47,11 @@ def status_command(
 ) -> None:
     """Show the clusters whose drivers run on this machine, the one called NAME, or one on another machine."""
     with exit_told(), suppress(KeyboardInterrupt):
+        for ended in run_state.sweep(run_state.run_folder()) if url is None else ():
+            console.warning(f"{ended.name} has ended: {ended.last_words}")
         elsewhere = ClusterChoice(None, url, token).operator() if url is not None else None
         while True:
-            looks = [_elsewhere(elsewhere)] if elsewhere is not None else [*_here(name)]
+            looks = [_elsewhere(elsewhere, url)] if elsewhere is not None and url is not None else [*_here(name)]
             if as_json:
                 click.echo(json.dumps([look.as_dict() for look in looks], indent=None if watch else 1))
             else:
@@ -66,7 +68,7 @@ def _here(name: str | None) -> Iterator[Look]:
     for state in run_state.read_all(run_state.run_folder()):
         if name not in (None, state.name):
             continue
-        if state.driver and not psutil.pid_exists(state.driver):  # killed, and the next one has not come so far
+        if state.driver and not state.has_driver:
             state.phase, state.members = "down", []
         told: dict[str, Any] = {}
         if state.operator_url and state.phase == "ready":
@@ -77,7 +79,7 @@ def _here(name: str | None) -> Iterator[Look]:
         yield Look(state, told.get("router") or router_status(state.ask_url), told.get("signals"))
 
 
-def _elsewhere(operator: OperatorClient) -> Look:
+def _elsewhere(operator: Operator, url: str) -> Look:
     """A cluster on another machine. Raises CannotTell."""
     told = operator.get("/v1/status")
     known = {field.name for field in fields(ClusterState)}
@@ -85,5 +87,5 @@ def _elsewhere(operator: OperatorClient) -> Look:
         state = ClusterState(**{key: value for key, value in told.items() if key in known})
         state.members = [MemberStatus(**member) for member in told["members"]]
     except (TypeError, KeyError) as error:
-        raise CannotTell(f"{operator.url} is of another version of Slipstream: {error}") from error
+        raise CannotTell(f"{url} is of another version of Slipstream: {error}") from error
     return Look(state, told.get("router"), told.get("signals"))

@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 
 from ray.exceptions import RayError
 
+from slipstream.cluster.actor_handles import reason_of
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.fleet import MemberState
 from slipstream.cluster.follower import GIVE_UP_S, SERVING_S, SILENT_S, Follower
 from slipstream.cluster.kept import Kept, KeptGroup, Observer, Wish
 from slipstream.cluster.kept_router import KeptRouter
-from slipstream.cluster.members import Group, Member, Router, reason_of
+from slipstream.cluster.members import Group, Member, Router
 from slipstream.cluster.restart_policy import GiveUp, RestartPolicy
 from slipstream.cluster.run_state import MemberStatus
 from slipstream.router.addresses import Endpoint
@@ -114,12 +115,16 @@ class Supervisor:
         for kept in self._all():
             kept.policy.cluster_ready()
 
-    async def stop(self) -> None:
-        """Ends all members: first by asking, then by force."""
+    async def stop(self, *, leaves_clients: bool = False) -> None:
+        """Ends all members: first by asking, then by force. The router is not asked if it `leaves_clients` to that of
+        the next driver: it would tell them that this is the end."""
         keepers = [kept.keeper for kept in self._all() if kept.keeper is not None]
         for keeper in keepers:
             keeper.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)
+        if leaves_clients:
+            self.router.ready.clear()
+            self.router.member.kill()
         # The router is stopped last: a worker that loses it would look for it instead of ending.
         await asyncio.gather(*(kept.member.stop() for kept in self._groups.values() if kept.ready.is_set()))
         if self.router.ready.is_set():

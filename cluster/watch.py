@@ -39,7 +39,7 @@ class Watch:
     def wants(self, expected: ExpectedWorkers) -> None:
         if self.fleet is None or not self.fleet.is_held:  # an update has more groups for a while
             self._state.wanted = {"prefill": expected.num_prefill, "decode": expected.num_decode}
-            self._state_file.write()  # at once: the next driver goes by it
+        self._state_file.write()  # at once: the next driver goes by it
 
     def launched(self, member: MemberStatus) -> None:
         if self._own_ray is not None:

@@ -10,8 +10,9 @@ from typing import Any
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from slipstream.cluster.actor_handles import end_by_force, first_death, start_actor, stop_actor
 from slipstream.cluster.actors import DecodeRank, DecodeWorker, Place, PrefillRank, PrefillWorker
-from slipstream.cluster.members import Deployment, end_by_force, first_death, reachable, start_actor, stop_actor
+from slipstream.cluster.deployment import Deployment, reachable
 from slipstream.cluster.placement import PoolResources
 from slipstream.router.addresses import Endpoint
 from slipstream.router.messages import Role

@@ -48,7 +48,16 @@ def _is_core_idle() -> bool:
     """Whether some core must be idle: no more threads want to run than there are cores, and this one shares its
     core."""
     try:
-        num_running = int(LOAD_FILE.read_text(encoding="ascii").split()[3].split("/")[0])
+        num_running = int(_read_load().split()[3].split(b"/")[0])
     except (OSError, ValueError, IndexError):
         return False
     return num_running <= (os.cpu_count() or 1)
+
+
+def _read_load() -> bytes:
+    """Without a file object: the first pages of a transfer wait for this."""
+    file = os.open(LOAD_FILE, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(file, 128)
+    finally:
+        os.close(file)

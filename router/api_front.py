@@ -72,7 +72,7 @@ class ApiFront:
     @property
     def check_caller(self) -> CheckCaller | None:
         """The check that a server runs before it accepts a large body, so that strangers cannot send one."""
-        return self._access.caller_with if self._access.has_keys else None
+        return self._access.keys.caller_with if self._access.keys.is_on else None
 
     async def live(self, request: Request, exchange: Exchange) -> None:
         """Liveness: the process is up and its event loop runs."""
@@ -88,7 +88,7 @@ class ApiFront:
         status = 500
         try:
             if not is_open:
-                exchange.caller = self._access.authenticate(request)
+                exchange.caller = self._access.keys.authenticate(request)
                 if request.path.startswith(ADMIN_PATHS) and not exchange.caller.is_admin:
                     raise forbidden(f"{request.path} needs an API key of an administrator.", None, "admin_only")
             await routes(request, exchange)

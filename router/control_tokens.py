@@ -82,9 +82,8 @@ class ControlTokens:
             if text:
                 text = disguise.sub(lambda match: self._texts[int(match[1])], text)
                 text_ids = encode_unlocked(self._plain, text, add_special_tokens=False)
-                if not control_ids.isdisjoint(
-                    unpack_ids(text_ids)
-                ):  # a model whose vocabulary spells them out once more
+                if not control_ids.isdisjoint(unpack_ids(text_ids)):
+                    # The model's vocabulary spells them out once more.
                     raise ControlTokenError("the messages contain control tokens")
                 ids.append(text_ids)
 

@@ -244,36 +244,17 @@ class Dispatcher:
         worker = self._roster.get(peer)
         if worker is None:
             return []
-        match message:
+        match message:  # the most frequent kinds first
             case StepOutput():
-                num_waiting = len(self._book.queue.waiting)
-                for chunk in message.chunks:
-                    self._flow.on_chunk(worker, chunk, now)
-                # Tokens free no capacity, so usually there is nothing to place: only credits make room. But on a
-                # draining worker, tokens are the only sign that a prompt is done and its sequence can leave.
-                if len(self._book.queue.waiting) == num_waiting and not (worker.draining and self._wishes):
-                    return self._take_actions()
+                return self._on_step_output(worker, message, now)
             case Credits():
-                try:
-                    worker.ledger.report(message)
-                except ValueError as error:
-                    self._membership.expel(worker, now, str(error))
+                self._on_credits(worker, message, now)
+            case BlocksChanged():
+                self._on_blocks_changed(worker, message, now)
             case Reserved() | HandedOff() | Copied() | Failed():
-                moving = self._moves.find(worker, message.request_id, message.attempt)
-                if moving is not None:
-                    self._moves.on_message(moving, worker, message, now)
-                else:
-                    self._on_progress(worker, message, now)
+                self._on_progress(worker, message, now)
             case Frozen():
                 self._moves.on_frozen(worker, message, now)
-            case BlocksChanged():
-                try:
-                    is_missing = self._index.apply(worker, message)
-                except BlockEventError as error:
-                    self._membership.expel(worker, now, str(error))
-                else:
-                    if is_missing:
-                        self._book.send(worker, ResyncBlocks())
             case Stats():
                 worker.stats = message
                 return []
@@ -289,8 +270,38 @@ class Dispatcher:
                 assert_never(message)
         return self._settle(now)
 
+    def _on_step_output(self, worker: WorkerState, message: StepOutput, now: float) -> list[Action]:
+        """Passes on tokens. They free no capacity, so usually there is nothing to place: only credits make room. But on
+        a draining worker, tokens are the only sign that a prompt is done and its sequence can leave."""
+        num_waiting = len(self._book.queue.waiting)
+        for chunk in message.chunks:
+            self._flow.on_chunk(worker, chunk, now)
+        if len(self._book.queue.waiting) == num_waiting and not (worker.draining and self._wishes):
+            return self._take_actions()
+        return self._settle(now)
+
+    def _on_credits(self, worker: WorkerState, message: Credits, now: float) -> None:
+        try:
+            worker.ledger.report(message)
+        except ValueError as error:
+            self._membership.expel(worker, now, str(error))
+
+    def _on_blocks_changed(self, worker: WorkerState, message: BlocksChanged, now: float) -> None:
+        try:
+            is_missing = self._index.apply(worker, message)
+        except BlockEventError as error:
+            self._membership.expel(worker, now, str(error))
+        else:
+            if is_missing:
+                self._book.send(worker, ResyncBlocks())
+
     def _on_progress(self, worker: WorkerState, message: Reserved | HandedOff | Copied | Failed, now: float) -> None:
-        """Handles a message about an attempt; the flow drops those that are about an old one or none."""
+        """Handles a message about an attempt. Where it is about the move of a request, the moves take it; else the
+        flow, which drops those about old attempts."""
+        moving = self._moves.find(worker, message.request_id, message.attempt)
+        if moving is not None:
+            self._moves.on_message(moving, worker, message, now)
+            return
         match message:
             case Reserved():
                 self._flow.on_reserved(worker, message, now)

@@ -11,14 +11,19 @@ import dataclasses
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, get_args
 
-from slipstream.router.generation import GenerationError, GenerationFinish
+from slipstream.router.generation import ErrorKind, GenerationError, GenerationFinish, Phase
 from slipstream.router.history import RequestRecord
+from slipstream.router.messages import FinishReason
 from slipstream.router.placement.decision import Candidate, Decision
 from slipstream.router.stages import Attempt, attempts_of
 
 Json = dict[str, Any]
+
+# All that `outcome` can be. (An error's outcome is its kind.)
+OUTCOMES = tuple(reason for reason in get_args(FinishReason) if reason != "error") + get_args(ErrorKind)
+PHASES: tuple[str, ...] = get_args(Phase)
 
 
 def summary(record: RequestRecord, unix_offset_s: float) -> Json:

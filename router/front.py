@@ -70,11 +70,12 @@ class Front(ApiFront):
             routes.add("GET", "/cluster/signals", self.signals)
         workers = WorkerPages(service)
         workers.add_to(self._admin_routes)
-        if self._access.has_keys and not has_admin_port:  # only with keys: a stranger must not be able to drain workers
+        has_keys = self._access.keys.is_on
+        if has_keys and not has_admin_port:  # only with keys: a stranger must not be able to drain workers
             workers.add_to(self._routes)
         pages = RequestPages(service)
         pages.add_to(self._admin_routes)
-        if self._access.has_keys or not has_admin_port:  # with keys, each caller may ask about its own requests
+        if has_keys or not has_admin_port:  # with keys, each caller may ask about its own requests
             pages.add_to(self._routes)
 
     def admin(self, request: Request, exchange: Exchange) -> Awaitable[None]:

@@ -179,8 +179,9 @@ class RequestRecord:
         """The reason for the latest placement, or for being refused, in one line."""
         if self.is_refused:
             return self.events[-1].detail
-        decisions = self.decisions
-        return decisions[-1].why if decisions else "not placed yet"
+        if self.decisions:
+            return self.decisions[-1].why
+        return "not placed yet" if self.finish is None else "never placed"
 
     def lines(self) -> list[str]:
         """The events as text, one line each, with times in milliseconds since the request arrived."""

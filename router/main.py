@@ -34,7 +34,8 @@ from slipstream.router.router import Router
 @dataclass(frozen=True, slots=True)
 class RouterProgram:
     """`model` is the name that clients ask for, `model_dir` holds its tokenizer, and `token` is the secret that workers
-    must present. `keeper` is the Unix socket of a `Keeper`, which holds what is to outlive this router."""
+    must present. `keeper` is the Unix socket of a `Keeper`, which holds what is to outlive this router. One that
+    `is_ending` only goes on with what is there."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -44,6 +45,7 @@ class RouterProgram:
     has_prefill_pool: bool = False
     drain_s: float = 30.0
     keeper: Path | None = None
+    is_ending: bool = False
     router: RouterConfig = field(default_factory=RouterConfig)
 
 
@@ -83,6 +85,7 @@ async def serve(program: RouterProgram) -> None:
         program.token,
         has_prefill_pool=program.has_prefill_pool,
         keeper=program.keeper,
+        is_ending=program.is_ending,
     )
     addresses = await router.start()
     if program.keeper is not None:

@@ -188,8 +188,9 @@ def waits_by_class(snapshot: Snapshot) -> Metric:
 def access_families(access: Access) -> Iterator[Metric]:
     """Metrics of callers and tenants. Tenants are those of the key file; beyond `MAX_TENANTS` the smallest ones are
     summed up as one."""
+    keys = access.keys
     yield labelled_counter(
-        "slipstream:unauthenticated", "Requests without a valid API key.", "reason", access.num_unauthenticated
+        "slipstream:unauthenticated", "Requests without a valid API key.", "reason", keys.num_unauthenticated
     )
     limited = CounterMetricFamily(
         "slipstream:rate_limited", "Requests over a limit of their API key.", labels=["tenant", "limit"]
@@ -214,10 +215,10 @@ def access_families(access: Access) -> Iterator[Metric]:
         tokens.add_metric([tenant, "cached"], counts.num_cached_tokens)
         tokens.add_metric([tenant, "output"], counts.num_output_tokens)
     yield tokens
-    if access.has_keys:
-        yield GaugeMetricFamily("slipstream:api_keys", "Keys that are known.", value=access.num_keys)
+    if keys.is_on:
+        yield GaugeMetricFamily("slipstream:api_keys", "Keys that are known.", value=keys.num_keys)
         yield labelled_counter(
-            "slipstream:api_key_reloads", "Changes of the key file, taken up or not.", "outcome", access.num_reloads
+            "slipstream:api_key_reloads", "Changes of the key file, taken up or not.", "outcome", keys.num_reloads
         )
 
 

@@ -48,5 +48,5 @@ class MoveRounds:
         return min(max(int(2 * self._late_tokens), MIN_ROOM_TOKENS), num_left)
 
     def observe_late(self, num_tokens: int) -> None:
-        """So many tokens came between the request for a last round and its source's stop."""
+        """Learns how many tokens came between the request for a last round and its source's stop."""
         self._late_tokens = max(num_tokens, 0.8 * self._late_tokens)

@@ -31,8 +31,8 @@ class MoveWish:
 
 
 class MoveWishes(dict[str, MoveWish]):
-    """By request id, in the order in which they are tried. Those whose move is under way are among them. (It is a dict
-    because after every event somebody asks whether there are any.)"""
+    """Wishes by request id, in the order in which they are tried. Those whose move is under way are among them. (It is
+    a dict because after every event somebody asks whether there are any.)"""
 
     __slots__ = ()
 

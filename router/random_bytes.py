@@ -9,7 +9,7 @@ ASKED_BYTES = 4096
 
 
 class RandomBytes:
-    """From one thread. None are given out twice, also not after a fork."""
+    """Random bytes, for one thread. None are given out twice, also not after a fork."""
 
     def __init__(self) -> None:
         self._bytes = b""

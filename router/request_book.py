@@ -109,7 +109,7 @@ class RequestBook:
         state = RequestState.of(request, prompt_ids, now)
         state.forecast = output_forecasts.forecast(self.outputs, state)
         first = self._requests.get(request.first_choice) if request.first_choice else None
-        state.record.version = self._versions.choose(state, first.version if first is not None else None)
+        state.record.version = self._versions.choose(state, first.version if first is not None else None, now)
         self._requests[state.request_id] = state
         self.history.add(state.record)
         self.totals.num_prompt_tokens += state.num_prompt_tokens
@@ -219,7 +219,7 @@ class RequestBook:
     def _requeue(
         self, state: RequestState, now: float, cause: RetryCause, detail: str, silent: WorkerState | None
     ) -> None:
-        self._leave_workers(state, silent)
+        self._leave_workers(state, now, silent)
         self.totals.retries[cause] += 1
         state.begin_next_attempt()
         state.enter("queued", now, detail)
@@ -264,7 +264,7 @@ class RequestBook:
     ) -> None:
         """The one place where a request ends."""
         request_id = state.request_id
-        self._leave_workers(state, silent)
+        self._leave_workers(state, now, silent)
         if request_id in self.queue.waiting:
             self.queue.remove(request_id)
         usage = state.usage
@@ -299,7 +299,7 @@ class RequestBook:
             detail = f"{state.decode.name} did not reserve within {self._config.reserve_timeout_s:g} s"
             self.fail_attempt(state, now, "reserve_timeout", detail, blamed=[state.decode])
 
-    def _leave_workers(self, state: RequestState, silent: WorkerState | None) -> None:
+    def _leave_workers(self, state: RequestState, now: float, silent: WorkerState | None) -> None:
         """Takes the request off its workers, and sends Cancel to those that know it, except `silent`."""
         request_id = state.request_id
         if state.move is not None:
@@ -309,7 +309,7 @@ class RequestBook:
             for worker in (state.decode, state.prefill):
                 if worker is not None:
                     self._index.give_up(worker, state)
-        progress.leave(state)
+        progress.leave(state, now)
         involved = []
         if state.decode is not None:
             involved.append(state.decode)

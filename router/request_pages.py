@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 
 import orjson
 
-from slipstream.router.explain import explanation, outcome, summary, unix_offset_s
+from slipstream.router.explain import OUTCOMES, PHASES, explanation, outcome, summary, unix_offset_s
 from slipstream.router.explain_table import listing, table
 from slipstream.router.history import RequestRecord
 from slipstream.router.http.errors import HttpError
@@ -44,7 +44,7 @@ class RequestPages:
         """The latest requests, newest first; `limit`, `tenant` and `outcome` (or phase) select among them."""
         fields = query_fields(request, ("limit", "tenant", "outcome", "format"))
         limit = limit_of(fields.get("limit", str(DEFAULT_LIMIT)))
-        tenant, wanted = fields.get("tenant"), fields.get("outcome")
+        tenant, wanted = fields.get("tenant"), outcome_of(fields.get("outcome"))
         records = (
             record
             for record in self._records.latest()
@@ -64,9 +64,8 @@ class RequestPages:
         as_text = wants_text(request, query_fields(request, ("format",)))
         record = self._records.explain(request_id)
         may_see = exchange.caller.may_see
-        if record is not None and not may_see(
-            record.tenant
-        ):  # another tenant may have used the same X-Request-Id since
+        if record is not None and not may_see(record.tenant):
+            # Another tenant may have used the same X-Request-Id since.
             same = (found for found in self._records.latest() if request_id in found.names and may_see(found.tenant))
             record = next(same, None)
         if record is None:
@@ -100,6 +99,16 @@ def query_fields(request: Request, known: tuple[str, ...]) -> dict[str, str]:
             message = f"Unrecognized query parameter: {name[:64]!r}; known are {', '.join(known)}."
             raise HttpError(400, message, param=name[:64], code="unknown_parameter")
     return fields
+
+
+def outcome_of(text: str | None) -> str | None:
+    """An outcome or a phase to select by. Raises HttpError 400: a list for a misspelt one would be empty, as if all
+    were well."""
+    if text is None or text in OUTCOMES or text in PHASES:
+        return text
+    known = ", ".join((*OUTCOMES, *PHASES))
+    message = f"'outcome' must be one of {known}; got {text[:64]!r}."
+    raise HttpError(400, message, param="outcome", code="invalid_value")
 
 
 def limit_of(text: str) -> int:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from slipstream.router.access.access import Access
+from slipstream.router.access.config import AccessConfig
 from slipstream.router.addresses import Addresses, Endpoint
 from slipstream.router.canary import Canary
 from slipstream.router.config import DispatchConfig, RouterConfig, TlsConfig, TracingConfig
@@ -45,7 +46,8 @@ class Router:
     `worker_token` is the secret that workers must present. With `has_prefill_pool` the router is ready only after a
     request has gone through a prefill group; without it, that first request uses a prefill group if there is one. With
     a `keeper`, the router leaves its clients' connections to the next router, and `take_over` continues those of the
-    previous one.
+    previous one. One that `is_ending` continues them and takes no new clients: the previous one was killed while it
+    drained.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Router:
         *,
         has_prefill_pool: bool = False,
         keeper: Path | None = None,
+        is_ending: bool = False,
     ) -> None:
         self._config = config
         self._model_name = model_name
@@ -68,10 +71,9 @@ class Router:
         self._model_positions: int | None = None  # the longest sequence that the model allows, if its config says so
         self._has_been_ready = False
         self._cleanup = AsyncExitStack()
-        self._is_draining = False
+        self._is_draining = is_ending
         self._service: GenerationService
         self._server: HttpServer | FrontPool
-        self._admin_server: HttpServer | None = None
         self._canary: Canary
         self._front: Front
 
@@ -89,50 +91,60 @@ class Router:
             self._model_positions = await loop.run_in_executor(pool, model_positions, self._model_dir)
             self._service = GenerationService(self._config, model=self._model_name, token=self._worker_token)
             self._canary = Canary(self._service, self._needs_prefill_group)
-            files = cleanup.enter_context(ThreadPoolExecutor(1, thread_name_prefix="access"))
-            access = Access(self._config.access, files)
-            access.open()
-            cleanup.push_async_callback(access.close)
-            admin = self._config.admin
-            tracer = begin_tracing(self._config.tracing, self._model_name, cleanup)
-            front = Front(
+            allow_all_files()
+            estate = await loop.run_in_executor(pool, self._find_estate)
+            if estate is not None:
+                cleanup.callback(estate.close)  # if the start fails; else the server has done it by then
+            access = open_access(self._config.access, cleanup)  # not before: the previous router counts until it ends
+            self._front = Front(
                 self._model_name,
                 tokenizer,
                 self._service,
                 self._unready_because,
                 lambda: self._server.num_connections,
                 access,
-                has_admin_port=admin.port is not None,
-                tracer=tracer,
+                has_admin_port=self._config.admin.port is not None,
+                tracer=begin_tracing(self._config.tracing, self._model_name, cleanup),
             )
-            self._front = front
-            allow_all_files()
-            estate = None
-            if self._keeper is not None:
-                estate = await loop.run_in_executor(pool, Estate.of_keeper, self._keeper, 0, self._config.fronts)
             if estate is not None and estate.listening and self._model_positions is not None:
                 # Accept the previous router's clients even before it is known which workers will come.
                 self._service.expect_max_model_len(self._model_positions)
-            self._server = self._serving(front, access, estate)
+            self._server = self._serving(self._front, access, estate)
+            if self._is_draining:
+                self._service.stop_admission()
+                self._server.refuse_clients()
             await self._service.start(estate)
             cleanup.push_async_callback(self._service.close)
             cleanup.push_async_callback(self._server.stop)  # before `start`, which may fail after some of the fronts
             http_port = await self._server.start()
-            admin_at = None
-            if admin.port is not None:
-                config = replace(self._config.http, host=admin.host, port=admin.port, tls=TlsConfig())
-                self._admin_server = HttpServer(config, front.admin)
-                admin_at = Endpoint(admin.host, await self._admin_server.start())
-                cleanup.push_async_callback(self._admin_server.stop)
-            if isinstance(self._server, FrontPool):
-                telling = asyncio.create_task(self._tell_limits(self._server))
-                cleanup.push_async_callback(cancel_and_wait, telling)
-            singing = asyncio.create_task(self._canary.run())
-            singing.add_done_callback(log_failure)
-            cleanup.push_async_callback(cancel_and_wait, singing)
+            admin_at = await self._start_admin(self._front, cleanup)
+            self._begin_tasks(cleanup)
             self._cleanup = cleanup.pop_all()
         http = Endpoint(self._config.http.host, http_port)
         return Addresses(http, Endpoint(*self._service.worker_address), admin_at)
+
+    def _find_estate(self) -> Estate | None:
+        """What the previous router has left; None without a keeper. Blocks."""
+        return None if self._keeper is None else Estate.of_keeper(self._keeper, num_fronts=self._config.fronts)
+
+    async def _start_admin(self, front: Front, cleanup: AsyncExitStack) -> Endpoint | None:
+        """The administrators' port, if there is one. Raises OSError if it cannot be had."""
+        admin = self._config.admin
+        if admin.port is None:
+            return None
+        server = HttpServer(replace(self._config.http, host=admin.host, port=admin.port, tls=TlsConfig()), front.admin)
+        port = await server.start()
+        cleanup.push_async_callback(server.stop)
+        return Endpoint(admin.host, port)
+
+    def _begin_tasks(self, cleanup: AsyncExitStack) -> None:
+        """Begins what goes on beside the requests until the end."""
+        if isinstance(self._server, FrontPool):
+            limits = asyncio.create_task(self._tell_limits(self._server))
+            cleanup.push_async_callback(cancel_and_wait, limits)
+        canary = asyncio.create_task(self._canary.run())
+        canary.add_done_callback(log_failure)
+        cleanup.push_async_callback(cancel_and_wait, canary)
 
     def _serving(self, front: Front, access: Access, estate: Estate | None) -> HttpServer | FrontPool:
         """What clients connect to: a server in this process, or a pool of front processes."""
@@ -143,8 +155,9 @@ class Router:
         setup = FrontSetup(self._config, self._model_name, self._model_dir, longest, log_style, keeper=keeper)
 
         def link_of(send: Callable[[DispatcherMessage], None]) -> FrontLink:
-            tally = FrontTally(front.counts, access.num_unauthenticated, front.trace_counts)
-            return FrontLink(self._service, access, tally, front, send)
+            tally = FrontTally(front.counts, access.keys.num_unauthenticated, front.trace_counts)
+            is_kept = keeper is not None and not self._config.http.tls.is_on
+            return FrontLink(self._service, access, tally, front, send, clients_outlive_it=is_kept)
 
         return FrontPool(self._config.fronts, setup, link_of, estate)
 
@@ -239,6 +252,15 @@ def model_positions(model_dir: Path) -> int | None:
     JSON."""
     longest = read_json(model_dir / "config.json").get("max_position_embeddings")
     return longest if isinstance(longest, int) else None
+
+
+def open_access(config: AccessConfig, cleanup: AsyncExitStack) -> Access:
+    """Reads the keys and the usage so far; `cleanup` saves the usage. Raises ValueError, OSError."""
+    files = cleanup.enter_context(ThreadPoolExecutor(1, thread_name_prefix="access"))
+    access = Access(config, files)
+    access.open()
+    cleanup.push_async_callback(access.close)
+    return access
 
 
 def begin_tracing(config: TracingConfig, model: str, cleanup: AsyncExitStack) -> Tracer | None:

@@ -80,6 +80,7 @@ class GenerationService:
         self._idle = asyncio.Event()
         self._idle.set()
         self._is_admitting = True
+        self._is_closed = False
 
     async def start(self, estate: Estate | None = None) -> None:
         """Starts to listen for workers, on the previous router's socket if there is an estate of one. Raises OSError if
@@ -154,7 +155,8 @@ class GenerationService:
 
     def relay(self, request: GenerateRequest, receiver_of: Callable[[RequestRecord], R]) -> R:
         """Queues a request whose output goes to the receiver that `receiver_of` makes for it. Raises AdmissionError."""
-        if not self._is_admitting:
+        # What a router before has admitted goes on even while this one drains.
+        if self._is_closed or not (self._is_admitting or request.resumed is not None):
             refusal = ShuttingDownError()
             self.note_refused(RefusedRequest.of(request, refusal.error, time.monotonic()))
             raise refusal
@@ -207,7 +209,7 @@ class GenerationService:
         self._port.migrate(request_id, to)
 
     def stop_admission(self) -> None:
-        """From now on `submit` raises ShuttingDownError."""
+        """From now on `submit` raises ShuttingDownError, but for requests that the previous router has admitted."""
         self._is_admitting = False
 
     async def wait_idle(self) -> None:
@@ -217,6 +219,7 @@ class GenerationService:
     async def close(self) -> None:
         """Ends all requests with error "shutting_down" and closes the workers' connections."""
         self.stop_admission()
+        self._is_closed = True
         error = GenerationError("shutting_down", "the server is shutting down", retry_after_s=1.0)
         self._port.perform(self._dispatcher.finish_all(error, time.monotonic()))
         await self._port.close()

@@ -110,19 +110,21 @@ class Versions:
 
     # ---- choices for a request
 
-    def choose(self, state: RequestState, first_choice: str | None) -> str:
+    def choose(self, state: RequestState, first_choice: str | None, now: float) -> str:
         """The version for a request that is being admitted; "" while there is no decode worker. `first_choice` is the
-        version of the first choice of the same answer."""
+        version of the first choice of the same answer. A version that the router before had is waited for as one is
+        whose workers have been lost."""
         request = state.request
         if request.version:
             chosen = request.version
         elif request.resumed is not None and request.resumed.output_ids:
-            chosen = request.resumed.version  # even if that version never comes back
+            chosen = request.resumed.version
+            if self._roster.decode_slots and not self.is_known(chosen) and chosen not in self._ended:
+                self._lost_s[chosen] = now
         elif first_choice is not None:
             chosen = first_choice
-        elif (
-            len(self._roster.decode_slots) == 1
-        ):  # it can hold the request, which would not have been admitted otherwise
+        elif len(self._roster.decode_slots) == 1:
+            # It can hold the request, which would not have been admitted otherwise.
             chosen = next(iter(self._roster.decode_slots))
         else:
             chosen = self._of_session(state) or self._next(self._candidates(state))
@@ -200,9 +202,7 @@ class Versions:
                 len(self._roster.workers_of("prefill", name)),
                 len(self._roster.workers_of("decode", name)),
                 num_waiting.get(name, 0),
-                deepcopy(
-                    self.counts.get(name, VersionCounts())
-                ),  # `get`, because asking about a version must not add it
+                deepcopy(self.counts.get(name, VersionCounts())),  # `get`: asking about a version must not add it
             )
             for name in names
         )

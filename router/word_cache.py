@@ -57,7 +57,7 @@ class WordCache:
         self._added_ids = {text: pack_ids([token_id]) for text, token_id in added.items()}
         self._known: dict[str, bytes] = {}
         self._pieces: dict[str, bytes] = {}  # the ids of a piece with a space before it
-        self._heads: dict[str, bytes] = {}  # the ids of a piece with nothing before it
+        self._heads = {"": b""}  # the ids of a piece with nothing before it
 
     @classmethod
     def for_tokenizer(cls, tokenizer: tokenizers.Tokenizer, spec: dict[str, Any]) -> WordCache | None:
@@ -90,8 +90,10 @@ class WordCache:
 
     def _append(self, text: str, ids: list[bytes]) -> bool:
         """Append the ids of a text that contains no added tokens. Returns False if it has unknown words."""
-        if self._cuts_at_spaces and self._append_pieces(text, ids):
-            return True
+        if self._cuts_at_spaces:
+            is_known = self._append_pieces(text, ids)
+            if is_known is not None:
+                return is_known
         words = self._words.findall(text)
         try:
             ids.append(b"".join(map(self._known.__getitem__, words)))
@@ -99,47 +101,44 @@ class WordCache:
             return self._learn(words) and self._append(text, ids)
         return True
 
-    def _append_pieces(self, text: str, ids: list[bytes]) -> bool:
-        """The same, piece by piece. Also returns False if two pieces are separated by more than a single space."""
+    def _append_pieces(self, text: str, ids: list[bytes]) -> bool | None:
+        """The same, piece by piece. Returns None if it has to be done word by word, because two pieces are separated by
+        more than a single space, or one is very long."""
         pieces = text.split(" ")
         rest = iter(pieces)
-        head = next(rest)
         try:
-            first = (self._heads.get(head) or self._learn_head(head)) if head else b""
-            ids.append(first + b"".join(map(self._pieces.__getitem__, rest)))
+            ids.append(self._heads[next(rest)] + b"".join(map(self._pieces.__getitem__, rest)))
         except KeyError:
-            return self._learn_pieces(pieces[1:]) and self._append_pieces(text, ids)
+            is_known = self._learn_pieces(pieces)
+            return self._append_pieces(text, ids) if is_known else is_known
         return True
 
-    def _learn_head(self, piece: str) -> bytes:
-        """The ids of a piece that nothing stands before. Raises KeyError like `_look_up`."""
-        ids = self._look_up(piece)
-        if len(self._heads) >= MAX_WORDS:
-            self._heads = {}
-        if len(piece) <= MAX_WORD_CHARS:
-            self._heads[piece] = ids
-        return ids
-
-    def _learn_pieces(self, pieces: list[str]) -> bool:
-        """Learn the new pieces from their words. Returns False if there are none, or if some are still unknown."""
-        new = [piece for piece in dict.fromkeys(pieces) if piece not in self._pieces]
+    def _learn_pieces(self, pieces: list[str]) -> bool | None:
+        """Learn the new pieces and their words. Returns False and None like `_append_pieces`."""
+        heads = [piece for piece in pieces[:1] if piece not in self._heads]
+        new = [piece for piece in dict.fromkeys(pieces[1:]) if piece not in self._pieces]
+        for piece in heads + new:
+            # White space on either side of a space would form words together with it.
+            if piece[-1:].isspace() or len(piece) > MAX_WORD_CHARS:
+                return None
+        if any(not piece or piece[0].isspace() for piece in new):
+            return None
+        texts = heads + [f" {piece}" for piece in new]
+        if not self._learn([word for text in texts for word in self._words.findall(text)]):
+            return False
         if len(self._pieces) + len(new) > MAX_WORDS:
             self._pieces = {}
-        for piece in new:
-            # White space before it would form words together with the space.
-            if not piece or piece[0].isspace() or len(piece) > MAX_WORD_CHARS:
-                return False
-            try:
-                self._pieces[piece] = self._look_up(f" {piece}")
-            except KeyError:
-                return False
-        return bool(new)
+            return None  # the pieces of this text that were known have gone as well, and need not fit beside the new
+        if len(self._heads) + len(heads) > MAX_WORDS:
+            self._heads = {"": b""}
+        try:
+            self._heads |= {piece: self._look_up(piece) for piece in heads}
+            self._pieces |= {piece: self._look_up(f" {piece}") for piece in new}
+        except KeyError:  # another thread has just begun to learn anew
+            return None
+        return True
 
     def _look_up(self, text: str) -> bytes:
-        """The ids of a text that is followed by a space or by nothing. Raises KeyError if a word is unknown, or if the
-        text ends with white space, which would form words together with the space."""
-        if text[-1].isspace():
-            raise KeyError(text)
         return b"".join(map(self._known.__getitem__, self._words.findall(text)))
 
     def _learn(self, words: list[str]) -> bool:

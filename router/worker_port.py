@@ -9,7 +9,6 @@ told that the worker is lost; the other connections do not notice.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import socket
 import time
@@ -19,7 +18,8 @@ from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.actions import Action, Emit, Finish, Send
 from slipstream.router.config import RouterConfig
 from slipstream.router.dispatcher import Dispatcher
-from slipstream.router.messages import PROTOCOL_VERSION, Hello, Ping, Rejected, Role, Welcome, WorkerMessage
+from slipstream.router.hello_check import why_refused
+from slipstream.router.messages import Hello, Ping, Rejected, Role, Welcome, WorkerMessage
 from slipstream.router.wire import MAX_FRAME_BYTES, FrameProtocol, Message, WireError
 
 # How much a stranger can make us buffer before it has shown the token.
@@ -196,7 +196,8 @@ class WorkerPort:
 
     def join(self, connection: _Connection, hello: Hello) -> None:
         """A connection has said hello: it becomes a worker, or is rejected."""
-        reason = self._refusal(hello)
+        connected = [one.hello for one in self._workers.values() if one.hello is not None]
+        reason = why_refused(hello, self._token, self._model, connected)
         if reason is not None:
             log.warning("rejecting %r at %s: %s", hello.worker.name, connection.protocol.peer_address, reason)
             connection.send(Rejected(reason))
@@ -238,40 +239,6 @@ class WorkerPort:
 
     def _peer_named(self, name: str) -> PeerId | None:
         return next((peer for peer in self._workers if peer.name == name), None)
-
-    def _refusal(self, hello: Hello) -> str | None:
-        """Why this worker cannot join; None if it can."""
-        if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
-            return "wrong token"
-        if hello.version != PROTOCOL_VERSION:
-            return f"protocol version {hello.version}, this router speaks {PROTOCOL_VERSION}"
-        if hello.model != self._model:
-            return f"model {hello.model!r}, this router serves {self._model!r}"
-        if not hello.worker.name:
-            return "worker.name is empty"
-        for field, value in (
-            ("tp", hello.tp),
-            ("page_tokens", hello.page_tokens),
-            ("num_pages", hello.num_pages),
-            ("max_slots", hello.max_slots),
-            ("max_queued_tokens", hello.max_queued_tokens),
-            ("max_model_len", hello.max_model_len),
-        ):
-            if value < 1:
-                return f"{field} must be at least 1, got {value}"
-        if len(hello.addresses) != hello.tp:
-            return f"{len(hello.addresses)} transfer addresses for tp {hello.tp}"
-        for peer, connection in self._workers.items():
-            other = connection.hello
-            assert other is not None
-            if peer.name != hello.worker.name and other.page_tokens != hello.page_tokens:
-                return f"page_tokens {hello.page_tokens}, but {peer.name} has {other.page_tokens}"
-            # The same process may have to repeat its hello; another process must have a later epoch.
-            is_newer = hello.worker.epoch > peer.epoch
-            is_repeat = (hello.worker.epoch, hello.pid) == (peer.epoch, other.pid)
-            if peer.name == hello.worker.name and not (is_newer or is_repeat):
-                return f"{peer.name} is connected with epoch {peer.epoch}, not older than {hello.worker.epoch}"
-        return None
 
     # ---- heartbeats
 

@@ -66,6 +66,7 @@ CASES = (
     Case("16 KiB x 64 x 32 layers, 32 MiB", 32, 64, 8, 2048),
     Case("16 KiB x 512 x 32 layers, 256 MiB", 32, 512, 8, 2048),
     Case("64 KiB x 128 x 32 layers, 256 MiB", 32, 128, 8, 8192),
+    Case("64 KiB x 16 x 32 layers, 32 MiB", 32, 16, 8, 8192),
 )
 
 

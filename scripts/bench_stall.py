@@ -5,8 +5,9 @@
     python scripts/bench_stall.py --placement slo           the default: scored
 
 Each starts a cluster of one prefill and one decode worker with a thread each, and a random model of 125M parameters
-(`scripts/engine_bench/yardstick_models.py`). Phases alternate: streams alone, streams with one long prompt after the
-other. A gap is the time between two reads with text of a stream, as an HTTP client sees it.
+(`scripts/engine_bench/yardstick_models.py`), or the model in the directory that `--model` names. Phases alternate:
+streams alone, streams with one long prompt after the other. A gap is the time between two reads with text of a stream,
+as an HTTP client sees it.
 """
 
 from __future__ import annotations
@@ -56,13 +57,13 @@ async def stream(asker: Asker, target: Target, prompt: list[int], max_tokens: in
 
 
 async def phase(
-    target: Target, rng: random.Random, args: argparse.Namespace, disturbed: bool
+    target: Target, rng: random.Random, vocab_size: int, args: argparse.Namespace, disturbed: bool
 ) -> dict[str, list[float]]:
     """Gaps of all streams, and the TTFT of the long prompts that came meanwhile."""
     first_tokens: list[float] = []
 
     def prompt(length: int) -> list[int]:
-        return [rng.randrange(10, 30_000) for _ in range(length)]
+        return [rng.randrange(10, vocab_size) for _ in range(length)]
 
     asker = Asker(target, TIMEOUT_S)
 
@@ -88,13 +89,18 @@ async def phase(
     return {"gaps": gaps, "ttft": first_tokens}
 
 
+def model_of(args: argparse.Namespace) -> Path:
+    named = Path(args.model)
+    return named.resolve() if (named / "config.json").exists() else make_model(args.model, args.models)
+
+
 @contextmanager
-def running(args: argparse.Namespace) -> Iterator[str]:
+def running(model: Path, args: argparse.Namespace) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as directory:
-        model = make_model(args.model, args.models)
+        engine = {"device": "cpu", "kv_cache_mib": 1024, "num_threads": args.threads, "max_step_tokens": args.chunk}
         settings = {
             "model": {"path": str(model)},
-            "engine": {"device": "cpu", "kv_cache_mib": 1024, "num_threads": 1, "max_step_tokens": args.chunk},
+            "engine": engine,
             "router": {"dispatch": {"policy": "slo"}},
         }
         path = Path(directory) / "stall.yaml"
@@ -103,14 +109,14 @@ def running(args: argparse.Namespace) -> Iterator[str]:
             yield url
 
 
-async def measure(url: str, args: argparse.Namespace) -> None:
+async def measure(url: str, vocab_size: int, args: argparse.Namespace) -> None:
     target, rng = completions_of(url), random.Random(args.seed)
-    await phase(target, rng, args, True)  # warms up, and lets the router learn
+    await phase(target, rng, vocab_size, args, True)  # warms up, and lets the router learn
     gaps: dict[bool, list[float]] = {False: [], True: []}
     first: list[float] = []
     for _ in range(args.rounds):
         for disturbed in (False, True):
-            result = await phase(target, rng, args, disturbed)
+            result = await phase(target, rng, vocab_size, args, disturbed)
             gaps[disturbed] += result["gaps"]
             first += result["ttft"]
     for disturbed, name in ((False, "alone"), (True, f"with prompts of {args.long}")):
@@ -131,18 +137,21 @@ async def measure(url: str, args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--placement", choices=list(LINES), default="slo")
-    parser.add_argument("--model", default="M-bf16")
+    parser.add_argument("--model", default="M-bf16", help="M-bf16, S-f32 .., or a directory")
     parser.add_argument("--models", type=Path, default=Path(tempfile.gettempdir()) / "slipstream-yardsticks")
     parser.add_argument("--streams", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=250, help="of each stream")
     parser.add_argument("--long", type=int, default=2000, help="tokens of a long prompt")
     parser.add_argument("--chunk", type=int, default=512, help="max_step_tokens of both workers")
+    parser.add_argument("--threads", type=int, default=1, help="that compute, of each worker")
     parser.add_argument("--pause-s", type=float, default=0.5, help="between long prompts")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    with running(args) as url:
-        asyncio.run(measure(url, args))
+    model = model_of(args)
+    vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
+    with running(model, args) as url:
+        asyncio.run(measure(url, vocab_size, args))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
 """Breaks things and says what came of it; every run can be had again from its seed.
 
-    scripts/fault_campaign.py --minutes 4 --seed 1                   a real cluster under load and faults
-    scripts/fault_campaign.py --minutes 4 --faults kill,router       only these: kill freeze reset cut-pages router
-                                                                     stop-router driver ray operate disk
-    scripts/fault_campaign.py --minutes 15 --soak                    load without faults: is memory flat?
-    scripts/fault_campaign.py --virtual --seeds 10000                the same cores in virtual time, one world a seed
+    scripts/setup --dev
+    .venv/bin/python scripts/fault_campaign.py OPTIONS
+
+    --minutes 4 --seed 1                   a real cluster under load and faults
+    --minutes 4 --faults kill,router       only these: kill freeze reset cut-pages router
+                                           stop-router driver ray operate disk
+    --minutes 15 --soak                    load without faults: is memory flat?
+    --virtual --seeds 10000                the same cores in virtual time, one world a seed
 
 Exits with 1 if anything was wrong. docs/results/faults.md says what to expect.
 """

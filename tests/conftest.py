@@ -15,7 +15,7 @@ TESTS = Path(__file__).resolve().parent
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Tests run in as many processes as there are cores. Torch's threads wait for each other by spinning, so with several in
+# Tests run in more processes than there are cores. Torch's threads wait for each other by spinning, so with several in
 # each process a test takes up to three times as long. Workers and kernels that have threads are told how many.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -24,18 +24,31 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("unhurried", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
-# A file is tested by one process; one of these that came last would keep the other process waiting.
+# A file is tested by one process; one of these that came last would keep the other processes waiting.
 LONGEST_FILES = (
-    "kernels/gpu/test_sm90.py",
-    "kv_transfer/test_transfer_processes.py",
-    "kernels/gpu/test_gpu_ops.py",
-    "workers/test_worker_failures.py",
-    "cluster/planner/test_closed_loop.py",
-    "test_gpu_check.py",
+    "kernels/gpu/test_sm90.py",  # the first time, when nothing is compiled yet
+    "workers/mock/test_router_killed.py",
     "faults/test_campaign.py",
+    "test_gpu_check.py",
+    "cluster/planner/test_closed_loop.py",
+    "kv_transfer/test_transfer_processes.py",
+    "workers/test_worker_failures.py",
+    "kernels/gpu/test_gpu_ops.py",
+    "router/test_front_deaths.py",
+    "workers/test_worker_handoff.py",
     "router/test_fronts.py",
-    "kv_transfer/test_process_group_transport.py",
+    "cluster/test_guardian.py",
+    "router/test_openai_guides.py",
+    "router/test_wire_codec.py",
+    "cluster/test_cli.py",
+    "router/test_worker_port_fuzz.py",
+    "cluster/bench/test_bench_mock_cluster.py",
+    "workers/engine/test_engine_parity.py",
+    "workers/models/test_parity.py",
+    "workers/models/test_tensor_parallel.py",
     "kernels/gpu/test_prefill_attention.py",
+    "kv_transfer/test_transfer_loopback.py",
+    "workers/test_quantized_handoff.py",
 )
 
 

@@ -72,7 +72,7 @@ class Worker:
         worker = Worker(config)             cheap
         address = worker.prepare()          binds the group's ports; GroupAddress, or None if config.tp == 1
         ... start RankWorker(config, rank, address) in its own process for rank 1 .. tp-1 ...
-        worker.run()                        blocks in the calling thread till drained, stopped or failed
+        worker.run()                        blocks in the calling thread until drained, stopped or failed
 
     `run` returns normally after a drain or a stop and raises `WorkerFailed` otherwise; either way the process
     should end then: an actor host calls `os._exit` or returns from main. Everything else may be called from any

@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from slipstream.cluster.bench.answer import Answer
+from slipstream.cluster.bench.profile_load import Phase
 from slipstream.cluster.bench.relative_fit import relative_fit
+from slipstream.cluster.bench.run_level import LevelRun
 
 MIN_STREAMS = 2  # for a median that a single disturbance does not decide
 MAX_TIMES_OFF = 3.0  # a larger error is not noise: a client without a core reads many tokens at once
@@ -104,3 +107,23 @@ def prompt_times(prompts: Sequence[LonePrompts]) -> tuple[float, float, float] |
     features = [(1.0, one.num_tokens, 0.5 * one.num_tokens**2) for one in prompts]
     request_s, token_s, pair_s = relative_fit(features, [one.ttft_s for one in prompts])
     return request_s, token_s, pair_s
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """What the requests of a profile's load have shown."""
+
+    steps: Sequence[DecodeStep] = ()
+    prompts: Sequence[LonePrompts] = ()
+
+    @classmethod
+    def of(cls, load: Sequence[Phase], runs: Sequence[LevelRun]) -> Alone:
+        """The measurements in `runs`, of which there is one for each phase of `load`."""
+        both = list(zip(load, runs, strict=True))
+        waves: dict[tuple[float, int], list[Answer]] = defaultdict(list)
+        for phase, run in both:
+            if phase.kind == "decode":
+                waves[phase.source.input.mean, phase.num_seqs] += run.answers
+        steps = [decode_step(num_seqs, answers) for (_, num_seqs), answers in waves.items()]
+        prompts = [lone_prompts(run.answers) for phase, run in both if phase.kind == "prompt"]
+        return cls([one for one in steps if one is not None], [one for one in prompts if one is not None])

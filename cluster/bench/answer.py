@@ -10,11 +10,8 @@ class Answer:
     """Times are in seconds of one clock; 0 if the moment did not come. A read that contains text is a moment at which
     tokens arrived. Its tokens are assumed to be evenly spread over the time since the read before: `gaps` has pairs of
     that time and the number of chunks that share it. Numbers of tokens are those of the server's usage, None if it
-    sends
-
-    none. `kind` classifies an error for counting, `error` describes it in one sentence; both are empty for a good
-    answer.
-    """
+    sends none. `kind` classifies an error for counting, `error` describes it in one sentence; both are empty for a good
+    answer."""
 
     begun_s: float
     due_s: float | None = None  # when it should have begun, at a given rate

@@ -13,17 +13,12 @@ import click
 import uvloop
 
 from slipstream.cluster import console
+from slipstream.cluster.bench.alone import Alone
 from slipstream.cluster.bench.measures import errors_of
 from slipstream.cluster.bench.passage import Passages
-from slipstream.cluster.bench.profiling import (
-    Alone,
-    doubts,
-    phases,
-    profile_of,
-    profile_table,
-    prompts_table,
-    steps_table,
-)
+from slipstream.cluster.bench.profile_load import phases
+from slipstream.cluster.bench.profile_tables import profile_table, prompts_table, steps_table
+from slipstream.cluster.bench.profiling import Conditions, doubts, profile_of
 from slipstream.cluster.bench.question import QuestionForm
 from slipstream.cluster.bench.request_records import explained_by, listed_by, passages_of
 from slipstream.cluster.bench.server import Server, ask, said
@@ -100,11 +95,13 @@ def run_profile(
         told,
         name=path.stem,
         source=f"measured by slipstream bench --profile at {server.target.root}, model {server.target.model}",
-        model_dir=model_dir,
-        kv_bytes_per_token=kv_bytes_per_token(admin, int(told["roles"][0]["page_tokens"])),
-        start_s=cluster.start_s if cluster is not None else None,
-        has_gpus=is_here(admin) and NVIDIA.exists(),
-        shares_cores=is_here(admin) and not NVIDIA.exists(),
+        conditions=Conditions(
+            model_dir,
+            kv_bytes_per_token(admin, int(told["roles"][0]["page_tokens"])),
+            cluster.start_s if cluster is not None else None,
+            has_gpus=is_here(admin) and NVIDIA.exists(),
+            shares_cores=is_here(admin) and not NVIDIA.exists(),
+        ),
         alone=alone,
         passages=passages,
     )

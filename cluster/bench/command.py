@@ -17,9 +17,11 @@ import uvloop
 from slipstream.cluster import console
 from slipstream.cluster.bench.cluster_target import run_profile, running_cluster
 from slipstream.cluster.bench.conversation import Given, Lengths, Replay, Source, Synthetic
+from slipstream.cluster.bench.earlier_outcome import compared, read_outcome
 from slipstream.cluster.bench.load import ArrivalKind, Extent, Level
 from slipstream.cluster.bench.measures import measures
-from slipstream.cluster.bench.outcome import Outcome, compared, read_outcome
+from slipstream.cluster.bench.outcome import Outcome
+from slipstream.cluster.bench.outcome_report import report_of
 from slipstream.cluster.bench.question import QuestionForm
 from slipstream.cluster.bench.run_level import LevelRun
 from slipstream.cluster.bench.server import Server, look_at
@@ -135,7 +137,7 @@ def run_bench(options: dict[str, Any]) -> int:
         notes=notes_on(runs, source, server, form.is_stream),
         compared=compared(earlier, levels, options["earlier_file"]) if earlier is not None else None,
     )
-    click.echo(outcome.report().text(shutil.get_terminal_size((120, 24)).columns), nl=False)
+    click.echo(report_of(outcome).text(shutil.get_terminal_size((120, 24)).columns), nl=False)
     write(outcome, options)  # after the report, so that a file that cannot be written loses nothing
     if any(run.was_interrupted for run in runs):
         return INTERRUPTED
@@ -280,7 +282,7 @@ def write(outcome: Outcome, options: dict[str, Any]) -> None:
     texts: dict[str, Callable[[], str]] = {
         "json_file": lambda: json.dumps(outcome.json(), indent=1) + "\n",
         "csv_file": outcome.csv,
-        "html_file": lambda: outcome.report().html(),
+        "html_file": lambda: report_of(outcome).html(),
         "records_file": lambda: "".join(f"{line}\n" for line in outcome.records()),
     }
     for option, text in texts.items():

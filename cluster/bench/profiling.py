@@ -1,130 +1,42 @@
 """Profiles the hardware below a Slipstream cluster.
 
-A short load makes the workers do all kinds of work. Its requests show the decode steps (`alone.py`), and the router has
-fitted the rest (`GET /cluster/profile`).
-
-The load is designed so that every coefficient is measured: answers at growing concurrency after long and after short
-prompts (for a token of context, a sequence, a step), and lone prompts of growing length (for chunks, tokens, pairs of
-tokens). Work that is disturbed by nothing else comes last, because the fits follow the latest samples: if workers share
-cores, prompts make the steps of others longer, which the simulator adds by itself.
+A short load (`profile_load`) makes the workers do all kinds of work. Its requests show the decode steps and the lone
+prompts (`alone`), and the router has fitted the rest (`GET /cluster/profile`).
 """
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from slipstream.cluster.bench.alone import (
-    MAX_TIMES_OFF,
-    DecodeStep,
-    LonePrompts,
-    decode_step,
-    lone_prompts,
-    prompt_times,
-    step_times,
-    times_off,
-)
-from slipstream.cluster.bench.answer import Answer
-from slipstream.cluster.bench.conversation import Lengths, Synthetic
-from slipstream.cluster.bench.load import Extent, Level
+from slipstream.cluster.bench.alone import MAX_TIMES_OFF, Alone, prompt_times, step_times, times_off
 from slipstream.cluster.bench.passage import Passages, hops, stretch
-from slipstream.cluster.bench.run_level import LevelRun
 from slipstream.cluster.bench.target import BenchError
-from slipstream.cluster.report.table import Cell, Table
 from slipstream.cluster.sim.profile import RoleProfile, WorkerProfile
 from slipstream.router.placement.service_times import ServiceTimes
 
-CHAT_TOKENS = 64  # of a chat template
-SHORT = 16
-PROMPTS = (SHORT, 64, 256, 1024, 4096)
-CONCURRENCY = (1, 2, 4, 8, 16, 32)  # per decode worker
-MAX_LONG = 8  # streams with a long context; with more, the first would end before the last has its prompt
-DECODE_OSL, NUM_WAVES, MIN_STREAMS = 96, 3, 6  # waves of streams per size; the median is over all of them
-BESIDE_SEQS, BESIDE_ISL, BESIDE_OSL, NUM_BESIDE = 4, 512, 64, 64  # prompts that come while others decode
-NUM_LONE = 48  # prompts per length, because a pool learns from every eighth
 MAX_LATENCY_S, MIN_BANDWIDTH, MAX_BANDWIDTH = 1.0, 1e6, 1e12
 NEEDED_SAMPLES = 8
 LLAMA_8B_KV_BYTES = 131_072  # assumed if it is not known
 
 
-PhaseKind = Literal["mixed", "decode", "beside", "prompt"]
-
-
 @dataclass(frozen=True, slots=True)
-class Phase:
-    """A phase of the load. Its kind says what for: `decode` measures steps, `prompt` lone prompts, `beside` prompts
-    while others decode, and `mixed` shows the router both at once. `num_seqs` is how many sequences a decode worker has
-    meanwhile."""
+class Conditions:
+    """What is known of a cluster besides measurements. None: not known."""
 
-    kind: PhaseKind
-    num_seqs: int
-    level: Level
-    extent: Extent
-    source: Synthetic
-
-
-def phases(max_model_len: int, max_slots: int, num_workers: int = 1, time_limit_s: float = 6.0) -> Iterator[Phase]:
-    """The phases of the load, for `num_workers` decode workers of `max_slots` each. Each phase takes `time_limit_s` at
-    most, so that a slow machine is not measured for an hour."""
-    room = max_model_len - CHAT_TOKENS
-
-    lengths = [isl for isl in PROMPTS if isl + 2 <= room] or [max(room // 2, 1)]
-    for isl in lengths[-3:-1]:
-        source = Synthetic(Lengths(isl), Lengths(4))
-        yield Phase("mixed", 4, Level(4), Extent(16, time_limit_s), source)
-    for isl in (max(min(room // 2, 1024), 1), SHORT):
-        source = Synthetic(Lengths(isl), Lengths(max(min(DECODE_OSL, room - isl), 1)))
-        for num_seqs in CONCURRENCY:
-            if num_seqs <= (max_slots if isl == SHORT else min(MAX_LONG, max_slots)):
-                concurrency = num_seqs * num_workers
-                for _ in range(max(NUM_WAVES, MIN_STREAMS // num_seqs)):
-                    yield Phase("decode", num_seqs, Level(concurrency), Extent(concurrency, time_limit_s), source)
-    num_seqs = min(BESIDE_SEQS, max_slots)
-    isl = max(min(room // 2, BESIDE_ISL), 1)
-    source = Synthetic(Lengths(isl), Lengths(max(min(BESIDE_OSL, room - isl), 1)))
-    extent = Extent(NUM_BESIDE * num_workers, time_limit_s)
-    yield Phase("beside", num_seqs, Level(num_seqs * num_workers), extent, source)
-    for isl in lengths:
-        source = Synthetic(Lengths(isl), Lengths(2))
-        yield Phase("prompt", 1, Level(1), Extent(NUM_LONE, time_limit_s, 1), source)
-
-
-@dataclass(frozen=True, slots=True)
-class Alone:
-    """What the requests of the phases have shown."""
-
-    steps: Sequence[DecodeStep] = ()
-    prompts: Sequence[LonePrompts] = ()
-
-    @classmethod
-    def of(cls, load: Sequence[Phase], runs: Sequence[LevelRun]) -> Alone:
-        """The measurements in `runs`, of which there is one for each phase of `load`."""
-        both = list(zip(load, runs, strict=True))
-        waves: dict[tuple[float, int], list[Answer]] = defaultdict(list)
-        for phase, run in both:
-            if phase.kind == "decode":
-                waves[phase.source.input.mean, phase.num_seqs] += run.answers
-        steps = [decode_step(num_seqs, answers) for (_, num_seqs), answers in waves.items()]
-        prompts = [lone_prompts(run.answers) for phase, run in both if phase.kind == "prompt"]
-        return cls([one for one in steps if one is not None], [one for one in prompts if one is not None])
+    model_dir: Path | None
+    kv_bytes_per_token: int | None
+    start_s: float | None  # that a worker takes to start
+    has_gpus: bool
+    shares_cores: bool
 
 
 def profile_of(
-    told: dict[str, Any],
-    name: str,
-    source: str,
-    model_dir: Path | None,
-    kv_bytes_per_token: int | None,
-    start_s: float | None,
-    has_gpus: bool,
-    shares_cores: bool,
-    alone: Alone,
-    passages: Passages,
+    told: dict[str, Any], name: str, source: str, conditions: Conditions, alone: Alone, passages: Passages
 ) -> WorkerProfile:
     """The profile, from the answer of `/cluster/profile`, the requests' own measurements, and the router's records of
     them, if there are any. Raises BenchError if the router has not measured enough."""
@@ -137,8 +49,8 @@ def profile_of(
             raise BenchError(f"the workers told of too few {kind} steps to make a profile of")
     prefill, decode = roles.get("prefill") or roles["decode"], roles.get("decode") or roles["prefill"]
     page_tokens = int(decode["page_tokens"])
-    num_layers, from_config = model_shape(model_dir)
-    kv_bytes = kv_bytes_per_token or from_config or LLAMA_8B_KV_BYTES
+    num_layers, from_config = model_shape(conditions.model_dir)
+    kv_bytes = conditions.kv_bytes_per_token or from_config or LLAMA_8B_KV_BYTES
     latency_s, page_s = decode_times(times, "transfer")
     bandwidth = kv_bytes * page_tokens / page_s if page_s > 0 else MAX_BANDWIDTH
     noises = [times[role].noise("decode") for role in times]
@@ -154,13 +66,13 @@ def profile_of(
         kv_bytes_per_token=kv_bytes,
         link_bytes_per_s=min(max(bandwidth, MIN_BANDWIDTH), MAX_BANDWIDTH),
         link_latency_s=min(latency_s, MAX_LATENCY_S),
-        gpus=int(decode["tp"]) if has_gpus else 0,
+        gpus=int(decode["tp"]) if conditions.has_gpus else 0,
         noise=min(min(noises), 1.0),
-        shared_cores=shares_cores,
-        workers_per_host=sum(int(role["num_workers"]) for role in roles.values()) if shares_cores else 1,
+        shared_cores=conditions.shares_cores,
+        workers_per_host=sum(int(role["num_workers"]) for role in roles.values()) if conditions.shares_cores else 1,
     )
-    if start_s is not None:
-        base = replace(base, start_s=start_s)
+    if conditions.start_s is not None:
+        base = replace(base, start_s=conditions.start_s)
     is_of_one_kind = prefill["tp"] == decode["tp"]
     profile = with_alone(with_best(base, roles, times), alone, is_of_one_kind)
     return with_passages(profile, alone, passages, is_of_one_kind)
@@ -274,50 +186,3 @@ def model_shape(model_dir: Path | None) -> tuple[int, int | None]:
         return layers, layers * 2 * int(config.get("num_key_value_heads") or heads) * head_dim * 2
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
         return 32, None
-
-
-def steps_table(profile: WorkerProfile, alone: Alone, told: dict[str, Any]) -> Table:
-    """A table of each measurement beside the profile, and beside the router's fit."""
-    fitted = {role["role"]: ServiceTimes.from_dict(role["times"]) for role in told["roles"]}
-    router = fitted.get("decode") or next(iter(fitted.values()))
-    rows: list[list[Cell]] = []
-    for step in alone.steps:
-        seconds = router.decode_step_s(step.num_seqs, round(step.context_tokens)).seconds
-        own = profile.decode.decode_s(step.num_seqs, step.context_tokens)
-        rows.append([step.num_seqs, round(step.context_tokens), 1e3 * step.seconds, 1e3 * own, 1e3 * seconds])
-    columns = ("sequences", "tokens of context", "measured (ms)", "profile (ms)", "fitted by the router (ms)")
-    return Table("Decode steps", columns, rows)
-
-
-def prompts_table(profile: WorkerProfile, alone: Alone, told: dict[str, Any]) -> Table:
-    fitted = {role["role"]: ServiceTimes.from_dict(role["times"]) for role in told["roles"]}
-    router = fitted.get("prefill") or next(iter(fitted.values()))
-    rows: list[list[Cell]] = []
-    for one in alone.prompts:
-        own = profile.prefill.prefill_s(round(one.num_tokens)) + profile.client_s
-        seconds = router.prefill_s(round(one.num_tokens), 0, profile.prefill.max_step_tokens).seconds
-        rows.append([round(one.num_tokens), 1e3 * one.ttft_s, 1e3 * own, 1e3 * seconds])
-    note = f"{1e3 * profile.client_s:.2f} ms of the time to the first token belong to no token of the prompt."
-    columns = ("tokens", "measured TTFT (ms)", "profile (ms)", "prefill fitted by the router (ms)")
-    return Table("Lone prompts", columns, rows, note)
-
-
-def profile_table(profile: WorkerProfile, told: dict[str, Any]) -> Table:
-    """A table of the profile in times that are easy to interpret, with the number of samples behind them."""
-    samples = {role["role"]: role["num_samples"] for role in told["roles"]}
-
-    def counted(role: str, kind: str) -> int:
-        return samples[role][kind] if role in samples else 0
-
-    rows = []
-    for role in ("prefill", "decode"):
-        part = profile.prefill if role == "prefill" else profile.decode
-        rows += [
-            [role, "prompt of 256 tokens (ms)", 1e3 * part.prefill_s(256), counted(role, "prefill")],
-            [role, "prompt of 1024 tokens (ms)", 1e3 * part.prefill_s(1024), counted(role, "prefill")],
-            [role, "decode step, 1 sequence (ms)", 1e3 * part.decode_s(1, 256), counted(role, "decode")],
-            [role, "decode step, 8 sequences (ms)", 1e3 * part.decode_s(8, 8 * 256), counted(role, "decode")],
-        ]
-    rows.append(["link", "MB/s", profile.link_bytes_per_s / 1e6, counted("decode", "transfer")])
-    note = "A role without samples of its own is taken for like the other one."
-    return Table(f"Profile {profile.name}", ("of", "what", "value", "samples"), rows, note)

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from slipstream.cluster.bench.passage import Passage
-from slipstream.cluster.bench.profiling import Phase, PhaseKind
+from slipstream.cluster.bench.profile_load import Phase, PhaseKind
 from slipstream.cluster.bench.run_level import LevelRun
 from slipstream.cluster.bench.server import ask
 from slipstream.cluster.bench.target import Target

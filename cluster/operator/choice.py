@@ -11,7 +11,9 @@ from typing import Any
 import click
 
 from slipstream.cluster.cannot_tell import CannotTell
-from slipstream.cluster.operator.client import TOKEN_VARIABLE, OperatorClient, client_of
+from slipstream.cluster.operator.client import TOKEN_VARIABLE, OperatorClient
+from slipstream.cluster.operator.operator import Operator
+from slipstream.cluster.operator.operator_here import OperatorHere
 from slipstream.cluster.run_state import cluster_here
 
 NAME = click.option("--name", metavar="CLUSTER", help="The cluster, if several run on this machine.")
@@ -30,11 +32,11 @@ class ClusterChoice:
     url: str | None
     token: str | None
 
-    def operator(self) -> OperatorClient:
-        """A client for the cluster's admin API. Raises CannotTell."""
+    def operator(self) -> Operator:
+        """The cluster's admin API. Raises CannotTell."""
         token = self.token or os.environ.get(TOKEN_VARIABLE)
         if self.url is None:
-            return client_of(cluster_here(self.name, "--url and --token"), token)
+            return OperatorHere(cluster_here(self.name, "--url and --token"), token)
         if not token:
             raise CannotTell(f"with --url the operator's token is needed: --token, or {TOKEN_VARIABLE}")
         return OperatorClient(self.url.rstrip("/"), token)

@@ -17,19 +17,32 @@ TOKEN_VARIABLE = "SLIPSTREAM_OPERATOR_TOKEN"
 TIMEOUT_S = 60.0  # long, because a cluster that is just coming up answers only once it is there
 
 
+class Unreachable(CannotTell):
+    """Nobody answers at the URL."""
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorClient:
+    """One driver's API (`Operator`). Nothing is known of those before and after it, so no call waits for them."""
+
     url: str
     token: str
+
+    @property
+    def restarts(self) -> int:
+        return 0
 
     def get(self, path: str) -> dict[str, Any]:
         return self._ask("GET", path, None)
 
-    def post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def post(
+        self, path: str, body: dict[str, Any] | None = None, *, waits: bool = True, may_repeat: bool = False
+    ) -> dict[str, Any]:
         return self._ask("POST", path, body)
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-        """The answer to a call. Raises CannotTell, with one sentence, if there is none."""
+        """The answer to a call. Raises CannotTell, with one sentence, if there is none; Unreachable, if nobody is
+        there."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json", **shown_key(self.token)}
         try:
@@ -41,7 +54,7 @@ class OperatorClient:
             raise CannotTell(_refusal(error, self.url)) from error
         except (OSError, http.client.HTTPException) as error:
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
-            raise CannotTell(f"the operator at {self.url} cannot be reached: {reason}") from error
+            raise Unreachable(f"the operator at {self.url} cannot be reached: {reason}") from error
         except ValueError as error:  # not a URL, or an answer that is not JSON
             raise CannotTell(f"{self.url} is not the admin API of a Slipstream cluster: {error}") from error
 

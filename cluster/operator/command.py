@@ -6,14 +6,14 @@ import json
 import sys
 import time
 import urllib.parse
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from slipstream.cluster import console
-from slipstream.cluster.cannot_tell import exit_told
+from slipstream.cluster.cannot_tell import CannotTell, exit_told
 from slipstream.cluster.operator.choice import DETACH, ClusterChoice, of_a_cluster
-from slipstream.cluster.operator.client import OperatorClient
+from slipstream.cluster.operator.operator import Operator
 from slipstream.router.messages import ROLES
 
 ASK_EVERY_S = 0.3
@@ -52,7 +52,7 @@ def drain_command(cluster: ClusterChoice, worker: str, no_migrate: bool, detach:
     """Empty WORKER without losing a request, then end it for good."""
     with exit_told():
         operator = cluster.operator()
-        begun = operator.post(_worker_path(worker, "drain"), {"migrate": not no_migrate})
+        begun = operator.post(_worker_path(worker, "drain"), {"migrate": not no_migrate}, waits=False)
         _follow(operator, begun, [worker], detach, as_json)
 
 
@@ -66,7 +66,7 @@ def role_command(cluster: ClusterChoice, worker: str, role: str, detach: bool, a
     """Make WORKER serve as a prefill or a decode worker, with the weights that it already has in memory."""
     with exit_told():
         operator = cluster.operator()
-        begun = operator.post(_worker_path(worker, "role"), {"role": role})
+        begun = operator.post(_worker_path(worker, "role"), {"role": role}, waits=False)
         _follow(operator, begun, [worker], detach, as_json)
 
 
@@ -82,20 +82,21 @@ def _replicas(text: str) -> tuple[str, int]:
     return role, int(count)
 
 
-def _scale(operator: OperatorClient, replicas: dict[str, int], detach: bool, as_json: bool) -> None:
+def _scale(operator: Operator, replicas: dict[str, int], detach: bool, as_json: bool) -> None:
     before = operator.get("/v1/fleet")
     grown_first = sorted(replicas, key=lambda role: replicas[role] < before[f"num_{role}"])
     touched: list[str] = []
     for role in grown_first:
-        begun = operator.post("/v1/fleet/scale", {"role": role, "replicas": replicas[role]})
+        begun = operator.post("/v1/fleet/scale", {"role": role, "replicas": replicas[role]}, may_repeat=True)
         touched += begun["added"]
     left = {member["name"] for member in begun["members"] if not member["is_leaving"]}
     touched += [member["name"] for member in before["members"] if member["name"] not in left]
     _follow(operator, begun, touched, detach, as_json)
 
 
-def _follow(operator: OperatorClient, fleet: dict[str, Any], names: list[str], detach: bool, as_json: bool) -> None:
+def _follow(operator: Operator, fleet: dict[str, Any], names: list[str], detach: bool, as_json: bool) -> None:
     """Shows the progress of the members until they are at rest or gone. Exits with 1 if one of them cannot start."""
+    begun, restarts = fleet, operator.restarts
     if fleet["warning"] is not None:
         console.warning(fleet["warning"])
     told: dict[str, str] = {}
@@ -110,12 +111,28 @@ def _follow(operator: OperatorClient, fleet: dict[str, Any], names: list[str], d
             break
         time.sleep(ASK_EVERY_S)
         fleet = operator.get("/v1/fleet")
+        if operator.restarts != restarts:
+            _exit_after_restart(begun, fleet, as_json)
     if as_json:
         click.echo(json.dumps(fleet, indent=1))
     elif not names:
         click.echo("nothing to change")
     if any(name in members and members[name]["state"] == "failed" for name in names):
         sys.exit(1)
+
+
+def _exit_after_restart(begun: dict[str, Any], fleet: dict[str, Any], as_json: bool) -> NoReturn:
+    """The cluster has come up anew, with as many workers as were wanted. They have the names that come first, so those
+    that were followed may be others now."""
+    if as_json:
+        click.echo(json.dumps(fleet, indent=1))
+    were, are = ({role: told[f"num_{role}"] for role in ROLES} for told in (begun, fleet))
+    now = " and ".join(f"{are[role]} {role}" for role in ROLES)
+    if are != were:
+        wanted = " and ".join(f"{were[role]} {role}" for role in ROLES)
+        raise CannotTell(f"the cluster has started again meanwhile, with {now} workers; {wanted} were to be there")
+    console.error(f"the cluster has started again meanwhile, with {now} workers, which is what was to be there")
+    sys.exit(0)
 
 
 def _is_at_rest(member: dict[str, Any] | None) -> bool:

@@ -37,7 +37,7 @@ class DecodeBatch:
 
     @property
     def steps_to_end(self) -> int:
-        """So many till the next answer ends. There must be one."""
+        """So many until the next answer ends. There must be one."""
         ending = self._ending
         while ending[0][2].state is not State.DECODING:
             heapq.heappop(ending)

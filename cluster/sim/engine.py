@@ -227,7 +227,7 @@ class SimEngine:
         self._plan(self._run)
 
     def _steps_to_event(self, num_seqs: int, first_s: float) -> int:
-        """Steps till an answer ends, pages run out or the router is to be told."""
+        """Steps until an answer ends, pages run out or the router is to be told."""
         if self.tells_each_step or self._newcomers:
             self._report_due_s = self._clock.now_s
             self._newcomers.clear()

@@ -13,7 +13,7 @@ import click
 
 from slipstream.cluster.cannot_tell import exit_told
 from slipstream.cluster.operator.choice import DETACH, JSON, ClusterChoice, of_a_cluster
-from slipstream.cluster.operator.client import OperatorClient
+from slipstream.cluster.operator.operator import Operator
 from slipstream.cluster.update.plan import ENDED, UpdateOptions
 
 DEFAULTS = UpdateOptions()
@@ -127,7 +127,7 @@ def rollback_command(cluster: ClusterChoice, detach: bool, as_json: bool) -> Non
 
 
 def follow(
-    operator: OperatorClient,
+    operator: Operator,
     answer: dict[str, Any],
     as_json: bool,
     *,
@@ -135,9 +135,9 @@ def follow(
     detach: bool,
     expects_rollback: bool = False,
 ) -> None:
-    """Shows what happens until the update has ended or reached one of the phases. Exits with 1 if it was rolled
-    back."""
-    num_shown = 0
+    """Shows what happens until the update has ended or reached one of the phases. Exits with 1 if it was rolled back or
+    cut short."""
+    num_shown, phase = 0, answer["phase"]
     while True:
         if not as_json:
             for event in answer["events"][num_shown:]:
@@ -146,10 +146,12 @@ def follow(
         if detach or not answer["is_active"] or answer["phase"] in until:
             break
         time.sleep(ASK_EVERY_S)
+        phase = answer["phase"]
         answer = operator.get(PATH)
     show(answer, as_json)
     is_back = answer["phase"] in ENDED and answer["phase"] != "done"
-    sys.exit(1 if is_back and not expects_rollback else 0)
+    is_expected = expects_rollback and (answer["phase"] != "cut_short" or phase == "rolling_back")
+    sys.exit(1 if is_back and not is_expected else 0)
 
 
 def show(answer: dict[str, Any], as_json: bool) -> None:

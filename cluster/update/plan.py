@@ -7,8 +7,9 @@ from typing import Literal
 
 from slipstream.router.messages import Role
 
-Phase = Literal["starting", "canary", "rolling", "done", "rolling_back", "rolled_back"]
-ENDED: frozenset[Phase] = frozenset({"done", "rolled_back"})
+# cut_short: the driver ended, and the next one knows no more than that. What served before serves again.
+Phase = Literal["starting", "canary", "rolling", "done", "rolling_back", "rolled_back", "cut_short"]
+ENDED: frozenset[Phase] = frozenset({"done", "rolled_back", "cut_short"})
 
 
 @dataclass(frozen=True, slots=True)

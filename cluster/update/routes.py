@@ -74,7 +74,10 @@ class UpdateAnswer(BaseModel):
     def of(cls, updater: Updater) -> UpdateAnswer:
         status, now_s = updater.status, time.monotonic()
         if status is None:
-            return cls(is_active=False, line="no update yet")
+            last = updater.last_event
+            if last is None:
+                return cls(is_active=False, line="no update yet")
+            return cls(is_active=False, line=last.text, phase=last.phase)
         return cls(
             is_active=updater.is_active,
             line=status.line,

@@ -54,7 +54,8 @@ class _Running:
 
 class Updater:
     """Runs one update at a time. `load` reads a configuration in the same way as the present one was read, and raises
-    ConfigError. `show` is called for every event and every state. Times are `time.monotonic()`."""
+    ConfigError. `show` is called for every event, with the release that serves, or will serve again after a roll-back.
+    `earlier` is the last event of the driver before. Times are `time.monotonic()`."""
 
     def __init__(
         self,
@@ -62,9 +63,11 @@ class Updater:
         fleet: VersionedFleet,
         router: VersionRouter,
         load: Callable[[Path], ClusterConfig],
-        show: Callable[[str, Release], None],
+        show: Callable[[UpdateEvent, Release], None],
+        earlier: UpdateEvent | None = None,
     ) -> None:
-        self._release = release  # the release that serves, or will serve again after a roll-back
+        self.last_event = earlier  # that was told of
+        self._release = release
         self._previous: Release | None = None
         self._fleet = fleet
         self._router = router
@@ -80,8 +83,9 @@ class Updater:
 
     @property
     def status(self) -> UpdateStatus | None:
-        """The status of the latest update; None: there was none yet."""
-        if self._latest is None:
+        """The status of the latest update; None: there was none yet, or it did not exchange workers, so that
+        `last_event` says all."""
+        if self._latest is None or self.last_event not in self._latest.machine.events:
             return None
         machine = self._latest.machine
         plan, fleet = machine.plan, self._fleet.state()
@@ -146,6 +150,8 @@ class Updater:
             for role, pool in config.pools():
                 if f"{role}.replicas" in changes.sizes:
                     await self._fleet.scale(role, pool.replicas)
+            text = f"{path} taken up without an exchange of workers: {', '.join(changed)}"
+            self._tell(UpdateEvent(time.monotonic(), "done", text))
         else:
             raise FleetError("invalid", "config", f"{path}: nothing differs from what runs")
         return changed
@@ -218,9 +224,10 @@ class Updater:
         self._latest = running
         running.task = asyncio.create_task(self._drive(running), name=f"update to {new.version}")
         running.task.add_done_callback(self._ended)
+        self._tell(running.machine.events[0])  # before whoever asked is answered: the next driver has to know of it
 
     async def _drive(self, running: _Running) -> None:
-        machine, num_shown = running.machine, 0
+        machine, num_shown = running.machine, 1  # the first event was told at the start
         try:
             while True:
                 loads, split = await self._look_at_router()
@@ -250,11 +257,13 @@ class Updater:
         if is_done:
             self._previous = running.old
             await self._take_up(running.new)
+        self._fleet.is_held = False  # before it is told, so that how many groups are wanted is known with it
         self._tell(running.machine.events[-1])
 
     def _tell(self, event: UpdateEvent) -> None:
         log.info("update: %s", event.text)
-        self._show(event.text, self._release)
+        self.last_event = event
+        self._show(event, self._release)
 
     async def _take_up(self, release: Release) -> None:
         self._release = release

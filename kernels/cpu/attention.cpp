@@ -165,12 +165,19 @@ class TileRun {
     const int num_groups = (num_rows_ + kMaxRows - 1) / kMaxRows;
     for (int i = 0, row = 0; i < num_groups; ++i) {
       const int count = (num_rows_ - row) / (num_groups - i);
-      run_rows(block, row, count);
+      if (num_rows_ <= kRowsOfDecoding) {
+        run_rows(block, row, count, ahead_);
+      } else {
+        NothingAhead nothing;
+        ahead_.fetch<kAheadOfGroup>();
+        run_rows(block, row, count, nothing);
+      }
       row += count;
     }
   }
 
-  void run_rows(int block, int first_row, int count) {
+  template <class StepsAhead>
+  void run_rows(int block, int first_row, int count, StepsAhead& ahead) {
     using simd::kLanes;
     const int first_position = tile_.first_position + first_row / group_;
     const int last_position = tile_.first_position + (first_row + count - 1) / group_;
@@ -179,7 +186,7 @@ class TileRun {
     const int num_vectors = (num_keys + kLanes - 1) / kLanes;
     const KeyValueBlock& words = *memory_.block;
     multiply<Math>(count, memory_.queries + first_row * steps_, steps_, words.keys, kBlockKeys, steps_, memory_.scores,
-                   kBlockKeys, num_vectors, false, ahead_);
+                   kBlockKeys, num_vectors, false, ahead);
     const Scales scales{shape_.scale * kLog2E, kHasScales<Code> ? words.key_scales : nullptr,
                         kHasScales<Code> ? words.value_scales : nullptr};
     for (int i = 0; i < count; ++i) {
@@ -190,7 +197,7 @@ class TileRun {
     }
     multiply<Math>(count, memory_.weights, kBlockKeys / Math::kPerWord, words.values, width_,
                    num_vectors * kLanes / Math::kPerWord, memory_.state.values + first_row * width_, width_,
-                   width_ / kLanes, true, ahead_);
+                   width_ / kLanes, true, ahead);
   }
 
   // Weights are rounded like values are where two make a word.

@@ -12,12 +12,14 @@ namespace slipstream {
 constexpr bool kAsksForRows = true;
 constexpr int kAheadOfSquare = 5;  // while kLanes by kLanes words of keys are turned
 constexpr int kAheadOfValue = 1;   // while the words of a value are loaded
+constexpr int kAheadOfGroup = 0;   // before a few of many rows; all are asked for by then
 #else
 constexpr bool kAsksForRows = false;
 constexpr int kAheadOfSquare = 2;
 constexpr int kAheadOfValue = 2;
+constexpr int kAheadOfGroup = 8;
 #endif
-constexpr int kAheadOfStep = 1;  // of a product
+constexpr int kAheadOfStep = 1;  // of a product with few rows
 
 class Ahead {
  public:
@@ -53,6 +55,12 @@ class Ahead {
   const void* const* end_ = nullptr;
   size_t row_bytes_ = 0;
   size_t byte_ = 0;  // of the next row, that comes next
+};
+
+// Where arithmetic is what takes time, its steps ask for nothing.
+struct NothingAhead {
+  template <int COUNT>
+  void fetch() {}
 };
 
 }  // namespace slipstream

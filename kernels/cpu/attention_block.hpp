@@ -30,13 +30,13 @@ constexpr int kMaxRows = 6;  // times kMaxVectors accumulators stay in the 32 re
 constexpr int kMaxRows = 3;  // of 16 registers
 #endif
 constexpr int kMaxVectors = 4;
-constexpr int kRowsOfDecoding = 4;  // with that few, reading is what takes time
+constexpr int kRowsOfDecoding = 16;  // of a tile: with that few, reading is what takes time
 
 // c [kRows, kVectors * kLanes] = a [kRows, steps words] times b [steps, ...words], added to c if `accumulate`.
 // Every number is one chain of multiply-adds in order of the steps, whatever kRows and kVectors.
-template <class Math, int kRows, int kVectors>
+template <class Math, int kRows, int kVectors, class StepsAhead>
 void multiply_tile(const float* a, int a_stride, const float* b, int b_stride, int steps, float* c, int c_stride,
-                   bool accumulate, Ahead& ahead) {
+                   bool accumulate, StepsAhead& ahead) {
   using namespace simd;
   F32 acc[kRows][kVectors];
 #pragma GCC unroll 8
@@ -47,7 +47,7 @@ void multiply_tile(const float* a, int a_stride, const float* b, int b_stride, i
     }
   }
   for (int step = 0; step < steps; ++step, b += b_stride) {
-    if constexpr (kRows <= kRowsOfDecoding) ahead.fetch<kAheadOfStep>();
+    ahead.template fetch<kAheadOfStep>();
     F32 word[kRows];
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) word[row] = broadcast(a[row * a_stride + step]);
@@ -65,9 +65,9 @@ void multiply_tile(const float* a, int a_stride, const float* b, int b_stride, i
   }
 }
 
-template <class Math, int kRows>
+template <class Math, int kRows, class StepsAhead>
 void multiply_rows(const float* a, int a_stride, const float* b, int b_stride, int steps, float* c, int c_stride,
-                   int vectors, bool accumulate, Ahead& ahead) {
+                   int vectors, bool accumulate, StepsAhead& ahead) {
   for (; vectors >= kMaxVectors; vectors -= kMaxVectors) {
     multiply_tile<Math, kRows, kMaxVectors>(a, a_stride, b, b_stride, steps, c, c_stride, accumulate, ahead);
     b += kMaxVectors * simd::kLanes;
@@ -82,9 +82,9 @@ void multiply_rows(const float* a, int a_stride, const float* b, int b_stride, i
 }
 
 // Up to kMaxRows rows, any number of vectors.
-template <class Math>
+template <class Math, class StepsAhead>
 void multiply(int rows, const float* a, int a_stride, const float* b, int b_stride, int steps, float* c, int c_stride,
-              int vectors, bool accumulate, Ahead& ahead) {
+              int vectors, bool accumulate, StepsAhead& ahead) {
   switch (rows) {
     case 1: return multiply_rows<Math, 1>(a, a_stride, b, b_stride, steps, c, c_stride, vectors, accumulate, ahead);
     case 2: return multiply_rows<Math, 2>(a, a_stride, b, b_stride, steps, c, c_stride, vectors, accumulate, ahead);

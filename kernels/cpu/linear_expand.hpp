@@ -21,7 +21,12 @@ inline void take_apart(const std::byte* words, int steps, float* to) {
 }
 
 inline void widen(const Bf16* from, int count, float* to) {
-  for (int i = 0; i < count; i += simd::kLanes) {
+  int i = 0;
+  for (; i + 4 * simd::kLanes <= count; i += 4 * simd::kLanes) {
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) simd::store(to + i + v * simd::kLanes, simd::load(from + i + v * simd::kLanes));
+  }
+  for (; i < count; i += simd::kLanes) {
     const int lanes = count - i < simd::kLanes ? count - i : simd::kLanes;
     simd::store_some(to + i, simd::load_some(from + i, lanes), lanes);
   }

@@ -97,8 +97,14 @@ inline bool any_nan(F32 x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0;
 inline float first_lane(F32 x) { return _mm512_cvtss_f32(x); }
 inline float reduce_add(F32 x) { return _mm512_reduce_add_ps(x); }
 inline float reduce_max(F32 x) { return _mm512_reduce_max_ps(x); }
-// x * 2^n for a whole number n; underflows to zero.
-inline F32 scale_by_power(F32 x, F32 n) { return _mm512_scalef_ps(x, n); }
+
+// A whole number as a power of two.
+struct Power {
+  F32 exponent;
+};
+constexpr float kLeastExponent = -180;  // for which 2^exponent is zero
+inline Power nearest_power(F32 exponent) { return {round(exponent)}; }
+inline F32 scale(F32 x, Power power) { return _mm512_scalef_ps(x, power.exponent); }
 
 inline Pairs load_pairs(const void* from) { return _mm512_loadu_si512(from); }
 inline Halves halves(Pairs words) {
@@ -174,7 +180,6 @@ inline F32 fnma(F32 a, F32 b, F32 c) { return _mm256_fnmadd_ps(a, b, c); }  // c
 inline F32 max(F32 a, F32 b) { return _mm256_max_ps(a, b); }  // b where either is nan
 inline F32 min(F32 a, F32 b) { return _mm256_min_ps(a, b); }  // b where either is nan
 inline F32 absolute(F32 x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
-inline F32 round(F32 x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 // x in lanes first .. last (last excluded, both may lie outside), `otherwise` in the others.
 inline F32 keep_lanes(F32 x, int first, int last, F32 otherwise) {
   const I32 lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
@@ -195,16 +200,20 @@ inline float reduce_max(F32 x) {
   most = _mm_max_ps(most, _mm_movehl_ps(most, most));
   return _mm_cvtss_f32(_mm_max_ss(most, _mm_movehdup_ps(most)));
 }
-// x * 2^n for a whole number n of at least -252; underflows to zero.
-inline F32 scale_by_power(F32 x, F32 n) {
-  // In two steps: 2^n itself may be out of range.
-  const I32 whole = _mm256_cvtps_epi32(n);
-  const I32 half = _mm256_srai_epi32(whole, 1);
-  const I32 bias = _mm256_set1_epi32(127);
-  const I32 first = _mm256_slli_epi32(_mm256_add_epi32(half, bias), 23);
-  const I32 second = _mm256_slli_epi32(_mm256_add_epi32(_mm256_sub_epi32(whole, half), bias), 23);
-  return mul(mul(x, _mm256_castsi256_ps(first)), _mm256_castsi256_ps(second));
+
+// A whole number as a power of two.
+struct Power {
+  F32 exponent;
+  F32 number;  // 2^exponent
+};
+constexpr float kLeastExponent = -127;  // for which 2^exponent is zero here
+// Beside this constant, the last bits of a float32 are those of the nearest whole number, plus the exponents' bias.
+inline Power nearest_power(F32 exponent) {
+  const F32 constant = broadcast(0x1.8p23f + 127);
+  const F32 biased = add(exponent, constant);
+  return {sub(biased, constant), _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(biased), 23))};
 }
+inline F32 scale(F32 x, Power power) { return mul(x, power.number); }
 
 inline Pairs load_pairs(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
 inline Halves halves(Pairs words) {
@@ -226,11 +235,11 @@ inline F32 dot_pairs(F32 acc, Pairs a, Pairs b) {
 #error "the CPU kernels are built for AVX-512 or for AVX2 with FMA"
 #endif
 
-// 2^x, to 2e-7 of itself; 0 below -180 and for -inf, nan for nan. x up to 127.
+// 2^x, to 2e-7 of itself; 0 below kLeastExponent and for -inf, nan for nan. x up to 127.
 inline F32 exp2(F32 x) {
-  x = max(broadcast(-180.0f), x);  // in this order, a nan stays
-  const F32 whole = round(x);
-  const F32 part = sub(x, whole);
+  x = max(broadcast(kLeastExponent), x);  // in this order, a nan stays
+  const Power whole = nearest_power(x);
+  const F32 part = sub(x, whole.exponent);
   // The polynomial of this degree that is nearest to 2^part on [-1/2, 1/2] in relative terms, with 2^0 = 1.
   F32 y = broadcast(1.32647273e-3f);
   y = fma(y, part, broadcast(9.67151299e-3f));
@@ -238,7 +247,7 @@ inline F32 exp2(F32 x) {
   y = fma(y, part, broadcast(2.40222424e-1f));
   y = fma(y, part, broadcast(6.93147004e-1f));
   y = fma(y, part, broadcast(1.0f));
-  return scale_by_power(y, whole);
+  return scale(y, whole);
 }
 
 // e^x; like exp2, and the argument costs it another few units where it is large.

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from slipstream.router.access.api_key import digest_of, new_secret
-from slipstream.router.access.key_file import KeyFileError, add_key, read_keys, remove_key, write_private
+from slipstream.router.access.key_file import KeyFileError, add_key, edit_file, read_keys, remove_key
 
 KEY_FILE = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 
@@ -46,7 +46,7 @@ def add_command(file: Path, name: str, models: tuple[str, ...], **options: Any) 
     if models:
         entry["models"] = list(models)
     try:
-        write_private(file, add_key(file.read_text(encoding="utf-8") if file.exists() else "", entry))
+        edit_file(file, lambda text: add_key(text or "", entry))
     except (OSError, UnicodeDecodeError, KeyFileError) as error:
         fail(file, error)
     click.echo(secret)
@@ -86,7 +86,7 @@ def list_command(file: Path) -> None:
 def remove_command(file: Path, name: str) -> None:
     """Remove the key called NAME from the file."""
     try:
-        write_private(file, remove_key(file.read_text(encoding="utf-8"), name))
+        edit_file(file, lambda text: remove_key(text or "keys: []", name))
     except (OSError, UnicodeDecodeError, KeyFileError) as error:
         fail(file, error)
     click.echo(f"The key {name} is gone from {file}; running requests end in their own time.", err=True)

@@ -17,11 +17,13 @@ keys:
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import re
+import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -151,11 +153,29 @@ def remove_key(text: str, name: str) -> str:
     return new
 
 
-def write_private(path: Path, text: str) -> None:
-    """Replaces a file atomically by one that only its owner can read."""
+def edit_file(path: Path, edit: Callable[[str | None], str]) -> None:
+    """Replaces a file atomically by what `edit` makes of its text (None: there is none). Whoever else edits it this way
+    waits, so that neither a new key nor a removal is lost. Raises OSError, UnicodeDecodeError."""
+    path = path.resolve()  # a symbolic link stays one
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # the file cannot be locked, as another one takes its place
+        _replace(path, edit(path.read_text(encoding="utf-8") if path.exists() else None))
+    finally:
+        os.close(folder)
+
+
+def _replace(path: Path, text: str) -> None:
+    """A new file can only be read by its owner. One that was there keeps its owner and its mode, or else the router
+    might not be able to read it any more."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            if path.exists():
+                before, now = path.stat(), os.fstat(descriptor)
+                if (before.st_uid, before.st_gid) != (now.st_uid, now.st_gid):
+                    os.fchown(descriptor, before.st_uid, before.st_gid)
+                os.fchmod(descriptor, stat.S_IMODE(before.st_mode))
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 log = logging.getLogger(__name__)
 
-COMPACT_BYTES = 4 << 20  # a larger file is compacted at the start, to one line for each key and model
+COMPACT_BYTES = 4 << 20  # a larger file is compacted, to one line for each key and model
 
 
 @dataclass(slots=True)
@@ -88,11 +89,14 @@ class UsageBook:
 
 
 class UsageFile:
-    """Lines of JSON, each with the usage since the line before. A line is written by one call and counts only if its
-    newline is there, so a crash or a full disk costs no more than the latest line."""
+    """Lines of JSON, each with an account's usage since the line before. A line counts only if its newline is there, so
+    a crash or a full disk costs no more than the latest ones. `up_to` in a line is the number of the latest record of
+    the journal that is in it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.saved: dict[Account, int] = {}  # the latest `up_to` of each account, once the file is loaded
+        self._compact_above_bytes = COMPACT_BYTES
 
     def load(self) -> dict[Account, UsageCounts]:
         """The sums so far; empty if there is no file yet. Raises OSError."""
@@ -106,22 +110,31 @@ class UsageFile:
             if not line.strip():
                 continue
             try:
-                account, counts = _parse(line)
+                account, counts, up_to = _parse(line)
             except (ValueError, KeyError, TypeError):
                 log.warning("%s:%d: not a line of usage; it is left out", self._path, number)
             else:
                 sums.setdefault(account, UsageCounts()).add(counts)
-        if len(data) > COMPACT_BYTES:
+                self.saved[account] = max(self.saved.get(account, 0), up_to)
+        if len(data) > self._compact_above_bytes:
             self._compact(sums)
         elif not data or not data.endswith(b"\n"):
             self._append(b"\n" if data else b"")  # ends a torn line, and finds out now if the file cannot be written
         return sums
 
-    def append(self, entries: dict[Account, UsageCounts]) -> None:
-        """Appends a line and blocks until it is on disk. Raises OSError."""
-        self._append(b"".join(_line(account, counts) for account, counts in entries.items()))
+    def append(self, entries: dict[Account, UsageCounts], up_to: int = 0) -> None:
+        """Appends lines and blocks until they are on disk. Raises OSError. If the file has grown too large, it is
+        compacted; otherwise each key in use would add megabytes a day."""
+        num_bytes = self._append(b"".join(_line(account, counts, up_to) for account, counts in entries.items()))
+        if num_bytes > self._compact_above_bytes:
+            try:
+                self.load()
+            except OSError as error:  # the lines were written all the same
+                self._compact_above_bytes *= 2
+                log.warning("%s: has %d bytes, but cannot be compacted: %s", self._path, num_bytes, error)
 
-    def _append(self, data: bytes) -> None:
+    def _append(self, data: bytes) -> int:
+        """Returns how large the file is then."""
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             num_before = os.fstat(descriptor).st_size
@@ -132,27 +145,32 @@ class UsageFile:
             except OSError:
                 os.ftruncate(descriptor, num_before)  # remove it: the same usage will be part of the next line
                 raise
+            return num_before + len(data)
         finally:
             os.close(descriptor)
 
     def _compact(self, sums: dict[Account, UsageCounts]) -> None:
         temporary = self._path.with_name(f".{self._path.name}.new")
         with temporary.open("wb") as file:
-            file.write(b"".join(_line(account, counts) for account, counts in sums.items()))
+            os.fchmod(file.fileno(), stat.S_IMODE(self._path.stat().st_mode))  # who may not read it shall not now
+            num_bytes = file.write(b"".join(_line(*entry, self.saved[entry[0]]) for entry in sums.items()))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, self._path)
+        self._compact_above_bytes = max(COMPACT_BYTES, 2 * num_bytes)
 
 
-def _line(account: Account, counts: UsageCounts) -> bytes:
-    return json.dumps({**account._asdict(), **asdict(counts)}, separators=(",", ":")).encode() + b"\n"
+def _line(account: Account, counts: UsageCounts, up_to: int) -> bytes:
+    told = {**account._asdict(), **asdict(counts), "up_to": up_to}
+    return json.dumps(told, separators=(",", ":")).encode() + b"\n"
 
 
-def _parse(line: bytes) -> tuple[Account, UsageCounts]:
+def _parse(line: bytes) -> tuple[Account, UsageCounts, int]:
     """Raises ValueError, KeyError or TypeError."""
     raw = json.loads(line)
     account = Account(*(str(raw[name]) for name in Account._fields))
     counts = [raw[field.name] for field in fields(UsageCounts)]
-    if not all(type(count) is int for count in counts):
+    up_to = raw.get("up_to", 0)  # which earlier versions did not write
+    if not all(type(count) is int for count in (*counts, up_to)):
         raise TypeError("counts must be whole numbers")
-    return account, UsageCounts(*counts)
+    return account, UsageCounts(*counts), up_to

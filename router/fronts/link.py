@@ -33,7 +33,7 @@ from slipstream.router.fronts.remote import NO_USAGE
 from slipstream.router.fronts.tally import FrontTally
 from slipstream.router.generation import AdmissionError, EarlyEnd, GenerateRequest, GenerationFinish, Usage
 from slipstream.router.history import RequestRecord, Timeline
-from slipstream.router.http.errors import HttpError
+from slipstream.router.http.errors import HttpError, internal_error
 from slipstream.router.http.exchange import JSON, Exchange, Handler
 from slipstream.router.http.reader import Request
 from slipstream.router.messages import TokenLogprob
@@ -89,12 +89,15 @@ class FrontLink:
         tally: FrontTally,
         answer: Handler,
         send: Callable[[DispatcherMessage], None],
+        *,
+        clients_outlive_it: bool = False,
     ) -> None:
         self._service = service
         self._access = access
         self._tally = tally
         self._answer = answer
         self._send = send
+        self._clients_outlive_it = clients_outlive_it
         self._running: dict[int, str] = {}  # request ids
         self._permits: dict[int, Permit] = {}
         self._asked: dict[int, asyncio.Task[None]] = {}
@@ -134,13 +137,15 @@ class FrontLink:
                     self._asked[number].cancel()
 
     def lost(self) -> None:
-        """The front is gone, and with it everybody who waited there."""
+        """The front is gone, and with it everybody who waited there, unless they outlive it and wait for the next
+        one."""
         for task in self._asked.values():
             task.cancel()
         for request_id in list(self._running.values()):
             self._service.cancel(request_id)
+        used = UsageCounts() if self._clients_outlive_it else NO_USAGE  # the next front counts what it goes on with
         for permit in self._permits.values():
-            self._access.settle(permit, NO_USAGE)
+            self._access.settle(permit, used)
         self._permits.clear()
         self.num_connections = 0
 
@@ -179,7 +184,7 @@ class FrontLink:
     def _enter(self, message: Enter) -> None:
         refusal, lines = None, ""
         try:
-            caller = self._access.caller_of(message.digest)
+            caller = self._access.keys.caller_of(message.digest)
             permit, lines = self._access.admit(
                 caller, message.model, message.num_tokens, message.num_sequences, message.is_resumed
             )
@@ -194,14 +199,7 @@ class FrontLink:
             if message.number:
                 return  # it had been refused
             permit = Permit(ANYBODY, message.model, 0, 0)
-        used = UsageCounts(
-            num_requests=message.num_requests,
-            num_errors=message.num_errors,
-            num_prompt_tokens=message.num_prompt_tokens,
-            num_cached_tokens=message.num_cached_tokens,
-            num_output_tokens=message.num_output_tokens,
-        )
-        self._access.settle(permit, used)
+        self._access.settle(permit, message.used)
 
     # ---- everything else
 
@@ -217,12 +215,12 @@ class FrontLink:
             exchange.fail(error)
         except Exception:  # as `HttpConnection` does it: whoever asked waits at the front for an answer of some kind
             log.exception("%s %s failed", request.method, request.path)
-            exchange.fail(HttpError(500, "Internal error.", kind="server_error", code="internal_error"))
+            exchange.fail(internal_error())
         self._send(Answer(message.number, exchange.status, exchange.content_type, exchange.headers, exchange.body))
 
 
 class Nowhere:
-    """A connection that there is not."""
+    """Stands in for the connection of an exchange that has none."""
 
     date = ""
     draining = False
@@ -232,7 +230,7 @@ class Nowhere:
 
 
 class KeptExchange(Exchange):
-    """Keeps its one whole response."""
+    """Keeps its one whole response, to be sent to the front."""
 
     __slots__ = ("body", "content_type", "headers")
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slipstream.router.access.usage import UsageCounts
 from slipstream.router.generation import EarlyEnd, GenerateRequest, GenerationError, GenerationFinish, Resumed, Slo
 from slipstream.router.history import Timeline
 from slipstream.router.http.errors import HttpError, RequestError
@@ -87,15 +88,11 @@ class Enter:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """What it has used. `number` is that of its Enter; 0: it needed none, because there are no keys."""
+    """What a request has used. `number` is that of its Enter; 0: it needed none, because there are no keys."""
 
     number: int
     model: str
-    num_requests: int
-    num_errors: int
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_output_tokens: int
+    used: UsageCounts
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,9 @@ class FrontPool:
         self._counts = ConnectionCounts(num_fronts)
         self._reserved: socket.socket | None = None
         self._fronts: set[_Front] = set()
-        self._keepers: list[asyncio.Task[None]] = []
+        self._keepers: list[asyncio.Task[None]] = []  # one a front
+        self._watch: asyncio.Task[None] | None = None
+        self._drained_s: float | None = None  # when the drain that has begun is to be over (monotonic)
 
     @property
     def num_connections(self) -> int:
@@ -63,30 +65,39 @@ class FrontPool:
         return [front.process.pid for front in self._fronts]
 
     async def start(self) -> int:
-        """Returns the port when all fronts listen on it. Raises OSError if it cannot be had or a front cannot serve."""
-        http = self._setup.config.http
+        """Returns the port when all fronts listen on it, or are there if no clients are to come. Raises OSError if it
+        cannot be had or a front cannot serve."""
         if self._estate is not None:
             self._estate.attend()
+        port = self._setup.config.http.port if self._setup.is_ending else self._reserve()
+        fronts = [self._spawn(slot) for slot in range(1, self._num_fronts + 1)]
+        await asyncio.gather(*(front.listens for front in fronts))
+        self._keepers = [asyncio.create_task(self._keep(front)) for front in fronts]
+        self._watch = asyncio.create_task(self._end_silent())
+        return port
+
+    def _reserve(self) -> int:
+        """The port that the fronts are to share, from now on ours. Raises OSError."""
+        http = self._setup.config.http
         inherited = self._estate.listening if self._estate is not None else []
         self._reserved = inherited[0] if inherited else reserve_port(http.host, http.port)
         if self._estate is not None and not inherited:
             self._estate.keep_listening([self._reserved])
         port: int = self._reserved.getsockname()[1]
         self._setup = replace(self._setup, config=replace(self._setup.config, http=replace(http, port=port)))
-        fronts = [self._spawn(slot) for slot in range(1, self._num_fronts + 1)]
-        await asyncio.gather(*(front.listens for front in fronts))
-        self._keepers = [asyncio.create_task(self._keep(front)) for front in fronts]
-        self._keepers.append(asyncio.create_task(self._end_silent()))
         return port
+
+    def refuse_clients(self) -> None:
+        """No new ones from now on. Before `start`: the fronts only go on with those of the fronts before."""
+        self._setup = replace(self._setup, is_ending=True)
+        if self._estate is not None:
+            self._estate.stop_listening()
 
     async def take_over(self) -> None:
         """Has the fronts go on with the clients of those before them, from now on also when one is started anew."""
         self._takes_over = True
         for front in self._fronts:
-            self._have_taken_over(front)
-
-    def _have_taken_over(self, front: _Front) -> None:
-        front.protocol.send(TakeOver(self._setup.max_model_len, self._setup.versions))
+            self._tell_what_to_do(front)
 
     def tell_limits(self, max_model_len: int | None, versions: tuple[str, ...]) -> None:
         """The longest sequence or the versions of the model may have changed."""
@@ -96,26 +107,37 @@ class FrontPool:
                 front.protocol.send(Limits(max_model_len, versions))
 
     async def drain(self, deadline_s: float) -> bool:
-        """No new connections; returns when all fronts have ended what ran there, True if within `deadline_s`. From now
-        on a front that is gone stays so."""
-        for keeper in self._keepers:
-            keeper.cancel()
+        """No new connections; returns when all fronts have ended what ran there, True if within `deadline_s`. A front
+        that is killed meanwhile is started anew, and drains as well."""
+        self.refuse_clients()
+        self._drained_s = time.monotonic() + deadline_s
+        for front in self._fronts:
+            self._tell_what_to_do(front)
+        late = set[asyncio.Task[None]]()
+        if self._keepers:
+            _, late = await asyncio.wait(self._keepers, timeout=deadline_s)
         if self._estate is not None:
             self._estate.farewell()
-        for front in self._fronts:
-            front.protocol.send(Drain(deadline_s))
-        if not self._fronts:
-            return True
-        _, late = await asyncio.wait([front.lost for front in self._fronts], timeout=deadline_s)
         return not late
+
+    def _tell_what_to_do(self, front: _Front) -> None:
+        """One that does not listen yet is told as soon as it does."""
+        if not front.listens.done():
+            return
+        if self._takes_over and not front.takes_over:
+            front.takes_over = True
+            front.protocol.send(TakeOver(self._setup.max_model_len, self._setup.versions))
+        if self._drained_s is not None:
+            front.protocol.send(Drain(max(self._drained_s - time.monotonic(), 0.0)))
 
     async def stop(self) -> None:
         """Ends all fronts."""
-        for keeper in self._keepers:
-            keeper.cancel()
-        for keeper in self._keepers:
+        tasks = [*self._keepers, *([self._watch] if self._watch is not None else [])]
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
             with contextlib.suppress(asyncio.CancelledError):
-                await keeper
+                await task
         await asyncio.gather(*map(self._end, list(self._fronts)))
         if self._estate is not None:
             self._estate.close()
@@ -134,19 +156,20 @@ class FrontPool:
         return front
 
     async def _keep(self, front: _Front) -> None:
-        """Starts a front anew whenever it is gone."""
+        """Starts a front anew whenever it is gone, until it has ended because it was drained."""
         retry_s = FIRST_RETRY_S
         while True:
             await asyncio.wait([front.lost])
             if front in self._fronts:
                 await self._end(front)
+                if self._drained_s is not None and front.process.returncode == 0:
+                    return
                 log.warning("front process %d is gone with status %s", front.process.pid, front.process.returncode)
             await asyncio.sleep(retry_s)
             try:
                 front = self._spawn(front.slot)
                 await front.listens
-                if self._takes_over:
-                    self._have_taken_over(front)
+                self._tell_what_to_do(front)
                 retry_s = FIRST_RETRY_S
             except OSError as error:
                 log.error("a front process does not start: %s", error)
@@ -190,6 +213,7 @@ class _Front:
         self.listens: asyncio.Future[None] = loop.create_future()
         self.listens.add_done_callback(lambda future: future.exception())  # read, or the loop would complain
         self.lost: asyncio.Future[None] = loop.create_future()
+        self.takes_over = False
         self.heard_s = time.monotonic()
         self.protocol = FrameProtocol(self._received, self._on_lost, vocabulary=FRONTS)
         self.link = link_of(self._send)

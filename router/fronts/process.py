@@ -71,7 +71,7 @@ class FrontProcess:
         self._tell_timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
-        """From the setup to the end of a drain or of the dispatcher."""
+        """Serves from the setup to the end of a drain or of the dispatcher."""
         await asyncio.get_running_loop().create_unix_connection(lambda: self._link, sock=self._socket)
         setup = await self._begun
         setup.log.adopt()
@@ -108,8 +108,10 @@ class FrontProcess:
             estate=estate,
         )
         self._count = lambda: Counts(
-            counts_of(front.counts, access.num_unauthenticated, front.trace_counts), server.num_connections
+            counts_of(front.counts, access.keys.num_unauthenticated, front.trace_counts), server.num_connections
         )
+        if setup.is_ending:
+            server.refuse_clients()
         port = await server.start()
         cleanup.push_async_callback(server.stop)
         cleanup.callback(self._stop_telling)
@@ -134,6 +136,8 @@ class FrontProcess:
 
     async def _drain(self, deadline_s: float) -> None:
         """Ends this process once nothing runs here; after the deadline the dispatcher will end it."""
+        if self._taking_over is not None:
+            await self._taking_over  # what has not come yet would not be waited for
         if self._server is None or await self._server.drain(deadline_s):
             self._over.set()
 
@@ -150,9 +154,9 @@ class FrontProcess:
                 self._dispatcher.received(message)
 
     def _lost(self, reason: Exception | None) -> None:
-        if self._estate is not None and self._draining is None:
+        if self._estate is not None and not self._estate.has_said_farewell:
             if self._leaves_clients:
-                os._exit(0)  # without a word to the clients: the next router's front goes on with them
+                os._exit(1)  # without a word to the clients: the next front goes on with them, even during a drain
             self._estate.close()  # clients to come wait for the next router
         if not self._begun.done():
             self._begun.set_exception(ConnectionError("the dispatcher is gone"))

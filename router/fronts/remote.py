@@ -132,12 +132,12 @@ class RemoteDispatcher:
         """Raises HttpError 503 if the dispatcher is gone."""
         number = next(self._numbers)
         message = Enter(number, digest, model, num_tokens, num_sequences, is_resumed)
-        entered: Entered = await self._call(number, message, settled(number, model, NO_USAGE))
+        entered: Entered = await self._call(number, message, Settle(number, model, NO_USAGE))
         return entered
 
     def settle(self, number: int, model: str, used: UsageCounts) -> None:
         """`number` is that of the Enter, 0 if there was none."""
-        self._send(settled(number, model, used))
+        self._send(Settle(number, model, used))
 
     async def _call(self, number: int, message: FrontMessage, if_cancelled: FrontMessage) -> Any:
         if self._is_lost:
@@ -224,11 +224,6 @@ class RemoteAccess(Access):
     def settle(self, permit: Permit, used: UsageCounts) -> None:
         assert isinstance(permit, RemotePermit)
         self._dispatcher.settle(permit.number, permit.model, used)
-
-
-def settled(number: int, model: str, used: UsageCounts) -> Settle:
-    counts = (used.num_requests, used.num_errors, used.num_prompt_tokens, used.num_cached_tokens)
-    return Settle(number, model, *counts, used.num_output_tokens)
 
 
 def dispatcher_is_gone() -> HttpError:

@@ -33,7 +33,8 @@ class LogStyle:
 
 @dataclass(frozen=True, slots=True)
 class FrontSetup:
-    """`config.http` has the port that all fronts share. At the `keeper` a front leaves its clients to the next one."""
+    """`config.http` has the port that all fronts share. At the `keeper` a front leaves its clients to the next one. One
+    that `is_ending` takes no new ones."""
 
     config: RouterConfig
     model: str
@@ -42,3 +43,4 @@ class FrontSetup:
     log: LogStyle
     versions: tuple[str, ...] = ()
     keeper: Path | None = None
+    is_ending: bool = False

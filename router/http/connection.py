@@ -9,13 +9,14 @@ from collections import deque
 from typing import cast
 
 from slipstream.router.config import HttpConfig
-from slipstream.router.http.errors import HttpError
+from slipstream.router.http.errors import HttpError, internal_error, router_restarted
 from slipstream.router.http.exchange import Exchange, Handler
 from slipstream.router.http.owner import ConnectionOwner
 from slipstream.router.http.reader import Request, RequestReader
 from slipstream.router.http.timers import ConnectionTimers
-from slipstream.router.takeover.estate import Inherited, Kept
 from slipstream.router.takeover.journal import NOTHING, Phase, Unfinished
+from slipstream.router.takeover.kept_connection import InheritedConnection, KeptConnection
+from slipstream.router.takeover.landing import NOBODY
 from slipstream.router.takeover.notes import NO_NOTES, JournalNotes, Notes
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ READ_AHEAD_BYTES = 256 * 1024  # a client may send so much of its next requests 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class HttpConnection(asyncio.Protocol):
+class HttpConnection(asyncio.BufferedProtocol):
     """Reading never stops while a handler runs, because only a read tells that the client has left. What a client
     sends ahead is therefore bounded by `READ_AHEAD_BYTES`; past that the rest is thrown away and the connection is
     closed after the response that is under way. Nor does the next request begin before the client has read enough of
@@ -43,9 +44,9 @@ class HttpConnection(asyncio.Protocol):
         config: HttpConfig,
         handler: Handler,
         owner: ConnectionOwner,
-        kept: Kept | None = None,
+        kept: KeptConnection | None = None,
         *,
-        inherited: Inherited | None = None,
+        inherited: InheritedConnection | None = None,
     ) -> None:
         self._handler = handler
         self._owner = owner
@@ -63,7 +64,8 @@ class HttpConnection(asyncio.Protocol):
         self._inherited = inherited
         self._kept = kept
         self._journal = kept.journal if kept is not None else None
-        self._before: Unfinished | None = None  # what the exchange that begins now had come to
+        self._landing = owner.landing
+        self._before: Unfinished | None = None  # how far the exchange that begins next has come already
 
     # ---- the owner's side
 
@@ -131,9 +133,13 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._owner.left(self)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._landing.room_for(self._kept.number if self._kept is not None else NOBODY)
+
+    def buffer_updated(self, nbytes: int) -> None:
         if self._discards_input:
             return
+        data = self._landing.arrived(nbytes)
         if self._journal is not None:
             self._journal.received(data)
         if self._exchange is not None or self._pending:
@@ -210,7 +216,7 @@ class HttpConnection(asyncio.Protocol):
             raise
         except Exception:
             log.exception("%s %s failed", request.method, request.path)
-            exchange.fail(HttpError(500, "Internal error.", kind="server_error", code="internal_error"))
+            exchange.fail(internal_error())
         finally:
             self._served(exchange)
 
@@ -229,6 +235,8 @@ class HttpConnection(asyncio.Protocol):
         else:
             if not self._pending and self._reader.state == "idle":
                 self._rest()
+            elif self._journal is not None:
+                self._journal.spoil()  # it tells of this request as well as of the next one
             self._advance()
 
     def _refuse(self, error: HttpError) -> None:
@@ -239,7 +247,8 @@ class HttpConnection(asyncio.Protocol):
     # ---- what outlives this process
 
     def _rest(self) -> None:
-        """Between two requests. A connection that could not be kept before, or that the keeper has lost, may be now."""
+        """Clears the journal between two requests. A connection that could not be kept before, or that the keeper has
+        lost, may be kept from now on."""
         estate = self._owner.estate
         if estate is None or self._is_tls:
             return
@@ -264,8 +273,8 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._task.add_done_callback(lambda _: kept.journal.close())  # until then it may take notes
 
-    def _go_on(self, inherited: Inherited) -> None:
-        """Where the router before was killed."""
+    def _go_on(self, inherited: InheritedConnection) -> None:
+        """Goes on where the router before was killed."""
         journal, unfinished = inherited.kept.journal, inherited.unfinished
         if inherited.unsent:
             self._transport.write(inherited.unsent)
@@ -274,9 +283,7 @@ class HttpConnection(asyncio.Protocol):
             return
         if inherited.is_given_up:
             message = "The routers that had this request were killed, one after the other. Ask again."
-            self._refuse(
-                HttpError(503, message, kind="server_error", code="router_restarted", headers=(("retry-after", "1"),))
-            )
+            self._refuse(router_restarted(message))
             return
         if journal.phase == Phase.ENDED:
             journal.rest()

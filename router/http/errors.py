@@ -50,3 +50,13 @@ class RequestError(HttpError):
     ) -> None:
         super().__init__(status, message, kind=kind, param=param, code=code, headers=headers)
         self.error = error
+
+
+def internal_error() -> HttpError:
+    """For a bug. What it was is in the log, and not the client's business."""
+    return HttpError(500, "Internal error.", kind="server_error", code="internal_error")
+
+
+def router_restarted(message: str) -> HttpError:
+    """For a request that outlived a router, but that nobody goes on with."""
+    return HttpError(503, message, kind="server_error", code="router_restarted", headers=(("retry-after", "1"),))

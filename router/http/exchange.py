@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import Protocol
 
 from slipstream.router.access.caller import ANYBODY, Caller
-from slipstream.router.http.errors import HttpError
+from slipstream.router.http.errors import HttpError, router_restarted
 from slipstream.router.http.reader import Request
 from slipstream.router.takeover.notes import NO_NOTES, Notes
 from slipstream.router.tracing.request_trace import RequestTrace
@@ -125,10 +125,11 @@ class Exchange:
             self.respond(error.status, error.body(), JSON, error.headers)
 
     def refuse_if_repeated(self) -> None:
-        """For what is not to be done twice. Raises HttpError if a router that was killed may have done it."""
+        """Raises HttpError if a router that was killed may have done what the request asks for. To be called before
+        anything that is not to be done twice."""
         if self.notes.is_repeated:
             message = "The router was killed before it could answer. See whether it did what was asked, or ask again."
-            raise HttpError(503, message, kind="server_error", code="router_restarted", headers=(("retry-after", "1"),))
+            raise router_restarted(message)
 
     async def drain(self) -> None:
         """Wait until the reader has caught up."""

@@ -181,16 +181,9 @@ class RequestReader:
             if name not in FRAMING_HEADERS:
                 continue
             if name == b"content-length":
-                # The parser has checked that it is a number.
-                if int(value) > self._max_body_bytes:
-                    raise self._fail(self._body_too_large())
-                is_large = is_large or int(value) > STRANGERS_BODY_BYTES
+                is_large |= self._is_large_body(int(value))  # the parser has checked that it is a number
             elif name == b"transfer-encoding":
-                before, _, last = value.lower().rpartition(b",")
-                if before and last.strip() == b"chunked":
-                    raise self._fail(
-                        HttpError(501, "The only transfer coding served is chunked.", code="not_implemented")
-                    )
+                self._check_transfer_coding(value)
                 is_large = True  # perhaps
             elif name == b"authorization":
                 authorization = value
@@ -207,6 +200,17 @@ class RequestReader:
                 self._check_caller(authorization)
             except HttpError as error:
                 raise self._fail(error) from None
+
+    def _is_large_body(self, num_bytes: int) -> bool:
+        """Whether the caller is to be checked before a body of this length comes."""
+        if num_bytes > self._max_body_bytes:
+            raise self._fail(self._body_too_large())
+        return num_bytes > STRANGERS_BODY_BYTES
+
+    def _check_transfer_coding(self, value: bytes) -> None:
+        before, _, last = value.lower().rpartition(b",")
+        if before and last.strip() == b"chunked":
+            raise self._fail(HttpError(501, "The only transfer coding served is chunked.", code="not_implemented"))
 
     def on_chunk_header(self) -> None:
         self._chunk_bytes = 0

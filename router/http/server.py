@@ -19,7 +19,9 @@ from slipstream.router.http.exchange import Exchange, Handler
 from slipstream.router.http.owner import OwnedConnection, Welcome
 from slipstream.router.http.reader import CheckCaller, Request
 from slipstream.router.http.tls import ServerTls
-from slipstream.router.takeover.estate import Estate, Inherited, Kept
+from slipstream.router.takeover.estate import Estate
+from slipstream.router.takeover.kept_connection import InheritedConnection, KeptConnection
+from slipstream.router.takeover.landing import Landing
 from slipstream.router.takeover.listener import Listener, listening_at
 
 log = logging.getLogger(__name__)
@@ -30,10 +32,10 @@ HEALTH_PREFIX = "/health/"
 
 
 class ConnectionCount(Protocol):
-    """Adds up what several servers have, so that `max_connections` holds for all of them."""
+    """Adds up the connections of several servers, so that `max_connections` is one limit for all of them."""
 
     def set(self, num_connections: int) -> int:
-        """So many has this one. Returns how many all have."""
+        """This server has so many. Returns how many all of them have."""
 
 
 class HttpServer:
@@ -55,6 +57,7 @@ class HttpServer:
     ) -> None:
         self.check_caller = check_caller
         self.estate = estate
+        self.landing = (estate.landing if estate is not None else None) or Landing()
         self._config = config
         self._handler = handler
         self._shares_port = shares_port
@@ -87,14 +90,18 @@ class HttpServer:
         return self._date
 
     async def start(self) -> int:
-        """Listen. Returns the port, chosen by the system if the configured one is 0.
+        """Listen, unless no clients are to come. Returns the port, chosen by the system if the configured one is 0.
 
         Raises OSError with one clear sentence if the address cannot be had.
         """
         host, port = self._config.host, self._config.port
+        if self.estate is not None:
+            self.estate.attend()
+        if self._draining:
+            self._close_listening()
+            return port
         try:
             if self.estate is not None:
-                self.estate.attend()
                 sockets = await self._listen_with(self.estate)
             else:
                 sockets = await self._listen(host=host, port=port, reuse_port=self._shares_port)
@@ -130,7 +137,16 @@ class HttpServer:
             self._listeners = [Listener(sock, estate, self._serve_kept) for sock in sockets]
         return sockets
 
-    async def _serve_kept(self, sock: socket.socket, kept: Kept | None, inherited: Inherited | None = None) -> None:
+    def _close_listening(self) -> None:
+        """Refuses who would otherwise wait in vain, until this process ends, where the server before listened."""
+        if self.estate is not None:
+            for sock in self.estate.listening:
+                sock.close()
+            self.estate.listening = []
+
+    async def _serve_kept(
+        self, sock: socket.socket, kept: KeptConnection | None, inherited: InheritedConnection | None = None
+    ) -> None:
         """Raises OSError for a connection that is broken already."""
         make = functools.partial(HttpConnection, self._config, self._handler, self, kept, inherited=inherited)
         try:
@@ -156,10 +172,9 @@ class HttpServer:
             log.info("took over %d connections, %d of them with a request", len(connections), num_running)
 
     async def drain(self, deadline_s: float) -> bool:
-        """Stop accepting, let running responses end. True if all did within `deadline_s`."""
-        if self.estate is not None:
-            self.estate.farewell()
-        self._end_listening()
+        """Stop accepting, let running responses end. True if all did within `deadline_s`. Until then, they outlive this
+        server."""
+        self.refuse_clients()
         for connection in list(self._connections):
             connection.close_when_idle()
         try:
@@ -167,11 +182,22 @@ class HttpServer:
                 await self._empty.wait()
         except TimeoutError:
             return False
+        finally:
+            if self.estate is not None:
+                self.estate.farewell()
         return True
+
+    def refuse_clients(self) -> None:
+        """No new ones from now on. Before `start`: it only goes on with those of the router before."""
+        if self.estate is not None:
+            self.estate.stop_listening()
+        self._end_listening()
 
     async def stop(self) -> None:
         """Cut what is left and wait until its handlers have ended. Without a drain before, what the next server of this
         estate can go on with stays."""
+        if self.estate is not None:
+            self.estate.close()
         self._end_listening()
         for connection in list(self._connections):
             connection.abort()
@@ -179,8 +205,6 @@ class HttpServer:
 
     def _end_listening(self) -> None:
         self._draining = True
-        if self.estate is not None:
-            self.estate.close()
         for server in self._servers:
             server.close()
         for listener in self._listeners:

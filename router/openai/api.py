@@ -17,11 +17,13 @@ from slipstream.router.http.reader import Request
 from slipstream.router.http.routes import Routes
 from slipstream.router.messages import Guide, SamplingParams, pack_ids
 from slipstream.router.metrics import FrontMetrics
-from slipstream.router.openai.answer import Answer, Choice
+from slipstream.router.openai.answer import Answer
+from slipstream.router.openai.choice import Choice
+from slipstream.router.openai.convoy import Convoy
 from slipstream.router.openai.failures import as_http_error
 from slipstream.router.openai.formats import AnswerHead, ChatFormat, CompletionFormat
 from slipstream.router.openai.guides import Guides
-from slipstream.router.openai.job import Asked, Job, Prompt, asked_attributes, counts_on, slo_of, used_by, wants_usage
+from slipstream.router.openai.job import Asked, Job, Prompt, span_attributes, used_by
 from slipstream.router.openai.output_text import OutputText
 from slipstream.router.openai.parsing import parse_body
 from slipstream.router.openai.prompts import DEFAULT_COMPLETION_TOKENS, Prompts, room
@@ -61,6 +63,7 @@ class OpenAiApi:
         self._access = access
         self._prompts = Prompts(tokenizer)
         self._guides = Guides()
+        self._convoy = Convoy()
         self._created_s = int(time.time())
 
     def add_to(self, routes: Routes) -> None:
@@ -104,28 +107,32 @@ class OpenAiApi:
         max_model_len = self._service.max_model_len
         body = parse_body(request, ChatRequest, max_model_len)
         asked = self._asked(body, exchange, arrived_s, "chatcmpl-")
-        await self._serve(exchange, asked, self._chat_job(asked, body, max_model_len))
+        with self._convoy:
+            await self._serve(exchange, asked, self._chat_job(asked, body, max_model_len))
 
     async def completions(self, request: Request, exchange: Exchange) -> None:
         arrived_s = time.monotonic()
         max_model_len = self._service.max_model_len
         body = parse_body(request, CompletionRequest, max_model_len)
         asked = self._asked(body, exchange, arrived_s, "cmpl-")
-        await self._serve(exchange, asked, self._completion_job(asked, body, max_model_len))
+        with self._convoy:
+            await self._serve(exchange, asked, self._completion_job(asked, body, max_model_len))
 
     async def _chat_job(self, asked: Asked, body: ChatRequest, max_model_len: int | None) -> Job:
         limit = self._prompts.limit(max_model_len)
+        await self._convoy.next_stage()
         packed_ids = await self._prompts.of_chat(body.messages, limit, body.chat_template_kwargs or {})
         guide = await self._guides.of(body)
         max_tokens = room(packed_ids, limit, body.stated_max_tokens, None, "messages")
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         prompts = [Prompt(packed_ids, self._sampling(body, max_tokens, logprobs, guide, asked.seed))]
-        form = ChatFormat(asked.head, self._tokenizer.pieces, logprobs is not None, wants_usage(body))
+        form = ChatFormat(asked.head, self._tokenizer.pieces, logprobs is not None, body.wants_usage)
         return Job(asked, prompts, "messages", form)
 
     async def _completion_job(self, asked: Asked, body: CompletionRequest, max_model_len: int | None) -> Job:
         for token_ids in body.id_lists:
             check_token_ids("prompt", token_ids, self._tokenizer.vocab_size)
+        await self._convoy.next_stage()
         guide = await self._guides.of(body)
         prompts: list[Prompt] = []
         limit = self._prompts.limit(max_model_len)
@@ -137,7 +144,7 @@ class OpenAiApi:
         if body.echo:
             texts = body.texts or await self._tokenizer.decode(body.id_lists)
             prompts = [prompt._replace(text=text) for prompt, text in zip(prompts, texts, strict=True)]
-        form = CompletionFormat(asked.head, self._tokenizer.pieces, body.logprobs is not None, wants_usage(body))
+        form = CompletionFormat(asked.head, self._tokenizer.pieces, body.logprobs is not None, body.wants_usage)
         return Job(asked, prompts, "prompt", form)
 
     def _asked(self, body: GenerationFields, exchange: Exchange, arrived_s: float, prefix: str) -> Asked:
@@ -190,6 +197,7 @@ class OpenAiApi:
         body, num_choices, choices_per_prompt = job.body, job.num_choices, job.choices_per_prompt
         self._metrics.choices.observe(choices_per_prompt)
         try:
+            await self._convoy.next_stage()
             for index in range(num_choices):
                 choices.append(self._submit(job, index, exchange))
             await asyncio.sleep(0)  # lets the requests leave for their workers now, before the answer is prepared
@@ -202,7 +210,7 @@ class OpenAiApi:
                 explains=bool(body.explain),
             )
             if body.stream:
-                await answer.send_stream(exchange, wants_usage(body), counts_on(body))
+                await answer.send_stream(exchange, body.wants_usage, body.wants_usage_so_far)
             else:
                 await answer.send_whole(exchange)
         finally:
@@ -212,7 +220,7 @@ class OpenAiApi:
                 choice.record_end()
             self._access.settle(permit, used_by(choices, job))
             if exchange.trace is not None:
-                exchange.trace.answered([choice.stream.record for choice in choices], asked_attributes(job))
+                exchange.trace.answered([choice.stream.record for choice in choices], span_attributes(job))
 
     def _submit(self, job: Job, index: int, exchange: Exchange) -> Choice:
         """Queue one choice. Raises HttpError if it is not admitted."""
@@ -251,7 +259,7 @@ class OpenAiApi:
             tenant=asked.tenant,
             weight=caller.weight,
             names=names,
-            slo=slo_of(body),
+            slo=body.service_level,
             session=asked.session,
             expected_output_tokens=body.expected_output_tokens,
             timeout_s=body.timeout_s,

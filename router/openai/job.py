@@ -7,15 +7,14 @@ from typing import NamedTuple
 
 from slipstream.router.access.caller import Caller
 from slipstream.router.access.usage import UsageCounts
-from slipstream.router.generation import GenerationError, Slo
+from slipstream.router.generation import GenerationError
 from slipstream.router.messages import SamplingParams
-from slipstream.router.openai.answer import Choice
+from slipstream.router.openai.choice import Choice
 from slipstream.router.openai.formats import AnswerFormat, AnswerHead
 from slipstream.router.openai.schema import ChatRequest, GenerationFields
 from slipstream.router.refusals import RefusedRequest
 from slipstream.router.tracing.request_trace import Value
 
-NO_SLO = Slo()
 USUAL_OUTPUT_TOKENS = 1024  # reserved from a rate limit if the request names no length; corrected at its end
 
 
@@ -61,7 +60,7 @@ class Asked(NamedTuple):
             num_prompt_tokens,
             body.stated_max_tokens or 0,
             body.expected_output_tokens,
-            slo_of(body),
+            body.service_level,
             self.session,
             body.timeout_s,
             self.trace_id,
@@ -132,7 +131,7 @@ def used_by(choices: Sequence[Choice], job: Job) -> UsageCounts:
     return used
 
 
-def asked_attributes(job: Job) -> dict[str, Value]:
+def span_attributes(job: Job) -> dict[str, Value]:
     """The fields that the request has set, by their names in OpenTelemetry's GenAI conventions."""
     body, is_chat = job.body, isinstance(job.body, ChatRequest)
     given = {
@@ -155,21 +154,3 @@ def asked_attributes(job: Job) -> dict[str, Value]:
         "gen_ai.request.stream": bool(body.stream),
         **{name: value for name, value in given.items() if value is not None},
     }
-
-
-def slo_of(body: GenerationFields) -> Slo:
-    """The request's service level, converted to seconds."""
-    if body.slo is None:
-        return NO_SLO
-    ttft_ms, itl_ms = body.slo.ttft_ms, body.slo.itl_ms
-    return Slo(ttft_ms and ttft_ms / 1e3, itl_ms and itl_ms / 1e3, bool(body.slo.strict))
-
-
-def wants_usage(body: GenerationFields) -> bool:
-    """Whether a stream is to end with the usage, which is sent only on request."""
-    return bool(body.stream_options is not None and body.stream_options.include_usage)
-
-
-def counts_on(body: GenerationFields) -> bool:
-    """Whether every chunk is to carry the usage so far, as in vLLM."""
-    return wants_usage(body) and bool(body.stream_options and body.stream_options.continuous_usage_stats)

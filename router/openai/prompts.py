@@ -85,10 +85,10 @@ def too_long(
     num_prompt_tokens: int, num_wanted: int, limit: int, param: str, *, is_at_least: bool = False
 ) -> RequestError:
     at_least = "at least " if is_at_least else ""
-    wanted = f" and {num_wanted} tokens of output were asked for" if num_wanted else ""
+    wanted = f" and the output asked for has {tokens(num_wanted)}" if num_wanted else ""
     message = (
-        f"this model's maximum context length is {limit} tokens. The prompt has {at_least}{num_prompt_tokens} "
-        f"tokens{wanted}, which leaves no room. Please shorten the prompt or ask for less output"
+        f"this model's maximum context length is {tokens(limit)}. The prompt has {at_least}{tokens(num_prompt_tokens)}"
+        f"{wanted}, which leaves no room. Please shorten the prompt or ask for less output"
     )
     figures = (
         Figure("num_prompt_tokens", num_prompt_tokens),
@@ -96,6 +96,10 @@ def too_long(
         Figure("max_model_len", limit),
     )
     return as_http_error(GenerationError("prompt_too_long", message, figures=figures), param)
+
+
+def tokens(count: int) -> str:
+    return "1 token" if count == 1 else f"{count} tokens"
 
 
 def plain_message(message: ChatMessage, knows_developer_role: bool) -> Message:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from slipstream.router.generation import Slo
 from slipstream.router.openai.fields import (
     INT32_MAX,
     FiniteFloat,
@@ -42,6 +43,7 @@ MAX_PROMPTS = 1024
 MAX_MESSAGES = 8192  # also the limit for the parts of all messages together
 MAX_MILLISECONDS = 86_400_000
 MAX_TIMEOUT_S = 86_400
+NO_SLO = Slo()
 NO_TOOLS = "for an answer that follows a JSON schema, use `response_format`"  # for which many libraries take tools
 
 
@@ -164,6 +166,24 @@ class GenerationFields(VllmFields):
         """The limit for the output that was asked for; None: as much as there is room for."""
         return self.max_tokens
 
+    @property
+    def service_level(self) -> Slo:
+        """The one that was asked for, in seconds."""
+        if self.slo is None:
+            return NO_SLO
+        ttft_ms, itl_ms = self.slo.ttft_ms, self.slo.itl_ms
+        return Slo(ttft_ms and ttft_ms / 1e3, itl_ms and itl_ms / 1e3, bool(self.slo.strict))
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream is to end with the usage, which is sent only on request."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def wants_usage_so_far(self) -> bool:
+        """Whether every chunk is to carry the usage so far, as in vLLM."""
+        return self.wants_usage and self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> GenerationFields:
         if self.stream_options is not None and not self.stream:
@@ -248,7 +268,7 @@ def prompt_kind(value: Any) -> str:
     if not isinstance(value, list):
         return "~string"
     first = value[0] if value else None
-    return "~ids" if isinstance(first, int) else "~id_lists" if isinstance(first, list) else "~strings"
+    return "~ids" if isinstance(first, int | float) else "~id_lists" if isinstance(first, list) else "~strings"
 
 
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]

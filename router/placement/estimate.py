@@ -50,7 +50,8 @@ class PrefillEstimate(NamedTuple):
     raw_s: float
     chunk_s: float  # a step with a chunk of it
     added_s: float
-    num_delayed: float  # prompts that will come there before it is through, and while the queue behind it lasts
+    next_per_s: float  # prompts that will come there, a second of work: more, the longer each of them keeps it busy
+    next_s: float  # what one of them takes
     noise: float
 
 
@@ -60,7 +61,7 @@ _decode_estimate: Callable[
     DecodeEstimate,
 ] = partial(tuple.__new__, DecodeEstimate)
 _prefill_estimate: Callable[
-    [tuple[WorkerState, bool, int, float, float, float, float, float, float, float]], PrefillEstimate
+    [tuple[WorkerState, bool, int, float, float, float, float, float, float, float, float]], PrefillEstimate
 ] = partial(tuple.__new__, PrefillEstimate)
 
 
@@ -132,10 +133,10 @@ def estimate_prefill(
         chunk_tokens -= num_streams
     if chunk_tokens < 1:
         chunk_tokens = 1
-    queue_s = 0.0
+    queue_s = load.abandoned_s(now) / times.reality
     queued, queued_pairs = queue_of(worker) if load.pending_tokens > 0 else (0, 0.0)
     if queued:
-        queue_s = queued / chunk_tokens * (chunk_s + beside_s) + queued * token_s + queued_pairs * pair_s
+        queue_s += queued / chunk_tokens * (chunk_s + beside_s) + queued * token_s + queued_pairs * pair_s
     new = num_tokens - num_cached
     if new < 1:
         new = 1
@@ -167,7 +168,8 @@ def estimate_prefill(
             raw_s,
             (own_s / chunks) * reality,
             added_s * reality if added_s > 0.0 else 0.0,
-            prompts_per_s * raw_s * reality / (1.0 - (share if share < MAX_SHARE else MAX_SHARE)),
+            prompts_per_s / (1.0 - (share if share < MAX_SHARE else MAX_SHARE)),
+            share / prompts_per_s * reality if prompts_per_s else 0.0,
             noise if noise > 0.1 else 0.1,
         )
     )

@@ -42,6 +42,7 @@ class WorkerLoad:
     _prompts_per_s: float = 0.0
     _prefill_share: float = 0.0
     _at_s: float = 0.0
+    _abandoned_until_s: float = -math.inf
 
     def begin_prefill(self, pending: PendingPrefill) -> None:
         self.num_pending += 1
@@ -58,6 +59,18 @@ class WorkerLoad:
         self.pending_pairs -= pending.num_pairs
         if self.num_pending == 0:
             self.pending_pairs = 0.0  # what rounding has left
+
+    def abandon_chunk(self, pending: PendingPrefill, chunk_tokens: int, reality: float, now: float) -> None:
+        """The prompt is not wanted any more, and was the only one there: a worker ends its step first, of which half is
+        over on the mean."""
+        if self.num_pending == 0:
+            share = min(chunk_tokens / max(pending.num_tokens, 1), 1.0)
+            until_s = now + 0.5 * share * pending.work_s * reality
+            self._abandoned_until_s = max(self._abandoned_until_s, until_s)
+
+    def abandoned_s(self, now: float) -> float:
+        """How long the worker goes on with a prompt that nobody wants."""
+        return self._abandoned_until_s - now if self._abandoned_until_s > now else 0.0
 
     def add_sequence(self, num_tokens: int, remaining_tokens: float) -> None:
         self.num_seqs += 1

@@ -88,10 +88,13 @@ def moved(state: RequestState, destination: WorkerState, is_whole: bool) -> None
     state.transfer_pages = None
 
 
-def leave(state: RequestState) -> None:
-    """The attempt is over: nothing of it is on its workers any more. To be called while `state.decode` is still
-    set."""
+def leave(state: RequestState, now: float) -> None:
+    """The attempt is over: nothing of it is on its workers any more, but for the chunk of its prompt that one may be
+    computing. To be called while `state.decode` is still set."""
+    pending, worker = state.pending, state.pending_on
     prefill_withdrawn(state)
+    if pending is not None and worker is not None and state.phase == "prefill":
+        worker.load.abandon_chunk(pending, worker.hello.max_step_tokens, worker.times.reality, now)
     decode = state.decode
     if decode is not None:
         decode.load.remove_sequence(state.num_tokens, state.expected_output_tokens - len(state.output))

@@ -17,8 +17,7 @@ nothing to those who count goodput, so a miss costs as many seconds as the level
     hiccup       s  by which steps with its chunks exceed the ITL level, for all streams (local)
     slowdown     s  that one more sequence adds to the remaining steps of those there
     others_risk  P(streams there become too slow because of it) x allowed seconds, for all of them
-    next_prompts s  that its prefill delays prompts that will come meanwhile, at the rate they came lately, and the
-                 risk that they miss their level because of it
+    next_prompts s  that prompts to come lose because of its prefill (`next_prompts.py`)
     overflow     s  to compute again what will be preempted if all sequences there grow as predicted
     affinity     s  saved by a later turn of the conversation that finds its KV here: half a step, which decides ties
 
@@ -53,6 +52,7 @@ from slipstream.router.placement.estimate import (
     estimate_prefill,
     gap_s,
 )
+from slipstream.router.placement.next_prompts import NextPrompts
 from slipstream.router.placement.policy import Job
 from slipstream.router.placement.shortlist import Shortlist
 from slipstream.router.roster import WorkerState
@@ -105,14 +105,17 @@ class SloPolicy:
             harm = self._harm(job, there)
             cost = there.decode_s + there.room_s + harm[0] + harm[1] + harm[2]
             landing.append((cost, there, harm, cached.get(worker, 0)))
+        next_prompts = NextPrompts(self._ttft_s, self._ttft_s + job.remaining_tokens * self._itl_s)
         if forced != "long_prompt":
-            for _, there, harm, num_cached in _worth_a_look(landing):
-                worker = there.worker
-                beside = prompts[worker] = estimate_prefill(worker, job, num_cached, now, there)
-                terms = self._local(job, there, beside, harm[0], shortlist)
-                options.append(option_of((sum(terms), worker, None, there.fits, terms, num_cached)))
+            local = _worth_a_look(landing)
+            for _, there, _, num_cached in local:
+                beside = prompts[there.worker] = estimate_prefill(there.worker, job, num_cached, now, there)
+                next_prompts.could_go_to(beside, there.num_streams)
+            for _, there, harm, num_cached in local:
+                terms = self._local(job, there, prompts[there.worker], harm[0], next_prompts, shortlist)
+                options.append(option_of((sum(terms), there.worker, None, there.fits, terms, num_cached)))
         if forced is None or forced == "long_prompt":
-            options += self._remote(job, landing, shortlist, prompts, now)
+            options += self._remote(job, landing, next_prompts, shortlist, prompts, now)
         else:
             landing = []
         if not options:
@@ -132,7 +135,13 @@ class SloPolicy:
         return self._placement(job, shortlist, options, chosen, reason, prompt)
 
     def _local(
-        self, job: Job, there: DecodeEstimate, beside: PrefillEstimate, slowdown: float, shortlist: Shortlist
+        self,
+        job: Job,
+        there: DecodeEstimate,
+        beside: PrefillEstimate,
+        slowdown: float,
+        next_prompts: NextPrompts,
+        shortlist: Shortlist,
     ) -> tuple[float, ...]:
         room_s, queue_s, own_s, added_s = there.room_s, beside.queue_s, beside.own_s, beside.added_s
         num_streams, step_s, allowed_s = there.num_streams, there.step_s, _allowed_s(job)
@@ -151,7 +160,7 @@ class SloPolicy:
             num_streams * over_s * math.ceil(own_s / beside.chunk_s) if over_s > 0.0 else 0.0,
             slowdown,
             self._others_risk(there, added_s),
-            self._delay_of_next(job, beside),
+            next_prompts.loss_s(beside),
             there.overflow_s,
             -0.5 * step_s if there.worker in shortlist.familiar else 0.0,
         )
@@ -160,6 +169,7 @@ class SloPolicy:
         self,
         job: Job,
         landing: list[_Landing],
+        next_prompts: NextPrompts,
         shortlist: Shortlist,
         prompts: dict[WorkerState, PrefillEstimate],
         now: float,
@@ -170,7 +180,7 @@ class SloPolicy:
         for worker in shortlist.prefills:
             there = prompts[worker] = estimate_prefill(worker, job, cached.get(worker, 0), now)
             ttft_s = there.queue_s + there.own_s
-            later = self._delay_of_next(job, there)
+            later = next_prompts.loss_s(there)
             groups.append((ttft_s + later, there, later))
         if len(groups) > PAIRS:
             groups = _best_of(groups)
@@ -233,13 +243,6 @@ class SloPolicy:
         theirs, itl_s = there.their_remaining_tokens, self._itl_s
         more = miss(there.step_s + added_s / theirs, itl_s, STEP_NOISE) - miss(there.step_before_s, itl_s, STEP_NOISE)
         return num_here * more * (self._ttft_s + theirs * itl_s) if more > 0.0 else 0.0
-
-    def _delay_of_next(self, job: Job, there: PrefillEstimate) -> float:
-        """Each prompt that comes meanwhile starts later by this one's prefill. How much time it will have left is not
-        known; if any time up to the level is equally likely, delay / level is the share of them that miss it."""
-        own_s, ttft_s = there.own_s, self._ttft_s
-        share_missed = own_s / ttft_s if own_s < ttft_s else 1.0
-        return there.num_delayed * (own_s + share_missed * (ttft_s + job.remaining_tokens * self._itl_s))
 
     def _placement(
         self,

@@ -6,57 +6,23 @@ import asyncio
 import logging
 import os
 import socket
-import struct
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 from slipstream.router.open_files import allow_all_files
-from slipstream.router.takeover.journal import Journal, JournalError, Phase
+from slipstream.router.takeover.journal import Journal
+from slipstream.router.takeover.kept_connection import MANY_LIVES, CannotGoOnError, InheritedConnection, KeptConnection
+from slipstream.router.takeover.landing import NOTHING_LANDED, Landed, Landing, create_landing_file
 from slipstream.router.takeover.link import KeeperLink
-from slipstream.router.takeover.messages import Kind
-from slipstream.router.takeover.place import close_all
+from slipstream.router.takeover.messages import Kind, close_all
 from slipstream.router.takeover.socket_bytes import NO_BYTES, SocketBytes, socket_bytes
 
 log = logging.getLogger(__name__)
 
-LEFT = "the client has left"
-MAX_LIVES = 2  # an exchange that has outlived so many routers may be what kills them
-MANY_LIVES = f"they have outlived {MAX_LIVES} routers already, and may be what kills them"
 FIRST_RETRY_S = 0.1  # after which a link that broke is tried again
 MAX_RETRY_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A connection that the keeper has, too, by its number there."""
-
-    number: int
-    journal: Journal
-
-
-class Inherited:
-    """A client connection of a router that is gone. `unsent` was given to the socket, which had not taken it yet."""
-
-    __slots__ = ("kept", "sock", "unfinished", "unsent")
-
-    def __init__(self, number: int, sock: socket.socket, journal: Journal, unsent: bytes) -> None:
-        """Raises JournalError."""
-        self.kept = Kept(number, journal)
-        self.sock = sock
-        self.unfinished = journal.unfinished()
-        self.unsent = unsent
-
-    @property
-    def is_running(self) -> bool:
-        """An answer was under way."""
-        return self.kept.journal.phase in (Phase.RUNNING, Phase.STREAMING)
-
-    @property
-    def is_given_up(self) -> bool:
-        """Nobody goes on with its request, of whose answer nothing has been sent yet: its client is told so."""
-        return self.kept.journal.phase == Phase.RUNNING and self.kept.journal.num_lives >= MAX_LIVES
 
 
 class Estate:
@@ -68,20 +34,22 @@ class Estate:
     def __init__(self, path: Path, place: int) -> None:
         self._path = path
         self._place = place
-        self._link: KeeperLink | None = None
-        self._last = 0
+        self._link: KeeperLink | None = None  # None: it is broken, or closed
+        self._last_number = 0  # that was given to anything here
         self._numbers: set[int] = set()  # of connections that the keeper has
-        self._forgotten: deque[int] = deque()  # that the keeper could not be told yet
-        self._is_telling = False  # of them as soon as the keeper has room
+        self._forgotten: deque[int] = deque()  # numbers of those that are over, which the keeper has not been told yet
+        self._is_telling_forgotten = False  # it is told as soon as it has room
         self._spare: list[tuple[Journal, int]] = []  # with an open file of each
-        self._listening: dict[int, tuple[Kind, socket.socket]] = {}
-        self._ends: Counter[str] = Counter()  # of inherited connections, by reason
+        self._lasting: dict[int, tuple[Kind, socket.socket | FileIO]] = {}  # what else the keeper has
+        self._num_ended: Counter[str] = Counter()  # inherited connections that end here, by reason
         self._loop: asyncio.AbstractEventLoop | None = None  # once it is attended
         self._rejoining: asyncio.Task[None] | None = None
-        self._most_files = allow_all_files() // 2  # from there on for connections only: a journal takes one more each
+        self._max_files = allow_all_files() // 2  # for connections: a journal takes one more each
+        self.has_said_farewell = False
+        self.landing: Landing | None = None  # of this process, until it is closed
         self.listening: list[socket.socket] = []  # for clients
         self.for_workers: list[socket.socket] = []
-        self.connections: list[Inherited] = []
+        self.connections: list[InheritedConnection] = []
 
     @classmethod
     def of_keeper(cls, path: Path, place: int = 0, num_fronts: int = 0) -> Estate | None:
@@ -92,55 +60,68 @@ class Estate:
             link = estate._link = KeeperLink()
             link.greet(path, Kind.HELLO, place, num_fronts)
             estate._inherit(link)
+            estate._keep_landing()
             estate._tell_forgotten()  # only now does the keeper listen
-            link.listen()
-        except (OSError, struct.error, ValueError) as error:
+            link.end_receiving()
+        except (OSError, ValueError) as error:
             estate.close()
             for sock in (*estate.listening, *estate.for_workers):
                 sock.close()
             log.warning("client connections will not outlive this router: %s", error)
             return None
-        for reason, count in (+estate._ends).items():
+        for reason, count in (+estate._num_ended).items():
             log.info("connections of the router before that end here: %d, %s", count, reason)
         return estate
 
     def _inherit(self, link: KeeperLink) -> None:
+        """The connections come last."""
+        landed = NOTHING_LANDED
         while True:
             kind, number, fds = link.receive()
-            self._last = max(self._last, number)
+            self._last_number = max(self._last_number, number)
             if kind == Kind.READY:
                 return
             if kind in (Kind.LISTENING, Kind.WORKERS):
                 for fd in fds:
                     sock = socket.socket(fileno=fd)
                     (self.listening if kind == Kind.LISTENING else self.for_workers).append(sock)
-                    self._listening[number] = kind, sock
+                    self._lasting[number] = kind, sock
+            elif kind == Kind.LANDING:
+                for fd in fds:
+                    landed = self._land_in(fd, number).landed
             elif len(fds) == 2:
-                self._inherit_connection(number, *fds)
+                sock_fd, journal_fd = fds
+                self._inherit_connection(number, sock_fd, journal_fd, landed)
             else:
-                self._ends["too many files are open"] += 1
+                self._num_ended["too many files are open"] += 1
                 close_all(fds)
                 self._forgotten.append(number)
 
-    def _inherit_connection(self, number: int, sock_fd: int, journal_fd: int) -> None:
-        sock = socket.socket(fileno=sock_fd)
+    def _land_in(self, fd: int, number: int) -> Landing:
+        """Takes over an open memory file. Raises OSError, ValueError."""
+        file = FileIO(fd)
+        self._lasting[number] = Kind.LANDING, file
+        self.landing = Landing(fd)
+        return self.landing
+
+    def _keep_landing(self) -> None:
+        """What is read from now on will not be lost. Raises OSError."""
+        if self.landing is None:
+            self._last_number += 1
+            fd = create_landing_file()
+            self._land_in(fd, self._last_number)
+            self._send(Kind.LANDING, self._last_number, [fd])
+
+    def _inherit_connection(self, number: int, sock_fd: int, journal_fd: int, landed: Landed) -> None:
         try:
-            journal = Journal(journal_fd)
-            try:
-                inherited = Inherited(number, sock, journal, missing_of(sock, journal))
-                self.connections.append(inherited)
-                self._ends[MANY_LIVES] += inherited.is_given_up
-                self._numbers.add(number)
-                return
-            except (JournalError, OSError):
-                journal.close()
-                raise
-        except JournalError as error:
-            self._ends[str(error)] += 1
-        except OSError:
-            self._ends[LEFT] += 1
-        sock.close()
-        self._forgotten.append(number)
+            inherited = InheritedConnection.open(number, sock_fd, journal_fd, landed)
+        except CannotGoOnError as why:
+            self._num_ended[str(why)] += 1
+            self._forgotten.append(number)
+        else:
+            self.connections.append(inherited)
+            self._numbers.add(number)
+            self._num_ended[MANY_LIVES] += inherited.is_given_up
 
     # ---- while this router serves
 
@@ -156,16 +137,16 @@ class Estate:
     def keep_listening(self, sockets: Sequence[socket.socket], for_workers: bool = False) -> None:
         """The next router accepts who comes while there is none, and nobody else gets the port meanwhile."""
         for sock in sockets:
-            self._last += 1
+            self._last_number += 1
             kind = Kind.WORKERS if for_workers else Kind.LISTENING
-            self._listening[self._last] = kind, sock
-            self._send(kind, self._last, [sock.fileno()])
+            self._lasting[self._last_number] = kind, sock
+            self._send(kind, self._last_number, [sock.fileno()])
 
-    def keep(self, sock: socket.socket) -> Kept | None:
+    def keep(self, sock: socket.socket) -> KeptConnection | None:
         """Leaves a connection to the next router, before anything is read from it. None: it ends with this process."""
         return self._keep(sock, NO_BYTES) if self._may_keep(sock) else None
 
-    def keep_from_now_on(self, sock: socket.socket) -> Kept | None:
+    def keep_from_now_on(self, sock: socket.socket) -> KeptConnection | None:
         """The same between two requests, when all that was written is with the system. Raises OSError if it is
         broken."""
         if not self._may_keep(sock):
@@ -174,9 +155,9 @@ class Estate:
         return None if counts.has_peer_ended else self._keep(sock, counts)
 
     def _may_keep(self, sock: socket.socket) -> bool:
-        return self._link is not None and sock.fileno() < self._most_files
+        return self._link is not None and sock.fileno() < self._max_files
 
-    def _keep(self, sock: socket.socket, counts: SocketBytes) -> Kept | None:
+    def _keep(self, sock: socket.socket, counts: SocketBytes) -> KeptConnection | None:
         try:
             journal, fd = self._spare.pop() if self._spare else Journal.create()
         except OSError as error:
@@ -184,14 +165,14 @@ class Estate:
             return None
         if counts is not NO_BYTES:
             journal.begin_at(counts.num_read, counts.num_written)
-        self._last += 1
-        is_kept = self._send(Kind.CONNECTION, self._last, [sock.fileno(), fd])
+        self._last_number += 1
+        is_kept = self._send(Kind.CONNECTION, self._last_number, [sock.fileno(), fd])
         os.close(fd)
         if not is_kept:
             journal.close()
             return None
-        self._numbers.add(self._last)
-        return Kept(self._last, journal)
+        self._numbers.add(self._last_number)
+        return KeptConnection(self._last_number, journal)
 
     def has(self, number: int) -> bool:
         """As far as is known here, the keeper has that connection."""
@@ -218,8 +199,17 @@ class Estate:
             self._forgotten.append(number)
             self._tell_forgotten()
 
+    def stop_listening(self) -> None:
+        """There will be no new clients. Those that are there outlive this router as before."""
+        for number, (kind, _) in list(self._lasting.items()):
+            if kind == Kind.LISTENING:
+                del self._lasting[number]
+                self._forgotten.append(number)
+        self._tell_forgotten()
+
     def farewell(self) -> None:
         """This router ends in order, and nobody comes after it."""
+        self.has_said_farewell = True
         if self._link is not None:
             try:
                 self._link.send_last(Kind.FAREWELL)
@@ -238,6 +228,10 @@ class Estate:
             inherited.sock.close()
             inherited.kept.journal.close()
         self.connections = []
+        self.landing = None
+        for kind, file in self._lasting.values():
+            if kind == Kind.LANDING:
+                file.close()
 
     # ---- the link
 
@@ -247,17 +241,17 @@ class Estate:
     def _tell_forgotten(self) -> None:
         while self._forgotten and self._link is not None:
             if not self._send(Kind.FORGET, self._forgotten[0]):
-                if self._link is not None and not self._is_telling:
-                    self._is_telling = True
+                if self._link is not None and not self._is_telling_forgotten:
+                    self._is_telling_forgotten = True
                     asyncio.get_running_loop().add_writer(self._link.fileno(), self._tell_forgotten)
                 return
             self._forgotten.popleft()
         self._stop_telling()
 
     def _stop_telling(self) -> None:
-        if self._is_telling and self._link is not None:
+        if self._is_telling_forgotten and self._link is not None:
             asyncio.get_running_loop().remove_writer(self._link.fileno())
-        self._is_telling = False
+        self._is_telling_forgotten = False
 
     def _send(self, kind: Kind, number: int, fds: Sequence[int] = ()) -> bool:
         """False: the keeper is busy, or the link is broken."""
@@ -279,31 +273,37 @@ class Estate:
         self._rejoining = asyncio.get_running_loop().create_task(self._join_again())
 
     async def _join_again(self) -> None:
-        """Till the keeper has what this router has, and nothing else of it."""
+        """Tries until the keeper is there, then sees to it that it has what this router has, and nothing else of it."""
         retry_s = FIRST_RETRY_S
-        while True:
-            link = KeeperLink()
-            try:
-                held = await asyncio.to_thread(held_by_keeper, link, self._path, self._place)
-            except (OSError, struct.error, ValueError):
-                link.close()
-                await asyncio.sleep(retry_s)
-                retry_s = min(2 * retry_s, MAX_RETRY_S)
-            except asyncio.CancelledError:
-                link.close()
-                raise
-            else:
-                break
+        while (joined := await self._joined()) is None:
+            await asyncio.sleep(retry_s)
+            retry_s = min(2 * retry_s, MAX_RETRY_S)
+        link, held = joined
         self._link, self._rejoining = link, None
         self._watch(link)
         lost = self._numbers - held
         self._numbers &= held
-        self._forgotten = deque(held - self._numbers - self._listening.keys())
-        for number, (kind, sock) in self._listening.items():
+        self._forgotten = deque(held - self._numbers - self._lasting.keys())
+        for number, (kind, file) in self._lasting.items():
             if number not in held:
-                self._send(kind, number, [sock.fileno()])
+                self._send(kind, number, [file.fileno()])
         self._tell_forgotten()
         log.info("the keeper is there again, with %d connections; %d were lost", len(self._numbers), len(lost))
+
+    async def _joined(self) -> tuple[KeeperLink, set[int]] | None:
+        """A new link, and the numbers of what the keeper has; None: it is not there yet, or no file is free."""
+        try:
+            link = KeeperLink()
+        except OSError:
+            return None
+        try:
+            return link, await asyncio.to_thread(held_by_keeper, link, self._path, self._place)
+        except (OSError, ValueError):
+            link.close()
+            return None
+        except asyncio.CancelledError:
+            link.close()
+            raise
 
     def _close_link(self) -> None:
         link = self._link
@@ -321,33 +321,13 @@ class Estate:
 
 
 def held_by_keeper(link: KeeperLink, path: Path, place: int) -> set[int]:
-    """Connects again. Returns the numbers of what the keeper has. Blocks. Raises OSError, ValueError, struct.error."""
+    """Connects again. Returns the numbers of what the keeper has. Blocks. Raises OSError, ValueError."""
     held = set[int]()
     link.greet(path, Kind.AGAIN, place, 0)
     while True:
         kind, number, fds = link.receive()
         close_all(fds)
         if kind == Kind.READY:
-            link.listen()
+            link.end_receiving()
             return held
         held.add(number)
-
-
-def missing_of(sock: socket.socket, journal: Journal) -> bytes:
-    """What the client has still to get of what it was sent. Raises JournalError if nobody can go on with this
-    connection, OSError if it is broken."""
-    counts = socket_bytes(sock)
-    unsent = journal.unsent(counts.num_written)
-    if journal.phase == Phase.CLOSING and unsent is not None:
-        return unsent  # whatever the client has sent since
-    if counts.has_peer_ended and not (journal.phase in (Phase.IDLE, Phase.ENDED) and unsent):
-        raise JournalError(LEFT)
-    if counts.num_read != journal.in_bytes:
-        raise JournalError("what was read last is not known")
-    if journal.is_spoiled:
-        raise JournalError("the journal does not tell all of what was under way")
-    if journal.num_lives >= MAX_LIVES and journal.phase not in (Phase.ENDED, Phase.RUNNING):
-        raise JournalError(MANY_LIVES)
-    if unsent is None:
-        raise JournalError("more waits to be sent than is kept")
-    return unsent

@@ -23,25 +23,25 @@ from slipstream.router.messages import pack_ids
 
 MAGIC = b"SLIPKEP1"
 CURRENT = 8  # the byte that says which header holds
-HEADERS = (64, 128)
+HEADERS = (64, 128)  # where they begin
 BUSY = 9  # the byte that says that a large part is being written into the ring, over what may not have been sent yet
 RING = 256
 RESENT_BYTES = 128 * 1024  # more than waits in the process for one slow reader: `connection.WRITE_BUFFER_BYTES`
 SMALL_PART_BYTES = 32 * 1024  # for which `BUSY` is not set: the ring has room for it beside what may have to be resent
 RING_BYTES = RESENT_BYTES + SMALL_PART_BYTES
 LOG = RING + RING_BYTES
-FIRST_LOG_BYTES = 32 * 1024
+FIRST_LOG_BYTES = 32 * 1024  # room for the log; it grows as it must
 KEPT_LOG_BYTES = 128 * 1024  # that an idle connection may go on having
 
-HEADER = struct.Struct("<HHIQQQ")  # phase, spoiled, lives; bytes in and out, length of the log
-ENTRY = struct.Struct("<HHI")  # kind, choice, length in bytes
-ONE_TOKEN = struct.Struct("<HHIi")
-IDENTITY_ENTRY = struct.Struct("<16sQQ")
-INPUT, TOKENS, VERSION, ENDED, IDENTITY, CONTINUE = KINDS = range(1, 7)
+HEADER = struct.Struct("<HHIQQQQ")  # phase, spoiled, lives; bytes in and out; length of the log, now and at takeover
+ENTRY = struct.Struct("<HHI")  # kind, choice, length in bytes; then its content
+ONE_TOKEN = struct.Struct("<HHIi")  # an entry with one token
+IDENTITY_ENTRY = struct.Struct("<16sQQ")  # number, created_s, seed
+INPUT, TOKENS, VERSION, ENDED, IDENTITY, CONTINUE = KINDS = range(1, 7)  # of entries
 
 
 class Phase(IntEnum):
-    """How far the exchange is that the log is about."""
+    """How far the exchange has come that the log is about."""
 
     IDLE = 0  # none has begun, or only a part of its request is there
     RUNNING = 1  # nothing of the answer has been sent
@@ -60,30 +60,28 @@ class Identity(NamedTuple):
 
 
 class JournalError(Exception):
-    """The memory is not that of a journal."""
+    """The memory is not that of a journal, or makes no sense."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """What there is to go on from: whether anything of the answer has been sent, or `100 Continue` before it, the
-    identity of the answer if it has got one, packed int32 `tokens` by choice, the version of the model that they come
-    from, and which choices have `ended`."""
+    """What there is to go on from."""
 
-    request: bytes
-    continue_sent: bool
-    head_sent: bool
-    identity: Identity | None
-    version: str
-    ended: frozenset[int]
-    tokens: dict[int, bytes]
+    request: bytes  # as far as it has come
+    continue_sent: bool  # the client has been told to go on with its body
+    head_sent: bool  # a part of the answer has been sent
+    identity: Identity | None  # None: the answer has none yet
+    version: str  # of the model that the tokens come from
+    ended: frozenset[int]  # choices of which the client has all
+    tokens: dict[int, bytes]  # packed int32 by choice: what the client has been told of, or all if nothing was sent
 
 
 NOTHING = Unfinished(b"", False, False, None, "", frozenset(), {})
 
 
 class Journal:
-    """Written as the connection goes on. What is noted holds once `commit`ted, which each `sent` does: so tokens and
-    the bytes that tell the client of them hold together, or not at all."""
+    """Written as the connection goes on. What is noted counts once it is committed, which each `sent` does: so a token
+    and the bytes that tell the client of it count together, or not at all."""
 
     def __init__(self, fd: int) -> None:
         """Takes over an open memory file, which is closed. Raises JournalError, OSError."""
@@ -95,11 +93,10 @@ class Journal:
             os.close(fd)
         if len(memory) < LOG or memory[: len(MAGIC)] != MAGIC or memory[CURRENT] > 1:
             raise JournalError("this is no journal of a connection")
-        self._place = memory[CURRENT]
-        phase, spoiled, self.num_lives, self.in_bytes, self._out, self._logged = HEADER.unpack_from(
-            memory, HEADERS[self._place]
-        )
-        if phase not in Phase.__members__.values() or LOG + self._logged > len(memory):
+        self._header = memory[CURRENT]
+        phase, spoiled, self._num_lives, *num_bytes = HEADER.unpack_from(memory, HEADERS[self._header])
+        self.in_bytes, self._out_bytes, self._log_bytes, self._log_bytes_before = num_bytes
+        if phase not in Phase.__members__.values() or LOG + self._log_bytes > len(memory):
             raise JournalError("the header of the journal makes no sense")
         self.phase = Phase(phase)
         self.is_spoiled = bool(spoiled)
@@ -119,8 +116,8 @@ class Journal:
     # ---- what happens on the connection
 
     def begin_at(self, in_bytes: int, out_bytes: int) -> None:
-        """So many have come and gone before anything is noted."""
-        self.in_bytes, self._out = in_bytes, out_bytes
+        """So many bytes have come and gone before anything is noted."""
+        self.in_bytes, self._out_bytes = in_bytes, out_bytes
         self.commit()
 
     def received(self, data: bytes) -> None:
@@ -155,16 +152,16 @@ class Journal:
             self.commit()
 
     def token(self, choice: int, token_id: int) -> None:
-        """A choice has got a token; it holds with the next `sent`."""
-        begin = LOG + self._logged
+        """A choice has got a token; it counts with the next `sent`."""
+        begin = LOG + self._log_bytes
         if self.is_spoiled or begin + ONE_TOKEN.size > len(self._memory):
             self.tokens(choice, pack_ids((token_id,)))
             return
         ONE_TOKEN.pack_into(self._memory, begin, TOKENS, choice, 4, token_id)
-        self._logged += ONE_TOKEN.size
+        self._log_bytes += ONE_TOKEN.size
 
     def tokens(self, choice: int, packed_ids: bytes) -> None:
-        """Several at once."""
+        """The same for several tokens, packed as int32."""
         if not self.is_spoiled:
             self._append(TOKENS, choice, packed_ids)
 
@@ -183,29 +180,30 @@ class Journal:
         is_large = len(data) > SMALL_PART_BYTES
         if is_large:
             self._memory[BUSY] = 1
-        begin = self._out % RING_BYTES
+        begin = self._out_bytes % RING_BYTES
         end = begin + len(data)
         if end <= RING_BYTES:
             self._memory[RING + begin : RING + end] = data
         else:
             self._fill_ring(data)
-        self._out += len(data)
+        self._out_bytes += len(data)
         self.phase = phase
         self.commit()
         if is_large:
             self._memory[BUSY] = 0
 
     def _fill_ring(self, data: bytes) -> None:
-        """With what does not fit between here and its end."""
+        """Writes what does not fit between here and the ring's end."""
         kept = data[-RING_BYTES:]
-        begin = (self._out + len(data) - len(kept)) % RING_BYTES
+        begin = (self._out_bytes + len(data) - len(kept)) % RING_BYTES
         room = min(RING_BYTES - begin, len(kept))
         self._memory[RING + begin : RING + begin + room] = kept[:room]
         self._memory[RING : RING + len(kept) - room] = kept[room:]
 
     def rest(self) -> None:
         """The exchange is over, and nothing of the next one has come."""
-        self.phase, self.is_spoiled, self.num_lives, self._logged = Phase.IDLE, False, 0, 0
+        self.phase, self.is_spoiled = Phase.IDLE, False
+        self._num_lives = self._log_bytes = self._log_bytes_before = 0
         self.commit()
         if len(self._memory) > LOG + KEPT_LOG_BYTES:
             self._memory.resize(LOG + FIRST_LOG_BYTES)
@@ -218,29 +216,36 @@ class Journal:
     def outlive(self) -> None:
         """Another router goes on with it."""
         self._memory[BUSY] = 0
-        self.num_lives += 1
+        self._num_lives = self.num_lives + 1
+        self._log_bytes_before = self._log_bytes
         self.commit()
 
     def commit(self) -> None:
-        """What was noted holds from now on."""
-        place = self._place = 1 - self._place
+        """What was noted counts from now on: the header that is not in use is written, then it is the one in use."""
+        header = self._header = 1 - self._header
         HEADER.pack_into(
             self._memory,
-            HEADERS[place],
+            HEADERS[header],
             self.phase,
             self.is_spoiled,
-            self.num_lives,
+            self._num_lives,
             self.in_bytes,
-            self._out,
-            self._logged,
+            self._out_bytes,
+            self._log_bytes,
+            self._log_bytes_before,
         )
-        self._memory[CURRENT] = place
+        self._memory[CURRENT] = header
 
     # ---- what the next router asks
 
+    @property
+    def num_lives(self) -> int:
+        """How many routers in a row the exchange has outlived without getting a token from the last one."""
+        return self._num_lives if self._log_bytes == self._log_bytes_before else 0
+
     def unsent(self, written_bytes: int) -> bytes | None:
         """What was given to the socket and not taken by it; None: more than is kept, or the count makes no sense."""
-        missing = self._out - written_bytes
+        missing = self._out_bytes - written_bytes
         if not 0 <= missing <= (0 if self._memory[BUSY] else RESENT_BYTES):
             return None
         begin = written_bytes % RING_BYTES
@@ -273,7 +278,7 @@ class Journal:
         self._memory.close()
 
     def _entries(self) -> Iterator[tuple[int, int, bytes]]:
-        at, end = LOG, LOG + self._logged
+        at, end = LOG, LOG + self._log_bytes
         while at < end:
             if at + ENTRY.size > end:
                 raise JournalError("the last entry of the journal is not whole")
@@ -285,7 +290,7 @@ class Journal:
             at += length
 
     def _append(self, kind: int, choice: int, data: bytes) -> None:
-        begin = LOG + self._logged
+        begin = LOG + self._log_bytes
         end = begin + ENTRY.size + len(data)
         if end > len(self._memory):
             try:
@@ -295,4 +300,4 @@ class Journal:
                 return
         ENTRY.pack_into(self._memory, begin, kind, choice, len(data))
         self._memory[begin + ENTRY.size : end] = data
-        self._logged += ENTRY.size + len(data)
+        self._log_bytes += ENTRY.size + len(data)

@@ -1,14 +1,13 @@
 """Holds a router's listening sockets and client connections, so that they outlive it: the next router gets them.
 
 It lives in another process on the same host, the cluster's guardian, as threads that nearly always sleep. A router
-hands over what it has by its file descriptors (`messages`).
+hands over what it has by file descriptors (`messages` is the protocol, `place` what is kept of one router).
 """
 
 from __future__ import annotations
 
 import logging
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterable
@@ -17,8 +16,9 @@ from pathlib import Path
 
 from slipstream.router.open_files import allow_all_files
 from slipstream.router.takeover.keeper_folder import KeeperFolder
-from slipstream.router.takeover.messages import GREETING, PATIENCE_S, Kind
-from slipstream.router.takeover.place import Holder, Place
+from slipstream.router.takeover.messages import PATIENCE_S, Kind, receive_greeting
+from slipstream.router.takeover.place import Place
+from slipstream.router.takeover.router_process import RouterProcess
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ LEAVING_S = 3.0  # that a router may take to go while the next one waits; fronts
 
 
 class Keeper:
-    """Of each place there is one router at a time: the next one gets what is there when the one before has gone.
+    """At each place there is one router at a time: the next one gets what is there when the one before has gone.
 
     keeper = Keeper()     # raises OSError
     ... start a router with `keeper.path` ...
@@ -50,7 +50,7 @@ class Keeper:
         except OSError:
             self._remove()
             raise
-        self._most_files = allow_all_files() - SPARE_FILES
+        self._max_files = allow_all_files() - SPARE_FILES
         self._thread = threading.Thread(target=self._run, name="client-keeper", daemon=True)
         self._thread.start()
 
@@ -61,7 +61,7 @@ class Keeper:
 
     def let_go(self) -> None:
         """The next router begins with nothing, perhaps on another host: clients of the one before hear that it is
-        gone. Waits till it is."""
+        gone. Waits until it is. Raises ValueError if it does not go."""
         with self._lock:
             places = list(self._places.values())
         self._empty(places)
@@ -105,36 +105,36 @@ class Keeper:
             thread.start()
 
     def _serve(self, link: socket.socket) -> None:
-        """Until the router is gone."""
+        """Serves one router until it has gone."""
         try:
             link.settimeout(PATIENCE_S)
-            kind, num_fronts, number = GREETING.unpack(link.recv(GREETING.size))
-            if kind not in (Kind.HELLO, Kind.AGAIN):
-                raise ValueError(f"the first message is of kind {kind}")
-            with closing(Holder(link)) as router:
-                if kind == Kind.HELLO and num_fronts:
-                    self._fit(num_fronts)
+            kind, number, num_fronts = receive_greeting(link)
+            is_known = kind == Kind.AGAIN
+            with closing(RouterProcess(link)) as router:
+                if num_fronts and not is_known:
+                    self._follow_num_fronts(num_fronts)
                 with self._lock:
-                    place = self._places.setdefault(number, Place(self._most_files))
-                if kind == Kind.HELLO:
-                    place.take(router, time.monotonic() + LEAVING_S)
-                else:
+                    place = self._places.setdefault(number, Place(self._max_files))
+                if is_known:
                     place.take_again(router)
+                else:
+                    place.take(router, time.monotonic() + LEAVING_S)
                 try:
-                    place.hand_over(link, has_them=kind == Kind.AGAIN)
+                    place.hand_over(link, has_them=is_known)
                     place.serve(link)
                 finally:
                     place.leave()
-        except (OSError, ValueError, struct.error) as error:
+        except (OSError, ValueError) as error:
             log.warning("the router's connection for what outlives it broke: %s", error)
         finally:
             with self._lock:
                 self._links.discard(link)
             link.close()
 
-    def _fit(self, num_fronts: int) -> None:
-        """A router has come with so many fronts. Nobody goes on with what others left than it has; one process and
-        several fronts listen in different ways, and begin anew. Raises ValueError."""
+    def _follow_num_fronts(self, num_fronts: int) -> None:
+        """A router has come with so many fronts. What was left by fronts that it does not have, nobody goes on with;
+        and one process and several fronts listen in different ways, so between these two everything begins anew. Only
+        the socket for workers is kept. Raises ValueError if a router before does not go."""
         with self._lock:
             before, self._num_fronts = self._num_fronts, num_fronts
             if before in (0, num_fronts):
@@ -145,7 +145,7 @@ class Keeper:
         self._empty(places, but=frozenset({Kind.WORKERS}))
 
     def _empty(self, places: Iterable[Place], but: frozenset[Kind] = frozenset()) -> None:
-        """Raises ValueError."""
+        """Closes all that is kept there, once their routers have gone. Raises ValueError if one does not go."""
         until_s = time.monotonic() + LEAVING_S
         for place in places:
             place.take(None, until_s)

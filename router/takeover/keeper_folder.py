@@ -1,4 +1,4 @@
-"""The folder of a keeper's socket. That of a keeper that was killed is removed by the next one on this host."""
+"""The folder of a keeper's socket. If the keeper is killed, the next one on this host removes it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ NEW_S = 60.0  # a younger folder may belong to a keeper that has not locked it y
 
 
 class KeeperFolder:
-    """Only its user can open it. It is locked as long as this process lives, which works across containers."""
+    """A new folder that only its user can open. It is locked as long as this process lives, which works across
+    containers."""
 
     def __init__(self) -> None:
         """Raises OSError."""
@@ -33,7 +34,7 @@ class KeeperFolder:
 
 
 def clear_left_behind(parent: Path) -> None:
-    """Removes the folders of this user's keepers that live no more."""
+    """Removes the folders of this user's keepers that are no longer alive."""
     for folder in parent.glob(f"{PREFIX}*"):
         with suppress(OSError):  # its keeper lives, or somebody else removes it
             found = folder.stat(follow_symlinks=False)

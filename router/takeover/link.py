@@ -1,4 +1,4 @@
-"""A router's connection to its place at the keeper. Who keeps what is the estate's business."""
+"""A router's connection to its place at the keeper. What is kept there is the business of `estate`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from slipstream.router.takeover.messages import GREETING, MAX_FDS, MESSAGE, PATIENCE_S, Kind
+from slipstream.router.takeover.messages import PATIENCE_S, Kind, receive, send, send_greeting
 
 
 class KeeperLink:
-    """Life cycle: `greet`, `receive` till READY, `listen`; then `send` never waits."""
+    """Life cycle: `greet`, `receive` until READY, `end_receiving`; from then on `send` never waits."""
 
     def __init__(self) -> None:
         """Raises OSError."""
@@ -25,21 +25,22 @@ class KeeperLink:
     def greet(self, path: Path, greeting: Kind, place: int, num_fronts: int) -> None:
         """Says who this is. Blocks. Raises OSError."""
         self._sock.connect(str(path))
-        self._sock.send(GREETING.pack(greeting, num_fronts, place))
+        send_greeting(self._sock, greeting, place, num_fronts)
 
     def receive(self) -> tuple[Kind, int, list[int]]:
-        """A message with its number and descriptors. Blocks. Raises OSError, ValueError; struct.error where the keeper
-        has gone."""
-        message, fds, _, _ = socket.recv_fds(self._sock, MESSAGE.size, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
-        kind, number = MESSAGE.unpack(message)
-        return Kind(kind), number, list(fds)
+        """The kind, the number and the descriptors of a message. Blocks. Raises OSError, also if the keeper has gone,
+        and ValueError."""
+        message = receive(self._sock)
+        if message is None:
+            raise ConnectionResetError("the keeper has gone")
+        return message
 
-    def listen(self) -> None:
-        """The keeper says nothing any more, and nobody waits for it."""
+    def end_receiving(self) -> None:
+        """The keeper says nothing after READY, and nobody waits for it any more."""
         self._sock.setblocking(False)
 
     def fileno(self) -> int:
-        """It is readable once the keeper has gone."""
+        """For an event loop: it is readable once the keeper has gone, writable while it takes messages."""
         return self._sock.fileno()
 
     @property
@@ -50,7 +51,7 @@ class KeeperLink:
     def send(self, kind: Kind, number: int, fds: Sequence[int] = ()) -> bool:
         """False: the keeper is busy. Raises OSError where it has gone."""
         try:
-            socket.send_fds(self._sock, [MESSAGE.pack(kind, number)], fds)
+            send(self._sock, kind, number, fds)
         except BlockingIOError:
             return False
         except OSError as error:
@@ -60,7 +61,7 @@ class KeeperLink:
         return True
 
     def send_last(self, kind: Kind) -> None:
-        """Waits till the keeper takes it. Raises OSError."""
+        """Waits until the keeper takes it. Raises OSError."""
         self._sock.settimeout(PATIENCE_S)
         self.send(kind, 0)
 

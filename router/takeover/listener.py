@@ -12,21 +12,22 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable
 
-from slipstream.router.takeover.estate import Estate, Kept
+from slipstream.router.takeover.estate import Estate
+from slipstream.router.takeover.kept_connection import KeptConnection
 
 log = logging.getLogger(__name__)
 
-MAX_AT_ONCE = 16  # that are accepted before other things get their turn
+MAX_AT_ONCE = 16  # clients that are accepted before other things get their turn
 OUT_OF_FILES_PAUSE_S = 0.5
-KEEPER_PAUSE_S = 0.005
-MAX_PAUSES = 200  # in a row: then clients are served that nobody keeps
+KEEPER_PAUSE_S = 0.005  # while the keeper is busy
+MAX_PAUSES = 200  # of these in a row; then clients are served that nobody keeps
 
 # Gets a connection, and what the keeper has of it.
-Serve = Callable[[socket.socket, Kept | None], Awaitable[object]]
+Serve = Callable[[socket.socket, KeptConnection | None], Awaitable[object]]
 
 
 class Listener:
-    """One listening socket, on the running loop, until it is closed."""
+    """Accepts at one listening socket, on the running loop, until it is closed."""
 
     def __init__(self, sock: socket.socket, estate: Estate, serve: Serve) -> None:
         self._sock = sock

@@ -16,29 +16,44 @@ SEED_MASK = 2**63 - 1
 
 
 def new_identity() -> Identity:
+    """A random number and seed, and the time."""
     bits = random_bytes(NUMBER_BYTES + SEED_BYTES)
     number, seed = bits[:NUMBER_BYTES], bits[NUMBER_BYTES:]
     return Identity(int.from_bytes(number), int(time.time()), int.from_bytes(seed) & SEED_MASK)
 
 
 class Notes(Protocol):
-    """That a choice `got` tokens, or `ended`, counts as told to the client with the next bytes that are sent; `spoil`:
-    what comes now could not be gone on with. `resumed` is how far a choice had come at the router before, None of a new
-    answer; one that `has_ended` there is computed to its end again, for the usage, and not sent. `is_repeated`: the
-    router before had begun with the request."""
+    """What an answer notes while it is given, and what the router before had noted of it. Tokens and ends count as told
+    to the client with the next bytes that are sent."""
 
     @property
-    def is_repeated(self) -> bool: ...
-    def identity(self) -> Identity: ...
-    def resumed(self, choice: int) -> Resumed | None: ...
-    def has_ended(self, choice: int) -> bool: ...
-    def got(self, choice: int, delta: Delta, version: str) -> None: ...
-    def ended(self, choice: int) -> None: ...
-    def spoil(self) -> None: ...
+    def is_repeated(self) -> bool:
+        """The router before had begun with the request."""
+
+    def identity(self) -> Identity:
+        """That of the answer: the one that it had before, or a new one."""
+
+    def resumed(self, choice: int) -> Resumed | None:
+        """How far a choice had come at the router before; None: the answer is new."""
+
+    def has_ended(self, choice: int) -> bool:
+        """The client has all of the choice. It is computed to its end again, for the usage, and not sent."""
+
+    def got(self, choice: int, delta: Delta, version: str) -> None:
+        """A choice got tokens, from this version of the model."""
+
+    def ended(self, choice: int) -> None:
+        """With what is sent next, the client has all of the choice."""
+
+    def spoil(self) -> None:
+        """What comes now cannot be noted: no other router can go on with this answer."""
+
+    def of_whole_answer(self) -> Notes:
+        """The same for an answer that is sent at its end: what is noted counts at once."""
 
 
 class NoNotes:
-    """Of an answer that ends with its router."""
+    """For an answer that ends with its router."""
 
     is_repeated = False
 
@@ -60,9 +75,12 @@ class NoNotes:
     def spoil(self) -> None:
         pass
 
+    def of_whole_answer(self) -> Notes:
+        return self
+
 
 class JournalNotes:
-    """In the journal of the answer's connection. `before`: what the router before had noted."""
+    """Notes in the journal of the answer's connection. `before` is what the router before had noted."""
 
     def __init__(self, journal: Journal, before: Unfinished | None = None) -> None:
         self._journal = journal
@@ -88,9 +106,6 @@ class JournalNotes:
     def has_ended(self, choice: int) -> bool:
         return self._before is not None and choice in self._before.ended
 
-    def ended(self, choice: int) -> None:
-        self._journal.ended(choice)
-
     def got(self, choice: int, delta: Delta, version: str) -> None:
         if version != self._version:
             self._version = version
@@ -100,8 +115,27 @@ class JournalNotes:
         else:
             self._journal.tokens(choice, pack_ids([token_id for token_id, _ in delta]))
 
+    def ended(self, choice: int) -> None:
+        self._journal.ended(choice)
+
     def spoil(self) -> None:
         self._journal.spoil()
+
+    def of_whole_answer(self) -> Notes:
+        return WholeAnswerNotes(self._journal, self._before)
+
+
+class WholeAnswerNotes(JournalNotes):
+    """Of an answer that is sent at its end. If it has logprobs, which are not noted, it is computed again."""
+
+    def got(self, choice: int, delta: Delta, version: str) -> None:
+        _, logprob = delta[0]
+        if logprob is None:
+            super().got(choice, delta, version)
+            self._journal.commit()
+
+    def spoil(self) -> None:
+        """Only logprobs that wait for their text spoil the notes of an answer, and of this one there are none then."""
 
 
 NO_NOTES = NoNotes()

@@ -21,18 +21,19 @@ COUNT = struct.Struct("=i")
 
 
 class SocketBytes(NamedTuple):
-    """`has_peer_ended`: no more will come than is there."""
+    """Counts since the connection began."""
 
-    num_written: int
-    num_read: int
-    has_peer_ended: bool
+    num_written: int  # bytes that the kernel has taken from this process
+    num_read: int  # bytes that it has given to it
+    has_peer_ended: bool  # no more will come than is there
 
 
 NO_BYTES = SocketBytes(0, 0, False)
 
 
 def socket_bytes(sock: socket.socket) -> SocketBytes:
-    """Of a connection that nobody reads from or writes to meanwhile. Raises OSError where the system does not tell."""
+    """The counts of a connection that nobody reads from or writes to meanwhile. Raises OSError if the system does not
+    tell them."""
     before = None
     while True:
         waiting = _count(sock, termios.TIOCOUTQ), _count(sock, termios.FIONREAD)

@@ -31,6 +31,7 @@ class FakeMember:
     name: str
     num_launches: int = 0
     num_kills: int = 0
+    is_asked_to_stop: bool = False
     host: str = "here"
     _death: asyncio.Future[str] | None = None
 
@@ -52,6 +53,7 @@ class FakeMember:
         return await asyncio.shield(self._death)
 
     async def stop(self) -> None:
+        self.is_asked_to_stop = True
         self.die("stopped")
 
     def kill(self) -> None:
@@ -66,6 +68,8 @@ class FakeRouter(FakeMember):
     expected: list[ExpectedWorkers] = field(default_factory=list)
     drained: list[tuple[str, Role | None, bool]] = field(default_factory=list)
     groups: dict[str, FakeGroup] = field(default_factory=dict)
+    drained_in: list[int] = field(default_factory=list)  # which of its incarnations were drained themselves
+    dies_in_drain: bool = False  # its first incarnation
     knows_workers: bool = True
     hangs: bool = False  # its first incarnation
     thawed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -82,7 +86,11 @@ class FakeRouter(FakeMember):
         self.expected.append(expected)
         return Addresses(Endpoint("h", 1), Endpoint("h", 2)), Endpoint("h", 2)
 
-    async def drain(self, deadline_s: float) -> None: ...
+    async def drain(self, deadline_s: float) -> None:
+        self.drained_in.append(self.num_launches)
+        if self.dies_in_drain and self.num_launches == 1:
+            self.die("killed")
+            raise ConnectionError("process is gone")
 
     async def drain_worker(self, name: str, next_role: Role | None, migrate: bool) -> bool:
         self.drained.append((name, next_role, migrate))

@@ -273,6 +273,29 @@ def test_down_ends_the_driver_and_waits_for_it(slipstream: CommandLine) -> None:
         assert driver.wait(0) == 7
 
 
+@pytest.mark.parametrize("command", ["status", "down"])
+def test_a_cluster_that_was_killed_between_two_drivers_is_told_of_once(slipstream: CommandLine, command: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as guardian:
+        announce(slipstream, "one", guardian.pid)
+        guardian.kill()
+    first, second = slipstream(command), slipstream(command)
+    ended = (
+        f"slipstream: warning: one has ended: its guardian (pid {guardian.pid}) was killed, or the machine went down"
+    )
+    assert sentences(first)[0] == ended
+    assert "no cluster runs here" in first.stdout + first.stderr
+    assert first.returncode == second.returncode == (1 if command == "down" else 0)
+    assert ended not in second.stderr
+
+
+def test_down_says_that_nobody_is_there_to_answer_those_who_wait_for_the_next_driver(slipstream: CommandLine) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as guardian:
+        announce(slipstream, "one", guardian.pid)
+        done = slipstream("down")
+    begun = f"stopping one (pid {guardian.pid}), which is not up; requests that wait for it end"
+    assert done.stdout.splitlines() == [begun, "one is down"]
+
+
 def test_down_does_not_touch_a_process_that_only_has_the_pid(slipstream: CommandLine) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
         announce(slipstream, "one", stranger.pid)

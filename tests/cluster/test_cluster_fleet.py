@@ -11,8 +11,8 @@ import pytest
 
 from slipstream.cluster.cluster_fleet import ClusterFleet, cannot_switch
 from slipstream.cluster.config import ClusterConfig, ModelConfig, PoolConfig
+from slipstream.cluster.deployment import Deployment
 from slipstream.cluster.fleet import FleetError
-from slipstream.cluster.members import Deployment
 from slipstream.cluster.ray_session import RaySession
 from slipstream.cluster.supervisor import Supervisor
 from slipstream.workers.config import EngineConfig

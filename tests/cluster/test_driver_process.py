@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.cluster import driver as driver_module
 from slipstream.cluster import driver_process, run_state
 from slipstream.cluster.console import Console
 from slipstream.cluster.driver import Driver
@@ -18,6 +19,7 @@ from slipstream.cluster.driver_task import DriverTask
 from slipstream.cluster.overrides import Overrides
 from slipstream.cluster.own_guardian import INTERRUPTED, Briefing, OwnGuardian
 from slipstream.cluster.run_state import ClusterState
+from slipstream.router.messages import Role
 from tests.cluster.test_cli import LOCAL
 
 NAMED = Overrides(name="mine")
@@ -82,6 +84,69 @@ def test_a_driver_that_dies_before_it_knows_better_leaves_what_the_one_before_it
     assert left.driver == os.getpid()
     assert (left.url, left.admin_url) == (first.url, first.admin_url)
     assert (left.wanted, left.update) == (first.wanted, first.update)
+
+
+def test_a_driver_goes_by_what_was_wanted_last_even_if_that_was_nobody(guardians: dict[bool, OwnGuardian]) -> None:
+    guardian = guardians[True]
+    before = ClusterState("mine", guardian.pid, guardian.started, str(LOCAL), "m")
+    folder = run_state.run_folder()
+
+    def replicas(before: ClusterState | None) -> dict[Role, int]:
+        return Driver(task_of(guardian, before, folder), None, Console(StringIO()))._replicas()
+
+    as_configured = {"prefill": 1, "decode": 1}
+    assert replicas(None) == as_configured
+    assert replicas(before) == as_configured  # it died before it knew
+    before.wanted = {"prefill": 0, "decode": 0}
+    assert replicas(before) == before.wanted
+    assert "0 x prefill (tp 1), 0 x decode (tp 1)" in driver_process.describe(NAMED.load(LOCAL), before.wanted)
+
+
+def test_operators_find_the_next_driver_by_the_port_and_the_token_of_the_one_before(
+    guardians: dict[bool, OwnGuardian],
+) -> None:
+    folder = run_state.run_folder()
+    folder.mkdir()
+    path = folder / "mine.json"
+    states: list[ClusterState | None] = [None]
+    for _ in range(2):
+        driver = Driver(task_of(guardians[True], states[-1], folder), None, Console(StringIO()))
+        driver._begin_operator()
+        assert driver._operator_port is not None
+        driver._operator_port.close()
+        driver._state_file.write()
+        states.append(run_state.read(path))
+    _, first, second = states
+    assert first is not None
+    assert second is not None
+    assert first.operator_token
+    assert (first.operator_token, first.operator_url) == (second.operator_token, second.operator_url)
+
+
+@pytest.mark.parametrize("content", ["as before", "other"])
+def test_a_version_is_called_as_before_unless_it_is_another_one(
+    guardians: dict[bool, OwnGuardian], monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    monkeypatch.setattr(driver_module, "version_of", lambda config: content)
+    guardian = guardians[True]
+    before = ClusterState("mine", guardian.pid, guardian.started, str(LOCAL), "m")
+    before.version, before.content = "as before-2", "as before"
+    driver = Driver(task_of(guardian, before, run_state.run_folder()), None, Console(StringIO()))
+    driver._name_version()
+    named = {"as before": "as before-2", "other": "other"}[content]
+    assert (driver._state.version, driver._state.content) == (named, content)
+
+
+def test_a_cluster_that_was_killed_is_told_of_by_the_next_one_of_its_name(
+    guardians: dict[bool, OwnGuardian], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = run_state.run_folder()
+    folder.mkdir()
+    run_state.write(folder / "mine.json", ClusterState("mine", 2**22, 1.0, str(LOCAL), "m"))  # above all pids
+    monkeypatch.setattr(driver_process, "_serve", lambda task, address: 0)
+    monkeypatch.setattr(driver_process, "_end_when_told", lambda: None)
+    assert run_driver(guardians[False], LOCAL, name="mine", port=None, timings=False) == 0
+    assert "the cluster that was called mine has ended: its guardian (pid 4194304) was killed" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("becomes", ["[", "model: {path: elsewhere}\n", None])

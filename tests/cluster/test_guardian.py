@@ -185,17 +185,53 @@ def test_signals_are_passed_on_and_end_the_row_of_drivers(
     begin: Callable[..., Run], sent: signal.Signals, heard: signal.Signals
 ) -> None:
     run = begin(
-        "signal.signal(signal.SIGINT, lambda *_: note(heard='SIGINT'))\n"
-        "signal.signal(signal.SIGTERM, lambda *_: note(heard='SIGTERM'))\n"
+        "signal.signal(signal.SIGINT, lambda *_: note(heard='SIGINT', successor=guard.starts_another))\n"
+        "signal.signal(signal.SIGTERM, lambda *_: note(heard='SIGTERM', successor=guard.starts_another))\n"
         "guard.ready(); note(); hear()\n"
         "while True: time.sleep(0.01)"
     )
     driver = run.wait_for_notes(2)[0]["pid"]
     run.process.send_signal(sent)
-    assert run.wait_for_notes(3)[2]["heard"] == heard.name
+    noted = run.wait_for_notes(3)[2]
+    assert (noted["heard"], noted["successor"]) == (heard.name, False)
     os.kill(driver, signal.SIGKILL)  # it had been told to end, and somebody lost patience
-    assert run.end() == (128 + signal.SIGKILL, "")
+    said = "slipstream: the driver was killed (SIGKILL) when it was to end; everything has been stopped\n"
+    assert run.end() == (128 + signal.SIGKILL, said)
     assert len(run.notes) == 3
+
+
+def test_a_driver_knows_that_a_signal_is_not_its_guardians_and_that_it_has_a_successor(
+    begin: Callable[..., Run],
+) -> None:
+    run = begin(
+        "if guard.is_again: wait_for_the_end()\n"
+        "def end(*_): note(successor=guard.starts_another); os._exit(0)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "guard.ready(); note(); hear(); time.sleep(60)"
+    )
+    os.kill(run.wait_for_notes(2)[0]["pid"], signal.SIGTERM)
+    *_, noted, again, _ = run.wait_for_notes(5)
+    assert (noted["successor"], again["is_again"]) == (True, True)
+    run.process.terminate()
+    assert run.end()[0] == 0
+
+
+def test_a_driver_that_is_told_to_end_does_not_take_its_guardian_for_gone(begin: Callable[..., Run]) -> None:
+    run = begin(
+        "async def main():\n"
+        "    told = asyncio.Event()\n"
+        "    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)\n"
+        "    with guard.watched(lambda: note(gone=True)):\n"
+        "        guard.ready(); note(); hear()\n"
+        "        await told.wait()\n"
+        "        for _ in range(10): await asyncio.sleep(0)\n"  # as often as it takes to look at the link
+        "asyncio.run(main())\n"
+        "note(); sys.exit(0)"
+    )
+    run.wait_for_notes(2)
+    run.process.terminate()
+    assert run.end() == (0, "")
+    assert [note for note in run.notes if "gone" in note] == []
 
 
 def test_a_signal_that_comes_before_the_driver_can_handle_it_is_not_lost(begin: Callable[..., Run]) -> None:
@@ -204,7 +240,7 @@ def test_a_signal_that_comes_before_the_driver_can_handle_it_is_not_lost(begin: 
     )
     run.wait_for_notes(2)
     run.process.send_signal(signal.SIGTERM)
-    assert run.end() == (7, "")
+    assert run.end()[0] == 7
 
 
 def test_a_terminal_that_is_closed_does_not_end_what_was_started_with_nohup(begin: Callable[..., Run]) -> None:
@@ -215,7 +251,16 @@ def test_a_terminal_that_is_closed_does_not_end_what_was_started_with_nohup(begi
     run.wait_for_notes(2)
     run.process.send_signal(signal.SIGHUP)
     run.process.send_signal(signal.SIGTERM)
-    assert run.end() == (7, "")
+    assert run.end()[0] == 7
+
+
+def test_a_driver_has_standard_files_even_where_they_were_closed(begin: Callable[..., Run]) -> None:
+    run = begin(
+        "files = [os.path.realpath(f'/proc/self/fd/{fd}') for fd in (0, 1, 2)]\nnote(files=files); sys.exit(0)",
+        preexec_fn=lambda: os.closerange(0, 3),
+    )
+    assert run.end() == (0, "")
+    assert run.notes[1]["files"] == [os.devnull] * 3
 
 
 def test_the_end_of_a_driver_is_noticed_even_if_whoever_started_us_ignores_the_end_of_children(

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from slipstream.cluster.actor_handles import first_death, reason_of
 from slipstream.cluster.actors import Place
 from slipstream.cluster.config import ClusterConfig, ModelConfig
-from slipstream.cluster.members import MAX_PORT_TRIES, Deployment, RouterMember, first_death, reason_of
+from slipstream.cluster.deployment import Deployment
 from slipstream.cluster.placement import pool_resources
+from slipstream.cluster.router_member import MAX_PORT_TRIES, RouterMember
 from slipstream.cluster.worker_group import GroupMember
 from slipstream.kv_transfer.config import TransferConfig
 from slipstream.router.addresses import Addresses, Endpoint
@@ -58,6 +60,11 @@ class RouterProcess:
         self._chosen = chosen
         self._listens: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()
         self.keeper: object = None
+        self.is_ending: object = None
+        self.drain = SimpleNamespace(remote=self.drained)
+
+    async def drained(self, deadline_s: float) -> None:
+        pass
 
     @property
     def warm_up(self) -> RouterProcess:
@@ -73,7 +80,7 @@ class RouterProcess:
 
     def remote(self, config: RouterConfig, *rest: object) -> asyncio.Future[None]:
         run: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.keeper = rest[-1]
+        *_, self.keeper, self.is_ending = rest
         if config.worker_port in self._taken:
             run.set_exception(task_error(OSError(errno.EADDRINUSE, "the port is in use")))
         else:
@@ -126,6 +133,23 @@ def test_clients_of_a_router_end_where_the_next_one_is_on_another_node() -> None
         assert (await served_on("node"), keeper.num_let_go) == (keeper.path, 0)
         assert (await served_on("other"), keeper.num_let_go) == (None, 1)
         assert (await served_on("node"), keeper.num_let_go) == (keeper.path, 1)
+
+    asyncio.run(check())
+
+
+def test_the_router_after_one_that_was_killed_while_it_drained_takes_no_new_clients() -> None:
+    deployment = Deployment(ClusterConfig(model=ModelConfig(path="/m")), "token", None, spans_nodes=False)
+    router: Any = RouterMember(deployment, "node", ClientKeeper())
+
+    async def is_served_ending() -> object:
+        router._place, router._actor = Place(1, "node", "127.0.0.1"), RouterProcess(set(), 5001)
+        await router.serve(ExpectedWorkers())
+        return router._actor.is_ending
+
+    async def check() -> None:
+        assert await is_served_ending() is False
+        await router.drain(1.0)
+        assert await is_served_ending() is True
 
     asyncio.run(check())
 

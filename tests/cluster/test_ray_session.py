@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from slipstream.cluster.config import ClusterConfig, ModelConfig
-from slipstream.cluster.members import Deployment
+from slipstream.cluster.deployment import Deployment
 from slipstream.cluster.own_ray import RayFailed
 from slipstream.cluster.ray_session import RaySession, check_answers
 

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from slipstream.cluster import processes, run_state
+from slipstream.cluster.cannot_tell import CannotTell
 from slipstream.cluster.run_state import AlreadyRunning, ClusterState, MemberStatus, StateFile
+from slipstream.cluster.update.plan import Phase
 
 
 def own_state(name: str = "a") -> ClusterState:
@@ -28,20 +30,33 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_a_state_that_cannot_be_written_leaves_the_old_one_and_a_line_in_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_state_that_cannot_be_written_is_told_of_once_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "a.json"
+    monkeypatch.setattr(run_state, "AGAIN_S", 0.001)
+    path, said = tmp_path / "a.json", list[str]()
     path.mkdir()  # cannot be replaced by a file, not even by root
-    run_state.write(path, own_state())
-    assert f"{path} cannot be written: Is a directory" in caplog.text
+
+    async def run() -> None:
+        file.write()
+        path.rmdir()
+        async with asyncio.timeout(20):
+            while run_state.read(path) != file.state:
+                await asyncio.sleep(0.001)
+
+    file = StateFile(path, own_state(), said.append)
+    file.write()  # before a loop runs
     assert list(tmp_path.iterdir()) == [path]
+    asyncio.run(run())
+    failed, again = said
+    assert failed.startswith(f"warning: {path} cannot be written: Is a directory; the cluster goes on")
+    assert again == f"{path} could be written again"
 
 
 def test_what_changes_in_a_row_is_written_once_and_what_must_be_told_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written: list[str] = []
+    written, warnings = list[str](), list[str]()
     real = run_state.write
 
     def noted(path: Path, state: ClusterState) -> None:
@@ -52,7 +67,7 @@ def test_what_changes_in_a_row_is_written_once_and_what_must_be_told_at_once(
     monkeypatch.setattr(run_state, "SOON_S", 0.001)
 
     async def run() -> None:
-        file = StateFile(tmp_path / "a.json", own_state())
+        file = StateFile(tmp_path / "a.json", own_state(), warnings.append)
         for number in range(100):
             file.state.members.append(MemberStatus(f"decode-{number}", "decode"))
             file.write_soon()
@@ -70,6 +85,7 @@ def test_what_changes_in_a_row_is_written_once_and_what_must_be_told_at_once(
         assert written == ["starting", "ready"]
 
     asyncio.run(run())
+    assert warnings == []
 
 
 @pytest.mark.parametrize("contents", [b"", b"{", b"[]", b'{"name": "a"}', b'{"name": 1, "pid": "x"}', b"\xff"])
@@ -84,16 +100,78 @@ def test_a_running_cluster_is_listed(tmp_path: Path) -> None:
     assert run_state.read_all(tmp_path) == [own_state()]
 
 
-def test_the_file_of_a_driver_that_is_gone_is_removed(tmp_path: Path) -> None:
-    gone = multiprocessing.get_context("spawn").Process(target=os.getpid)
-    gone.start()
-    assert gone.pid is not None
+def gone() -> int:
+    """The pid of a process that has ended."""
+    process = multiprocessing.get_context("spawn").Process(target=os.getpid)
+    process.start()
+    assert process.pid is not None
+    process.join()
+    return process.pid
+
+
+def test_a_cluster_whose_guardian_was_killed_between_two_drivers_is_told_of_once(tmp_path: Path) -> None:
+    state, running = own_state(), own_state("b")
+    state.pid = gone()
+    for one in (state, running):
+        run_state.write(tmp_path / f"{one.name}.json", one)
+    assert run_state.read_all(tmp_path) == [running]
+    assert run_state.sweep(tmp_path) == [state]
+    assert state.last_words == f"its guardian (pid {state.pid}) was killed, or the machine went down"
+    assert run_state.sweep(tmp_path) == []
+    assert run_state.read_all(tmp_path) == [running]
+
+
+def test_a_cluster_whose_driver_outlives_the_guardian_is_still_ending(tmp_path: Path) -> None:
     state = own_state()
-    state.pid = gone.pid
-    gone.join()
+    state.driver, state.driver_started, state.pid = state.pid, state.started, gone()
     run_state.write(tmp_path / "a.json", state)
     assert run_state.read_all(tmp_path) == []
-    assert not (tmp_path / "a.json").exists()
+    for _ in range(2):
+        (ended,) = run_state.sweep(tmp_path)
+        assert "was killed, and its driver" in ended.last_words
+    assert str(run_state._already_running("a", state)).startswith("the cluster named a is still ending: its guardian")
+
+
+def test_a_command_for_a_cluster_that_was_killed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    state = own_state()
+    state.pid = gone()
+    run_state.run_folder().mkdir()
+    run_state.write(run_state.run_folder() / "a.json", state)
+    with pytest.raises(CannotTell, match=rf"no cluster named a runs here; a has ended: its guardian .pid {state.pid}."):
+        run_state.cluster_here("a", "--url")
+
+
+@pytest.mark.parametrize("phase", ["starting", "canary", "rolling", "rolling_back"])
+def test_an_update_that_was_under_way_when_the_driver_died_is_cut_short(phase: Phase) -> None:
+    before, between, after = own_state(), own_state(), own_state()
+    before.update, before.update_phase = "groups are exchanged", phase
+    between.carry_on(before)
+    after.carry_on(between)
+    for state in (between, after):
+        assert state.update_phase == "cut_short"
+        assert state.update == (
+            "cut short by the end of the driver; what served before serves again (groups are exchanged)"
+        )
+
+
+@pytest.mark.parametrize("phase", [None, "done", "rolled_back"])
+def test_an_update_that_had_ended_when_the_driver_died_is_told_of_as_before(phase: Phase | None) -> None:
+    before, after = own_state(), own_state()
+    before.update, before.update_phase = "over", phase
+    before.version, before.content = "1-2", "1"
+    after.carry_on(before)
+    assert (after.update, after.update_phase, after.version, after.content) == ("over", phase, "1-2", "1")
+
+
+def test_a_cluster_is_up_while_it_serves_and_its_driver_lives() -> None:
+    state = own_state()
+    state.phase = "ready"
+    assert not state.is_up
+    state.driver, state.driver_started = state.pid, state.started
+    assert state.is_up
+    state.driver_started -= 1.0  # another process with its pid
+    assert not state.is_up
 
 
 def test_a_name_is_taken_while_its_guardian_has_no_driver(tmp_path: Path) -> None:

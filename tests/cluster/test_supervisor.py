@@ -286,3 +286,42 @@ def test_a_member_that_fails_at_the_start_is_the_end_of_it() -> None:
         await supervisor.stop()
 
     asyncio.run(run())
+
+
+@scenario
+async def test_if_there_is_no_router_when_the_cluster_is_to_drain_the_next_one_is_drained() -> None:
+    async with serving("decode") as it:
+        it.router.die("killed")
+        await it.until(lambda: not it.supervisor.router.ready.is_set())
+        await it.supervisor.router.drain(30.0)
+        assert it.router.drained_in == [2]
+
+
+@scenario
+async def test_if_the_router_dies_while_it_drains_the_next_one_is_drained() -> None:
+    async with serving("decode") as it:
+        it.router.dies_in_drain = True
+        await it.supervisor.router.drain(30.0)
+        assert it.router.drained_in == [1, 2]
+        assert it.state_of("decode-0") == "ready"
+
+
+@scenario
+async def test_a_drain_without_a_router_waits_no_longer_than_it_may() -> None:
+    async with serving("decode") as it:
+        it.supervisor.router.ready.clear()  # and nothing sets it
+        await it.supervisor.router.drain(-1.0)  # its margin is a second
+        assert it.router.drained_in == []
+
+
+@pytest.mark.parametrize("leaves_clients", [False, True])
+def test_a_router_whose_clients_are_left_to_the_next_driver_does_not_hear_of_the_end(leaves_clients: bool) -> None:
+    async def run() -> None:
+        router, group = FakeRouter(), FakeGroup("decode-0")
+        supervisor = Supervisor(CONFIG, router, Watcher())
+        await supervisor.start([group])
+        await supervisor.stop(leaves_clients=leaves_clients)
+        assert (router.is_asked_to_stop, group.is_asked_to_stop) == (not leaves_clients, True)
+        assert router.num_kills > 0
+
+    asyncio.run(run())

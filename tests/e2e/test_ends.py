@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+from urllib.parse import urlsplit
 
 from tests.e2e.conftest import MakeCluster
 from tests.e2e.serving_cluster import END_TIMEOUT_S, ServingCluster
@@ -65,5 +67,31 @@ def test_a_cluster_whose_ray_dies_starts_again_and_its_streams_go_on(tp2_cluster
     assert stream.error is None
     assert "Ray has ended under the cluster" in tp2_cluster.output
     tp2_cluster.wait_until_served_by_another(before.driver)
-    assert tp2_cluster.end() == []
+
+
+def test_a_router_that_is_killed_while_the_cluster_drains_is_followed_by_one_that_lets_streams_finish(
+    tp2_cluster: ServingCluster,
+) -> None:
+    quiet = BackgroundStream(tp2_cluster, prompt_of(100), 1500)
+    with streaming([quiet]):
+        expected = quiet.join()
+    stream = BackgroundStream(tp2_cluster, prompt_of(100), 1500)
+    with streaming([stream]):
+        stream.wait_for_pieces(5)
+        address = urlsplit(tp2_cluster.base_url)
+        tp2_cluster.interrupt()
+        tp2_cluster.wait_for(lambda: is_refused(address.hostname or "", address.port or 0), 30)
+        os.kill(tp2_cluster.pids("router")[0], signal.SIGKILL)
+        assert stream.join() == expected
+    assert stream.error is None
+    assert tp2_cluster.wait() == 0
+    assert tp2_cluster.left_behind(0.0) == []
     assert tp2_cluster.state is None
+
+
+def is_refused(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port)).close()
+    except ConnectionError:
+        return True
+    return False

@@ -21,7 +21,6 @@ def streams_of(serving: ServingCluster, salt: str) -> list[BackgroundStream]:
 
 def test_streams_of_a_draining_worker_go_on_elsewhere_with_the_same_text(fleet: ServingCluster) -> None:
     wait_for_fleet(fleet, 1, 2)
-    leaving, staying = decode_workers(fleet)
     alone = streams_of(fleet, "alone")
     with streaming(alone):
         expected = [stream.join() for stream in alone]
@@ -31,6 +30,8 @@ def test_streams_of_a_draining_worker_go_on_elsewhere_with_the_same_text(fleet: 
     with streaming(streams):
         for stream in streams:
             stream.wait_for_pieces(5)
+        # On a busy machine one of the two may have looked slower, and got none.
+        staying, leaving = sorted(decode_workers(fleet), key=lambda worker: num_requests_on(fleet, worker))
         num_there = num_requests_on(fleet, leaving)
         assert num_there > 0
         drain(fleet, leaving)

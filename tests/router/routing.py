@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from slipstream.router.access.config import AccessConfig
@@ -26,14 +27,16 @@ async def routing(
     *,
     fronts: int = NUM_FRONTS,
     dispatch: DispatchConfig = CONFIG.dispatch,
+    keeper: Path | None = None,
     **http: Any,
 ) -> AsyncIterator[tuple[Router, Addresses, PlayedWorker]]:
     """Ready, with one decode worker."""
     config = replace(
         CONFIG, fronts=fronts, access=access or AccessConfig(), dispatch=dispatch, http=replace(CONFIG.http, **http)
     )
-    router = Router(config, MODEL, MODEL_DIR, TOKEN)
+    router = Router(config, MODEL, MODEL_DIR, TOKEN, keeper=keeper)
     addresses = await router.start()
+    await router.take_over()
     worker = PlayedWorker("decode", addresses)
     try:
         await worker.join()

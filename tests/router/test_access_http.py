@@ -14,7 +14,7 @@ import orjson
 import pytest
 from openai import AsyncOpenAI, AuthenticationError, PermissionDeniedError, RateLimitError
 
-from slipstream.router.access import access as access_module
+from slipstream.router.access import key_ring
 from slipstream.router.access.access import Access
 from slipstream.router.access.api_key import digest_of
 from slipstream.router.access.config import AccessConfig
@@ -124,7 +124,7 @@ def test_without_a_valid_key_every_path_but_health_is_a_401(tmp_path: Path) -> N
             for path in ("/health/live", "/health/ready", "/health", "/ping"):
                 assert (await site.request("GET", path))[0] == 200
             assert (await site.request("GET", "/v1/models", None, bearer("bob")))[0] == 200
-            assert access.num_unauthenticated == {"missing": 18, "unknown": 6, "expired": 6}
+            assert access.keys.num_unauthenticated == {"missing": 18, "unknown": 6, "expired": 6}
             assert site.service.requests == []
 
     in_folder(main, tmp_path)
@@ -318,7 +318,7 @@ def test_an_admin_port_has_what_operators_ask_and_the_api_port_no_longer(tmp_pat
 def test_a_changed_file_holds_without_a_restart_and_a_broken_one_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(access_module, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(key_ring, "LOOK_EVERY_S", 0.01)
 
     async def main(folder: Path) -> None:
         keys = folder / "keys.yaml"
@@ -336,16 +336,16 @@ def test_a_changed_file_holds_without_a_restart_and_a_broken_one_does_not(
 
             assert (await complete(site, "bob"))[0] == 200
             put("keys: [{name: bob}]")
-            while not access.num_reloads["failed"]:
+            while not access.keys.num_reloads["failed"]:
                 assert (await complete(site, "bob"))[0] == 200
             assert "the API keys stay as they were" in caplog.text
             assert "sha256" in caplog.text
             keys.unlink()
-            while access.num_reloads["failed"] < 2:
+            while access.keys.num_reloads["failed"] < 2:
                 assert (await complete(site, "bob"))[0] == 200
             put(key_text(without="bob"))
             await until("bob", 401)
-            assert access.num_reloads == {"failed": 2, "ok": 1}
+            assert access.keys.num_reloads == {"failed": 2, "ok": 1}
             put(key_text(alice="tenant: research, requests_per_minute: 1"))
             await until("bob", 200)
             await until("alice", 200)
@@ -361,7 +361,7 @@ def test_a_changed_file_holds_without_a_restart_and_a_broken_one_does_not(
 def test_a_file_without_any_key_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str, level: int
 ) -> None:
-    monkeypatch.setattr(access_module, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(key_ring, "LOOK_EVERY_S", 0.01)
     caplog.set_level(logging.INFO)
 
     async def main(folder: Path) -> None:
@@ -369,7 +369,7 @@ def test_a_file_without_any_key_is_a_warning(
             (folder / "new").write_text(text)
             (folder / "new").replace(folder / "keys.yaml")
             async with asyncio.timeout(30):
-                while not access.num_reloads["ok"]:
+                while not access.keys.num_reloads["ok"]:
                     await asyncio.sleep(0.01)
 
     in_folder(main, tmp_path)
@@ -379,18 +379,18 @@ def test_a_file_without_any_key_is_a_warning(
 def test_a_key_that_is_gone_serves_nobody_although_nobody_has_called_since(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access_module, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(key_ring, "LOOK_EVERY_S", 0.01)
 
     async def main(folder: Path) -> None:
         async with guarded(folder) as (site, access, _):
             (folder / "new").write_text(key_text(without="bob"))
             (folder / "new").replace(folder / "keys.yaml")
             async with asyncio.timeout(30):
-                while not access.num_reloads["ok"]:
+                while not access.keys.num_reloads["ok"]:
                     await asyncio.sleep(0.01)
             assert (await complete(site, "bob"))[0] == 401
             with pytest.raises(HttpError, match="Incorrect API key"):
-                access.caller_of(digest_of(SECRETS["bob"].encode()))
+                access.keys.caller_of(digest_of(SECRETS["bob"].encode()))
 
     in_folder(main, tmp_path)
 

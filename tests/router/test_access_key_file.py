@@ -1,6 +1,9 @@
 """The file of API keys: read strictly, edited without harm to what people wrote in it."""
 
+import os
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,14 @@ from hypothesis import strategies as st
 
 from slipstream.router.access.api_key import SECRET_PREFIX, digest_of, new_secret
 from slipstream.router.access.command import keys_command
-from slipstream.router.access.key_file import KeyFileError, add_key, parse_keys, read_keys, remove_key
+from slipstream.router.access.key_file import (
+    KeyFileError,
+    add_key,
+    edit_file,
+    parse_keys,
+    read_keys,
+    remove_key,
+)
 
 HASH = "ab" * 32
 OTHER = "cd" * 32
@@ -193,3 +203,41 @@ def test_the_command_adds_lists_and_removes(tmp_path: Path):
     assert [key.name for key in read_keys(file)] == ["bob"]
     assert call("remove", str(file), "alice")[0] == 2
     assert call("list", str(tmp_path / "none"))[0] == 2
+
+
+def test_whoever_edits_the_file_at_the_same_time_loses_nothing(tmp_path: Path):
+    file = tmp_path / "keys.yaml"
+    edit_file(file, lambda text: add_key(text or "", {"name": "first", "sha256": HASH}))
+    is_reading, may_go_on = threading.Event(), threading.Event()
+
+    def slowly(text: str | None) -> str:
+        is_reading.set()
+        may_go_on.wait()
+        return add_key(text or "", {"name": "slow", "sha256": OTHER})
+
+    with ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(edit_file, file, slowly)
+        is_reading.wait()
+        removed = pool.submit(edit_file, file, lambda text: remove_key(text or "", "first"))
+        assert not wait([removed], timeout=0.05).done
+        may_go_on.set()
+        slow.result()
+        removed.result()
+    assert [key.name for key in read_keys(file)] == ["slow"]
+
+
+def test_an_edited_file_keeps_its_mode_its_owner_and_the_link_to_it(tmp_path: Path):
+    file, link = tmp_path / "real" / "keys.yaml", tmp_path / "keys.yaml"
+    file.parent.mkdir()
+    file.write_text("keys: []")
+    file.chmod(0o640)
+    if os.getuid() == 0:
+        os.chown(file, 12, 34)
+    before = file.stat()
+    link.symlink_to(file)
+    assert CliRunner().invoke(keys_command, ["add", str(link), "alice"]).exit_code == 0
+    assert link.is_symlink()
+    assert [key.name for key in read_keys(file)] == ["alice"]
+    after = file.stat()
+    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+    assert list(file.parent.iterdir()) == [file]

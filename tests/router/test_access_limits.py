@@ -1,13 +1,16 @@
 """Rates and concurrency of keys, what is told about them, and the usage that is kept."""
 
+import errno
 import json
 import os
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipstream.router.access import usage
 from slipstream.router.access.api_key import ApiKey
 from slipstream.router.access.caller import ANYBODY, Caller
 from slipstream.router.access.limits import KeyLimits, RateLimited, TokenBucket, duration
@@ -218,6 +221,36 @@ def test_a_file_that_has_grown_is_written_anew_with_the_sums(tmp_path):
     assert UsageFile(path).load() == {ACCOUNT: UsageCounts(count, 0, count, 0, count)}
     assert json.loads(path.read_bytes())["num_requests"] == count
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_grows_is_compacted_while_it_is_in_use(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(usage, "COMPACT_BYTES", 1000)
+    path = tmp_path / "usage.jsonl"
+    file = UsageFile(path)
+    file.load()
+    for count in range(1, 200):
+        file.append({ACCOUNT: UsageCounts(1), Account("k2", "t", "m"): UsageCounts(2)}, count)
+        assert path.stat().st_size < 1500
+    again = UsageFile(path)
+    assert again.load() == {ACCOUNT: UsageCounts(199), Account("k2", "t", "m"): UsageCounts(398)}
+    assert set(again.saved.values()) == {199}
+    assert path.stat().st_mode & 0o777 == 0o600
+    many = {Account(f"k{number}", "t", "m"): UsageCounts(1) for number in range(20)}
+    sizes = []
+    for count in range(200, 260):  # one line for each is over the limit
+        file.append(many, count)
+        sizes.append(path.stat().st_size)
+    assert sum(after < before for before, after in pairwise(sizes)) < 40
+    with monkeypatch.context() as broken:
+        broken.setattr(UsageFile, "_compact", failing_to_compact)
+        for count in range(260, 270):
+            file.append(many, count)  # what was appended is saved, and must not be told as unsaved
+    assert 0 < caplog.text.count("cannot be compacted: ") < 5  # not with every line
+    assert UsageFile(path).load()[Account("k7", "t", "m")] == UsageCounts(70)
+
+
+def failing_to_compact(file: UsageFile, sums: object) -> None:
+    raise OSError(errno.ENOSPC, "no room")
 
 
 def test_what_could_not_be_saved_goes_with_the_next(tmp_path):

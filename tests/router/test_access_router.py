@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 import subprocess
 from pathlib import Path
@@ -12,9 +13,12 @@ import pytest
 
 from slipstream.router.access.api_key import digest_of
 from slipstream.router.access.config import AccessConfig
+from slipstream.router.access.usage import Account, UsageCounts, UsageFile
 from slipstream.router.addresses import Endpoint
 from slipstream.router.config import AdminConfig, HttpConfig, RouterConfig, TlsConfig
 from slipstream.router.router import Router
+from slipstream.router.takeover.estate import Estate
+from slipstream.router.takeover.keeper import Keeper
 from tests.router.fake_cluster import MODEL, MODEL_DIR, run
 
 TOKEN = "token"
@@ -67,6 +71,46 @@ def test_clients_come_by_tls_with_a_key_and_operators_by_a_port_of_their_own(con
             assert orjson.loads((await ask(addresses.http, "/v1/usage", "root", tls))[1])["data"] == []
         finally:
             await router.stop()
+
+    run(main)
+
+
+def test_what_the_previous_router_counts_until_its_end_is_known_to_the_next_one(
+    config: RouterConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage_file = config.access.usage_file
+    assert usage_file is not None
+
+    def wait_for_its_end(router: Router) -> None:
+        UsageFile(Path(usage_file)).append({Account("user", "user", MODEL): UsageCounts(1, 0, 30, 0, 12)})
+
+    monkeypatch.setattr(Router, "_find_estate", wait_for_its_end)
+
+    async def main() -> None:
+        router = Router(config, MODEL, MODEL_DIR, TOKEN)
+        addresses = await router.start()
+        tls = ssl.create_default_context(cafile=config.http.tls.cert_file)
+        try:
+            [used] = orjson.loads((await ask(addresses.http, "/v1/usage", "user", tls))[1])["data"]
+            assert used["total_tokens"] == 42
+        finally:
+            await router.stop()
+
+    run(main)
+
+
+def test_a_router_that_does_not_start_lets_go_of_the_keeper(config: RouterConfig) -> None:
+    assert config.access.keys_file is not None
+    Path(config.access.keys_file).write_text("keys: [{}]")
+
+    async def main() -> None:
+        with contextlib.closing(Keeper()) as keeper:
+            with pytest.raises(ValueError, match="keys") as failure:
+                await Router(config, MODEL, MODEL_DIR, TOKEN, keeper=keeper.path).start()
+            following = await asyncio.to_thread(Estate.of_keeper, keeper.path)  # which has to wait for that
+            assert following is not None
+            following.farewell()
+            del failure
 
     run(main)
 

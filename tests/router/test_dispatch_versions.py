@@ -8,7 +8,7 @@ from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.actions import Emit, Finish, Send
 from slipstream.router.config import DispatchConfig, VersionsConfig
 from slipstream.router.dispatcher import Dispatcher
-from slipstream.router.generation import GenerateRequest, InvalidRequestError
+from slipstream.router.generation import GenerateRequest, InvalidRequestError, Resumed
 from slipstream.router.messages import (
     BlocksChanged,
     Credits,
@@ -294,6 +294,19 @@ def test_a_request_with_tokens_waits_for_its_version_and_then_goes_on_with_anoth
     assert both.where() == [(OLD, request_id)]
     both.token(OLD, request_id, 1, attempt=1, finish="stop")
     assert both.finishes()[request_id].usage.num_output_tokens == 2
+
+
+def test_a_request_that_was_taken_over_goes_on_with_another_version_if_nobody_serves_its_own():
+    """The driver was killed during an update, and what served before serves again."""
+    lab = Lab()
+    lab.join(NEW, "2")
+    lab.now = 1.0
+    request = lab.submit(resumed=Resumed(pack_ids((7,)), "1"))
+    assert lab.dispatcher.next_deadline() == 6.0
+    lab.tick(5.9)
+    assert lab.where() == []
+    lab.tick(6.0)
+    assert lab.where() == [(NEW, request)]
 
 
 def test_a_request_with_tokens_goes_on_with_its_version_if_a_worker_of_it_comes_back_in_time(both):

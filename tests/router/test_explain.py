@@ -173,6 +173,15 @@ def test_a_request_in_the_queue_can_be_explained() -> None:
     assert ttft.split() == ["TTFT", "-", "-", "200.00", "ms"]
 
 
+def test_a_request_that_ended_in_the_queue_is_not_said_to_be_placed_later() -> None:
+    record = new_record()
+    record.note("finished", 100.05, 0, "abort")
+    record.end(GenerationFinish("abort", Usage(90, 0, 0)))
+    lines = table(explanation(record, 0.0)).splitlines()
+    assert "  never placed" in lines
+    assert "  not placed yet" not in lines
+
+
 def test_a_decision_without_predictions_shows_dashes() -> None:
     record = new_record()
     record.note("placed", 100.0, 0, decision=Decision(DECODES[0], None, "short_prompt", "why", ()))
@@ -256,6 +265,9 @@ def test_the_pages_give_json_and_text_and_name_what_is_wrong_with_a_query() -> N
             assert body.decode().count("length") == 3
             status, _, body = await site.request("GET", "/v1/requests?outcome=stop")
             assert orjson.loads(body)["data"] == []
+            for empty in ("refused", "queue_full", "abort"):
+                status, _, body = await site.request("GET", f"/v1/requests?outcome={empty}")
+                assert (status, orjson.loads(body)["data"]) == (200, [])
 
             path = f"/v1/requests/{last}/explain"
             told = orjson.loads((await site.request("GET", path))[2])
@@ -270,6 +282,8 @@ def test_the_pages_give_json_and_text_and_name_what_is_wrong_with_a_query() -> N
                 ("/v1/requests?limit=0", "limit"),
                 ("/v1/requests?limit=1001", "limit"),
                 ("/v1/requests?limit=a", "limit"),
+                ("/v1/requests?outcome=foo", "outcome"),
+                ("/v1/requests?outcome=", "outcome"),
             ):
                 status, _, body = await site.request("GET", bad)
                 assert (status, orjson.loads(body)["error"]["param"]) == (400, param)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import signal
@@ -19,16 +20,20 @@ import pytest
 import yaml
 
 from slipstream.router.access.access import Access
+from slipstream.router.access.api_key import digest_of
+from slipstream.router.access.config import AccessConfig
+from slipstream.router.access.usage import UsageCounts
 from slipstream.router.addresses import Addresses, Endpoint
 from slipstream.router.fronts import pool as pool_module
 from slipstream.router.fronts.link import FrontLink
-from slipstream.router.fronts.messages import Answer, Ask
+from slipstream.router.fronts.messages import Answer, Ask, Enter, Settle
 from slipstream.router.fronts.tally import FrontTally
 from slipstream.router.http.exchange import Exchange as HttpExchange
 from slipstream.router.http.reader import Request
 from slipstream.router.metrics import FrontMetrics
 from slipstream.router.router import Router
 from slipstream.router.service import GenerationService
+from slipstream.router.takeover.keeper import Keeper
 from tests.router.fake_cluster import MODEL, MODEL_DIR, run
 from tests.router.routing import NUM_CLIENTS, NUM_FRONTS, ended_well, fronts_of, routing, stream_of, until
 from tests.router.test_http_router import CONFIG, TOKEN, PlayedWorker, ask, completion, until_ready
@@ -136,6 +141,39 @@ def test_a_question_that_the_dispatcher_stumbles_over_is_answered_all_the_same()
     run(main)
 
 
+@pytest.mark.parametrize(("clients_outlive_it", "num_requests"), [(True, 1), (False, 2)])
+def test_a_request_that_the_next_front_goes_on_with_counts_once(
+    tmp_path: Path, clients_outlive_it: bool, num_requests: int
+) -> None:
+    digest = digest_of(b"secret")
+    (tmp_path / "keys.yaml").write_text(f"keys: [{{name: alice, sha256: '{digest.hex()}', max_concurrent: 1}}]")
+
+    async def main() -> None:
+        access = Access(AccessConfig(str(tmp_path / "keys.yaml")))
+        access.open()
+        service = GenerationService(CONFIG, model=MODEL, token=TOKEN)
+
+        def link() -> FrontLink:
+            tally = FrontTally(FrontMetrics(), Counter())
+            return FrontLink(service, access, tally, ignore, [].append, clients_outlive_it=clients_outlive_it)
+
+        killed, following = link(), link()
+        killed.received(Enter(1, digest, MODEL, 100, 1, False))
+        killed.lost()
+        following.received(Enter(1, digest, MODEL, 100, 1, True))
+        following.received(Settle(1, MODEL, UsageCounts(1, 0, 30, 0, 12)))
+        [(account, used)] = access.usage
+        assert account.key == "alice"
+        assert used == UsageCounts(num_requests, num_requests - 1, 30, 0, 12)
+        await access.close()
+
+    run(main)
+
+
+async def ignore(request: Request, exchange: HttpExchange) -> None:
+    """Answers nothing."""
+
+
 def test_fronts_of_a_killed_dispatcher_end_their_streams_with_an_error_and_then_themselves(tmp_path: Path) -> None:
     program = {"model": MODEL, "model_dir": str(MODEL_DIR), "token": TOKEN}
     program |= {"router": {"http": {"port": 0}, "fronts": NUM_FRONTS}}
@@ -189,5 +227,27 @@ def test_a_drain_lets_streams_end_and_turns_new_connections_away() -> None:
             await draining
             pids = [front.process.pid for front in fronts_of(router)._fronts]
         assert not any(map(psutil.pid_exists, pids))
+
+    run(main, deadline_s=110)
+
+
+def test_a_front_whose_link_breaks_while_it_drains_is_followed_by_one_that_lets_its_streams_end() -> None:
+    """It ends, as if its dispatcher had been killed, but has not ended what ran there."""
+
+    async def main() -> None:
+        with contextlib.closing(Keeper()) as keeper:
+            async with routing(keeper=keeper.path) as (router, addresses, worker):
+                worker.may_go_on.clear()
+                exchange = await stream_of(addresses.http, max_tokens=3)
+                pool = fronts_of(router)
+                busy = max(pool._fronts, key=lambda front: front.link.num_running)
+                draining = asyncio.create_task(router.drain(60))
+                await until(lambda: pool._drained_s is not None)
+                busy.protocol.abort()
+                await until(lambda: busy not in pool._fronts)
+                worker.may_go_on.set()
+                assert ended_well(await exchange.reader.read())
+                exchange.writer.close()
+                await draining
 
     run(main, deadline_s=110)

@@ -14,6 +14,7 @@ from slipstream.router.generation import (
     InvalidRequestError,
     PromptTooLongError,
     QueueFullError,
+    Resumed,
     ShuttingDownError,
 )
 from slipstream.router.messages import (
@@ -415,6 +416,18 @@ def test_shutting_down_lets_running_requests_end_and_takes_no_new_ones():
         worker.chunk("r", 0, 1, finish="stop")
         await idle
         assert [delta async for delta in stream] == [[(1, None)]]
+
+    serve(scenario)
+
+
+def test_what_the_router_before_has_admitted_is_admitted_until_the_end():
+    async def scenario(service):
+        service.stop_admission()
+        with service.submit(request(resumed=Resumed(b"", ""))):
+            assert service.snapshot().num_waiting == 1
+        await service.close()
+        with pytest.raises(ShuttingDownError):
+            service.submit(request("late", resumed=Resumed(b"", "")))
 
     serve(scenario)
 

@@ -20,7 +20,7 @@ from slipstream.router.http import tls as tls_module
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.reader import RequestReader
 from slipstream.router.http.server import MAX_TURNED_AWAY, HttpServer
-from slipstream.router.http.tls import ServerTls
+from slipstream.router.http.tls import ServerTls, TlsFileError
 from slipstream.router.open_files import allow_all_files
 from tests.router.fake_cluster import FrontUnderTest, front, run
 from tests.router.http_site import CONFIG, serving
@@ -41,15 +41,15 @@ class Authority:
         self.key = folder / "server.key"
         self.config = TlsConfig(str(folder / "server.pem"), str(self.key))
 
-    def issue(self, name: str) -> None:
-        """Puts a new certificate and key in the place of the server's."""
+    def issue(self, name: str, days: int = 2) -> None:
+        """Puts a new certificate and key in the place of the server's. One for -1 days has expired."""
         request, certificate = self.folder / "request", self.folder / "new.pem"
         self._openssl("req", *self._new_key("new"), "-subj", f"/CN={name}", "-out", request)
         names = self.folder / "names"
         names.write_text("subjectAltName=IP:127.0.0.1\nauthorityKeyIdentifier=keyid\n")
         self._openssl(
             *("x509", "-req", "-in", request, "-CA", self.ca, "-CAkey", self.folder / "ca.key", "-CAcreateserial"),
-            *("-days", "2", "-extfile", names, "-out", certificate),
+            *("-days", days, "-extfile", names, "-out", certificate),
         )
         os.replace(self.folder / "new.key", self.folder / "server.key")
         os.replace(certificate, self.folder / "server.pem")
@@ -192,15 +192,38 @@ def test_a_renewed_certificate_is_taken_up_and_half_of_a_pair_is_not(
 
 
 def test_files_that_are_no_pair_keep_the_server_from_starting(authority: Authority, tmp_path: Path) -> None:
-    for config in (
-        replace(authority.config, key_file=str(tmp_path / "ca.key")),
-        replace(authority.config, cert_file=str(tmp_path / "none")),
-        replace(authority.config, cert_file=authority.config.key_file),
+    good, empty = authority.config, tmp_path / "empty"
+    empty.touch()
+    for config, complaint in (
+        (
+            replace(good, key_file=str(tmp_path / "ca.key")),
+            r"http\.tls\.key_file: .*ca\.key: not the key of .*server\.pem",
+        ),
+        (replace(good, cert_file=str(tmp_path / "none")), r"http\.tls\.cert_file: .*none: No such file"),
+        (replace(good, key_file=str(tmp_path)), r"http\.tls\.key_file: .*: Is a directory"),
+        (replace(good, cert_file=good.key_file), r"http\.tls\.cert_file: .*server\.key: there is no CERTIFICATE"),
+        (replace(good, key_file=str(empty)), r"http\.tls\.key_file: .*empty: there is no PRIVATE KEY"),
     ):
-        with pytest.raises(ValueError, match=r"http\.tls: cannot use"):
+        with pytest.raises(TlsFileError, match=complaint):
             ServerTls(config)
     with pytest.raises(ValueError, match="key_file must be given beside cert_file"):
         TlsConfig(cert_file="a")
+
+
+def test_a_certificate_that_no_client_will_trust_is_served_and_the_log_says_why(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    ServerTls(authority.config)
+    assert not caplog.records
+    authority.issue("late", days=-1)
+
+    async def main() -> None:
+        async with serving(replace(CONFIG, tls=authority.config)) as (_, _, port):
+            with pytest.raises(ssl.SSLCertVerificationError, match="certificate has expired"):
+                await tls_client(port, authority.client())
+
+    run(main)
+    assert ["certificate has expired" in record.getMessage() for record in caplog.records] == [True]
 
 
 # ---- how many

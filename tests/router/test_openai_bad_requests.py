@@ -287,6 +287,24 @@ def test_a_body_that_is_not_a_json_object_is_a_400(body: bytes, code: str | None
     run(main)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "words"),
+    [
+        ([1.5], 1, "valid integer"),
+        ([None], 1, "valid string"),
+        ("hi", 512, "the output asked for has 512 tokens"),
+        ([5] * 512, 1, "has 512 tokens and the output asked for has 1 token,"),
+    ],
+)
+def test_what_is_said_of_a_bad_prompt_fits_it(prompt: object, max_tokens: int, words: str) -> None:
+    async def main() -> None:
+        async with front("abc") as site:
+            status, _, answer = await site.post(COMPLETIONS, prompt=prompt, max_tokens=max_tokens)
+            assert (status, words in orjson.loads(answer)["error"]["message"]) == (400, True), answer
+
+    run(main)
+
+
 def test_a_compressed_body_is_refused_in_words() -> None:
     async def main() -> None:
         async with front("abc") as site:

@@ -22,7 +22,8 @@ from slipstream.router.history import RequestRecord, Timeline
 from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.reader import Request
 from slipstream.router.metrics import FrontMetrics
-from slipstream.router.openai.answer import Answer, Choice
+from slipstream.router.openai.answer import Answer
+from slipstream.router.openai.choice import Choice
 from slipstream.router.openai.formats import AnswerHead, CompletionFormat
 from slipstream.router.openai.output_text import OutputText
 from slipstream.router.stream import GenerationStream, Handouts

@@ -5,7 +5,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from slipstream.router.config import SloConfig
+from slipstream.router.placement import progress
 from slipstream.router.placement.decision import Placement, Wait
+from slipstream.router.placement.estimate import estimate_prefill
+from slipstream.router.placement.load import PendingPrefill
 from slipstream.router.placement.shortlist import Shortlist
 from slipstream.router.placement.slo import SloPolicy, miss
 from tests.router.placed_workers import (
@@ -91,6 +94,21 @@ def test_a_slow_decode_worker_gets_less():
     slow = measured(worker("decode", "slow"), step_s=0.04)
     run_streams(fast, 8)
     assert where(put(100, [slow, fast], []))[1] == "fast"
+
+
+@pytest.mark.parametrize("reality", [1.0, 2.0])
+def test_a_burst_of_short_prompts_does_not_bring_a_long_one_to_the_streams(reality):
+    """Three streams on slow workers have just begun, two of their prompts on the group; a prompt of eleven seconds
+    follows. Prompts like those two would rather stay with the streams than wait behind it."""
+    slow = {"step_s": 0.03, "chunk_s": 0.03, "token_s": 2.7e-3}
+    there, sent = measured(worker("decode", "d"), **slow), measured(worker("prefill", "p"), **slow)
+    run_streams(there, 3, context=32, remaining=250.0)
+    for _ in range(2):
+        prompt = PendingPrefill(32, 512.0, 0.12, 0.2, 0.0)
+        sent.load.begin_prefill(prompt)
+        sent.load.end_prefill(prompt)
+    sent.times.reality = reality
+    assert where(put(4000, [there], [sent], output=2)) == ("cheaper_remote", "d", "p")
 
 
 # ---- conversations
@@ -229,3 +247,51 @@ def test_each_term_of_a_candidate_has_its_say():
     assert remote["reserve"] > 0
     assert remote["handoff"] > 0
     assert local["slowdown"] == remote["slowdown"] > 0
+
+
+# ---- a client that leaves
+
+
+def leave_while_prefilled(asked, state, group, now):
+    asked.begin(state, asked.place(state, 0.0), 0.0)
+    state.decode, state.prefill = asked.place(state, 0.0).decode, group
+    state.enter("prefill", 0.0)
+    progress.leave(state, now)
+
+
+def test_a_group_still_ends_the_chunk_of_a_prompt_that_nobody_wants():
+    there, sent = decode(streams=4), group()
+    asked = placer([there], [sent])
+    leave_while_prefilled(asked, request(4096), sent, 1.0)
+    chunk_s = 0.5 * estimate_prefill(sent, job(4096), 0, 9.0).raw_s
+    waiting = [estimate_prefill(sent, job(32), 0, now).queue_s for now in (1.0, 1.0 + 0.25 * chunk_s, 1.0 + chunk_s)]
+    assert waiting == [pytest.approx(0.5 * chunk_s), pytest.approx(0.25 * chunk_s), 0.0]
+
+
+def test_the_chunk_takes_as_long_as_the_worker_really_needs():
+    there, sent = decode(streams=4), group()
+    asked = placer([there], [sent])
+    there.times.reality = sent.times.reality = 2.0
+    leave_while_prefilled(asked, request(4096), sent, 1.0)
+    first, second = (estimate_prefill(sent, job(32), 0, now).queue_s for now in (1.0, 1.1))
+    assert first == pytest.approx(0.5 * 0.5 * estimate_prefill(sent, job(4096), 0, 9.0).own_s)
+    assert second == pytest.approx(first - 0.1)
+
+
+def test_the_queue_knows_about_the_chunks_of_the_others():
+    there, sent = decode(streams=4), group()
+    asked = placer([there], [sent])
+    queue_prompt(sent, 100)
+    before = estimate_prefill(sent, job(32), 0, 1.0).queue_s
+    leave_while_prefilled(asked, request(4096), sent, 1.0)
+    assert estimate_prefill(sent, job(32), 0, 1.0).queue_s == before
+
+
+def test_a_short_prompt_that_is_not_wanted_either_does_not_end_the_chunk_before_it():
+    sent = group()
+    for num_tokens, work_s in ((4096, 4.0), (32, 0.1)):
+        prompt = PendingPrefill(num_tokens, 0.0, work_s, work_s, 1.0)
+        sent.load.begin_prefill(prompt)
+        sent.load.end_prefill(prompt)
+        sent.load.abandon_chunk(prompt, 512, 1.0, 1.0)
+    assert sent.load.abandoned_s(1.0) == pytest.approx(0.5 * 512 / 4096 * 4.0)

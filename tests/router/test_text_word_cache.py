@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
+from slipstream.router import word_cache
 from slipstream.router.messages import pack_ids
 from slipstream.router.word_cache import (
     GPT2_WORDS,
@@ -119,6 +120,20 @@ def test_it_does_not_grow_without_end() -> None:
     assert words.encode("something new") == ids(made, "something new")
 
 
+def test_a_text_with_more_pieces_than_are_kept_is_looked_up_word_by_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = tokenizer(LLAMA3)
+    words = cache_of(made)
+    assert words is not None
+    numbers = [f"{number % 8}.{number // 8}" for number in range(64)]
+    assert words.encode(" ".join(numbers[:9])) == ids(made, " ".join(numbers[:9]))  # so that some of them are known
+    monkeypatch.setattr(word_cache, "MAX_WORDS", 60)
+    for _ in range(2):
+        assert words.encode(" ".join(numbers)) == ids(made, " ".join(numbers))
+        assert len(words._pieces) <= word_cache.MAX_WORDS
+    assert words.encode("new 1.1") == ids(made, "new 1.1")
+    assert set(words._pieces) == {"1.1"}
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @given(pieces=st.lists(st.text(st.sampled_from("'aBsT1.(\n\t"), max_size=4), max_size=12))
 @settings(max_examples=300, deadline=None)
@@ -141,6 +156,32 @@ def test_a_text_of_known_pieces_is_not_cut_into_words() -> None:
     assert set(words._pieces) >= {"two,", "(three)", "4567's"}
     words._known = {word: words._known[word] for word in words._words.findall("\n\nOne")}
     assert words.encode(text) == ids(tokenizer(LLAMA3), text)
+
+
+class CutTexts:
+    """An expression that remembers what it was asked to cut."""
+
+    def __init__(self, words: re.Pattern[str]) -> None:
+        self._words = words
+        self.texts: list[str] = []
+
+    def findall(self, text: str) -> list[str]:
+        self.texts.append(text)
+        return self._words.findall(text)
+
+
+@pytest.mark.parametrize("text", ["\nThree two one", "\nOne newest two", "\n\nOne one"])
+def test_of_a_text_with_a_new_word_only_that_is_cut_and_learnt(text: str) -> None:
+    made = tokenizer(LLAMA3)
+    words = cache_of(made)
+    assert words is not None
+    assert words.encode("\nOne two three one") == ids(made, "\nOne two three one")
+    known, cut = set(words._known), CutTexts(words._words)
+    words._words = cut  # type: ignore[assignment]
+    assert words.encode(text) == ids(made, text)
+    new = [piece for piece in ("\nThree", " newest", "\n\nOne") if piece in text]
+    assert set(cut.texts) == set(new)
+    assert set(words._known) - known <= {word for piece in new for word in cut._words.findall(piece)}
 
 
 @pytest.mark.parametrize("expression", [r"\w+ \w+|\s+|\S", r"\w+(?=\s)|\s+|\S", r"\w+ ?|\W"])

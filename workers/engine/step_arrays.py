@@ -54,9 +54,7 @@ class StepArrays:
 
     All arrays are int32 and C-contiguous, except that rows of `page_table` may be further apart than they are long.
     They may be views of memory that the next step overwrites: they are valid until the step has been computed. A slot
-    is the
-
-    place of a token's keys and values: page id * page_tokens + offset in the page.
+    is the place of a token's keys and values: page id * page_tokens + offset in the page.
     """
 
     token_ids: Int32s  # [tokens]

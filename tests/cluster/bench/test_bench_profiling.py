@@ -9,18 +9,20 @@ from typing import Any
 
 import pytest
 
-from slipstream.cluster.bench.alone import DecodeStep, LonePrompts, decode_step, lone_prompts, prompt_times, step_times
+from slipstream.cluster.bench.alone import (
+    Alone,
+    DecodeStep,
+    LonePrompts,
+    decode_step,
+    lone_prompts,
+    prompt_times,
+    step_times,
+)
 from slipstream.cluster.bench.answer import Answer
 from slipstream.cluster.bench.passage import Passage, Passages
-from slipstream.cluster.bench.profiling import (
-    CHAT_TOKENS,
-    Alone,
-    doubts,
-    phases,
-    profile_of,
-    profile_table,
-    steps_table,
-)
+from slipstream.cluster.bench.profile_load import CHAT_TOKENS, phases
+from slipstream.cluster.bench.profile_tables import profile_table, steps_table
+from slipstream.cluster.bench.profiling import Conditions, doubts, profile_of
 from slipstream.cluster.bench.target import BenchError
 from slipstream.cluster.sim.profile import WorkerProfile
 from slipstream.router.messages import StepTime
@@ -66,10 +68,17 @@ def measured_times(decode: bool, prefill: bool) -> ServiceTimes:
     return times
 
 
-def profile(roles: list[dict[str, Any]], **changes: Any) -> WorkerProfile:
-    settings: dict[str, Any] = {"model_dir": MODEL_DIR, "kv_bytes_per_token": 6144, "start_s": 7.0}
-    settings |= {"has_gpus": False, "shares_cores": True, "alone": Alone(), "passages": Passages(), **changes}
-    return profile_of({"roles": roles}, "mine", "measured", **settings)
+CONDITIONS = Conditions(MODEL_DIR, kv_bytes_per_token=6144, start_s=7.0, has_gpus=False, shares_cores=True)
+NOTHING_ALONE, NO_PASSAGES = Alone(), Passages()
+
+
+def profile(
+    roles: list[dict[str, Any]],
+    conditions: Conditions = CONDITIONS,
+    alone: Alone = NOTHING_ALONE,
+    passages: Passages = NO_PASSAGES,
+) -> WorkerProfile:
+    return profile_of({"roles": roles}, "mine", "measured", conditions, alone, passages)
 
 
 def test_service_times_sizes_and_the_link_are_taken_over() -> None:
@@ -100,12 +109,14 @@ def test_records_say_how_the_time_to_a_first_token_is_made_up_and_what_streams_m
     for part in (made.prefill, made.decode):
         assert part.prefill_s(256) == pytest.approx(0.003 + 0.0256, rel=1e-3)
     assert made.prefill_beside_decode == pytest.approx(2 * 0.0256 / (0.003 + 0.0256), rel=0.05)
-    apart = profile(roles, alone=Alone(prompts=prompts), passages=Passages(lone, beside), shares_cores=False)
+    apart = profile(roles, replace(CONDITIONS, shares_cores=False), Alone(prompts=prompts), Passages(lone, beside))
     assert apart.prefill_beside_decode == 1.55
 
 
 def test_gpus_are_counted_and_kv_bytes_come_from_the_model_where_nothing_was_moved() -> None:
-    made = profile([role("decode", measured_times(True, True))], kv_bytes_per_token=None, has_gpus=True)
+    made = profile(
+        [role("decode", measured_times(True, True))], replace(CONDITIONS, kv_bytes_per_token=None, has_gpus=True)
+    )
     assert made.gpus == 2
     assert made.kv_bytes_per_token > 0
     assert made.prefill.prefill_token_s == made.decode.prefill_token_s

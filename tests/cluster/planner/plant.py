@@ -110,7 +110,7 @@ class Plant:
         self.num_lost = 0
         self.sizes: list[tuple[float, int, int]] = []
         self._next_look_s = interval_s
-        self._until_next = self.rng.expovariate(1.0)  # in requests expected till the next one
+        self._until_next = self.rng.expovariate(1.0)  # in requests expected until the next one
 
     # ---- running
 

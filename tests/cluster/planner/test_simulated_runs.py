@@ -19,7 +19,7 @@ def test_the_planner_moves_workers_to_where_the_load_is() -> None:
 
 def test_the_planner_does_not_go_back_and_forth_between_splits_that_it_predicts_alike() -> None:
     config = SimConfig(slo=SloConfig(2000.0, 50.0), planner=PlannerConfig(enabled=True))
-    workload = open_workload("isl=8000,osl=300,rate=7,spread=1", 1500)
-    result = SimRun(config, find_profile(config.profile), workload, 1500 / 7).run("slo", Split(2, 6))
-    # Without prefill workers is predicted to keep 12% more than to begin with, and 1% less than that later on.
+    workload = open_workload("isl=8000,osl=300,rate=9,spread=1", 1500)
+    result = SimRun(config, find_profile(config.profile), workload, 1500 / 9).run("slo", Split(2, 6))
+    # After 55 of 167 s, no prefill workers are predicted to keep 55% where 44% are kept.
     assert [(one.num_prefill, one.num_decode) for one in result.decisions] == [(0, 8)]

@@ -68,7 +68,7 @@ def test_a_worker_that_shares_its_cores_stays_slow_for_as_long_as_its_last_fault
 
 def test_answers_stay_where_they_are_without_rebalancing() -> None:
     moving, staying = (
-        run(SimConfig(migration=MigrationConfig(rebalance=rebalance)), Split(0, 2), "isl=300,osl=1500,rate=6,spread=1")
+        run(SimConfig(migration=MigrationConfig(rebalance=rebalance)), Split(0, 2), "isl=300,osl=3000,rate=6,spread=1")
         for rebalance in (True, False)
     )
     assert moving.num_moves > 0

@@ -19,9 +19,9 @@ from slipstream.cluster.operator.parts import DriverParts
 from slipstream.cluster.overrides import Overrides
 from slipstream.cluster.run_state import ClusterState
 from slipstream.cluster.update import updater as module
-from slipstream.cluster.update.plan import UpdateOptions
+from slipstream.cluster.update.plan import UpdateEvent, UpdateOptions
 from slipstream.cluster.update.release import Release
-from slipstream.cluster.update.routes import update_routes
+from slipstream.cluster.update.routes import UpdateAnswer, update_routes
 from slipstream.cluster.update.updater import Updater
 from slipstream.router.messages import Role
 from slipstream.router.version_status import VersionCounts, VersionStatus
@@ -114,10 +114,14 @@ class Lab:
         self.first = self.config("first", "1")
         config = overrides.load(self.first)
         self.fleet, self.router = QuickFleet("1", config), QuickRouter()
-        self.said: list[str] = []
+        self.shown: list[tuple[UpdateEvent, Release, bool]] = []  # with whether the fleet was held
+        self.num_decode_when_shown = 0  # the last time
         first = Release("1", config, str(self.first), version_of(config))
-        show = self.said.append
-        self.updater = Updater(first, self.fleet, self.router, overrides.load, lambda text, release: show(text))
+        self.updater = Updater(first, self.fleet, self.router, overrides.load, self.show)
+
+    def show(self, event: UpdateEvent, release: Release) -> None:
+        self.shown.append((event, release, self.fleet.is_held))
+        self.num_decode_when_shown = sum(member.role == "decode" for member in self.fleet.members.values())
 
     def config(self, name: str, version: str, more: str = "") -> Path:
         path = self.folder / f"{name}.yaml"
@@ -159,11 +163,26 @@ def test_an_update_and_the_way_back(lab: Lab) -> None:
         assert list(lab.fleet.versions) == ["2"]
         assert lab.router.followed[-1].model.path.endswith("/2")
         assert lab.updater.status is not None
-        assert lab.said == [event.text for event in lab.updater.status.events]
+        assert [event for event, _, _ in lab.shown] == list(lab.updater.status.events)
+        *meanwhile, (_, release, is_held) = lab.shown
+        assert {(release.version, is_held) for _, release, is_held in meanwhile} == {("1", True)}
+        assert (release.version, is_held) == ("2", False)
         lab.updater.roll_back()
         await lab.until_over()
         assert {member.version for member in lab.fleet.members.values()} == {"1"}
         assert list(lab.fleet.versions) == ["1"]
+
+    run(main)
+
+
+def test_an_update_is_told_of_before_whoever_asked_for_it_is_answered(lab: Lab) -> None:
+    """If the driver ends then, the next one knows that the update was cut short."""
+
+    async def main() -> None:
+        await lab.updater.begin(lab.config("second", "2"), UpdateOptions())
+        ((event, release, is_held),) = lab.shown
+        assert (event.phase, release.version, is_held) == ("starting", "1", True)
+        await lab.updater.close()
 
     run(main)
 
@@ -243,6 +262,27 @@ def test_sizes_and_levels_alone_exchange_nobody(lab: Lab) -> None:
         assert not lab.updater.is_active
         assert sorted(lab.fleet.members) == ["decode-0", "decode-1", "decode-2", "prefill-0"]
         assert lab.router.followed[-1].router.dispatch.policy == "kv"
+        ((event, release, is_held),) = lab.shown
+        assert event.text.endswith("taken up without an exchange of workers: decode.replicas, router.dispatch.policy")
+        assert (event.phase, release.version, release.config.decode.replicas, is_held) == ("done", "1", 3, False)
+        assert lab.num_decode_when_shown == 3, "done was told before it was"
+
+    run(main)
+
+
+@pytest.mark.parametrize("has_exchanged_before", [False, True])
+def test_the_admin_api_shows_the_last_update_also_if_it_exchanged_nobody(lab: Lab, has_exchanged_before: bool) -> None:
+    async def main() -> None:
+        version = "2" if has_exchanged_before else "1"
+        if has_exchanged_before:
+            await lab.updater.begin(lab.config("second", version), UpdateOptions())
+            await lab.until_over()
+        assert (lab.updater.status is not None) == has_exchanged_before
+        path = lab.config("sizes", version, "decode: {replicas: 3}")
+        await lab.updater.begin(path, UpdateOptions())
+        told = UpdateAnswer.of(lab.updater)
+        line = f"{path} taken up without an exchange of workers: decode.replicas"
+        assert (told.is_active, told.phase, told.line) == (False, "done", line)
 
     run(main)
 
@@ -290,6 +330,16 @@ def test_another_chat_template_takes_a_new_start(lab: Lab) -> None:
 
 async def no_status() -> None:
     return None
+
+
+def test_the_admin_api_tells_what_has_become_of_the_update_of_the_driver_before(lab: Lab) -> None:
+    parts = DriverParts(lab.fleet, ClusterState("c", 1, 1.0, "c.yaml", "m"), no_status, "a-token-of-some-length")
+    lab.updater.last_event = UpdateEvent(0.0, "cut_short", "cut short by the end of the driver")
+    headers = {"Authorization": "Bearer a-token-of-some-length"}
+    with TestClient(build_app(parts, [update_routes(lab.updater)]), headers=headers) as client:
+        told = client.get("/v1/update").json()
+    assert (told["is_active"], told["phase"]) == (False, "cut_short")
+    assert told["line"] == "cut short by the end of the driver"
 
 
 def test_the_admin_api_begins_shows_splits_and_refuses(lab: Lab) -> None:

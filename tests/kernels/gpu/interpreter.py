@@ -3,13 +3,19 @@
 Triton 3.6 interprets kernels in numpy, which has no bfloat16 and no fp8. It truncates to bfloat16 instead of rounding,
 loses the carry when it rounds to fp8, takes integers for the bit patterns of bfloat16, and multiplies bfloat16 matrices
 as integers. Bounds of loops that come from memory fail under numpy 2.4, which converts arrays of one element to a
-number only on `item()`. And it patches all of the language again for each call of a function inside a kernel, which
-takes longer than the function.
+number only on `item()`.
+
+And it takes long over what is no part of the kernel. It patches all of the language again for each call of a function
+inside a kernel, which takes longer than the function. It asks for the type of each tuple, and every tensor has one that
+nobody asks for: its shape. Sums and products of integers it computes again in tensors of 64 bits, to see that none
+overflows; numpy does that here. Together these were two fifths of the time.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +23,7 @@ import pytest
 import torch
 import triton.language as tl
 from numpy.typing import NDArray
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 TORCH_TYPES = {
@@ -27,6 +34,7 @@ TORCH_TYPES = {
     tl.float32: torch.float32,
     tl.float64: torch.float64,
 }
+EXACT: dict[str, Callable[..., Any]] = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
 BIT_PATTERNS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -58,10 +66,36 @@ def repair(patch: pytest.MonkeyPatch) -> None:
             interpreter._patch_attr(package, name, member, builder, scope)
 
     patch.setattr(interpreter, "_patch_builtin", patch_builtins_once)
+    patch.setattr(tl.core.tuple, "__init__", begin_tuple)
+    tuple_type = functools.cached_property(type_of_tuple)
+    tuple_type.__set_name__(tl.core.tuple, "type")
+    patch.setattr(tl.core.tuple, "type", tuple_type, raising=False)
+    patch.setattr(TritonSemantic, "binary_op_sanitize_overflow_impl", check_overflow)
     patch.setattr(interpreter, "_convert_float", convert_float)
     patch.setattr(interpreter.InterpreterBuilder, "cast_impl", cast_integers)
     patch.setattr(interpreter, "_patch_lang_tensor", patch_tensor_index)
     patch.setattr(interpreter.InterpreterBuilder, "create_dot", dot_of_bfloat16)
+
+
+def begin_tuple(self: Any, args: Any, type: Any = None) -> None:
+    """Without a type, which is then that of the values: `type_of_tuple`, when somebody asks."""
+    self.values = list(args)
+    if type is not None:
+        self.type = type if isinstance(type, tl.core.tuple_type) else tl.core.tuple_type(type)
+
+
+def type_of_tuple(self: Any) -> Any:
+    return tl.core._type_for_tuple_values(self.values)
+
+
+def check_overflow(_: Any, left: Any, right: Any, operation: Callable[..., Any]) -> None:
+    """Raises AssertionError if a sum, difference or product of integers does not fit into their type."""
+    dtype = left.type.scalar
+    if dtype.int_bitwidth >= 64:
+        return
+    exact = EXACT[operation.__name__](left.handle.data.astype(np.int64), right.handle.data.astype(np.int64))
+    assert exact.max(initial=0) <= dtype.get_int_max_value(), f"{dtype} overflow detected for {operation.__name__}"
+    assert exact.min(initial=0) >= dtype.get_int_min_value(), f"{dtype} overflow detected for {operation.__name__}"
 
 
 def convert_float(numbers: NDArray[Any], from_type: Any, to_type: Any, rounding_mode: Any) -> NDArray[Any]:

@@ -9,58 +9,24 @@ import os
 import random
 import socket
 import termios
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from slipstream.router.config import HttpConfig
 from slipstream.router.http.errors import HttpError
-from slipstream.router.http.exchange import Exchange, Handler
-from slipstream.router.http.reader import STRANGERS_BODY_BYTES, CheckCaller, Request
+from slipstream.router.http.exchange import Exchange
+from slipstream.router.http.reader import Request
 from slipstream.router.http.routes import Routes
 from slipstream.router.http.server import HttpServer
 from slipstream.router.messages import Role
-from slipstream.router.takeover.estate import MAX_LIVES, Estate
 from slipstream.router.takeover.keeper import Keeper
+from slipstream.router.takeover.kept_connection import MAX_LIVES
 from slipstream.router.takeover.messages import Kind
 from slipstream.router.takeover.socket_bytes import socket_bytes
 from slipstream.router.worker_pages import WorkerPages
-
-TIMEOUT_S = 10.0
-BODY = bytes(STRANGERS_BODY_BYTES + 1)  # so large that the caller is looked at before it is taken
-REQUEST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(BODY), BODY)
-
-
-@pytest.fixture
-def keeper() -> Iterator[Keeper]:
-    keeper = Keeper()
-    yield keeper
-    keeper.close()
-
-
-class Streaming:
-    """Sends one part and waits. Notes something at its very end."""
-
-    def __init__(self) -> None:
-        self.ended = asyncio.Event()
-
-    async def __call__(self, request: Request, exchange: Exchange) -> None:
-        exchange.start(200, "text/plain")
-        exchange.write(b"part")
-        try:
-            await asyncio.Event().wait()
-        finally:
-            exchange.notes.ended(0)
-            self.ended.set()
-
-
-async def serve(keeper: Keeper, handler: Handler, check_caller: CheckCaller | None = None) -> tuple[HttpServer, int]:
-    estate = await asyncio.to_thread(Estate.of_keeper, keeper.path)
-    assert estate is not None
-    server = HttpServer(HttpConfig(host="127.0.0.1", port=0), handler, check_caller=check_caller, estate=estate)
-    return server, await server.start()
+from tests.router.takeover.kept_router import TIMEOUT_S
+from tests.router.takeover.kept_server import REQUEST, Streaming, answer, ask, end, exchange_servers, new_server, serve
 
 
 def refuse(authorization: bytes) -> None:
@@ -92,9 +58,7 @@ def test_a_stream_whose_caller_is_not_let_in_again_breaks_off_without_a_second_h
         following, _ = await serve(keeper, Streaming(), refuse)
         await following.take_over()
         assert await asyncio.wait_for(reader.read(), TIMEOUT_S) == b""
-        writer.close()
-        await following.drain(TIMEOUT_S)
-        await following.stop()
+        await end(following, writer)
 
     asyncio.run(main())
 
@@ -120,13 +84,32 @@ def test_an_idle_client_does_not_hold_up_a_drain_that_began_before_it_was_taken_
     asyncio.run(main())
 
 
-async def answer(request: Request, exchange: Exchange) -> None:
-    exchange.respond(200, request.path.encode())
+def test_who_takes_over_to_end_refuses_new_clients_though_the_one_before_still_listened(keeper: Keeper) -> None:
+    async def main() -> None:
+        server, port = await serve(keeper, answer)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        await ask(reader, writer, "/before")
+        await server.stop()
+        following = await new_server(keeper, answer)
+        following.refuse_clients()
+        await following.start()
+        async with asyncio.timeout(TIMEOUT_S):
+            while await is_accepted(port):  # until the keeper, too, has closed its duplicate
+                pass
+        await following.take_over()
+        assert await asyncio.wait_for(reader.read(), TIMEOUT_S) == b""
+        await end(following, writer)
+
+    asyncio.run(main())
 
 
-async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str) -> None:
-    writer.write(b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n" % path.encode())
-    await asyncio.wait_for(reader.readuntil(path.encode()), TIMEOUT_S)
+async def is_accepted(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except (ConnectionRefusedError, ConnectionResetError):
+        return False
+    writer.close()
+    return True
 
 
 def test_a_connection_that_could_not_be_kept_at_first_is_kept_after_its_next_request(
@@ -135,7 +118,7 @@ def test_a_connection_that_could_not_be_kept_at_first_is_kept_after_its_next_req
     async def main() -> None:
         server, port = await serve(keeper, answer)
         with monkeypatch.context() as full:
-            full.setattr(server.estate, "_most_files", 0)
+            full.setattr(server.estate, "_max_files", 0)
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             await ask(reader, writer, "/1")
         await ask(reader, writer, "/2")
@@ -144,9 +127,7 @@ def test_a_connection_that_could_not_be_kept_at_first_is_kept_after_its_next_req
         following, _ = await serve(keeper, answer)
         await following.take_over()
         await ask(reader, writer, "/4")
-        writer.close()
-        await following.drain(TIMEOUT_S)
-        await following.stop()
+        await end(following, writer)
 
     asyncio.run(main())
 
@@ -160,19 +141,9 @@ def test_a_connection_that_its_server_closes_ends_though_the_link_to_the_keeper_
             link.shutdown(socket.SHUT_RDWR)
         writer.write(b"GET /2 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         assert (await asyncio.wait_for(reader.read(), TIMEOUT_S)).endswith(b"/2")
-        writer.close()
-        await server.drain(TIMEOUT_S)
-        await server.stop()
+        await end(server, writer)
 
     asyncio.run(main())
-
-
-async def exchange_servers(keeper: Keeper, server: HttpServer, handler: Handler) -> HttpServer:
-    """As if the process of the first one had been killed."""
-    await server.stop()
-    following, _ = await serve(keeper, handler)
-    await following.take_over()
-    return following
 
 
 def test_a_client_is_told_once_to_go_on_with_its_request(keeper: Keeper) -> None:
@@ -185,9 +156,7 @@ def test_a_client_is_told_once_to_go_on_with_its_request(keeper: Keeper) -> None
         writer.write(b"{}")
         told += await asyncio.wait_for(reader.readuntil(b"/told"), TIMEOUT_S)
         assert (told.count(b"HTTP/1.1 100 "), told.count(b"HTTP/1.1 200 ")) == (1, 1)
-        writer.close()
-        await following.drain(TIMEOUT_S)
-        await following.stop()
+        await end(following, writer)
 
     asyncio.run(main())
 
@@ -243,9 +212,7 @@ def test_a_refused_client_that_still_sends_gets_its_refusal_from_the_next_server
         assert following._connections  # and goes on throwing away what comes
         writer.write(REQUEST[2000:])
         assert (await asyncio.wait_for(reader.read(), TIMEOUT_S)).startswith(b"HTTP/1.1 401 ")
-        writer.close()
-        await following.drain(TIMEOUT_S)
-        await following.stop()
+        await end(following, writer)
 
     asyncio.run(main())
 
@@ -310,9 +277,7 @@ def test_a_connection_that_rests_for_a_while_takes_no_memory_for_its_answers(
                 (journal,) = journals
                 while os.fstat(journal).st_blocks * 512 > mmap.PAGESIZE:
                     await asyncio.sleep(0.001)
-        writer.close()
-        await server.drain(TIMEOUT_S)
-        await server.stop()
+        await end(server, writer)
 
     asyncio.run(main())
 
@@ -351,9 +316,7 @@ def test_a_drain_that_a_killed_router_may_have_begun_is_not_begun_again(keeper: 
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), TIMEOUT_S)
         assert head.startswith(b"HTTP/1.1 503 ")
         assert workers.drained == ["decode-0"]
-        writer.close()
-        await following.drain(TIMEOUT_S)
-        await following.stop()
+        await end(following, writer)
 
     asyncio.run(main())
 
@@ -376,8 +339,6 @@ def test_a_client_whose_request_may_be_what_kills_routers_is_told_that_nobody_go
         told = await asyncio.wait_for(reader.read(), TIMEOUT_S)
         assert told.startswith(b"HTTP/1.1 503 ")
         assert b'"code":"router_restarted"' in told
-        writer.close()
-        await server.drain(TIMEOUT_S)
-        await server.stop()
+        await end(server, writer)
 
     asyncio.run(main())

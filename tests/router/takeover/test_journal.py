@@ -192,7 +192,7 @@ def test_an_entry_that_is_not_whole_is_refused(shared: Shared) -> None:
     shared.journal.received(b"request")
     place = os.pread(shared.fd, 1, CURRENT)[0]
     header = bytearray(os.pread(shared.fd, HEADER.size, HEADERS[place]))
-    header[-8:] = (ENTRY.size - 1).to_bytes(8, "little")  # the length of the log
+    header[-16:-8] = (ENTRY.size - 1).to_bytes(8, "little")  # the length of the log
     os.pwrite(shared.fd, header, HEADERS[place])
     with pytest.raises(JournalError, match="not whole"):
         shared.reopened().unfinished()

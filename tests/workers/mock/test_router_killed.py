@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import signal
 import socket
@@ -23,10 +24,12 @@ from tokenizers import Tokenizer
 
 from slipstream.router.messages import pack_ids
 from slipstream.router.takeover.keeper import Keeper
+from slipstream.router.takeover.kept_connection import MAX_LIVES
 from slipstream.workers.mock.attempt import expected_token
 
 MODEL_DIR = Path(__file__).parents[3] / "models" / "slipstream-demo"
 TIMEOUT_S = 60.0
+POLL_S = 0.02  # so that those who are waited for have the processor
 TOKENIZER = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
 
 
@@ -54,7 +57,7 @@ class Serving:
             env={**os.environ, "SLIPSTREAM_WORKER_TOKEN": "secret"},
         )
 
-    def start_router(self, admin_port: int | None = None) -> bool:
+    def start_router(self, admin_port: int | None = None, is_ending: bool = False) -> bool:
         """Whether it listens."""
         http_port, worker_port = self._ports
         program: dict[str, Any] = {
@@ -62,6 +65,7 @@ class Serving:
             "model_dir": str(MODEL_DIR),
             "token": "secret",
             "keeper": str(self.keeper.path),
+            "is_ending": is_ending,
             "router": {
                 "http": {"port": http_port, "tls": self._tls},
                 "worker_port": worker_port,
@@ -90,6 +94,12 @@ class Serving:
         self.router.kill()
         self.router.communicate()
 
+    def begin_anew(self) -> None:
+        """After a router that was told to end."""
+        self.router.communicate(timeout=TIMEOUT_S)
+        self.start_router()
+        self.wait_until_ready()
+
     def close(self) -> None:
         for process in (self.workers, self.router):
             process.send_signal(signal.SIGTERM)
@@ -100,6 +110,7 @@ class Serving:
         with httpx.Client(base_url=self.url, timeout=TIMEOUT_S) as client:
             while client.get("/health/ready").status_code != 200:
                 assert self.workers.poll() is None
+                time.sleep(POLL_S)
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one process", "two fronts"])
@@ -147,6 +158,7 @@ def wait_for_requests(client: httpx.Client, num_requests: int) -> None:
     status: dict[str, Any] = {"num_waiting": 0, "num_running": 0}
     while status["num_waiting"] + status["num_running"] < num_requests:
         status = client.get("/cluster/status").json()
+        time.sleep(POLL_S)
 
 
 def test_streams_and_whole_answers_go_on_after_the_last_byte(serving: Serving) -> None:
@@ -177,6 +189,34 @@ def test_streams_and_whole_answers_go_on_after_the_last_byte(serving: Serving) -
             answer = request.result(TIMEOUT_S)
             assert answer.status_code == 200
             assert answer.json()["choices"][0]["text"] == text_of(prompt, 900)
+
+
+def output_tokens(serving: Serving) -> list[int]:
+    """Of the clients' requests, in the order of their ids, which stay the same."""
+    latest = httpx.get(f"{serving.url}/v1/requests", timeout=TIMEOUT_S).json()["data"]
+    tokens = {one["request_id"]: one["num_output_tokens"] for one in latest if one["request_id"].startswith("cmpl-")}
+    return [tokens[request_id] for request_id in sorted(tokens)]
+
+
+def test_an_answer_outlives_as_many_routers_as_bring_it_forward(serving: Serving) -> None:
+    prompts, begun, max_tokens = [[20] * 30, [21] * 30], threading.Event(), 4000
+    serving.kill()
+    serving.start_router()
+    serving.wait_until_ready()
+    with httpx.Client(base_url=serving.url, timeout=TIMEOUT_S) as client, ThreadPoolExecutor(2) as threads:
+        body = {"model": "m", "prompt": prompts[0], "max_tokens": max_tokens}
+        whole = threads.submit(client.post, "/v1/completions", json=body)
+        stream = threads.submit(read_stream, client, begun, prompt=prompts[1], max_tokens=max_tokens)
+        so_far = [0, 0]
+        for _ in range(MAX_LIVES + 2):
+            while len(tokens := output_tokens(serving)) < 2 or any(map(operator.le, tokens, so_far)):
+                time.sleep(POLL_S)
+            so_far = tokens
+            serving.kill()
+            serving.start_router()
+        assert whole.result(TIMEOUT_S).json()["choices"][0]["text"] == text_of(prompts[0], max_tokens)
+        told = stream.result(TIMEOUT_S)
+        assert (told.texts, told.num_done, told.usage) == ({0: text_of(prompts[1], max_tokens)}, 1, max_tokens)
 
 
 def test_a_killed_front_is_followed_by_one_that_goes_on(serving: Serving) -> None:
@@ -310,8 +350,8 @@ def test_a_client_that_left_while_there_was_no_router_is_not_served(serving: Ser
     serving.start_router()
     serving.wait_until_ready()
     with httpx.Client(base_url=serving.url, timeout=TIMEOUT_S) as client:
-        while client.get("/cluster/status").json()["num_running"]:
-            pass  # to the end of the test's time, if it is served
+        while client.get("/cluster/status").json()["num_running"]:  # to the end of the test's time, if it is served
+            time.sleep(POLL_S)
 
 
 def test_a_client_that_had_asked_for_more_already_is_cut_off_and_not_answered_wrongly(serving: Serving) -> None:
@@ -325,6 +365,58 @@ def test_a_client_that_had_asked_for_more_already_is_cut_off_and_not_answered_wr
         with suppress(ConnectionResetError):
             while sock.recv(65536):
                 pass
+
+
+def wait_until_refused(serving: Serving) -> None:
+    with suppress(ConnectionRefusedError):
+        while True:
+            with suppress(ConnectionResetError):  # of who comes while the port is being closed
+                socket.create_connection(serving.address, timeout=TIMEOUT_S).close()
+
+
+def test_the_routers_after_one_that_was_killed_while_it_drained_let_its_requests_end_and_refuse_new_ones(
+    serving: Serving,
+) -> None:
+    prompts = [[20 + (3 * number + i) % 250 for i in range(30)] for number in range(8)]
+    with httpx.Client(base_url=serving.url, timeout=TIMEOUT_S) as client, ThreadPoolExecutor(9) as threads:
+        begun = [threading.Event() for _ in prompts]
+        streams = [
+            threads.submit(read_stream, client, event, prompt=prompt, max_tokens=1500)
+            for prompt, event in zip(prompts, begun, strict=True)
+        ]
+        whole = threads.submit(
+            client.post, "/v1/completions", json={"model": "m", "prompt": [90] * 20, "max_tokens": 1500}
+        )
+        for event in begun:
+            assert event.wait(TIMEOUT_S)
+        wait_for_requests(client, 9)
+        serving.router.send_signal(signal.SIGTERM)
+        wait_until_refused(serving)
+        serving.kill()
+        serving.start_router(is_ending=True)
+        serving.router.send_signal(signal.SIGTERM)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(serving.address, timeout=TIMEOUT_S)
+        for prompt, stream in zip(prompts, streams, strict=True):
+            told = stream.result(TIMEOUT_S)
+            assert (told.texts, told.num_done) == ({0: text_of(prompt, 1500)}, 1)
+        assert whole.result(TIMEOUT_S).json()["choices"][0]["text"] == text_of([90] * 20, 1500)
+    serving.begin_anew()
+
+
+def test_a_front_that_is_killed_while_it_drains_is_followed_by_one_that_lets_its_requests_end(serving: Serving) -> None:
+    fronts = Path(f"/proc/{serving.router.pid}/task/{serving.router.pid}/children").read_text().split()
+    prompt, begun = [85] * 20, threading.Event()
+    with httpx.Client(base_url=serving.url, timeout=TIMEOUT_S) as client, ThreadPoolExecutor(1) as threads:
+        stream = threads.submit(read_stream, client, begun, prompt=prompt, max_tokens=1500)
+        assert begun.wait(TIMEOUT_S)
+        serving.router.send_signal(signal.SIGTERM)
+        wait_until_refused(serving)
+        for pid in fronts:
+            with suppress(ProcessLookupError):  # nothing ran there
+                os.kill(int(pid), signal.SIGKILL)
+        assert stream.result(TIMEOUT_S).texts == {0: text_of(prompt, 1500)}
+    serving.begin_anew()
 
 
 def test_a_router_that_ends_in_order_leaves_nobody_waiting(serving: Serving) -> None:

@@ -1,0 +1,21 @@
+"""What the operators' commands need of a cluster's admin API."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class Operator(Protocol):
+    """Calls raise CannotTell, with one sentence, where there is no answer."""
+
+    @property
+    def restarts(self) -> int:
+        """How often another driver has answered than the one before."""
+
+    def get(self, path: str) -> dict[str, Any]: ...
+
+    def post(
+        self, path: str, body: dict[str, Any] | None = None, *, waits: bool = True, may_repeat: bool = False
+    ) -> dict[str, Any]:
+        """Where the cluster is known to be starting, the call `waits` until it is up. If its driver ends before it has
+        answered, a call that `may_repeat` is made to the next one."""

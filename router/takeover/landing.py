@@ -1,0 +1,72 @@
+"""Where bytes of clients arrive: memory that outlives this process, so that what was read and not noted yet is there
+for the next router.
+
+One piece serves all connections of an event loop, because what a read has brought is noted before the next one begins.
+The kernel knows how many bytes a connection's process has read (`socket_bytes`), and its journal how many of them were
+noted, so the difference says how much of what lies here belongs to it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+
+LANDING_BYTES = 256 * 1024  # for one read
+NUMBER = struct.Struct("<Q")  # of the connection whose bytes these are
+HEADER_BYTES = 64
+FILE_BYTES = HEADER_BYTES + LANDING_BYTES
+NOBODY = 0  # a connection that the keeper does not have
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """What the router before has read last."""
+
+    number: int
+    data: bytes  # longer than what was read
+
+    def of(self, number: int, num_bytes: int) -> bytes | None:
+        """What that connection has read and not noted, so many bytes; None: it does not lie here."""
+        is_here = number == self.number and 0 <= num_bytes <= len(self.data)
+        return self.data[:num_bytes] if is_here else None
+
+
+NOTHING_LANDED = Landed(NOBODY, b"")
+
+
+class Landing:
+    """The memory of one event loop."""
+
+    def __init__(self, fd: int = -1) -> None:
+        """In an open memory file, which remains the caller's; without one the memory is this process's own. Raises
+        OSError, and ValueError if the file is too short."""
+        self._memory = mmap.mmap(fd, FILE_BYTES)
+        self._data = memoryview(self._memory)[HEADER_BYTES:]
+
+    def room_for(self, number: int) -> memoryview:
+        """Takes the next read, which is that connection's."""
+        NUMBER.pack_into(self._memory, 0, number)
+        return self._data
+
+    def arrived(self, num_bytes: int) -> bytes:
+        """A copy of what was read just now."""
+        return self._data[:num_bytes].tobytes()
+
+    @property
+    def landed(self) -> Landed:
+        """A copy of what lies here."""
+        (number,) = NUMBER.unpack_from(self._memory)
+        return Landed(number, self._data.tobytes())
+
+
+def create_landing_file() -> int:
+    """An empty memory file for a `Landing`. Raises OSError."""
+    fd = os.memfd_create("slipstream-landing", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, FILE_BYTES)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
