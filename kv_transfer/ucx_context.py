@@ -77,9 +77,10 @@ def _open_context(tls: str) -> Any:
         "POSIX_ERROR_HANDLING": "y",
         "POSIX_FIFO_SIZE": "128",  # lets one end continue while the other is not scheduled
         "POSIX_SEG_SIZE": str(SEGMENT_BYTES),
-        # 12 MiB of segments from the start, for the FIFO and the window of a link (`ucx_link`). When UCX wants more it
-        # crashes if /dev/shm is full, and when it may not have more (RX_MAX_BUFS) messages stay where they are.
-        "POSIX_RX_BUFS_GROW": "384",
+        # 12 MiB of segments from the start: 128 for the FIFO, 256 for the window of a link (`ucx_link`), and the one
+        # that UCX has ready for what comes next. When it wants more it crashes if /dev/shm is full, and when it may not
+        # have more (RX_MAX_BUFS) messages stay where they are.
+        "POSIX_RX_BUFS_GROW": "385",
         "WARN_UNUSED_ENV_VARS": "n",
     }
     if _names_no_device(tls):

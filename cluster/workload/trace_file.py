@@ -13,6 +13,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
@@ -40,14 +41,15 @@ def read_trace(path: Path, limit: int | None = None) -> list[Arrival]:
     TraceError."""
     arrivals: list[Arrival] = []
     start_s, end_s, first, last = math.inf, -math.inf, 0, 0
-    for line, arrival in _rows(path):
-        if arrival.at_s < start_s:
-            start_s, first = arrival.at_s, line
-        if arrival.at_s > end_s:
-            end_s, last = arrival.at_s, line
-        arrivals.append(arrival)
-        if limit is not None and len(arrivals) >= limit:
-            break
+    with closing(trace_lines(path)) as texts:
+        for line, arrival in _rows(path, texts):
+            if arrival.at_s < start_s:
+                start_s, first = arrival.at_s, line
+            if arrival.at_s > end_s:
+                end_s, last = arrival.at_s, line
+            arrivals.append(arrival)
+            if limit is not None and len(arrivals) >= limit:
+                break
     if not arrivals:
         raise TraceError(path, 1, "there is no request in it")
     if end_s - start_s > MAX_SPAN_S:
@@ -62,8 +64,8 @@ def read_trace(path: Path, limit: int | None = None) -> list[Arrival]:
     return arrivals
 
 
-def _rows(path: Path) -> Iterator[Row]:
-    lines = enumerate(trace_lines(path), 1)
+def _rows(path: Path, texts: Iterable[str]) -> Iterator[Row]:
+    lines = enumerate(texts, 1)
     first = next(((line, text) for line, text in lines if text.strip()), None)
     if first is None:
         raise TraceError(path, 1, "the file is empty")

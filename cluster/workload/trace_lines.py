@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from slipstream.cluster.workload.arrival import TraceError
@@ -14,7 +14,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 MAX_LINE = 16 << 20  # characters, over a million hash ids
 
 
-def trace_lines(path: Path) -> Iterator[str]:
+def trace_lines(path: Path) -> Generator[str, None, None]:
     """The lines one by one, whatever their line ending, without a byte order mark. The file is read once, so it may be
     a pipe. Raises TraceError with the line that cannot be read."""
     line = 0

@@ -23,10 +23,11 @@ def test_on_a_ray_that_may_grow_workers_find_the_router_from_other_nodes_from_th
 
 @pytest.mark.parametrize("address", ["127.0.0.1:{port}", "ray://127.0.0.1:{port}", "127.0.0.1:99999", "a..b:6379"])
 def test_a_ray_where_nobody_listens_is_one_sentence_at_once(address: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        address = address.format(port=gone.getsockname()[1])
-    with pytest.raises(RayFailed, match=f"^no Ray could be reached at {address}: "):
-        check_answers(address)
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        address = address.format(port=bound.getsockname()[1])
+        with pytest.raises(RayFailed, match=f"^no Ray could be reached at {address}: "):
+            check_answers(address)
 
 
 def test_where_somebody_listens_or_only_ray_knows_it_is_ray_that_finds_out() -> None:

@@ -18,11 +18,11 @@ from tests.e2e.streams import client_of
 SMALL: dict[str, Any] = {
     "engine": {"dtype": "float32", "device": "cpu", "kv_cache_mib": 32, "num_threads": 1},
     "router": {
-        "http": {"header_timeout_s": 2.0, "write_timeout_s": 6.0},
+        "http": {"header_timeout_s": 2.0, "write_timeout_s": 12.0},
         "dispatch": {"local_prefill_max_tokens": 32},
     },
     "restart": {"backoff_s": 0.1},
-    "drain_timeout_s": 20,
+    "drain_timeout_s": 60,
 }
 
 MakeCluster = Callable[..., ServingCluster]
@@ -49,10 +49,16 @@ OF_ALL: dict[str, dict[str, Any]] = {
     "fleet_of_all": {
         **SMALL,
         "name": "e2e-fleet",
+        "engine": {**SMALL["engine"], "kv_cache_mib": 64},  # for all long streams on one of two workers
         "decode": {"replicas": 2},
         "router": {
             **SMALL["router"],
-            "dispatch": {**SMALL["router"]["dispatch"], "policy": "round_robin", "migration": {"precopy_pages": 8}},
+            "dispatch": {
+                **SMALL["router"]["dispatch"],
+                "policy": "round_robin",
+                # Tests count moves: none but theirs.
+                "migration": {"precopy_pages": 8, "rebalance": False},
+            },
         },
     },
 }

@@ -41,10 +41,15 @@ def change_role(serving: ServingCluster, name: str, role: str) -> None:
 
 
 def wait_for_fleet(serving: ServingCluster, prefill: int, decode: int) -> None:
-    """Returns when exactly so many of each role are there, all of them ready and known to the router."""
+    """Returns when exactly so many of each role are there, all of them ready, known to the router and written down."""
 
     def is_there() -> bool:
         found = members(serving).values()
+        state = serving.state
+        assert state is not None
+        written = {(member.name, member.role, member.state) for member in state.members if member.role != "router"}
+        if written != {(member["name"], member["role"], member["state"]) for member in found}:
+            return False
         if any(member["state"] != "ready" or member["is_leaving"] for member in found):
             return False
         connected = [len(workers_of(serving, role)) for role in ("prefill", "decode")]

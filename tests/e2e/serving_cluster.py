@@ -24,7 +24,7 @@ from slipstream.cluster.run_state import ClusterState, MemberStatus
 ROOT = Path(__file__).resolve().parent.parent.parent
 DEMO_MODEL = ROOT / "models" / "slipstream-demo"
 START_TIMEOUT_S = 150.0  # of several that start at once, on a machine that does other things, too
-END_TIMEOUT_S = 40.0
+END_TIMEOUT_S = 90.0
 LOOK_EVERY_S = 0.5
 
 
@@ -142,7 +142,7 @@ class ServingCluster:
     def left_behind(self, patience_s: float, but: str | None = None) -> list[str]:
         """Processes seen below the guardian that still live after so many seconds; those with `but` in their command
         are neither waited for nor told of. All of them are killed."""
-        commands = {process: _command_of(process) for process in self._seen}
+        commands = {process: command_of(process) for process in self._seen}
         told = [process for process, command in commands.items() if but is None or but not in command]
         psutil.wait_procs(told, timeout=patience_s)
         left = []
@@ -237,7 +237,7 @@ class ServingCluster:
             )
             time.sleep(0.05)
 
-    def wait_until_restarted(self, name: str, old_pids: list[int], timeout_s: float = 60.0) -> None:
+    def wait_until_restarted(self, name: str, old_pids: list[int], timeout_s: float = 100.0) -> None:
         """Returns when a member is ready with none of its old processes."""
 
         def restarted() -> bool:
@@ -251,7 +251,7 @@ class ServingCluster:
         self.wait_for(lambda: (s := self.state) is not None and s.driver != driver and s.phase == "ready", timeout_s)
 
 
-def _command_of(process: psutil.Process) -> str:
+def command_of(process: psutil.Process) -> str:
     """Empty for one that has ended."""
     try:
         return " ".join(process.cmdline())

@@ -212,12 +212,11 @@ def test_a_slow_reader_holds_up_nobody_and_no_page_and_gets_all_in_the_end(
 
 
 def test_a_client_that_never_reads_is_cut_off(cluster: ServingCluster, client: openai.OpenAI) -> None:
-    """`write_timeout_s` is 6."""
+    """`write_timeout_s` is 12."""
     before = num_connections(cluster)
     with connected(cluster, receive_buffer_bytes=4096) as connection:
         connection.sendall(ask_for_megabytes())
         assert complete(client, GOOD, 4)
-        wait_until_at_rest(cluster)
         assert num_connections(cluster) == before + 1
 
         def still_there() -> list[str]:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.e2e.conftest import SMALL
+from tests.e2e.freezing import frozen
 from tests.e2e.serving_cluster import DEMO_MODEL, ServingCluster
 from tests.e2e.streams import BackgroundStream, client_of, complete, prompt_of, streaming
 
@@ -60,7 +61,9 @@ def drained_by(serving: ServingCluster, stop: Callable[[], Any]) -> None:
         with streaming(streams):
             for stream in streams:
                 stream.wait_for_pieces(3)
-            stop()
+            with frozen(*serving.pids("decode-0")):  # they do not end before
+                stop()
+                serving.wait_for(lambda: "draining" in serving.output, 60)
             texts = [stream.join() for stream in streams]
     assert [stream.error for stream in streams] == [None, None]
     assert [stream.finishes for stream in streams] == [["length"], ["length"]]
@@ -68,7 +71,6 @@ def drained_by(serving: ServingCluster, stop: Callable[[], Any]) -> None:
     assert serving.wait() == 0
     assert serving.left_behind(1.0) == []
     assert serving.state is None
-    assert "draining" in serving.output
     assert "Traceback" not in serving.output
 
 

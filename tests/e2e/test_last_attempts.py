@@ -27,13 +27,14 @@ SETTINGS = {
         "dispatch": {
             "policy": "least_loaded",  # two requests on two workers
             "local_prefill_max_tokens": 32,
-            "worker_lease_s": 3.0,
+            "worker_lease_s": 5.0,
             "max_attempts": 2,
+            "migration": {"rebalance": False},  # requests move when their worker dies, and only then
         }
     },
 }
 GOOD = prompt_of(60, variant=79)
-NUM_TOKENS = 300  # of a stream that is to be caught: seconds, with these kernels
+NUM_TOKENS = 600  # of a stream that is to be caught: seconds, with these kernels
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,14 @@ import socket
 import openai
 import pytest
 
+from tests.e2e.freezing import frozen
 from tests.e2e.observation import Scrape, moved, wait_for_phase, wait_until_at_rest, wait_until_clear
 from tests.e2e.raw_client import connected, post, read_until
 from tests.e2e.serving_cluster import ServingCluster
 from tests.e2e.streams import GREEDY, MODEL, client_of, complete, prompt_of
 
 VERY_LONG = 3500
+LONGEST = 3800  # output tokens: seconds, in which whoever is to leave is sure to do so
 GOOD = prompt_of(60, variant=77)
 
 
@@ -35,7 +37,8 @@ def check_all_given_back(serving: ServingCluster, before: Scrape, num_aborts: in
 @pytest.mark.parametrize("moment", ["at once", "in prefill"])
 def test_leaving_before_the_first_token_stops_the_prefill(either_cluster: ServingCluster, moment: str) -> None:
     before = Scrape.of(either_cluster)
-    with connected(either_cluster) as connection:
+    # Frozen, so that no token comes before they leave.
+    with frozen(*either_cluster.member("prefill-0").pids), connected(either_cluster) as connection:
         connection.sendall(post(prompt=prompt_of(VERY_LONG), max_tokens=50, cache_salt=moment))
         if moment == "in prefill":
             wait_for_phase(either_cluster, "prefill")
@@ -49,11 +52,11 @@ def test_leaving_before_the_first_token_stops_the_prefill(either_cluster: Servin
 def test_leaving_in_mid_stream_ends_the_decoding(either_cluster: ServingCluster) -> None:
     before = Scrape.of(either_cluster)
     with connected(either_cluster) as connection:
-        connection.sendall(post(prompt=prompt_of(200, variant=5), max_tokens=3000))
+        connection.sendall(post(prompt=prompt_of(200, variant=5), max_tokens=LONGEST))
         read_until(connection, b"data: ", times=10)
     check_all_given_back(either_cluster, before, 1)
     after = Scrape.of(either_cluster)
-    assert moved(before, after, "vllm:generation_tokens_total") < 3000
+    assert moved(before, after, "vllm:generation_tokens_total") < LONGEST
 
 
 def test_leaving_with_the_first_token_in_hand_ends_the_hand_off(cluster: ServingCluster) -> None:
@@ -61,7 +64,7 @@ def test_leaving_with_the_first_token_in_hand_ends_the_hand_off(cluster: Serving
     before = Scrape.of(cluster)
     for attempt in range(3):
         with connected(cluster) as connection:
-            connection.sendall(post(prompt=prompt_of(1500, variant=6 + attempt), max_tokens=500))
+            connection.sendall(post(prompt=prompt_of(1500, variant=6 + attempt), max_tokens=2500))
             read_until(connection, b"data: ")
     check_all_given_back(cluster, before, 3)
 
@@ -78,7 +81,7 @@ def test_leaving_with_several_choices_ends_all_of_them(cluster: ServingCluster) 
 def test_leaving_while_waiting_for_a_whole_answer_ends_it(cluster: ServingCluster) -> None:
     before = Scrape.of(cluster)
     with connected(cluster) as connection:
-        connection.sendall(post(prompt=prompt_of(50, variant=12), max_tokens=3000, stream=False))
+        connection.sendall(post(prompt=prompt_of(50, variant=12), max_tokens=LONGEST, stream=False))
         wait_for_phase(cluster, "decode")
     check_all_given_back(cluster, before, 1)
 
@@ -86,7 +89,12 @@ def test_leaving_while_waiting_for_a_whole_answer_ends_it(cluster: ServingCluste
 def test_leaving_the_queue_takes_nothing_of_the_workers(cluster: ServingCluster) -> None:
     """Two prompts fill the pages of the workers; the third waits in the router until its client leaves."""
     before = Scrape.of(cluster)
-    with connected(cluster) as first, connected(cluster) as second, connected(cluster) as third:
+    with (
+        frozen(*cluster.member("prefill-0").pids),  # so that none of them ends before
+        connected(cluster) as first,
+        connected(cluster) as second,
+        connected(cluster) as third,
+    ):
         for connection in (first, second, third):
             prompt = prompt_of(VERY_LONG, variant=20 + connection.fileno())
             connection.sendall(post(prompt=prompt, max_tokens=500, cache_salt="queue"))
@@ -97,7 +105,7 @@ def test_leaving_the_queue_takes_nothing_of_the_workers(cluster: ServingCluster)
 def test_closing_only_the_sending_side_counts_as_leaving(cluster: ServingCluster) -> None:
     before = Scrape.of(cluster)
     with connected(cluster) as connection:
-        connection.sendall(post(prompt=GOOD, max_tokens=3000))
+        connection.sendall(post(prompt=GOOD, max_tokens=LONGEST))
         read_until(connection, b"data: ", times=3)
         connection.shutdown(socket.SHUT_WR)
         check_all_given_back(cluster, before, 1)
@@ -105,6 +113,6 @@ def test_closing_only_the_sending_side_counts_as_leaving(cluster: ServingCluster
 
 def test_closing_a_stream_of_the_openai_client_ends_it(cluster: ServingCluster, client: openai.OpenAI) -> None:
     before = Scrape.of(cluster)
-    with client.completions.create(model=MODEL, prompt=GOOD, max_tokens=3000, stream=True, **GREEDY) as stream:
+    with client.completions.create(model=MODEL, prompt=GOOD, max_tokens=LONGEST, stream=True, **GREEDY) as stream:
         next(iter(stream))
     check_all_given_back(cluster, before, 1)

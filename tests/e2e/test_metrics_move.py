@@ -9,6 +9,7 @@ from urllib.parse import quote
 import openai
 import pytest
 
+from tests.e2e.freezing import frozen
 from tests.e2e.observation import Scrape, moved, status_of, wait_for_phase, wait_until_at_rest
 from tests.e2e.raw_client import connected, post
 from tests.e2e.serving_cluster import ServingCluster
@@ -107,8 +108,9 @@ def test_counts_and_histograms_move_by_exactly_one_request(
     whole_s = moved(before, after, "vllm:e2e_request_latency_seconds_sum")
     first_s = moved(before, after, "vllm:time_to_first_token_seconds_sum")
     gaps_s = moved(before, after, "vllm:inter_token_latency_seconds_sum")
-    assert 0 < first_s <= whole_s
-    assert first_s + gaps_s == pytest.approx(whole_s, rel=0.5)
+    assert first_s > 0
+    assert gaps_s > 0
+    assert first_s + gaps_s <= whole_s + 1e-6  # sums of floats
 
 
 def test_prefix_cache_hits_are_those_of_the_usage(cluster: ServingCluster, client: openai.OpenAI) -> None:
@@ -142,13 +144,14 @@ def test_gauges_show_what_is_running(cluster: ServingCluster) -> None:
     with connected(cluster) as connection:
         connection.sendall(post(prompt=prompt_of(1000, variant=602), max_tokens=3000))
         wait_for_phase(cluster, "decode")
-        scrape = Scrape.of(cluster)
-        assert scrape.value("vllm:num_requests_running") == 1
-        assert scrape.value("vllm:num_requests_waiting") == 0
-        assert scrape.value("slipstream:requests", phase="decode") == 1
-        assert scrape.value("slipstream:worker_credits", worker="decode-0", kind="slots") == 63
-        assert scrape.value("slipstream:http_connections") >= 1
-        assert status_of(cluster)["num_running"] == 1
+        with frozen(*cluster.member("decode-0").pids):
+            scrape, status = Scrape.of(cluster), status_of(cluster)
+    assert scrape.value("vllm:num_requests_running") == 1
+    assert scrape.value("vllm:num_requests_waiting") == 0
+    assert scrape.value("slipstream:requests", phase="decode") == 1
+    assert scrape.value("slipstream:worker_credits", worker="decode-0", kind="slots") == 63
+    assert scrape.value("slipstream:http_connections") >= 1
+    assert status["num_running"] == 1
     wait_until_at_rest(cluster)
     assert Scrape.of(cluster).value("vllm:kv_cache_usage_perc") == 0
 

@@ -10,8 +10,8 @@ from tests.e2e.observation import Scrape, moved, status_of, wait_until_at_rest
 from tests.e2e.serving_cluster import ServingCluster
 from tests.e2e.streams import BackgroundStream, prompt_of, streaming
 
-# Long enough for the drain to come while they run: it takes a few hundredths of a second, or as many tokens.
-NUM_TOKENS = 1000
+# Seconds, so that the drain comes while they run: it takes a few hundredths of one.
+NUM_TOKENS = 1500
 PROMPTS = [prompt_of(length, variant) for variant, length in enumerate((20, 120, 250, 400))]
 
 

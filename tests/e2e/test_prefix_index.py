@@ -82,7 +82,7 @@ def test_conversations_find_their_kv_and_the_index_is_what_the_caches_hold(make_
                 stream.join()
         assert [stream.error for stream in streams] == [None] * len(streams)
         wait_until_at_rest(serving)
-        wait_until_clear(serving, lambda: strays(serving), 20.0)
+        wait_until_clear(serving, lambda: strays(serving), 60.0)
         assert Scrape.of(serving).value("slipstream:prefix_index_changes_total", kind="removed") > 0
 
         streams = load(serving, 200)
@@ -94,7 +94,7 @@ def test_conversations_find_their_kv_and_the_index_is_what_the_caches_hold(make_
         wait_until_at_rest(serving)
         assert ask(client, prompt_of(60, variant=5), 8, "after") == 0
         wait_until_at_rest(serving)
-        wait_until_clear(serving, lambda: strays(serving), 20.0)
+        wait_until_clear(serving, lambda: strays(serving), 60.0)
         scrape = Scrape.of(serving)
         assert scrape.value("slipstream:prefix_index_gaps_total") == 0
         assert scrape.value("slipstream:prefix_index_entries", kind="held") > 0

@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,11 +32,14 @@ RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 START_TIMEOUT_S = 90.0
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+@pytest.fixture
+def free_ports() -> Iterator[tuple[int, int]]:
+    """Two ports that nobody else is given: they stay bound, which keeps no server from listening there."""
+    with socket.socket() as one, socket.socket() as other:
+        for holder in (one, other):
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.bind(("127.0.0.1", 0))
+        yield one.getsockname()[1], other.getsockname()[1]
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class RayHead:
 
 
 @pytest.fixture
-def ray_head() -> Iterator[RayHead]:
+def ray_head(free_ports: tuple[int, int]) -> Iterator[RayHead]:
     """A Ray with a dashboard, which is what takes jobs; on ports of its own, and gone afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # short: Unix sockets live below it
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "XDG_"))}
@@ -63,7 +67,7 @@ def ray_head() -> Iterator[RayHead]:
         "XDG_CACHE_HOME": str(folder / "cache"),
         "RAY_enable_metrics_collection": "0",
     }
-    port = free_port()
+    port = free_ports[0]
     command = [
         *(*RAY, "start", "--head", "--block", "--port=0", "--node-ip-address=127.0.0.1", "--disable-usage-stats"),
         *("--include-dashboard=true", f"--dashboard-port={port}", "--dashboard-host=127.0.0.1", "--no-monitor"),
@@ -80,7 +84,8 @@ def ray_head() -> Iterator[RayHead]:
     finally:
         family = [*psutil.Process(head.pid).children(recursive=True), psutil.Process(head.pid)]
         for process in family:
-            process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         head.wait()
         psutil.wait_procs(family, timeout=20)
         shutil.rmtree(folder, ignore_errors=True)
@@ -125,8 +130,18 @@ def wait_until_ready(head: RayHead, port: int) -> ClusterState:
     pytest.fail(f"not ready: {head.log_of('serving')}")
 
 
-def test_a_submitted_job_serves_and_a_stopped_one_leaves_nothing(ray_head: RayHead, tmp_path: Path) -> None:
-    port = free_port()
+def wait_for_log(head: RayHead, words: str) -> None:
+    """Returns when the job has said that."""
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while words not in head.log_of("serving"):
+        assert time.monotonic() < deadline_s, head.log_of("serving")
+        time.sleep(0.2)
+
+
+def test_a_submitted_job_serves_and_a_stopped_one_leaves_nothing(
+    ray_head: RayHead, free_ports: tuple[int, int], tmp_path: Path
+) -> None:
+    port = free_ports[1]
     settings = json.loads(json.dumps({**SMALL, "name": "job", "model": {"path": str(DEMO_MODEL)}}))
     settings["router"]["http"]["port"] = port
     config = tmp_path / "job.yaml"
@@ -143,12 +158,13 @@ def test_a_submitted_job_serves_and_a_stopped_one_leaves_nothing(ray_head: RayHe
             text = "".join(choice.text for chunk in stream for choice in chunk.choices)
         assert text
         assert text == client.completions.create(model=MODEL, prompt=prompt, max_tokens=20, **GREEDY).choices[0].text
-    assert f"Ready at {state.url}" in ray_head.log_of("serving")
+    wait_for_log(ray_head, f"Ready at {state.url}")
     family = [psutil.Process(pid) for member in state.members for pid in member.pids]
     assert len(family) == 3
+    family.append(psutil.Process(state.driver))
     stopped = ray_job(ray_head, "stop", "serving")
     assert stopped.returncode == 0, stopped.stderr
-    _, alive = psutil.wait_procs([*family, psutil.Process(state.pid)] if psutil.pid_exists(state.pid) else family, 60)
+    _, alive = psutil.wait_procs(family, 60)
     assert alive == []
     assert run_state.read(ray_head.folder / "slipstream" / "job.json") is None
     with pytest.raises(urllib.error.URLError):

@@ -22,6 +22,7 @@ from tests.e2e.fleet import (
     scale,
     wait_for_fleet,
 )
+from tests.e2e.freezing import frozen
 from tests.e2e.observation import Scrape, moved, status_of, wait_until_at_rest
 from tests.e2e.serving_cluster import END_TIMEOUT_S, ServingCluster
 from tests.e2e.streams import BackgroundStream, complete, prompt_of, streaming
@@ -109,9 +110,9 @@ def test_a_worker_that_changes_its_role_serves_in_the_new_one(fleet: ServingClus
         pass
     check(streams, expected)
     assert moved(before, Scrape.of(fleet), "slipstream:transfers_total") > 0
-    for changed, role in (("prefill-0", "prefill"), (name, "decode")):
-        change_role(fleet, changed, role)
-        wait_until_at_rest(fleet)
+    change_role(fleet, "prefill-0", "prefill")
+    wait_for_fleet(fleet, 2, 1)
+    change_role(fleet, name, "decode")
     wait_for_fleet(fleet, 1, 2)
 
 
@@ -142,8 +143,9 @@ def test_a_worker_that_dies_on_its_way_out_is_gone_and_its_requests_go_on(
         for stream in streams[:4]:
             stream.wait_for_pieces(5)
         (pid,) = fleet.member(name).pids
-        drain(fleet, name, migrate=False)
-        os.kill(pid, signal.SIGKILL)
+        with frozen(pid):  # it does not get out before
+            drain(fleet, name, migrate=False)
+            os.kill(pid, signal.SIGKILL)
         fleet.wait_for(lambda: name not in members(fleet), 60.0)
     check(streams, expected)
     (added,) = scale(fleet, "decode", 2)
@@ -162,8 +164,9 @@ def test_a_worker_that_dies_on_its_way_to_another_role_comes_back_in_that(
         for stream in streams[:4]:
             stream.wait_for_pieces(5)
         old = fleet.member(name)
-        change_role(fleet, name, "prefill")
-        os.kill(old.pids[0], signal.SIGKILL)
+        with frozen(*old.pids):  # it does not get there before
+            change_role(fleet, name, "prefill")
+            os.kill(old.pids[0], signal.SIGKILL)
         fleet.wait_until_restarted(name, old.pids)
         wait_for_fleet(fleet, 2, 1)
     check(streams, expected)
@@ -272,8 +275,8 @@ def test_a_cluster_that_begins_empty_serves_and_is_what_it_was_to_become_after_i
             os.kill(state.driver, signal.SIGKILL)
         assert (running.error, running.finishes) == (None, ["length"])
     serving.wait_until_served_by_another(state.driver)
-    left = {"prefill-0": "ready", "decode-0": "ready"}  # of two that decode, one was to leave
-    assert {name: member["state"] for name, member in members(serving).items()} == left
+    wait_for_fleet(serving, 1, 1)  # of two that decode, one was to leave
+    assert set(members(serving)) == {"prefill-0", "decode-0"}
     os.kill(serving.pid, signal.SIGKILL)
     assert serving.left_behind(END_TIMEOUT_S) == []
 
@@ -285,7 +288,7 @@ def test_groups_of_several_ranks_exchange_their_roles(make_cluster: MakeCluster)
     with openai_of(serving) as client:
         before = complete(client, prompt_of(300), 40, "before")
         change_role(serving, "decode-0", "prefill")
-        serving.wait_for(lambda: members(serving)["decode-0"]["state"] == "ready", 60.0)
+        wait_for_fleet(serving, 2, 0)
         change_role(serving, "prefill-0", "decode")
         wait_for_fleet(serving, 1, 1)
         assert complete(client, prompt_of(300), 40, "after") == before

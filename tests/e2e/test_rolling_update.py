@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import openai
 import pytest
@@ -41,12 +42,19 @@ def serving(cluster: ServingCluster) -> ServingCluster:
     return cluster
 
 
+class Answer(NamedTuple):
+    version: str
+    number: int  # of the prompt
+    text: str
+    asked_s: float  # of `time.monotonic()`
+
+
 @dataclass
 class Load:
-    """Clients that ask one question after the other. `answers` are (version, prompt number, text)."""
+    """Clients that ask one question after the other."""
 
     serving: ServingCluster
-    answers: list[tuple[str, int, str]] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     more: threading.Condition = field(default_factory=threading.Condition)
     ended: threading.Event = field(default_factory=threading.Event)
@@ -64,17 +72,22 @@ class Load:
                         self.answers.append(answer)
                         self.more.notify_all()
 
-    def wait_for_more(self, count: int) -> list[tuple[str, int, str]]:
-        """So many answers to questions, from now on."""
+    def wait_for_more(self, count: int) -> list[Answer]:
+        """So many answers to questions that are asked from now on."""
+        now_s = time.monotonic()
+
+        def came() -> list[Answer]:
+            return [answer for answer in self.answers if answer.asked_s >= now_s]
+
         with self.more:
-            begin = len(self.answers)
-            assert self.more.wait_for(lambda: len(self.answers) >= begin + count, 120), self.failures
-            return self.answers[begin : begin + count]
+            assert self.more.wait_for(lambda: len(came()) >= count, 120), self.failures
+            return came()[:count]
 
 
-def ask(client: openai.OpenAI, number: int, model: str = MODEL) -> tuple[str, int, str]:
+def ask(client: openai.OpenAI, number: int, model: str = MODEL) -> Answer:
+    asked_s = time.monotonic()
     answer = client.completions.create(model=model, prompt=PROMPTS[number], max_tokens=MAX_TOKENS, **GREEDY)
-    return answer.system_fingerprint or "", number, answer.choices[0].text
+    return Answer(answer.system_fingerprint or "", number, answer.choices[0].text, asked_s)
 
 
 @contextmanager
@@ -125,6 +138,10 @@ def versions(serving: ServingCluster) -> dict[str, Any]:
     return {one["name"]: one for one in status_of(serving)["versions"] if one["is_live"]}
 
 
+def weights(serving: ServingCluster) -> dict[str, float]:
+    return {name: one["weight"] for name, one in versions(serving).items()}
+
+
 def the_version(serving: ServingCluster) -> str:
     (version,) = versions(serving)
     return version
@@ -134,13 +151,13 @@ def texts_of(serving: ServingCluster, version: str) -> dict[tuple[str, int], str
     """What a version says to each prompt."""
     with client_of(serving) as client:
         answers = [ask(client, number, f"{MODEL}@{version}") for number in range(len(PROMPTS))]
-    assert {told for told, _, _ in answers} == {version}
-    return {(told, number): text for told, number, text in answers}
+    assert {answer.version for answer in answers} == {version}
+    return {(version, answer.number): answer.text for answer in answers}
 
 
 def check_texts(load: Load, expected: dict[tuple[str, int], str]) -> None:
     """Every answer is, from its first token to its last, that of the version that it names."""
-    assert all(expected[version, number] == text for version, number, text in load.answers)
+    assert all(expected[answer.version, answer.number] == answer.text for answer in load.answers)
 
 
 def test_a_canary_a_promotion_and_the_way_back_under_load(serving: ServingCluster, tmp_path: Path) -> None:
@@ -153,17 +170,14 @@ def test_a_canary_a_promotion_and_the_way_back_under_load(serving: ServingCluste
         (new,) = set(versions(serving)) - {old}
         expected |= texts_of(serving, new)
         assert all(expected[old, number] != expected[new, number] for number in range(len(PROMPTS)))
-        load.wait_for_more(NUM_CLIENTS)  # what was asked before is answered
-        seen = Counter(version for version, _, _ in load.wait_for_more(100))
+        seen = Counter(answer.version for answer in load.wait_for_more(100))
         assert abs(seen[new] - 10) <= NUM_CLIENTS + 1  # those under way at the beginning and at the end
         command(serving, "split", f"{old}=0", f"{new}=100")
         serving.wait_for(lambda: operator(serving).get("/v1/update")["phase"] == "done", 100)
-        load.wait_for_more(NUM_CLIENTS)
-        assert {version for version, _, _ in load.wait_for_more(20)} == {new}
+        assert {answer.version for answer in load.wait_for_more(20)} == {new}
         assert set(versions(serving)) == {new}
         command(serving, "rollback")
-        load.wait_for_more(NUM_CLIENTS)
-        assert {version for version, _, _ in load.wait_for_more(20)} == {old}
+        assert {answer.version for answer in load.wait_for_more(20)} == {old}
     check_texts(load, expected)
     wait_until_at_rest(serving)
 
@@ -180,15 +194,13 @@ def test_a_canary_is_turned_round_at_once_and_a_killed_router_keeps_the_split(
     router = serving.member("router")
     os.kill(router.pids[0], signal.SIGKILL)
     serving.wait_until_restarted("router", router.pids)
-    serving.wait_for(lambda: set(versions(serving)) == {old, new}, 60)
-    assert {name: one["weight"] for name, one in versions(serving).items()} == {old: 60, new: 40}
+    serving.wait_for(lambda: weights(serving) == {old: 60, new: 40}, 60)
     (member,) = [one for one in status_of(serving)["workers"] if on(one, new, "decode")]
     with loaded(serving) as load:
         load.wait_for_more(10)
         os.kill(member["pid"], signal.SIGKILL)
         command(serving, "rollback")
-        load.wait_for_more(NUM_CLIENTS)
-        assert {version for version, _, _ in load.wait_for_more(20)} == {old}
+        assert {answer.version for answer in load.wait_for_more(20)} == {old}
     assert set(versions(serving)) == {old}
     wait_until_at_rest(serving)
 
@@ -208,8 +220,8 @@ def test_a_broken_version_goes_back_by_itself_and_nobody_notices(serving: Servin
     assert "are the model's scores numbers?" in said
     check_texts(load, expected)
     assert set(versions(serving)) == {old}
-    assert {member.name for member in serving.state.members} == {"router", "prefill-0", "decode-0"}  # type: ignore[union-attr]
     wait_until_at_rest(serving)
+    assert {member.name for member in serving.state.members} == {"router", "prefill-0", "decode-0"}  # type: ignore[union-attr]
 
 
 def test_what_cannot_be_rolled_is_refused_with_its_key(serving: ServingCluster, tmp_path: Path) -> None:

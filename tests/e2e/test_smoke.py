@@ -6,7 +6,7 @@ import json
 import urllib.request
 from typing import Any
 
-from tests.e2e.serving_cluster import ServingCluster
+from tests.e2e.serving_cluster import ServingCluster, command_of
 
 
 def stream(serving: ServingCluster, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -36,7 +36,7 @@ def test_a_ready_cluster_says_so(cluster: ServingCluster) -> None:
 
 
 def test_ray_runs_without_its_dashboard_and_its_server_for_clients(cluster: ServingCluster) -> None:
-    commands = [" ".join(process.cmdline()) for process in cluster.processes()]
+    commands = [command_of(process) for process in cluster.processes()]
     assert any("raylet" in command for command in commands)
     assert not [command for command in commands if "dashboard.py" in command or "ray.util.client" in command]
 

@@ -39,6 +39,7 @@ class Rank:
         token: str = "",
     ) -> None:
         self.peer = peer
+        self._slab_pages = config.slab_pages
         self.memory = PoolMemory(math.prod(shape)) if is_shared else None
         buffer = self.memory.buffer if self.memory is not None else bytearray(math.prod(shape))
         self.pages = np.frombuffer(buffer, np.uint8).reshape(shape)
@@ -54,7 +55,7 @@ class Rank:
             destination=self.peer,
             addresses=[self.agent.address],
             num_pages=len(PAGE_IDS),
-            slab_pages=4,
+            slab_pages=self._slab_pages,
             num_layers=geometry.num_layers,
             num_kv_heads=geometry.num_heads,
             head_bytes=geometry.head_bytes,

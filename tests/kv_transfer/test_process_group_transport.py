@@ -41,7 +41,7 @@ def test_hand_offs_over_a_process_group(tmp_path: Path) -> None:
         for rank in ranks:
             stats = rank.answer()
             assert stats.messages_in_flight == stats.leases_held == stats.sends_held == 0  # type: ignore[attr-defined]
-            rank.process.join(15)
+            rank.process.join(60)
             assert rank.process.exitcode == 0
     finally:
         for rank in ranks:

@@ -281,7 +281,7 @@ def test_the_lease_on_pages_from_a_stopped_sender_expires(start: Start, source: 
 
 
 def test_a_sender_gives_up_on_a_stopped_receiver(start: Start, destination: TransferProcess) -> None:
-    source = start("impatient-prefill", lease_s=0.5, peer_timeout_s=2.0)  # until then it waits before it tells of it
+    source = start("impatient-prefill", lease_s=2.0, peer_timeout_s=2.0)  # until then it waits before it tells of it
     victim = start("stopped-decode")
     ticket = new_ticket(victim, num_pages=500)
     victim.call("expect", ticket, some_pages(1, 500), source.peer, 1)
@@ -294,7 +294,7 @@ def test_a_sender_gives_up_on_a_stopped_receiver(start: Start, destination: Tran
     fresh = new_ticket(victim)
     source.call("peer_lost", victim.peer)
     source.call("send", fresh, some_pages(2), NUM_PAGES)
-    assert source.next_event() == SendFailed(fresh.key, f"{LATE} for 0.5 s")
+    assert source.next_event() == SendFailed(fresh.key, f"{LATE} for 2 s")
     assert_transfers(source, destination)
 
 

@@ -18,8 +18,12 @@ from slipstream.kv_transfer.config import TransferConfig
 from slipstream.kv_transfer.events import Received, SendFailed, Sent
 from slipstream.kv_transfer.greeting import Greeter
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
+from slipstream.kv_transfer.ucx_link import SEGMENT_BYTES, WINDOW_BYTES
 from tests.kv_transfer.ranks import PAGE_IDS, SHAPE, Rank, assert_transfers
 from tests.kv_transfer.waiting import EVENT_S, wait_until
+
+WINDOW_MESSAGES = WINDOW_BYTES // SEGMENT_BYTES
+MESSAGE_BYTES = SHAPE[2] * SHAPE[3]  # a page of a layer
 
 Open = Callable[..., Rank]
 
@@ -35,8 +39,9 @@ def open_rank() -> Iterator[Open]:
         tls: str = TransferConfig().tls,
         way: Literal["ucx", "shared_memory"] = "ucx",
         shape: tuple[int, int, int, int] = SHAPE,
+        slab_pages: int = 4,
     ) -> Rank:
-        config = TransferConfig(transport=way, slab_pages=4, staging_mib=2, tls=tls, peer_timeout_s=2)
+        config = TransferConfig(transport=way, slab_pages=slab_pages, staging_mib=2, tls=tls, peer_timeout_s=2)
         ranks.append(Rank(PeerId(name, epoch), value, config, is_shared=way == "shared_memory", shape=shape))
         return ranks[-1]
 
@@ -218,13 +223,13 @@ def framed(greeting: bytes, way: str) -> bytes:
 
 def test_messages_that_nobody_expects_yet_do_not_need_more_shared_memory(open_rank: Open) -> None:
     """UCX crashes when it wants more of it and there is none, so it has all from the start."""
-    source, destination = open_rank("prefill", value=7), open_rank("decode")
+    source, destination = open_rank("prefill", value=7, slab_pages=1), open_rank("decode", slab_pages=1)
     assert_transfers(source, destination)
-    before = num_shm_segments()
-    tickets = [destination.ticket() for _ in range(16)]
+    before, sent_before = num_shm_segments(), source.agent.stats().bytes_sent
+    tickets = [destination.ticket() for _ in range(16)]  # more than the window of a link, in messages of one segment
     for ticket in tickets:
         source.agent.send(ticket, PAGE_IDS, len(PAGE_IDS))
-    wait_until(lambda: source.agent.stats().bytes_sent > 4 << 20)
+    wait_until(lambda: source.agent.stats().bytes_sent - sent_before == WINDOW_MESSAGES * MESSAGE_BYTES)
     for ticket in tickets:
         destination.agent.expect(ticket, PAGE_IDS, source.peer, 1)
         for rank, kind in ((destination, Received), (source, Sent)):

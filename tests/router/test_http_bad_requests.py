@@ -181,7 +181,7 @@ def test_a_trickle_of_header_bytes_does_not_extend_the_timeout() -> None:
 
 def test_an_idle_connection_is_closed() -> None:
     async def main() -> None:
-        async with serving(replace(CONFIG, keep_alive_s=0.1)) as (_, _, port):
+        async with serving(replace(CONFIG, keep_alive_s=1.0)) as (_, _, port):
             fresh, used = await Client.connect(port), await Client.connect(port)
             used.send(get("/hello"))
             assert (await used.response())[2] == b"hello"

@@ -155,11 +155,11 @@ def test_a_reader_that_reads_nothing_is_cut_off_and_its_handler_cancelled() -> N
 
 def test_a_finished_response_that_nobody_reads_does_not_keep_the_connection_for_ever() -> None:
     async def main() -> None:
-        async with serving(replace(CONFIG, write_timeout_s=0.2)) as (_, server, port):
+        async with serving(replace(CONFIG, write_timeout_s=0.2)) as (site, server, port):
             client = await Client.connect(port)
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
             client.send(b"GET /big HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-            while server.num_connections == 0:
+            while not site.num_big:
                 await asyncio.sleep(0.01)
             while server.num_connections:
                 await asyncio.sleep(0.01)
@@ -170,14 +170,14 @@ def test_a_finished_response_that_nobody_reads_does_not_keep_the_connection_for_
 
 def test_a_slow_but_living_reader_gets_the_whole_of_a_big_response() -> None:
     async def main() -> None:
-        async with serving(replace(CONFIG, write_timeout_s=1.0)) as (_, _, port):
+        async with serving(replace(CONFIG, write_timeout_s=1.5)) as (_, _, port):
             client = await Client.connect(port)
             client.send(b"GET /big HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
             await client.reader.readuntil(b"\r\n\r\n")
             num_bytes = 0
             while part := await client.reader.read(400_000):
                 num_bytes += len(part)
-                await asyncio.sleep(0.03)  # of two seconds, in 61 reads or more
+                await asyncio.sleep(0.05)  # of three seconds, in 61 reads or more
             assert num_bytes == 8_000_000
             await client.close()
 

@@ -6,7 +6,8 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TypeVar
 
@@ -72,11 +73,11 @@ class Connection:
         with self._changed:
             return [message for message in self._messages if isinstance(message, kind)]
 
-    def wait(self, kind: type[M], accept: Callable[[M], bool] = lambda _: True) -> M:
-        """The first message of this kind, past ones included, that is accepted. Fails if none comes."""
+    def wait(self, kind: type[M], accept: Callable[[M], bool] = lambda _: True, after: int = 0) -> M:
+        """The first message of this kind beyond the first `after` messages that is accepted. Fails if none comes."""
 
         def found() -> M | None:
-            return next((m for m in self._messages if isinstance(m, kind) and accept(m)), None)
+            return next((m for m in self._messages[after:] if isinstance(m, kind) and accept(m)), None)
 
         return self._router.wait(found, f"{kind.__name__} from {self.hello.worker.name}")
 
@@ -188,6 +189,7 @@ class ScriptedRouter:
         self._rejection = rejection
         self._num_rejected = 0
         self._connections: list[Connection] = []
+        self._protocols: list[FrameProtocol] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="scripted-router")
 
@@ -236,8 +238,10 @@ class ScriptedRouter:
 
     async def _close(self) -> None:
         self._server.close()
-        for connection in self._connections:
-            connection._protocol.abort()
+        accepted = asyncio.all_tasks() - {asyncio.current_task()}  # the loop's own, of connections that are being made
+        await asyncio.gather(*accepted, return_exceptions=True)
+        for protocol in self._protocols:  # those of workers that have not said Hello among them
+            protocol.abort()
         await self._server.wait_closed()
 
     def _accept(self) -> FrameProtocol:
@@ -261,14 +265,17 @@ class ScriptedRouter:
                 connection[0].received(message)
 
         protocol = FrameProtocol(received, lambda _: connection[0].lost() if connection else None)
+        self._protocols.append(protocol)
         return protocol
 
 
-def free_port() -> int:
-    """A port of 127.0.0.1 on which nobody listens now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+@contextmanager
+def held_port() -> Iterator[int]:
+    """A port of 127.0.0.1 on which nobody listens so far, and which nobody gets who does not ask for it."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server may take it
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 def is_busy(stats: Stats) -> bool:

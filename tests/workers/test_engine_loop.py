@@ -113,7 +113,12 @@ class Running:
 
 
 @contextmanager
-def running(executor: Executor | None = None, drain_s: float = 20.0, is_welcome: bool = True) -> Iterator[Running]:
+def running(
+    executor: Executor | None = None,
+    drain_s: float = 20.0,
+    is_welcome: bool = True,
+    stats_interval_s: float = 1.0,
+) -> Iterator[Running]:
     limits = make_limits()
     transfers = GroupTransfers(())
     executor = executor or FakeExecutor(limits.num_pages, limits.page_tokens, limits.vocab_size)
@@ -125,7 +130,7 @@ def running(executor: Executor | None = None, drain_s: float = 20.0, is_welcome:
         engine=engine,
         role=DecodeRole(engine, transfers, office, 5.0),
         transfers=transfers,
-        stats=StatsBook(engine, transfers),
+        stats=StatsBook(engine, transfers, interval_s=stats_interval_s),
         inbox=inbox,
         router=port,
         tickets=office,
@@ -196,7 +201,7 @@ def test_an_answer_does_not_wait_for_the_step_that_follows() -> None:
 
 
 def test_statistics_come_at_once_when_the_last_page_is_given_back() -> None:
-    with running() as it:
+    with running(stats_interval_s=1000.0) as it:
         it.port.wait(Stats)
         it.inbox.put(Generate(1, make_request("a", range(10), max_tokens=4)))
         _, last = it.port.wait(Stats, 2)[:2]
@@ -238,10 +243,12 @@ def test_a_drain_finishes_what_runs_and_refuses_the_rest() -> None:
 
 
 def test_a_drain_ends_at_its_deadline_and_tells_whom_it_leaves_behind() -> None:
-    with running(drain_s=0.0) as it:
+    gated = GatedExecutor(FakeExecutor(16, 4, 100))
+    with running(gated, drain_s=0.0) as it:
         it.port.wait(Credits)
         it.inbox.put(Generate(1, make_request("a", range(4), max_tokens=30)))
         it.inbox.put(Drain())
+        gated.gate.release(3)  # fewer steps than it needs
         it.end()
         assert it.errors == []
         assert it.port.all(Failed) == [Failed("a", 0, "the worker stops", True)]
@@ -263,10 +270,12 @@ def test_a_drain_to_another_role_finishes_what_runs_and_leaves_the_router_for_th
 
 
 def test_a_drain_to_another_role_hands_back_at_its_deadline_what_has_not_ended() -> None:
-    with running(drain_s=0.0) as it:
+    gated = GatedExecutor(FakeExecutor(16, 4, 100))
+    with running(gated, drain_s=0.0) as it:
         it.port.wait(Credits)
         it.inbox.put(Generate(1, make_request("a", range(4), max_tokens=30)))
         it.inbox.put(Drain("prefill"))
+        gated.gate.release(3)  # fewer steps than it needs
         it.end()
         assert it.next_roles == ["prefill"]
         (failed,) = it.port.all(Failed)
@@ -322,7 +331,7 @@ def test_an_idle_loop_sleeps() -> None:
     with running() as it:
         it.port.wait(Stats)
         deadline = threading.Event()
-        for _ in range(200):
+        for _ in range(1000):
             if it.loop.next_turn_s() is None:
                 break
             deadline.wait(0.02)
@@ -338,7 +347,7 @@ def test_a_loop_without_a_router_sleeps_until_there_is_one() -> None:
 def test_the_prefix_cache_is_told_as_it_changes_and_in_whole_when_asked_and_to_a_new_router() -> None:
     expected = HashChain(root_digest(make_limits().model_id, ""), make_limits().page_tokens)
     expected.extend(array("i", range(10)), 2)
-    with running() as it:
+    with running(stats_interval_s=1000.0) as it:
         it.inbox.put(Generate(1, make_request("a", range(10), max_tokens=2)))
         it.port.wait(BlocksChanged)
         it.port.wait(Stats, 2)  # at rest

@@ -17,7 +17,7 @@ from slipstream.workers.engine_loop import EngineEvent, LinkLost
 from slipstream.workers.inbox import Inbox
 from slipstream.workers.report import WorkerFailed
 from slipstream.workers.router_link import RouterLink
-from tests.workers.scripted_router import ScriptedRouter, free_port
+from tests.workers.scripted_router import ScriptedRouter, held_port
 
 TIMEOUT_S = 20.0
 
@@ -66,8 +66,7 @@ def hello(epoch: int = 1) -> Hello:
 
 
 def test_it_keeps_trying_until_the_router_is_there() -> None:
-    port = free_port()
-    with linked(port) as bench:
+    with held_port() as port, linked(port) as bench:
         bench.link.connect(hello())
         assert bench.inbox.take(0.2) == []
         with ScriptedRouter(port) as router:
@@ -110,7 +109,7 @@ def test_a_rejection_is_final() -> None:
 
 
 def test_a_worker_whose_router_was_followed_by_a_stranger_waits_for_its_own() -> None:
-    with linked(free_port()) as bench:
+    with held_port() as port, linked(port) as bench:
         with ScriptedRouter() as router:
             bench.link.redirect("127.0.0.1", router.port)
             bench.link.connect(hello())
@@ -127,7 +126,7 @@ def test_a_worker_whose_router_was_followed_by_a_stranger_waits_for_its_own() ->
 
 
 def test_an_address_that_cannot_be_one_is_a_failure_and_not_retried_for_ever() -> None:
-    with linked(free_port()) as bench:
+    with held_port() as port, linked(port) as bench:
         bench.loop.call_soon_threadsafe(bench.link.redirect, "no..host", 1)
         bench.link.connect(hello())
         assert bench.failures.get(timeout=TIMEOUT_S).startswith("cannot connect to no..host:1: ")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.router.messages import Credits, Drain, Failed, HandedOff, Stats
-from tests.workers.scripted_router import Connection, ScriptedRouter, free_port, request
+from tests.workers.scripted_router import Connection, ScriptedRouter, held_port, request
 from tests.workers.worker_process import END_TIMEOUT_S, WorkerProcess
 
 pytestmark = pytest.mark.timeout(240)  # with the start of the workers, on a busy machine
@@ -74,22 +74,28 @@ def wait_gone(pid: int) -> None:
 
 
 def test_pages_of_a_prefill_worker_that_is_killed_in_mid_transfer_come_back(workers: Workers) -> None:
-    decode, slow = workers.decode, workers.connection("slow")
-    decode.wait_all_free()
-    mark = decode.num_messages
-    what = request("victim", prompt(480), max_tokens=10)
-    slow.prefill(what, decode.reserve(what, slow))
-    # Credits follow its steps: when they say that half is computed, half of the pages are on their way.
+    decode, slow, victim = workers.decode, workers.connection("slow"), workers.processes["slow"]
     max_tokens = slow.hello.max_queued_tokens
-    slow.wait(Credits, lambda c: max_tokens - 300 < c.free_tokens < max_tokens)
-    workers.processes["slow"].kill()
-    failed = decode.wait_failed("victim")
+    for number in range(10):  # on a busy machine a prompt may be over before we hear that half of it is computed
+        decode.wait_all_free()
+        mark, heard = decode.num_messages, slow.num_messages
+        what = request(f"victim-{number}", prompt(480), max_tokens=10, salt=str(number))
+        slow.prefill(what, decode.reserve(what, slow))
+        # Credits follow its steps: when they say that half is computed, half of the pages are on their way.
+        slow.wait(Credits, lambda c: max_tokens - 300 < c.free_tokens < max_tokens, after=heard)
+        victim.process.send_signal(signal.SIGSTOP)
+        if not slow.chunks(what.request_id):
+            break
+        victim.process.send_signal(signal.SIGCONT)
+        decode.cancel(what)
+    victim.kill()
+    failed = decode.wait_failed(what.request_id)
     assert failed.retryable
     decode.wait_at_rest(mark)
     decode.wait_all_free()
-    assert not [m for m in decode.all(HandedOff) if m.request_id == "victim"]
+    assert not [m for m in decode.all(HandedOff) if m.request_id == what.request_id]
     slow.wait_lost()
-    assert not slow.chunks("victim"), "the prefill was over before the kill: this test shows nothing"
+    assert not slow.chunks(what.request_id), "the prefill was over before the kill: this test shows nothing"
 
 
 def test_a_byte_flipped_in_flight_is_noticed_and_the_next_attempt_succeeds(workers: Workers) -> None:
@@ -197,8 +203,7 @@ def test_a_group_ends_when_one_of_its_ranks_hangs(workers: Workers) -> None:
 
 
 def test_a_worker_waits_for_its_router_and_not_for_a_stranger_at_its_port(workers: Workers) -> None:
-    port = free_port()
-    with WorkerProcess(workers.folder, "early", "decode", workers.model_dir, port) as process:
+    with held_port() as port, WorkerProcess(workers.folder, "early", "decode", workers.model_dir, port) as process:
         while "does not answer yet" not in process.log:
             assert process.process.poll() is None
             time.sleep(0.05)
@@ -217,10 +222,9 @@ def test_a_worker_waits_for_its_router_and_not_for_a_stranger_at_its_port(worker
 
 
 def test_a_worker_whose_first_router_rejects_it_says_so_and_exits(workers: Workers) -> None:
-    port = free_port()
     with (
-        ScriptedRouter(port, rejection="wrong token"),
-        WorkerProcess(workers.folder, "unwanted", "decode", workers.model_dir, port) as process,
+        ScriptedRouter(rejection="wrong token") as router,
+        WorkerProcess(workers.folder, "unwanted", "decode", workers.model_dir, router.port) as process,
     ):
         assert process.wait() == 1
         assert "the router rejected this worker: wrong token" in process.log

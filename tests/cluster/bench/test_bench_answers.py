@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import pytest
@@ -218,13 +219,13 @@ def test_the_first_token_is_the_first_text_whatever_it_is_part_of() -> None:
 
 
 def test_nobody_listens() -> None:
-    with scripted() as server:
-        target = Target.of_url(server.url)
-
-    async def main() -> Answer:
+    async def main(target: Target) -> Answer:
         return await Asker(target, 5.0, QuestionForm(target)).ask(Turn("x", 1), [], False)
 
-    assert asyncio.run(main()).kind == "connection refused"
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        target = Target.of_url(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        assert asyncio.run(main(target)).kind == "connection refused"
 
 
 def test_a_connection_that_the_server_closed_while_it_was_idle_is_no_failure() -> None:

@@ -273,16 +273,15 @@ def test_a_server_that_dies_in_a_sweep_loses_no_report(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("level", [Level(2), Level(rate=100.0, arrivals="constant")])
 def test_a_level_is_over_when_nobody_could_connect_for_long(level: Level) -> None:
-    with scripted() as server:
-        target = Target.of_url(server.url)
-
-    async def main() -> LevelRun:
+    async def main(target: Target) -> LevelRun:
         asker = Asker(target, 5.0, QuestionForm(target))
         conversations = itertools.repeat(Conversation([Turn("x", 1)]))
         extent = Extent(num_requests=100_000, gone_s=0.1)
         return await run_level(asker, conversations, level, extent, asyncio.Event(), 0)
 
-    run = asyncio.run(main())
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        run = asyncio.run(main(Target.of_url(f"http://127.0.0.1:{silent.getsockname()[1]}")))
     assert "no connection for 0.1 s" in run.broke_off
     assert {answer.kind for answer in run.answers} == {"connection refused"}
     assert run.num_unfinished == 0
@@ -393,7 +392,7 @@ def test_ctrl_c_during_the_first_look_at_the_server_is_no_failure_of_it() -> Non
 
 def test_a_duration_ends_a_level_and_lets_answers_end() -> None:
     with scripted() as server:
-        told = bench(server.url, "--osl", 2, "--duration", 0.3, "--concurrency", 2, "--tokenizer", MODEL_DIR)
+        told = bench(server.url, "--osl", 2, "--duration", 2, "--concurrency", 2, "--tokenizer", MODEL_DIR)
     assert told.exit_code == 0, told.output
     assert "unfinished_count" not in told.output
     assert len(server.bodies) > 6

@@ -250,7 +250,6 @@ def test_what_there_is_no_room_for_is_not_kept(keeper: Keeper, start: StartRoute
 def test_after_a_hand_over_that_failed_the_next_router_begins_with_nothing(
     start: StartRouter, keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slipstream.router.takeover.keeper.PATIENCE_S", 0.2)
     router = start()
     listening = router.listen()
     clients = []
@@ -259,7 +258,8 @@ def test_after_a_hand_over_that_failed_the_next_router_begins_with_nothing(
         router.accept(listening)[2].close()
     address = listening.getsockname()
     router.kill()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as deaf:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as deaf, monkeypatch.context() as impatient:
+        impatient.setattr("slipstream.router.takeover.keeper.PATIENCE_S", 1.0)
         deaf.connect(str(keeper.path))
         deaf.send(MESSAGE.pack(Kind.HELLO, 0))  # and takes nothing
         hung_up = select.poll()

@@ -104,7 +104,7 @@ def test_a_conversation_over_two_workers_of_each_role_finds_its_own_kv(router: d
 def test_workers_that_are_drained_for_another_role_come_back_in_it_and_serve(router: dict[str, str]) -> None:
     workers = start(
         "slipstream.workers.mock.main",
-        *("--router", router["workers"], "--model", "m", "--set", "vocab_size=300", "--set", "step_s=0.01"),
+        *("--router", router["workers"], "--model", "m", "--set", "vocab_size=300", "--set", "step_s=0.05"),
         SLIPSTREAM_WORKER_TOKEN="secret",
     )
     tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))

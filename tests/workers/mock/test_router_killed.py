@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,6 +153,16 @@ def read_stream(client: httpx.Client, first: threading.Event, **fields: Any) -> 
     return told
 
 
+@contextmanager
+def held(process: subprocess.Popen[Any]) -> Iterator[None]:
+    """It does nothing meanwhile."""
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
 def wait_for_requests(client: httpx.Client, num_requests: int) -> None:
     """So many choices wait or run. Whoever is killed with a client that it has just accepted may take it along."""
     status: dict[str, Any] = {"num_waiting": 0, "num_running": 0}
@@ -165,17 +175,18 @@ def test_streams_and_whole_answers_go_on_after_the_last_byte(serving: Serving) -
     prompts = [[20 + (7 * number + i) % 250 for i in range(30)] for number in range(12)]
     with httpx.Client(base_url=serving.url, timeout=TIMEOUT_S) as client, ThreadPoolExecutor(24) as threads:
         begun = [threading.Event() for _ in prompts]
-        streams = [
-            threads.submit(read_stream, client, event, prompt=prompt, max_tokens=900, n=1 + number % 2)
-            for number, (prompt, event) in enumerate(zip(prompts, begun, strict=True))
-        ]
-        whole = [
-            threads.submit(client.post, "/v1/completions", json={"model": "m", "prompt": prompt, "max_tokens": 900})
-            for prompt in prompts
-        ]
+        with held(serving.workers):  # nothing ends before all have come
+            streams = [
+                threads.submit(read_stream, client, event, prompt=prompt, max_tokens=900, n=1 + number % 2)
+                for number, (prompt, event) in enumerate(zip(prompts, begun, strict=True))
+            ]
+            whole = [
+                threads.submit(client.post, "/v1/completions", json={"model": "m", "prompt": prompt, "max_tokens": 900})
+                for prompt in prompts
+            ]
+            wait_for_requests(client, 6 * 3 + len(whole))
         for event in begun:
             assert event.wait(TIMEOUT_S)
-        wait_for_requests(client, 6 * 3 + len(whole))
         for _ in range(2):
             serving.kill()
             serving.start_router()
@@ -380,16 +391,17 @@ def test_the_routers_after_one_that_was_killed_while_it_drained_let_its_requests
     prompts = [[20 + (3 * number + i) % 250 for i in range(30)] for number in range(8)]
     with httpx.Client(base_url=serving.url, timeout=TIMEOUT_S) as client, ThreadPoolExecutor(9) as threads:
         begun = [threading.Event() for _ in prompts]
-        streams = [
-            threads.submit(read_stream, client, event, prompt=prompt, max_tokens=1500)
-            for prompt, event in zip(prompts, begun, strict=True)
-        ]
-        whole = threads.submit(
-            client.post, "/v1/completions", json={"model": "m", "prompt": [90] * 20, "max_tokens": 1500}
-        )
+        with held(serving.workers):  # nothing ends before all have come
+            streams = [
+                threads.submit(read_stream, client, event, prompt=prompt, max_tokens=1500)
+                for prompt, event in zip(prompts, begun, strict=True)
+            ]
+            whole = threads.submit(
+                client.post, "/v1/completions", json={"model": "m", "prompt": [90] * 20, "max_tokens": 1500}
+            )
+            wait_for_requests(client, 9)
         for event in begun:
             assert event.wait(TIMEOUT_S)
-        wait_for_requests(client, 9)
         serving.router.send_signal(signal.SIGTERM)
         wait_until_refused(serving)
         serving.kill()
