@@ -123,7 +123,7 @@ def estimate_prefill(
 ) -> PrefillEstimate:
     """On a prefill group, or on the decode worker that `decoding` is about."""
     load, times, ledger, hello = worker.load, worker.times, worker.ledger, worker.hello
-    (chunk_s, token_s, pair_s), noise = times.line("prefill")
+    (chunk_s, token_s, pair_s), noise = times.prefill_line()
     beside_s = base_s = 0.0
     chunk_tokens, num_tokens = hello.max_step_tokens, job.num_tokens
     num_streams = decoding.num_streams if decoding is not None else 0

@@ -30,6 +30,7 @@ REACH = 0.3  # of a sample's time: what any coefficient is taken to be able to m
 FIRST_NOISE = 0.3  # relative, until the samples have shown how noisy they are
 NOISE_RATE = 0.05
 MIN_NOISE = 0.02
+HEARSAY_NOISE = 0.2  # relative, of what another machine's line says about this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +109,32 @@ class LinearFit:
         if is_cut:
             surprise = math.copysign(limit, surprise)
         gain = [value / variance for value in along]
-        self.coefficients = tuple(max(w + g * surprise, 0.0) for w, g in zip(self.coefficients, gain, strict=True))
-        reach = [REACH * scale / value if value > 0.0 else 0.0 for value in features]
-        self._shrink(gain, along, WIDEN**2 if is_cut else 1.0, reach)
+        self._learn(gain, along, surprise, scale, features, WIDEN**2 if is_cut else 1.0)
         error = min(abs(surprise) / max(scale, 1e-9), 1.0)
         self._noise = max(MIN_NOISE, self._noise + NOISE_RATE * (1.25 * error - self._noise))  # 1.25: mean -> sigma
         self.num_samples += 1
         return True
+
+    def hear(self, features: Sequence[float], seconds: float) -> None:
+        """Takes what another machine, which has measured such work, says about it. Where this line knows better, that
+        changes next to nothing."""
+        along, spread = self._spread(features)
+        variance = spread + (HEARSAY_NOISE * seconds) ** 2
+        if variance > 0.0:
+            surprise = seconds - self.seconds(features)
+            self._learn([value / variance for value in along], along, surprise, seconds, features, 1.0)
+
+    def _learn(
+        self,
+        gain: Sequence[float],
+        along: Sequence[float],
+        surprise: float,
+        scale: float,
+        features: Sequence[float],
+        widen: float,
+    ) -> None:
+        self.coefficients = tuple(max(w + g * surprise, 0.0) for w, g in zip(self.coefficients, gain, strict=True))
+        self._shrink(gain, along, widen, [REACH * scale / value if value > 0.0 else 0.0 for value in features])
 
     def _spread(self, features: Sequence[float]) -> tuple[list[float], float]:
         """The covariance along the features, and the variance of their sum."""

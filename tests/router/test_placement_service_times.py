@@ -8,12 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.router.messages import StepTime
-from slipstream.router.placement.fit import LinearFit
+from slipstream.router.placement.fit import LinearFit, dot
 from slipstream.router.placement.service_times import (
     MAX_REALITY,
     MIN_REALITY,
     PREFILL_PRIOR,
     ServiceTimes,
+    prefill_features,
 )
 
 
@@ -218,3 +219,31 @@ def test_whatever_comes_predictions_stay_finite_and_are_never_negative(samples):
     for estimate in (times.decode_step_s(16, 1000), times.prefill_s(1000)):
         assert 0 <= estimate.seconds < 1e9
         assert 0 <= estimate.sigma_s < 1e9
+
+
+def test_who_has_computed_short_prompts_only_takes_the_word_of_others_for_long_ones():
+    def of_4000(times):
+        return dot(times.prefill_line()[0], prefill_features(4000, 0, 512))
+
+    def learn(times, tokens, context, seconds):
+        times.observe_step(StepTime(tokens, context, 0, 0, seconds))
+
+    long = (512, 256, 0.8), (512, 1800, 1.1), (512, 3300, 1.5)
+    pools = ServiceTimes(), ServiceTimes()
+    far, near, new = (ServiceTimes(pools[at], pools[1 - at]) for at in (0, 1, 1))
+    learn(near, 32, 16, 0.15)  # the first one of all, of which too much is made
+    for _ in range(3):
+        for measured in long:
+            learn(far, *measured)
+        learn(near, 32, 16, 0.06)
+        learn(near, 96, 16, 0.15)
+    assert of_4000(far) == pytest.approx(9.0, rel=0.15)
+    assert of_4000(near) == pytest.approx(9.0, rel=0.25)
+    assert of_4000(new) == pytest.approx(9.0, rel=0.25)
+    for _ in range(1000):
+        learn(near, 32, 16, 0.06)
+    assert of_4000(near) == pytest.approx(9.0, rel=0.4)
+    for _ in range(10):
+        for tokens, context, seconds in long:
+            learn(near, tokens, context, 3 * seconds)  # its own count for more
+    assert of_4000(near) == pytest.approx(27.0, rel=0.25)
