@@ -30,7 +30,7 @@ REACH = 0.3  # of a sample's time: what any coefficient is taken to be able to m
 FIRST_NOISE = 0.3  # relative, until the samples have shown how noisy they are
 NOISE_RATE = 0.05
 MIN_NOISE = 0.02
-HEARSAY_NOISE = 0.2  # relative, of what another machine's line says about this one
+HEARSAY_NOISE = 0.5  # relative, of what another machine's line says about this one
 
 
 @dataclass(frozen=True, slots=True)
