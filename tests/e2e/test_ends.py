@@ -7,7 +7,6 @@ import signal
 import socket
 from urllib.parse import urlsplit
 
-from tests.e2e.conftest import MakeCluster
 from tests.e2e.freezing import frozen
 from tests.e2e.serving_cluster import END_TIMEOUT_S, ServingCluster, command_of
 from tests.e2e.streams import BackgroundStream, prompt_of, streaming
@@ -25,18 +24,6 @@ def test_a_second_ctrl_c_does_not_wait_for_running_streams(cluster: ServingClust
     assert stream.error is not None
     assert "stopping at once" in cluster.output
     assert cluster.left_behind(0.0) == []
-
-
-def test_a_killed_guardian_lets_running_streams_finish_and_leaves_nothing(make_cluster: MakeCluster) -> None:
-    with make_cluster({"prefill": {"replicas": 0}}) as serving:
-        stream = BackgroundStream(serving, prompt_of(100), 1500)
-        with streaming([stream]):
-            stream.wait_for_pieces(5)
-            os.kill(serving.pid, signal.SIGKILL)
-            assert stream.join()
-        assert (stream.error, stream.finishes) == (None, ["length"])
-        assert serving.left_behind(END_TIMEOUT_S) == []
-        assert serving.state is None
 
 
 def test_a_driver_killed_together_with_its_guardian_and_reaper_takes_ray_and_workers_along(

@@ -249,7 +249,7 @@ def test_the_commands_do_what_they_say_and_say_what_they_cannot(fleet: ServingCl
     wait_for_fleet(fleet, 1, 2)
 
 
-def test_a_cluster_that_begins_empty_serves_and_is_what_it_was_to_become_after_its_driver_was_killed(
+def test_a_cluster_that_begins_empty_serves_and_survives_its_driver_and_lets_streams_end_without_its_guardian(
     make_cluster: MakeCluster,
 ) -> None:
     serving = make_cluster({"prefill": {"replicas": 0}, "decode": {"replicas": 0}})
@@ -277,8 +277,15 @@ def test_a_cluster_that_begins_empty_serves_and_is_what_it_was_to_become_after_i
     serving.wait_until_served_by_another(state.driver)
     wait_for_fleet(serving, 1, 1)  # of two that decode, one was to leave
     assert set(members(serving)) == {"prefill-0", "decode-0"}
-    os.kill(serving.pid, signal.SIGKILL)
+    last = BackgroundStream(serving, prompt_of(100), 1500)
+    with streaming([last]):
+        last.wait_for_pieces(5)
+        assert serving.processes()  # all of them are looked for at the end
+        os.kill(serving.pid, signal.SIGKILL)
+        assert last.join()
+    assert (last.error, last.finishes) == (None, ["length"])
     assert serving.left_behind(END_TIMEOUT_S) == []
+    assert serving.state is None
 
 
 def test_groups_of_several_ranks_exchange_their_roles(make_cluster: MakeCluster) -> None:
