@@ -4,6 +4,9 @@ A decode worker that shares its cores with a prefill worker would take half of t
 while the prompts that could join them wait: each of its steps reads all weights, for two sequences as for eight. With
 less than half of the cores, prompts are done sooner, batches are larger, and throughput is higher. The kernel gives a
 thread at niceness 5 a third of the time of one at 0, and all of it if nobody else wants it.
+
+A worker that is given fewer threads than there are cores leaves cores to the others, and need not stand back: it would
+do so for the router and for whatever else runs there, too, in the middle of its steps.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ def niceness(engine: EngineConfig, role: Role, device_type: str) -> int:
     wait."""
     if engine.niceness != "auto":
         return engine.niceness
-    return DECODE_NICENESS if role == "decode" and device_type == "cpu" else 0
+    leaves_cores = engine.num_threads is not None and engine.num_threads < len(os.sched_getaffinity(0))
+    return DECODE_NICENESS if role == "decode" and device_type == "cpu" and not leaves_cores else 0
 
 
 def stand_back(niceness: int, engine: EngineConfig) -> None:

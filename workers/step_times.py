@@ -7,6 +7,7 @@ prompts are long, and single ones are sent.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slipstream.router.messages import StepTime, StepTimes
@@ -18,8 +19,12 @@ TELL_EVERY_S = 0.25
 @dataclass(slots=True)
 class StepSampler:
     """Is told about every step, in the order `ended`, `wants`, `add`, `due`. `wants` exists because a sample is not
-    free: its sums take a look at every sequence."""
+    free: its sums take a look at every sequence.
 
+    `profile` are steps that were timed before the first request: every new connection hears of them first, because its
+    router may know nothing of this worker."""
+
+    profile: Sequence[StepTime] = ()
     _num_steps: int = 0  # steps that only decoded, since the last sample of such steps
     _num_decoding: int = 0  # their sequences, summed over those steps
     _seconds: float = 0.0  # their time
@@ -66,3 +71,4 @@ class StepSampler:
         self._taken_s.clear()
         self._forget_sums()
         self._told_s = float("-inf")
+        self._samples = list(self.profile)

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -21,7 +21,7 @@ import uvloop
 from slipstream.kv_transfer.staging import StagingError
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
 from slipstream.kv_transfer.transport import TransportError
-from slipstream.router.messages import PROTOCOL_VERSION, Hello
+from slipstream.router.messages import PROTOCOL_VERSION, Hello, StepTime
 from slipstream.router.messages import Role as RoleName
 from slipstream.workers.compute_thread import ComputeThread
 from slipstream.workers.config import WorkerConfig
@@ -31,6 +31,7 @@ from slipstream.workers.engine.engine import Engine
 from slipstream.workers.engine.errors import EngineConfigError
 from slipstream.workers.engine.guides import GuideBook
 from slipstream.workers.engine.limits import EngineLimits
+from slipstream.workers.engine.step_profile import profile_steps
 from slipstream.workers.engine_loop import EngineEvent, EngineLoop, GroupBroken, GuideReady, Stop, TransferEnded
 from slipstream.workers.group import (
     GroupAddress,
@@ -50,6 +51,7 @@ from slipstream.workers.reporter import Reporter
 from slipstream.workers.role import Role
 from slipstream.workers.router_link import RouterLink
 from slipstream.workers.stats_book import StatsBook
+from slipstream.workers.step_times import StepSampler
 from slipstream.workers.ticket_office import TicketOffice
 from slipstream.workers.watchdog import Watchdog
 
@@ -213,11 +215,11 @@ class Worker:
             tickets = parts.ticket_office(self._last_epoch(), addresses, config.transfer.slab_pages)
             self._reporter.show("warming_up", "generating the first tokens")
             build = partial(self._warm_engine, parts, GroupExecutor(parts.runner, ranks, transfers))
-            engine = self._compute(build, config.role, parts)
-            stats = StatsBook(engine, transfers)
+            engine, profile = self._compute(build, config.role, parts)
+            stats, steps = StatsBook(engine, transfers), StepSampler(profile)
             serving: RoleName | None = config.role
             while serving is not None:
-                work = partial(self._serve_role, serving, engine, transfers, stats, tickets, link)
+                work = partial(self._serve_role, serving, engine, transfers, stats, steps, tickets, link)
                 serving = self._compute(work, serving, parts)
                 if serving is not None:
                     for rank in ranks:
@@ -230,7 +232,8 @@ class Worker:
         self._compute_thread = thread.thread
         return thread.result()
 
-    def _warm_engine(self, parts: RankParts, executor: GroupExecutor) -> Engine:
+    def _warm_engine(self, parts: RankParts, executor: GroupExecutor) -> tuple[Engine, Sequence[StepTime]]:
+        """An engine that has generated tokens, and how long its steps take."""
         limits = parts.limits
         eos_ids = [token_id for token_id in limits.eos_token_ids if token_id < limits.vocab_size]
         tokenizer_json = Path(self._config.model_dir) / "tokenizer.json"
@@ -238,10 +241,11 @@ class Worker:
             tokenizer_json, limits.vocab_size, eos_ids, on_ready=lambda: self._inbox.put_always(GuideReady())
         )
         engine = build_engine(limits, executor, guides)
+        profile = profile_steps(limits, executor)
         # What is loaded stays. Without this, the garbage collector would scan all of torch every now and then.
         gc.collect()
         gc.freeze()
-        return engine
+        return engine, profile
 
     def _serve_role(
         self,
@@ -249,6 +253,7 @@ class Worker:
         engine: Engine,
         transfers: GroupTransfers,
         stats: StatsBook,
+        steps: StepSampler,
         tickets: TicketOffice,
         link: RouterLink,
     ) -> RoleName | None:
@@ -264,6 +269,7 @@ class Worker:
             role=role,
             transfers=transfers,
             stats=stats,
+            steps=steps,
             inbox=self._inbox,
             router=link,
             tickets=tickets,

@@ -71,6 +71,15 @@ def test_steps_that_only_decode_are_told_as_one_sum():
     assert sampler.due(0.5, False).samples == (StepTime(0, 0, 3, 303, 0.005, 1),), "each step is told once"
 
 
+def test_every_connection_hears_of_the_steps_that_were_timed_before_the_first_request():
+    sampler = StepSampler((PREFILL, DECODE))
+    for _ in range(2):
+        sampler.start_over()
+        sampler.add(DECODE, 0.0)
+        assert sampler.due(0.0, False).samples == (PREFILL, DECODE, DECODE)
+        assert sampler.due(1.0, True) is None, "once is enough"
+
+
 def test_a_new_connection_hears_nothing_of_the_time_before():
     sampler = StepSampler()
     sampler.ended(False, 8, 5.0)
