@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import torch
 
 from slipstream.router.messages import Role
-from slipstream.workers.config import EngineConfig
+from slipstream.workers.config import WorkerConfig
 from slipstream.workers.niceness import niceness, stand_back
 
 T = TypeVar("T")
@@ -23,9 +23,9 @@ T = TypeVar("T")
 class ComputeThread(Generic[T]):
     """Runs `work` under the conditions of a role: on the device of its pages, and with the role's niceness."""
 
-    def __init__(self, work: Callable[[], T], engine: EngineConfig, role: Role, device: torch.device) -> None:
+    def __init__(self, work: Callable[[], T], config: WorkerConfig, role: Role, device: torch.device) -> None:
         self._work = work
-        self._engine = engine
+        self._config = config
         self._role = role
         self._device = device
         self._result: T
@@ -44,7 +44,7 @@ class ComputeThread(Generic[T]):
         try:
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)  # each thread starts with the first device
-            stand_back(niceness(self._engine, self._role, self._device.type), self._engine)
+            stand_back(niceness(self._config, self._role, self._device.type), self._config.engine)
             self._result = self._work()
         except BaseException as error:  # raised again in the thread that waits
             self._error = error

@@ -28,8 +28,8 @@ class EngineConfig:
     values in eight bits, with a scale a token and head; it must be the same wherever pages travel.
 
     `niceness` (0 to 19) is how far the threads that compute stand back for others on the same cores (nice(2)): `auto`
-    is 0 for prefill and 5 for decode on CPU, so that decoding a few sequences does not halve the speed of prefill. With
-    `num_threads` below the number of cores it is 0 for both."""
+    is 0 for prefill and 5 for decode on CPU, so that decoding a few sequences does not halve the speed of prefill.
+    Where `num_threads` leaves each rank on the host cores of its own, it is 0 for both."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 

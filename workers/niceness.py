@@ -5,8 +5,8 @@ while the prompts that could join them wait: each of its steps reads all weights
 less than half of the cores, prompts are done sooner, batches are larger, and throughput is higher. The kernel gives a
 thread at niceness 5 a third of the time of one at 0, and all of it if nobody else wants it.
 
-A worker that is given fewer threads than there are cores leaves cores to the others, and need not stand back: it would
-do so for the router and for whatever else runs there, too, in the middle of its steps.
+Where there is a core for each thread of all workers (`num_threads`), none of them need stand back: at a lower priority
+the router and other programs would interrupt its steps, too.
 """
 
 from __future__ import annotations
@@ -15,18 +15,22 @@ import os
 
 from slipstream.kernels.cpu.library import native_library
 from slipstream.router.messages import Role
-from slipstream.workers.config import EngineConfig
+from slipstream.workers.config import EngineConfig, WorkerConfig
 
 DECODE_NICENESS = 5
 
 
-def niceness(engine: EngineConfig, role: Role, device_type: str) -> int:
-    """The niceness that the settings ask for. With a GPU it is 0, because the host's part of a step should never
-    wait."""
+def niceness(config: WorkerConfig, role: Role, device_type: str) -> int:
+    """The niceness that the settings ask for. By itself only decoding on a CPU stands back, where workers share cores:
+    with a GPU the host's part of a step should never wait."""
+    engine = config.engine
     if engine.niceness != "auto":
         return engine.niceness
-    leaves_cores = engine.num_threads is not None and engine.num_threads < len(os.sched_getaffinity(0))
-    return DECODE_NICENESS if role == "decode" and device_type == "cpu" and not leaves_cores else 0
+    if role == "prefill" or device_type != "cpu":
+        return 0
+    num_cores = len(os.sched_getaffinity(0))
+    shares_cores = engine.num_threads is None or engine.num_threads * config.ranks_on_host > num_cores
+    return DECODE_NICENESS if shares_cores else 0
 
 
 def stand_back(niceness: int, engine: EngineConfig) -> None:

@@ -114,8 +114,8 @@ class RankWorker:
         return parts
 
     def _compute_as(self, role: Role, link: ControlLink, parts: RankParts) -> Role | None:
-        engine = self._config.in_role(role).engine
-        return ComputeThread(lambda: self._serve(link, parts), engine, role, parts.runner.kv.device).result()
+        config = self._config.in_role(role)
+        return ComputeThread(lambda: self._serve(link, parts), config, role, parts.runner.kv.device).result()
 
     def _serve(self, link: ControlLink, parts: RankParts) -> Role | None:
         """Executes commands until the leader ends the group (returns None) or changes its role (returns that)."""

@@ -32,6 +32,9 @@ class StepSampler:
     _told_s: float = float("-inf")
     _samples: list[StepTime] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.start_over()
+
     def ended(self, has_prefill: bool, num_decoding: int, seconds: float) -> None:
         """A step has ended; `seconds` includes the time since the step before."""
         if num_decoding and not has_prefill:

@@ -31,7 +31,7 @@ from slipstream.workers.engine.engine import Engine
 from slipstream.workers.engine.errors import EngineConfigError
 from slipstream.workers.engine.guides import GuideBook
 from slipstream.workers.engine.limits import EngineLimits
-from slipstream.workers.engine.step_profile import profile_steps
+from slipstream.workers.engine.step_timer import time_steps
 from slipstream.workers.engine_loop import EngineEvent, EngineLoop, GroupBroken, GuideReady, Stop, TransferEnded
 from slipstream.workers.group import (
     GroupAddress,
@@ -213,7 +213,7 @@ class Worker:
             addresses = self._await_ranks(ranks, parts)
             transfers = GroupTransfers([parts.agent, *ranks])
             tickets = parts.ticket_office(self._last_epoch(), addresses, config.transfer.slab_pages)
-            self._reporter.show("warming_up", "generating the first tokens")
+            self._reporter.show("warming_up", "generating the first tokens, timing steps")
             build = partial(self._warm_engine, parts, GroupExecutor(parts.runner, ranks, transfers))
             engine, profile = self._compute(build, config.role, parts)
             stats, steps = StatsBook(engine, transfers), StepSampler(profile)
@@ -228,7 +228,7 @@ class Worker:
 
     def _compute(self, work: Callable[[], T], role: RoleName, parts: RankParts) -> T:
         """Runs `work` on a compute thread of this role."""
-        thread = ComputeThread(work, self._config.in_role(role).engine, role, parts.runner.kv.device)
+        thread = ComputeThread(work, self._config.in_role(role), role, parts.runner.kv.device)
         self._compute_thread = thread.thread
         return thread.result()
 
@@ -241,7 +241,7 @@ class Worker:
             tokenizer_json, limits.vocab_size, eos_ids, on_ready=lambda: self._inbox.put_always(GuideReady())
         )
         engine = build_engine(limits, executor, guides)
-        profile = profile_steps(limits, executor)
+        profile = time_steps(limits, executor)
         # What is loaded stays. Without this, the garbage collector would scan all of torch every now and then.
         gc.collect()
         gc.freeze()

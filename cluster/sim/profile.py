@@ -7,13 +7,14 @@ real hardware is the fits of a running cluster, written down.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
-from slipstream.router.messages import PROTOCOL_VERSION, Hello, Role
+from slipstream.router.messages import PROTOCOL_VERSION, Hello, Role, StepTime
+from slipstream.workers.step_profile import step_profile
 
 FORMER_KEYS = ("prefill_share",)  # in files that were measured before
 
@@ -72,6 +73,23 @@ class RoleProfile:
         if num_seqs:
             step_s += self.decode_seq_s * num_seqs + self.decode_context_token_s * context_tokens
         return step_s
+
+    def steps(self, hello: Hello) -> Iterator[StepTime]:
+        """What a worker of this size times before its first request."""
+
+        def seconds(num_seqs: int, num_tokens: int, context_tokens: int) -> float:
+            if num_tokens > 1:
+                return self.step_s(0, 0.0, num_tokens, num_tokens * (context_tokens + num_tokens / 2))
+            return self.decode_s(num_seqs, num_seqs * (context_tokens + 1))
+
+        return step_profile(
+            seconds,
+            max_step_tokens=self.max_step_tokens,
+            max_model_len=hello.max_model_len,
+            max_num_seqs=self.max_slots,
+            num_pages=hello.num_pages,
+            page_tokens=hello.page_tokens,
+        )
 
     def prefill_s(self, num_tokens: int, num_cached: int = 0) -> float:
         """All chunks of a prompt of which `num_cached` tokens are cached, on a worker that does nothing else."""

@@ -88,7 +88,8 @@ class SimWorker:
     # ---- what comes in
 
     def begin(self) -> None:
-        """It has said hello, and tells what is free."""
+        """It has said hello, and tells what is free and how long its steps take."""
+        self.say(StepTimes(tuple(self._role.steps(self.hello))))
         self.flush()
 
     def hear(self, message: RouterMessage) -> None:

@@ -26,11 +26,12 @@ MAX_SIGMAS = 3.0
 WIDEN = 1.6  # of the uncertainty (its square: 2.5) after a sample that was cut
 MAX_SPREAD = 3.0  # the uncertainty of a coefficient is at most so many times its size
 DRIFT = 0.01  # relative change of a coefficient from sample to sample
-REACH = 0.3  # of a sample's time: what any coefficient is taken to be able to make up, however small it is just now
+# Of a sample's time: what a coefficient is taken to be able to make up, however small it is just now. It is less where
+# the sample has little of its feature: many short prompts say nothing about pairs, and would let that go anywhere.
+REACH = 0.3
 FIRST_NOISE = 0.3  # relative, until the samples have shown how noisy they are
 NOISE_RATE = 0.05
 MIN_NOISE = 0.02
-HEARSAY_NOISE = 0.5  # relative, of what another machine's line says about this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class LinearFit:
     """`prior` are coefficients to begin with, in seconds a unit of their feature; none may be 0, as their sizes say how
     far the truth may be away."""
 
-    __slots__ = ("_covariance", "_noise", "_prior", "coefficients", "num_samples")
+    __slots__ = ("_covariance", "_densest", "_noise", "_prior", "coefficients", "num_samples")
 
     def __init__(self, prior: Sequence[float]) -> None:
         if not prior or any(not 0 < value < math.inf for value in prior):
@@ -62,6 +63,7 @@ class LinearFit:
             [(MAX_SPREAD * value) ** 2 if row == column else 0.0 for column in range(len(prior))]
             for row, value in enumerate(prior)
         ]
+        self._densest = [0.0] * len(prior)  # the most of each feature that a second of the prior's has brought
         self._noise = FIRST_NOISE
         self.num_samples = 0
 
@@ -87,9 +89,8 @@ class LinearFit:
             raise ValueError(f"{len(features)} features for {len(self._prior)} coefficients")
         if not (0.0 < sum(features) < math.inf and min(features) >= 0.0):
             return False
-        expected = self.seconds(features)
+        expected, usual = self.seconds(features), dot(self._prior, features)
         if self.num_samples < NUM_FREE_SAMPLES:
-            usual = dot(self._prior, features)
             seconds = min(max(seconds, usual / CREDIBLE), usual * CREDIBLE)
         along, spread = self._spread(features)
         scale = max(expected, min(seconds, 2 * expected))
@@ -109,32 +110,14 @@ class LinearFit:
         if is_cut:
             surprise = math.copysign(limit, surprise)
         gain = [value / variance for value in along]
-        self._learn(gain, along, surprise, scale, features, WIDEN**2 if is_cut else 1.0)
+        self.coefficients = tuple(max(w + g * surprise, 0.0) for w, g in zip(self.coefficients, gain, strict=True))
+        self._densest = [max(most, value / usual) for most, value in zip(self._densest, features, strict=True)]
+        reach = [REACH * scale / usual / most if most > 0.0 else 0.0 for most in self._densest]
+        self._shrink(gain, along, WIDEN**2 if is_cut else 1.0, reach)
         error = min(abs(surprise) / max(scale, 1e-9), 1.0)
         self._noise = max(MIN_NOISE, self._noise + NOISE_RATE * (1.25 * error - self._noise))  # 1.25: mean -> sigma
         self.num_samples += 1
         return True
-
-    def hear(self, features: Sequence[float], seconds: float) -> None:
-        """Takes what another machine, which has measured such work, says about it. Where this line knows better, that
-        changes next to nothing."""
-        along, spread = self._spread(features)
-        variance = spread + (HEARSAY_NOISE * seconds) ** 2
-        if variance > 0.0:
-            surprise = seconds - self.seconds(features)
-            self._learn([value / variance for value in along], along, surprise, seconds, features, 1.0)
-
-    def _learn(
-        self,
-        gain: Sequence[float],
-        along: Sequence[float],
-        surprise: float,
-        scale: float,
-        features: Sequence[float],
-        widen: float,
-    ) -> None:
-        self.coefficients = tuple(max(w + g * surprise, 0.0) for w, g in zip(self.coefficients, gain, strict=True))
-        self._shrink(gain, along, widen, [REACH * scale / value if value > 0.0 else 0.0 for value in features])
 
     def _spread(self, features: Sequence[float]) -> tuple[list[float], float]:
         """The covariance along the features, and the variance of their sum."""
@@ -146,8 +129,8 @@ class LinearFit:
         covariance = self._covariance
         for row, g in enumerate(gain):
             line = covariance[row]
-            for column, value in enumerate(along):
-                line[column] = (line[column] - g * value) * widen
+            for column in range(row + 1):  # both halves from one: what rounding makes of their difference would grow
+                line[column] = covariance[column][row] = (line[column] - g * along[column]) * widen
         for at, (w, first) in enumerate(zip(self.coefficients, self._prior, strict=True)):
             size = max(w, 1e-3 * first, reach[at])
             most = (MAX_SPREAD * size) ** 2

@@ -7,10 +7,8 @@
     reserve    from Reserve to Reserved, as the router sees it: the way there and back, and the step in between
 
 A worker without samples of a kind is assumed to be like its pool, a pool without samples like the other pool (same
-model, most likely the same hardware); without any samples, priors hold. A worker that has computed short prompts only
-takes the word of the others for long ones: from 32 tokens nobody can tell what 4,000 take. What a worker reports of its
-steps may be wrong: `reality` compares the first tokens predicted from it with those that came, and corrects within
-bounds.
+model, most likely the same hardware); without any samples, priors hold. What a worker reports of its steps may be
+wrong: `reality` compares the first tokens predicted from it with those that came, and corrects within bounds.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slipstream.router.messages import StepTime
-from slipstream.router.placement.fit import Estimate, LinearFit, dot
+from slipstream.router.placement.fit import Estimate, LinearFit
 
 # Roughly a model of a few billion parameters on an older GPU. Any start does, as the first samples overrule it.
 DECODE_PRIOR = (8e-3, 1e-4, 2e-8)
@@ -43,9 +41,6 @@ MIN_REALITY, MAX_REALITY = 0.25, 1e6  # a worker that is slower than it says doe
 HAND_OFF_KINDS = ("transfer", "gap", "reserve")
 SETTLED_SAMPLES, SETTLED_EVERY = 100, 4  # every fourth, no multiple of 3, so that all three kinds have their turn
 POOLED_SAMPLES, POOLED_EVERY = 16, 8  # a pool learns a worker's first 16 samples, then every eighth
-MUCH_LARGER = 1.5  # a prompt's chunk, than any that a worker has computed: by so much, and it knows nothing about it
-SIZE_HOLDS = 64  # samples; what was larger before that has been forgotten, and may be heard of again
-PAIR_SIZE = 1e-3  # of a pair of tokens beside a new token, so that contexts of hundreds of tokens make a chunk larger
 MESSAGE_S = 5e-3  # below this, messages and timers count as much as the work
 
 
@@ -53,15 +48,13 @@ class ServiceTimes:
     """The times of one worker, or of a pool. `pool` learns what this one learns, and answers for kinds of which this
     one has no samples. `stand_in`, another pool, answers for kinds of which that one has none either."""
 
-    __slots__ = ("_fits", "_largest", "_largest_size", "_num_offered", "_pool", "_stand_in", "reality")
+    __slots__ = ("_fits", "_num_offered", "_pool", "_stand_in", "reality")
 
     def __init__(self, pool: ServiceTimes | None = None, stand_in: ServiceTimes | None = None) -> None:
         self._pool = pool
         self._stand_in = stand_in
         self._fits: dict[str, LinearFit] = {}
         self._num_offered = 0
-        self._largest: Sequence[float] = ()  # features of the largest chunk of a prompt that was measured or heard of
-        self._largest_size = 0.0  # see `_note_size`
         self.reality = 1.0  # first tokens come so many times later than the worker's own times say
 
     # ---- what is learned
@@ -114,24 +107,9 @@ class ServiceTimes:
                 if self._num_offered % SETTLED_EVERY:
                     return  # every hand-off brings three, and a fit that is settled learns little from one
             fit.observe(features, seconds)
-        if kind == "prefill":
-            self._note_size(features, fit.num_samples)
         # A pool knows the work after its first samples, and would get thousands a second of a thousand workers.
         if self._pool is not None and (fit.num_samples <= POOLED_SAMPLES or fit.num_samples % POOLED_EVERY == 0):
             self._pool._observe(kind, features, seconds)
-
-    def _note_size(self, features: Sequence[float], num_samples: int) -> None:
-        if num_samples % SIZE_HOLDS == 0:
-            self._largest_size = 0.0
-        _, num_tokens, num_pairs = features
-        size = num_tokens + PAIR_SIZE * num_pairs
-        if size > MUCH_LARGER * self._largest_size:
-            self._largest, self._largest_size = features, size
-
-    def _hear(self, other: ServiceTimes) -> None:
-        """About the largest chunk that the other one knows."""
-        self._fits["prefill"].hear(other._largest, dot(other.prefill, other._largest))
-        self._largest, self._largest_size = other._largest, other._largest_size
 
     def _start(self, kind: str) -> Sequence[float]:
         """What a first sample is compared with: the pool's line, where no coefficient of that has vanished."""
@@ -162,17 +140,8 @@ class ServiceTimes:
 
     def prefill_line(self) -> tuple[Sequence[float], float]:
         """The coefficients of `prefill` and its noise: every placement asks both of several workers."""
-        pool, stand_in = self._pool, self._stand_in
-        for answering in (self, pool, stand_in):
-            if answering is not None and (fit := answering._fits.get("prefill")) is not None:
-                enough = MUCH_LARGER * answering._largest_size
-                if pool is not None and pool._largest_size > enough:
-                    answering._hear(pool)
-                    enough = MUCH_LARGER * answering._largest_size
-                if stand_in is not None and stand_in._largest_size > enough:
-                    answering._hear(stand_in)
-                return fit.coefficients, fit.noise
-        return PREFILL_PRIOR, 1.0
+        fit = self._fits.get("prefill") or self._known("prefill")
+        return (fit.coefficients, fit.noise) if fit is not None else (PREFILL_PRIOR, 1.0)
 
     @property
     def decode(self) -> Sequence[float]:

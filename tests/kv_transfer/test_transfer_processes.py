@@ -281,7 +281,7 @@ def test_the_lease_on_pages_from_a_stopped_sender_expires(start: Start, source: 
 
 
 def test_a_sender_gives_up_on_a_stopped_receiver(start: Start, destination: TransferProcess) -> None:
-    source = start("impatient-prefill", lease_s=2.0, peer_timeout_s=2.0)  # until then it waits before it tells of it
+    source = start("impatient-prefill", lease_s=2.0, peer_timeout_s=4.0)  # until then it waits before it tells of it
     victim = start("stopped-decode")
     ticket = new_ticket(victim, num_pages=500)
     victim.call("expect", ticket, some_pages(1, 500), source.peer, 1)

@@ -1,6 +1,7 @@
 """What is learned of workers' times."""
 
 import json
+import math
 import random
 
 import pytest
@@ -8,13 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.router.messages import StepTime
-from slipstream.router.placement.fit import LinearFit, dot
+from slipstream.router.placement.fit import LinearFit
 from slipstream.router.placement.service_times import (
     MAX_REALITY,
     MIN_REALITY,
     PREFILL_PRIOR,
     ServiceTimes,
-    prefill_features,
 )
 
 
@@ -131,7 +131,7 @@ def test_absurd_first_samples_are_outlived():
     for _ in range(3):
         times.observe_step(StepTime(100, 50, 0, 0, 600.0))
         times.observe_step(StepTime(0, 0, 1, 10, 1e-12))
-    teach(times, count=150)
+    teach(times, count=250)
     assert times.prefill_s(500).seconds == pytest.approx(0.004 + 500 * 5e-5, rel=0.5)
     assert times.decode_step_s(16, 16_000).seconds == pytest.approx(0.0132, rel=0.5)
 
@@ -221,29 +221,56 @@ def test_whatever_comes_predictions_stay_finite_and_are_never_negative(samples):
         assert 0 <= estimate.sigma_s < 1e9
 
 
-def test_who_has_computed_short_prompts_only_takes_the_word_of_others_for_long_ones():
-    def of_4000(times):
-        return dot(times.prefill_line()[0], prefill_features(4000, 0, 512))
+def of_4000(times: ServiceTimes) -> float:
+    return times.prefill_s(4000, 0, 512).seconds
 
-    def learn(times, tokens, context, seconds):
-        times.observe_step(StepTime(tokens, context, 0, 0, seconds))
 
-    long = (512, 256, 0.8), (512, 1800, 1.1), (512, 3300, 1.5)
-    pools = ServiceTimes(), ServiceTimes()
-    far, near, new = (ServiceTimes(pools[at], pools[1 - at]) for at in (0, 1, 1))
-    learn(near, 32, 16, 0.15)  # the first one of all, of which too much is made
-    for _ in range(3):
-        for measured in long:
-            learn(far, *measured)
-        learn(near, 32, 16, 0.06)
-        learn(near, 96, 16, 0.15)
-    assert of_4000(far) == pytest.approx(9.0, rel=0.15)
-    assert of_4000(near) == pytest.approx(9.0, rel=0.25)
-    assert of_4000(new) == pytest.approx(9.0, rel=0.25)
-    for _ in range(1000):
-        learn(near, 32, 16, 0.06)
-    assert of_4000(near) == pytest.approx(9.0, rel=0.4)
-    for _ in range(10):
-        for tokens, context, seconds in long:
-            learn(near, tokens, context, 3 * seconds)  # its own count for more
-    assert of_4000(near) == pytest.approx(27.0, rel=0.25)
+def learn(times: ServiceTimes, tokens: int, context: int, seconds: float) -> None:
+    times.observe_step(StepTime(tokens, context, 0, 0, seconds))
+
+
+@pytest.mark.parametrize("num_short", [20, 1000, 20_000])
+def test_long_prompts_are_not_forgotten_over_short_ones(num_short: int) -> None:
+    rng = random.Random(1)
+    times = ServiceTimes()
+    for tokens, context in ((32, 16), (125, 63), (32, 4080)):  # what a worker times at its start
+        learn(times, tokens, context, 0.02 + 1.2e-3 * tokens + 2e-7 * tokens * context)
+    for _ in range(num_short):
+        tokens = rng.choice((8, 32, 60))
+        learn(times, tokens, tokens // 2, (0.02 + 1.2e-3 * tokens) * rng.lognormvariate(0, 0.4))
+    assert of_4000(times) == pytest.approx(8 * 0.02 + 1.2e-3 * 4000 + 2e-7 * 8e6, rel=0.35)
+
+
+def test_a_worker_that_has_become_slower_is_believed_with_its_next_long_prompt() -> None:
+    times = ServiceTimes()
+    for slowness in (1.0, 3.0):
+        for _ in range(50):
+            learn(times, 32, 16, slowness * 0.06)
+        for tokens, context, seconds in ((512, 256, 0.8), (512, 1800, 1.1), (512, 3300, 1.5)) * 6:
+            learn(times, tokens, context, slowness * seconds)
+        for _ in range(1000):
+            learn(times, 32, 16, slowness * 0.06)
+        assert of_4000(times) == pytest.approx(slowness * 9.0, rel=0.25)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, math.nan, 1e9])
+def test_a_large_chunk_that_cannot_be_true_is_not_kept_in_mind(seconds: float) -> None:
+    times, told = ServiceTimes(), ServiceTimes()
+    for number in range(200):
+        for one in (times, told):
+            learn(one, 32, 16, 0.06)
+        if number == 50:
+            learn(told, 4096, 2048, seconds)
+    assert told.to_dict() == times.to_dict()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rounding_does_not_grow_into_predictions(seed: int) -> None:
+    rng = random.Random(seed)
+    times = ServiceTimes()
+    for number in range(3000):
+        tokens, context = ((32, 16), (60, 30), (125, 63), (32, 4080))[number % 4]
+        seconds = 0.02 + 1.2e-3 * tokens + 2e-7 * tokens * context
+        learn(times, tokens, context, seconds * (rng.lognormvariate(0, 0.1) if number % 4 < 2 else 1.0))
+        if number > 100:
+            assert of_4000(times) == pytest.approx(8 * 0.02 + 1.2e-3 * 4000 + 2e-7 * 8e6, rel=0.3)

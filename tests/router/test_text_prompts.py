@@ -240,18 +240,19 @@ def test_a_text_that_cannot_fit_is_refused_without_tokenising(tokenizer: Tokeniz
     asyncio.run(main())
 
 
-async def longest_turn(work: Coroutine[Any, Any, object]) -> tuple[float, float]:
+async def longest_turn(work: Coroutine[Any, Any, object]) -> tuple[float, float, int]:
     """The most CPU time that the loop's thread used in one turn during `work`, and that of all threads, in seconds:
-    what the process loses to others does not count."""
+    what the process loses to others does not count. And the number of turns."""
     task = asyncio.create_task(work)
     began, latest = time.process_time(), time.thread_time()
-    longest = 0.0
+    longest, num_turns = 0.0, 0
     while not task.done():
         await asyncio.sleep(0)
+        num_turns += 1
         longest = max(longest, time.thread_time() - latest)
         latest = time.thread_time()
     await task
-    return longest, time.process_time() - began
+    return longest, time.process_time() - began, num_turns
 
 
 @pytest.mark.parametrize(
@@ -260,15 +261,17 @@ async def longest_turn(work: Coroutine[Any, Any, object]) -> tuple[float, float]
     ids=["one long text", "many short texts"],
 )
 def test_the_loop_goes_on_while_long_prompts_are_tokenised(tokenizer: Tokenizer, texts: list[str]) -> None:
-    longest, whole = asyncio.run(longest_turn(tokenizer.encode(texts, 10_000_000)))
+    longest, whole, num_turns = asyncio.run(longest_turn(tokenizer.encode(texts, 10_000_000)))
     assert longest < whole / 3
+    assert num_turns > 100, "it waits for the tokenizer"
 
 
 @pytest.mark.parametrize("content", ["some words to chew on\n" * 15_000, "<|end|>" + "more words\n" * 30_000])
 def test_the_loop_goes_on_while_a_long_conversation_is_tokenised(tokenizer: Tokenizer, content: str) -> None:
     messages = [{"role": "user", "content": content}]
-    longest, whole = asyncio.run(longest_turn(tokenizer.encode_chat(messages, 10_000_000)))
+    longest, whole, num_turns = asyncio.run(longest_turn(tokenizer.encode_chat(messages, 10_000_000)))
     assert longest < whole / 3
+    assert num_turns > 100, "it waits for the tokenizer"
 
 
 def test_many_messages_without_words_are_rendered_off_the_loop(tokenizer: Tokenizer) -> None:

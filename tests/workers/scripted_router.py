@@ -230,6 +230,15 @@ class ScriptedRouter:
                     raise AssertionError(f"waited {timeout_s:g} s in vain for {what}")
             return result
 
+    def read_what_has_come(self) -> None:
+        """Returns once what has arrived at the sockets until now has been read."""
+
+        async def turns() -> None:
+            for _ in range(20):
+                await asyncio.sleep(0)
+
+        asyncio.run_coroutine_threadsafe(turns(), self._loop).result(TIMEOUT_S)
+
     def call(self, function: Callable[[M], None], argument: M) -> None:
         self._loop.call_soon_threadsafe(function, argument)
 

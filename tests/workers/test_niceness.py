@@ -3,30 +3,44 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
-from slipstream.workers.config import EngineConfig
+from slipstream.workers.config import EngineConfig, WorkerConfig
 from slipstream.workers.niceness import DECODE_NICENESS, niceness
 
 
+def config(ranks_on_host: int = 2, **engine: Any) -> WorkerConfig:
+    return WorkerConfig(
+        name="worker",
+        role="decode",
+        model="model",
+        model_dir="model",
+        router_host="127.0.0.1",
+        router_port=1,
+        ranks_on_host=ranks_on_host,
+        engine=EngineConfig(**engine),
+    )
+
+
 def test_only_decoding_on_cpu_stands_back_by_itself() -> None:
-    auto = EngineConfig()
-    assert niceness(auto, "decode", "cpu") > 0
-    assert niceness(auto, "prefill", "cpu") == 0
-    assert niceness(auto, "decode", "cuda") == 0
+    assert niceness(config(), "decode", "cpu") == DECODE_NICENESS
+    assert niceness(config(), "prefill", "cpu") == 0
+    assert niceness(config(), "decode", "cuda") == 0
 
 
-def test_who_leaves_cores_to_others_need_not_stand_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
-    found = [niceness(EngineConfig(num_threads=threads), "decode", "cpu") for threads in (1, 2, 3, 4)]
-    assert found == [0, 0, DECODE_NICENESS, DECODE_NICENESS]
+def test_who_has_cores_of_its_own_need_not_stand_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    threads_and_ranks = (1, 6), (3, 2), (1, 7), (4, 2), (6, 1), (7, 1)
+    found = [niceness(config(ranks, num_threads=threads), "decode", "cpu") for threads, ranks in threads_and_ranks]
+    assert found == [0, 0, DECODE_NICENESS, DECODE_NICENESS, 0, DECODE_NICENESS]
 
 
 def test_what_is_asked_for_holds_for_any_role() -> None:
-    asked = EngineConfig(niceness=3)
+    asked = config(niceness=3)
     assert niceness(asked, "prefill", "cpu") == niceness(asked, "decode", "cuda") == 3
-    assert niceness(EngineConfig(niceness=0), "decode", "cpu") == 0
+    assert niceness(config(niceness=0), "decode", "cpu") == 0
 
 
 @pytest.mark.parametrize("value", [-1, 20])

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipstream.router.messages import HandedOff
+from slipstream.router.messages import HandedOff, StepTimes
 from tests.workers.scripted_router import Connection, ScriptedRouter, request
 from tests.workers.worker_process import PAGE_TOKENS, WorkerProcess
 
@@ -36,6 +36,7 @@ def test_pages_of_codes_lead_to_the_same_tokens_elsewhere_and_those_of_another_d
             worker = WorkerProcess(tmp_path, name, role, tiny_model_dir("llama"), router.port, engine=engine)
             stack.enter_context(worker)
         decode, prefill, other = (router.connection(name) for name in ("d", "p", "q"))
+        assert max(sample.num_prefill_tokens for sample in decode.wait(StepTimes).samples) > 32
         for num_tokens in (15, 64, 205):
             apart = request(f"apart-{num_tokens}", prompt(num_tokens), max_tokens=6, salt="apart")
             prefill.prefill(apart, decode.reserve(apart, prefill))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.router.messages import Credits, Drain, Failed, HandedOff, Stats
+from slipstream.router.messages import Credits, Drain, EngineRequest, Failed, HandedOff, Stats
 from tests.workers.scripted_router import Connection, ScriptedRouter, held_port, request
 from tests.workers.worker_process import END_TIMEOUT_S, WorkerProcess
 
@@ -73,6 +73,18 @@ def wait_gone(pid: int) -> None:
     raise AssertionError(f"process {pid} is still there after {END_TIMEOUT_S:g} s")
 
 
+def wait_until_stopped(pid: int) -> None:
+    """A signal is delivered to a process that runs a little later."""
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def handed_off(decode: Connection, what: EngineRequest) -> list[HandedOff]:
+    return [m for m in decode.all(HandedOff) if m.request_id == what.request_id]
+
+
 def test_pages_of_a_prefill_worker_that_is_killed_in_mid_transfer_come_back(workers: Workers) -> None:
     decode, slow, victim = workers.decode, workers.connection("slow"), workers.processes["slow"]
     max_tokens = slow.hello.max_queued_tokens
@@ -84,7 +96,9 @@ def test_pages_of_a_prefill_worker_that_is_killed_in_mid_transfer_come_back(work
         # Credits follow its steps: when they say that half is computed, half of the pages are on their way.
         slow.wait(Credits, lambda c: max_tokens - 300 < c.free_tokens < max_tokens, after=heard)
         victim.process.send_signal(signal.SIGSTOP)
-        if not slow.chunks(what.request_id):
+        wait_until_stopped(victim.process.pid)
+        workers.router.read_what_has_come()
+        if not slow.chunks(what.request_id) and not handed_off(decode, what):
             break
         victim.process.send_signal(signal.SIGCONT)
         decode.cancel(what)
@@ -93,7 +107,7 @@ def test_pages_of_a_prefill_worker_that_is_killed_in_mid_transfer_come_back(work
     assert failed.retryable
     decode.wait_at_rest(mark)
     decode.wait_all_free()
-    assert not [m for m in decode.all(HandedOff) if m.request_id == what.request_id]
+    assert not handed_off(decode, what)
     slow.wait_lost()
     assert not slow.chunks(what.request_id), "the prefill was over before the kill: this test shows nothing"
 

@@ -17,6 +17,7 @@ from slipstream.router.messages import (
     HandedOff,
     Reserved,
     Role,
+    StepTimes,
     TokenChunk,
 )
 from tests.workers.scripted_router import Connection, ScriptedRouter, request
@@ -46,6 +47,16 @@ def workers(tiny_model_dir: Callable[[str], Path], tmp_path_factory: pytest.Temp
         for name, role, tp in groups:
             stack.enter_context(WorkerProcess(folder, name, role, model_dir, router.port, tp=tp))
         yield Workers(router, *(router.connection(name) for name in ("d", "p", "p2")))
+
+
+def test_workers_say_at_once_how_long_their_steps_take(workers: Workers) -> None:
+    for connection in (workers.decode, workers.prefill, workers.prefill_tp2):
+        first = connection.wait(StepTimes).samples
+        assert all(0.0 < sample.seconds < 10.0 for sample in first)
+        assert max(sample.num_prefill_tokens for sample in first) > 32
+        assert max(sample.num_decoding for sample in first) > 1
+        longest_context = max(sample.prefill_context_tokens for sample in first)
+        assert longest_context > 0.8 * connection.hello.max_model_len
 
 
 def prompt(num_tokens: int, seed: int = 0) -> list[int]:

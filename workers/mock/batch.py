@@ -26,7 +26,7 @@ class Batch:
         self._context_tokens = 0  # the sum over decoding attempts
         self._step_chunks: list[tuple[Attempt, int]] = []  # prompt tokens in the current step
         self._step_decoding: list[Attempt] = []
-        self._steps = StepSampler()
+        self._steps = StepSampler(tuple(self._profile.steps()))
         self.step_ends_s: float | None = None
         self.num_queued_tokens = 0
         self.num_steps = 0
@@ -103,12 +103,7 @@ class Batch:
             self._step_chunks.append((attempt, take))
             budget -= take
             num_prompt_tokens += take
-        seconds = (
-            profile.step_s
-            + profile.decode_token_s * len(self._step_decoding)
-            + profile.prefill_token_s * num_prompt_tokens
-            + profile.context_token_s * self._context_tokens
-        )
+        seconds = profile.step_seconds(len(self._step_decoding), num_prompt_tokens, self._context_tokens)
         self.step_ends_s = now_s + seconds
         if self._steps.wants(num_prompt_tokens > 0, now_s):
             pairs = sum(take * (one.num_tokens - one.num_uncomputed + take // 2) for one, take in self._step_chunks)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
-from slipstream.router.messages import PROTOCOL_VERSION, Hello, Role
+from slipstream.router.messages import PROTOCOL_VERSION, Hello, Role, StepTime
+from slipstream.workers.step_profile import step_profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,32 @@ class MockProfile:
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_tokens)
+
+    def step_seconds(self, num_decoding: int, num_prompt_tokens: int, context_tokens: int) -> float:
+        """A step with so many sequences that decode, which attend to so many tokens, and tokens of prompts."""
+        return (
+            self.step_s
+            + self.decode_token_s * num_decoding
+            + self.prefill_token_s * num_prompt_tokens
+            + self.context_token_s * context_tokens
+        )
+
+    def steps(self) -> Iterator[StepTime]:
+        """What a worker times before its first request."""
+
+        def seconds(num_seqs: int, num_tokens: int, context_tokens: int) -> float:
+            if num_tokens > 1:
+                return self.step_seconds(0, num_tokens, 0)
+            return self.step_seconds(num_seqs, 0, num_seqs * (context_tokens + 1))
+
+        return step_profile(
+            seconds,
+            max_step_tokens=self.max_step_tokens,
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_slots,
+            num_pages=self.num_pages,
+            page_tokens=self.page_tokens,
+        )
 
     def arrival_s(self, ticket: HandoffTicket) -> float:
         """How long the ticket's pages take to arrive."""

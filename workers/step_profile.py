@@ -1,0 +1,60 @@
+"""Which steps a new worker times, so that the router knows from the first request on what a long prompt would take.
+
+What requests tell is not enough for that: from prompts of 32 tokens nobody can say what 4,000 take. No step here costs
+much, as nothing that comes before a step's tokens is computed: a long context is whatever lies in the pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from slipstream.router.messages import StepTime
+
+FEW_TOKENS = 32
+LONG_CONTEXT_TOKENS = 4096
+MANY_SEQS = 16
+CHUNK_S = 0.2  # about what the largest chunk may take
+
+
+class StepSeconds(Protocol):
+    """Says how long a step of so many sequences takes, each with so many tokens after so many others."""
+
+    def __call__(self, num_seqs: int, num_tokens: int, context_tokens: int) -> float: ...
+
+
+def step_profile(
+    seconds: StepSeconds,
+    *,
+    max_step_tokens: int,
+    max_model_len: int,
+    max_num_seqs: int,
+    num_pages: int,
+    page_tokens: int,
+) -> Iterator[StepTime]:
+    """At most six steps within these limits, the important ones first: of prompts, then of sequences that decode, a few
+    tokens, many, and a few with a long context."""
+
+    def chunk(num_tokens: int, context_tokens: int) -> StepTime:
+        mean_context = context_tokens + num_tokens - num_tokens // 2
+        return StepTime(num_tokens, mean_context, 0, 0, seconds(1, num_tokens, context_tokens))
+
+    def decoding(num_seqs: int, context_tokens: int) -> StepTime:
+        return StepTime(0, 0, num_seqs, num_seqs * (context_tokens + 1), seconds(num_seqs, 1, context_tokens))
+
+    max_tokens = min(max_step_tokens, max_model_len)
+    few_tokens = min(FEW_TOKENS, max_tokens)
+    long_context = min(LONG_CONTEXT_TOKENS, max_model_len) - few_tokens
+    short = chunk(few_tokens, 0)
+    yield short
+    many_tokens = min(max_tokens, int(few_tokens * CHUNK_S / max(short.seconds, 1e-6)))
+    if many_tokens > few_tokens:
+        yield chunk(many_tokens, 0)
+    if long_context > few_tokens:
+        yield chunk(few_tokens, long_context)
+    yield decoding(1, few_tokens - 1)
+    num_seqs = min(MANY_SEQS, max_num_seqs, max_step_tokens, num_pages // -(-few_tokens // page_tokens))
+    if num_seqs > 1:
+        yield decoding(num_seqs, few_tokens - 1)
+    if long_context > few_tokens:
+        yield decoding(1, long_context)
