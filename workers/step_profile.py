@@ -14,7 +14,7 @@ from slipstream.router.messages import StepTime
 FEW_TOKENS = 32
 LONG_CONTEXT_TOKENS = 4096
 MANY_SEQS = 16
-CHUNK_S = 0.2  # about what the largest chunk may take
+CHUNK_S = 0.1  # about what the largest chunk may take, but for its context
 
 
 class StepSeconds(Protocol):
@@ -32,8 +32,9 @@ def step_profile(
     num_pages: int,
     page_tokens: int,
 ) -> Iterator[StepTime]:
-    """At most six steps within these limits, the important ones first: of prompts, then of sequences that decode, a few
-    tokens, many, and a few with a long context."""
+    """At most six steps within these limits, the important ones first: of prompts a few tokens, many, and many with a
+    long context (beside a few, attention would cost nothing where all weights have to be read anyway); of decoding one
+    sequence, some, and some with a context as long as fits."""
 
     def chunk(num_tokens: int, context_tokens: int) -> StepTime:
         mean_context = context_tokens + num_tokens - num_tokens // 2
@@ -44,17 +45,18 @@ def step_profile(
 
     max_tokens = min(max_step_tokens, max_model_len)
     few_tokens = min(FEW_TOKENS, max_tokens)
-    long_context = min(LONG_CONTEXT_TOKENS, max_model_len) - few_tokens
     short = chunk(few_tokens, 0)
     yield short
-    many_tokens = min(max_tokens, int(few_tokens * CHUNK_S / max(short.seconds, 1e-6)))
+    many_tokens = min(max_tokens, max(few_tokens, int(few_tokens * CHUNK_S / max(short.seconds, 1e-6))))
     if many_tokens > few_tokens:
         yield chunk(many_tokens, 0)
-    if long_context > few_tokens:
-        yield chunk(few_tokens, long_context)
+    longest = min(LONG_CONTEXT_TOKENS, max_model_len)
+    if longest > 2 * many_tokens:
+        yield chunk(many_tokens, longest - many_tokens)
     yield decoding(1, few_tokens - 1)
     num_seqs = min(MANY_SEQS, max_num_seqs, max_step_tokens, num_pages // -(-few_tokens // page_tokens))
     if num_seqs > 1:
         yield decoding(num_seqs, few_tokens - 1)
-    if long_context > few_tokens:
-        yield decoding(1, long_context)
+    longest = min(longest, num_pages // num_seqs * page_tokens)
+    if longest > 2 * few_tokens:
+        yield decoding(num_seqs, longest - 1)

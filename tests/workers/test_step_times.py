@@ -142,9 +142,9 @@ def test_the_samples_of_a_mock_worker_are_the_times_of_its_profile():
         message = engine.step_times(due_s)
         samples += message.samples if message is not None else ()
     steps = [(s.num_prefill_tokens, s.num_decoding) for s in samples]
-    assert steps == [(32, 0), (32, 0), (0, 1), (0, 16), (0, 1), (40, 0), (0, 1), (0, 1)], "first what it timed before"
+    assert steps == [(32, 0), (32, 0), (0, 1), (0, 16), (0, 16), (40, 0), (0, 1), (0, 1)], "first what it timed before"
     for s in samples:
         expected_s = 1.0 + 0.5 * s.num_decoding + 0.25 * s.num_prefill_tokens + 0.001 * s.decode_context_tokens
         assert s.seconds == pytest.approx(expected_s)
     assert samples[5].prefill_context_tokens == 20
-    assert [s.decode_context_tokens for s in samples] == [0, 0, 32, 512, 4065, 0, 41, 42]
+    assert [s.decode_context_tokens for s in samples] == [0, 0, 32, 512, 16 * 4096, 0, 41, 42]
