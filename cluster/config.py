@@ -216,6 +216,8 @@ class ClusterConfig:
         if self.router.worker_port and self.router.worker_port == self.router.http.port:
             raise ValueError(f"router.worker_port must differ from router.http.port, got {self.router.worker_port}")
         admin_port = self.router.admin.port
+        if self.operator.port and self.operator.port in (self.router.http.port, self.router.worker_port, admin_port):
+            raise ValueError(f"operator.port must differ from the ports of the router, got {self.operator.port}")
         if admin_port and admin_port in (self.router.http.port, self.router.worker_port):
             raise ValueError(f"router.admin.port must differ from the router's other ports, got {admin_port}")
         # Pages are sent as they are, so both sides must cut sequences at the same places and use the same type.

@@ -265,7 +265,8 @@ def sweep(folder: Path) -> list[ClusterState]:
         if state is not None and state.is_stale:
             found.append(state)
             if not state.has_driver:
-                path.unlink(missing_ok=True)
+                with suppress(OSError):  # a folder that cannot be written: it will be told again
+                    path.unlink(missing_ok=True)
     return found
 
 

@@ -45,8 +45,9 @@ class OutputLog:
         """Adds a chunk. Returns the chunks that now follow without a gap, in order and cut to their new tokens.
 
         A chunk with a finish reason may have no tokens. Tokens beyond max_tokens are cut off, and the cut chunk
-        finishes with "length". Raises OutputError for a token id that is negative or outside int32, for logprobs that
-        do not match the tokens, for a negative number of cached tokens, and when too many chunks wait.
+        finishes with "length". Raises OutputError for a token id (of a top logprob too) that is negative or outside
+        int32, for logprobs that do not match the tokens, for a negative number of cached tokens, and when too many
+        chunks wait.
         """
         if chunk.num_cached_tokens < 0:
             raise OutputError(f"{chunk.num_cached_tokens} tokens of the prompt are said to be cached")
@@ -57,6 +58,8 @@ class OutputLog:
             return [chunk]
         if chunk.logprobs and len(chunk.logprobs) != len(chunk.token_ids):
             raise OutputError(f"{len(chunk.logprobs)} logprobs came with {len(chunk.token_ids)} tokens")
+        if any(not 0 <= token_id <= MAX_TOKEN_ID for one in chunk.logprobs for token_id, _ in one.top):
+            raise OutputError(f"the top logprobs have an id of no token: {chunk.logprobs!r:.80}")
         if chunk.index > len(self.ids):
             _packed(chunk)  # checked now: failing only in its turn would lose the tokens before it
             if len(self._early) >= MAX_EARLY_CHUNKS:

@@ -42,7 +42,7 @@ def add_command(file: Path, name: str, models: tuple[str, ...], **options: Any) 
     """Make a key called NAME, and show its secret, this once."""
     secret = new_secret()
     entry: dict[str, Any] = {"name": name, "sha256": digest_of(secret.encode()).hex()}
-    entry |= {field: value for field, value in options.items() if value not in (None, False)}
+    entry |= {field: value for field, value in options.items() if value is not None and value is not False}
     if models:
         entry["models"] = list(models)
     try:

@@ -77,6 +77,8 @@ def read_keys(path: Path) -> list[ApiKey]:
         raise KeyFileError(f"{path}: not UTF-8 text (byte {error.start})") from error
     except KeyFileError as error:
         raise KeyFileError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from None
+    except ValueError as error:  # a path that no file can have
+        raise KeyFileError(f"{str(path)!r}: {error}") from error
 
 
 def parse_keys(text: str) -> list[ApiKey]:

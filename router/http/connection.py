@@ -126,6 +126,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timers.stop()
+        self._reader.close()
         self._forget()
         self._pending.clear()
         if self._task is not None:

@@ -102,6 +102,14 @@ class RequestReader:
         self._whole_body = b""
         self._arrived.append(error)
 
+    def close(self) -> None:
+        """Nothing more will come. The parser and this object hold each other: whatever arrived of a request would stay
+        in memory until the garbage collector comes by, which it seldom does (`router.garbage`)."""
+        self.state = "broken"
+        self._body, self._whole_body, self._headers, self._latest = bytearray(), b"", [], b""
+        self._arrived.clear()
+        del self._parser
+
     def take(self) -> deque[Request | HttpError]:
         """What `refuse` left behind outside of `feed`."""
         arrived, self._arrived = self._arrived, deque()

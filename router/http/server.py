@@ -63,6 +63,7 @@ class HttpServer:
         self._shares_port = shares_port
         self._count = count
         self._tls = ServerTls(config.tls) if config.tls.is_on else None
+        self._watch: asyncio.Task[None] | None = None  # of the certificate
         self._servers: list[asyncio.Server] = []
         self._listeners: list[Listener] = []
         self._connections: set[OwnedConnection] = set()
@@ -108,6 +109,8 @@ class HttpServer:
         except OSError as error:
             why = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
             raise OSError(error.errno, f"cannot listen for HTTP on {host}:{port}: {why}") from error
+        if self._tls is not None:
+            self._watch = asyncio.create_task(self._tls.watch(), name="certificate")
         chosen: int = sockets[0].getsockname()[1]
         return chosen
 
@@ -205,6 +208,9 @@ class HttpServer:
 
     def _end_listening(self) -> None:
         self._draining = True
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
         for server in self._servers:
             server.close()
         for listener in self._listeners:
@@ -215,8 +221,6 @@ class HttpServer:
     def joined(self, connection: OwnedConnection) -> Welcome:
         self._connections.add(connection)
         self._empty.clear()
-        if self._tls is not None:
-            self._tls.look(time.monotonic())
         num_surplus = self._tell_count() - self._config.max_connections
         return "served" if num_surplus <= 0 else "turned_away" if num_surplus <= MAX_TURNED_AWAY else "cut_off"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import ssl
 from pathlib import Path
@@ -40,15 +41,16 @@ class ServerTls:
         assert config.key_file is not None
         self._cert, self._key = Path(config.cert_file), Path(config.key_file)
         self._seen = self._times()
-        self._next_look_s = 0.0
         self.context = self._load()
 
-    def look(self, now: float) -> None:
-        """Takes up renewed files; asked at every new connection, it looks once a second. A pair that does not fit
-        leaves the old one in place: the two files are seldom replaced in the same moment."""
-        if now < self._next_look_s:
-            return
-        self._next_look_s = now + LOOK_EVERY_S
+    async def watch(self) -> None:
+        """Takes up renewed files, until it is cancelled. A pair that does not fit leaves the old one in place: the two
+        files are seldom replaced in the same moment."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            self._look()
+
+    def _look(self) -> None:
         times = self._times()
         if times == self._seen:
             return

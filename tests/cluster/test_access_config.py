@@ -38,6 +38,7 @@ def test_files_are_named_relative_to_the_deployments_file(tmp_path: Path, monkey
         ),
         ("  access:\n    keys_file: bad.yaml", r":4: router\.access\.keys_file: .*key 'a': sha256: must be"),
         ("  access:\n    keys_file: empty.yaml", r":4: router\.access\.keys_file: .*no key is in it"),
+        ('  access: {keys_file: "a\\0b"}', r"router\.access\.keys_file: .*embedded null byte"),
         ("  access: {keys: a}", r"router\.access\.keys: unknown setting; "),
         ("  http: {tls: {cert_file: a}}", r"router\.http\.tls\.key_file: must be given beside cert_file"),
         (

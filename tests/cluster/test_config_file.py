@@ -130,6 +130,10 @@ MODEL = "model: {path: tiny}\n"
             "c.yaml:3: router.worker_port: must differ from router.http.port, got 8000",
         ),
         (
+            MODEL + "operator:\n  port: 8000\n",
+            "c.yaml:3: operator.port: must differ from the ports of the router, got 8000",
+        ),
+        (
             MODEL + "router: {dispatch: {policy: best}}\n",
             "c.yaml:2: router.dispatch.policy: must be 'slo', 'kv', 'least_loaded', 'round_robin' or 'isl_threshold'",
         ),

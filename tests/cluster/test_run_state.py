@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import multiprocessing
 import os
 from multiprocessing.synchronize import Event
@@ -119,6 +120,17 @@ def test_a_cluster_whose_guardian_was_killed_between_two_drivers_is_told_of_once
     assert state.last_words == f"its guardian (pid {state.pid}) was killed, or the machine went down"
     assert run_state.sweep(tmp_path) == []
     assert run_state.read_all(tmp_path) == [running]
+
+
+def test_a_folder_that_cannot_be_written_is_told_of_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unlink(_path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    state = own_state()
+    state.pid = gone()
+    run_state.write(tmp_path / "a.json", state)
+    monkeypatch.setattr(Path, "unlink", unlink)
+    assert run_state.sweep(tmp_path) == run_state.sweep(tmp_path) == [state]
 
 
 def test_a_cluster_whose_driver_outlives_the_guardian_is_still_ending(tmp_path: Path) -> None:

@@ -29,11 +29,14 @@ from slipstream.router.messages import (
 
 AttemptKey = tuple[str, int]
 
+NO_PAGES = "no pages"  # a worker's reason
+
 
 class Conduct:
     """`tokens_of(request_id)` are those that its client has got so far."""
 
     def __init__(self, tokens_of: Callable[[str], list[int]]) -> None:
+        self.num_without_pages = 0  # attempts for which a worker had no pages
         self._tokens_of = tokens_of
         self._last_seq: dict[PeerId, int] = {}
         self._knows: dict[PeerId, set[AttemptKey]] = {}
@@ -72,7 +75,8 @@ class Conduct:
         match message:
             case Reserved(request_id, attempt, _, ticket):
                 self._tickets[request_id, attempt] = (peer, ticket)
-            case Failed(request_id, attempt):
+            case Failed(request_id, attempt, reason):
+                self.num_without_pages += reason == NO_PAGES
                 # That may be the reservation, and its Generate still on the way.
                 if (request_id, attempt) not in self._converted:
                     self._leave((request_id, attempt), peer)

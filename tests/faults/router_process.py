@@ -27,7 +27,7 @@ class RouterProcess:
         may_expel: Callable[[PeerId], bool],
         tokens_of: Callable[[str], list[int]],
     ) -> None:
-        self._conduct = Conduct(tokens_of)
+        self.conduct = Conduct(tokens_of)
         self.dispatcher = Dispatcher(config)
         self.is_alive = True
         self._clock = clock
@@ -61,15 +61,15 @@ class RouterProcess:
                 case Emit() | Finish():
                     self._deliver(action)
                     if isinstance(action, Finish):
-                        self._conduct.finished(action.request_id)
+                        self.conduct.finished(action.request_id)
                 case Send(peer, message):
                     connection = self._workers.get(peer)
                     assert connection is not None, f"{message} for {peer}, which is gone"
-                    self._conduct.sent(peer, message)
+                    self.conduct.sent(peer, message)
                     connection.send(0, message)
                 case Close(peer, reason):
                     assert self._may_expel(peer), f"{peer} is sent away: {reason}"
-                    self._conduct.left(peer)
+                    self.conduct.left(peer)
                     self._part(self._workers.pop(peer))
         self._after_event()
         due_s = self.dispatcher.next_deadline()
@@ -93,7 +93,7 @@ class RouterProcess:
         hello = self._hellos.get(connection)
         if hello is not None:
             if self._workers.get(hello.worker) is connection:
-                self._conduct.heard(hello.worker, frame)
+                self.conduct.heard(hello.worker, frame)
                 self.perform(self.dispatcher.worker_message(hello.worker, frame, self._clock.now))
             return
         assert isinstance(frame, Hello)
@@ -104,7 +104,7 @@ class RouterProcess:
             self._lost(older)
         self._hellos[connection] = frame
         self._workers[frame.worker] = connection
-        self._conduct.joined(frame.worker)
+        self.conduct.joined(frame.worker)
         connection.send(0, Welcome("router"))
         self.perform(self.dispatcher.worker_joined(frame, self._clock.now))
 
@@ -117,9 +117,9 @@ class RouterProcess:
 
     def _lost(self, peer: PeerId) -> None:
         others = list(self._workers)
-        self._conduct.left(peer)
+        self.conduct.left(peer)
         self.perform(self.dispatcher.worker_lost(peer, self._clock.now))
-        self._conduct.check_told(peer, others)
+        self.conduct.check_told(peer, others)
 
     def find_silent(self, connection: Connection, is_silent: Callable[[], bool]) -> None:
         """Whoever falls silent now is lost in a lease or a little more, if it still is then."""

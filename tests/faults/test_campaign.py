@@ -53,6 +53,7 @@ def test_a_seed_is_a_world_and_another_one_is_another() -> None:
         2071,  # a move that came to nothing took an attempt from those that a record counts
         8819,  # a mock worker that had leased more pages than it has kept too many of them known afterwards
         4597,  # a reservation failed, the Generate that was to convert it was on its way, and nobody cancelled that
+        1400869,  # a mock worker whose answers had grown had no pages for a prompt any more
     ],
 )
 def test_a_world_that_has_failed_passes(seed: int) -> None:

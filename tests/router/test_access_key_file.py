@@ -196,6 +196,10 @@ def test_the_command_adds_lists_and_removes(tmp_path: Path):
     code, _, error = call("add", str(file), "bob")
     assert code == 2
     assert "the name 'bob' is given twice" in error
+    for option in ("--requests-per-minute", "--tokens-per-minute", "--max-concurrent", "--weight"):
+        code, _, error = call("add", str(file), "none", option, "0")
+        assert code == 2
+        assert option.removeprefix("--").replace("-", "_") in error
     code, _, error = call("add", str(file), "bad", "--weight", "-1")
     assert code == 2
     assert "weight" in error

@@ -12,6 +12,12 @@ def chunk(index, *token_ids, finish=None, stop=None, logprobs=()):
     return TokenChunk("r", 0, index, token_ids, logprobs, finish, stop)
 
 
+@pytest.mark.parametrize("token_id", [-1, 2**31, 2**40])
+def test_top_logprobs_of_no_token_are_refused(token_id):
+    with pytest.raises(OutputError, match="top logprobs"):
+        OutputLog(10).add(chunk(0, 7, logprobs=(TokenLogprob(-1.0, ((token_id, -1.0),)),)))
+
+
 def test_a_repeated_token_is_dropped():
     log = OutputLog(10)
     assert log.add(chunk(0, 7)) == [chunk(0, 7)]

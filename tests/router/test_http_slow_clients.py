@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -33,6 +35,34 @@ def test_a_client_that_leaves_cancels_its_handler_at_once(path: str, how: str) -
             await client.close()
 
     run(main)
+
+
+def test_what_a_client_has_sent_does_not_outlive_its_connection() -> None:
+    """Not even until the garbage collector comes by, which may be thousands of connections later."""
+    sent = b"POST /hello HTTP/1.1\r\nhost: a\r\ncontent-length: 8000000\r\n\r\n" + b" " * 2_000_000
+
+    async def main() -> None:
+        async with serving(replace(CONFIG, max_body_mib=16)) as (_, server, port):
+            for number in range(6):
+                client = await Client.connect(port)
+                client.send(sent)
+                while not server.num_connections:
+                    await asyncio.sleep(0.001)
+                await client.writer.drain()
+                await client.close()
+                while server.num_connections:
+                    await asyncio.sleep(0.001)
+                if number == 0:
+                    before = tracemalloc.get_traced_memory()[0]
+            assert tracemalloc.get_traced_memory()[0] - before < 1_000_000
+
+    gc.disable()
+    tracemalloc.start()
+    try:
+        run(main)
+    finally:
+        tracemalloc.stop()
+        gc.enable()
 
 
 def test_a_request_that_fails_when_its_client_has_left_ends_in_order() -> None:
