@@ -7,6 +7,7 @@ guardian. A file whose guardian is gone (same pid *and* same start time) is stal
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import json
 import os
@@ -15,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
@@ -153,7 +154,7 @@ def claim(name: str, folder: Path, guardian: int) -> Iterator[Path]:
     may be there from a driver before. Another guardian's is one between two drivers. Raises AlreadyRunning, OSError."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / f"{name}.json"
-    with (folder / f"{name}.lock").open("w") as lock:
+    with _opened(folder / f"{name}.lock") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -162,6 +163,16 @@ def claim(name: str, folder: Path, guardian: int) -> Iterator[Path]:
         if other is not None and other.pid != guardian and not other.is_stale:
             raise _already_running(name, other)
         yield path
+
+
+def _opened(lock: Path) -> IO[str]:
+    """On a file system that can only be read by now, the file of the driver before serves as well."""
+    try:
+        return lock.open("w")
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        return lock.open()
 
 
 def _already_running(name: str, other: ClusterState | None) -> AlreadyRunning:

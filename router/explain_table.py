@@ -93,16 +93,21 @@ def _figures(told: Json) -> list[str]:
 def _predictions(told: Json) -> list[str]:
     if told["phase"] == "refused":
         return []
-    predicted, slo = told["predictions"], told["slo"]
+    predicted = told["predictions"]
     at_most = str(told["max_output_tokens"]) if told["max_output_tokens"] else NONE
     rows = [
         ("", "PREDICTED", "MEASURED", "ASKED FOR"),
-        ("TTFT", *map(millis, both(predicted["ttft_s"])), millis(slo["ttft_s"])),
-        ("ITL", *map(millis, both(predicted["itl_s"])), millis(slo["itl_s"])),
+        ("TTFT", *map(millis, both(predicted["ttft_s"])), _level(told, "ttft_s")),
+        ("ITL", *map(millis, both(predicted["itl_s"])), _level(told, "itl_s")),
         ("output tokens", *map(count, both(predicted["output_tokens"])), at_most),
         ("cached tokens", *map(count, both(predicted["cached_tokens"])), f"of {told['num_prompt_tokens']}"),
     ]
     return columns(rows, "  ")
+
+
+def _level(told: Json, key: str) -> str:
+    own, level = told["slo"][key], told["levels"][key]
+    return millis(own) if own is not None else f"{millis(level)} by default" if level is not None else NONE
 
 
 def _stages(attempts: Iterable[Json]) -> list[str]:

@@ -89,6 +89,7 @@ class RequestRecord:
     finish: GenerationFinish | None = None
     names: tuple[str, ...] = ()
     slo: Slo = field(default_factory=Slo)
+    levels: Slo = field(default_factory=Slo)  # what it is placed and judged by: its own, else those of the cluster
     session: str = ""
     timeout_s: float | None = None
     max_output_tokens: int = 0

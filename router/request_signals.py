@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slipstream.router.config import SloConfig
-from slipstream.router.generation import ErrorKind, GenerateRequest, GenerationFinish
+from slipstream.router.generation import ErrorKind, GenerateRequest, GenerationFinish, Slo
 from slipstream.router.queue import priority_class
 from slipstream.router.request_state import RequestState
 from slipstream.router.signal_book import SignalBook
@@ -26,6 +26,7 @@ class RequestSignals:
         """It was let in."""
         request = state.request
         ttft_slo_s, itl_slo_s = self._levels(request)
+        state.record.levels = Slo(ttft_slo_s, itl_slo_s)
         self.book.arrived(priority_class(request.priority), state.num_prompt_tokens, ttft_slo_s, itl_slo_s, now)
 
     def refused(self, kind: ErrorKind, now: float) -> None:

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,6 +121,24 @@ def test_a_cluster_whose_guardian_was_killed_between_two_drivers_is_told_of_once
     assert state.last_words == f"its guardian (pid {state.pid}) was killed, or the machine went down"
     assert run_state.sweep(tmp_path) == []
     assert run_state.read_all(tmp_path) == [running]
+
+
+def test_the_next_driver_claims_the_name_on_a_file_system_that_has_become_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_open = Path.open
+
+    def only_reading(path: Path, mode: str = "r", *args: Any) -> Any:
+        if mode != "r":
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return real_open(path, mode, *args)
+
+    with run_state.claim("a", tmp_path, os.getpid()):
+        pass
+    monkeypatch.setattr(Path, "open", only_reading)
+    again = run_state.claim("a", tmp_path, os.getpid())
+    with run_state.claim("a", tmp_path, os.getpid()), pytest.raises(AlreadyRunning), again:
+        pass
 
 
 def test_a_folder_that_cannot_be_written_is_told_of_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

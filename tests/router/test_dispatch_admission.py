@@ -4,7 +4,7 @@ import pytest
 
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
 from slipstream.router.actions import Finish
-from slipstream.router.config import DispatchConfig
+from slipstream.router.config import DispatchConfig, SloConfig
 from slipstream.router.dispatcher import Dispatcher
 from slipstream.router.generation import (
     AdmissionError,
@@ -93,6 +93,14 @@ def test_an_slo_refuses_only_where_it_is_strict():
         lab.submit("demand", slo=Slo(1.0, strict=True))
     with pytest.raises(DeadlineUnreachableError, match=r"slo\.ttft_ms"):
         busy_lab(100, strict_slo=True).submit("wish", slo=Slo(1.0))
+
+
+def test_a_record_tells_the_levels_that_its_request_is_judged_by():
+    lab = Lab(slo=SloConfig(ttft_ms=400.0, itl_ms=40.0))
+    lab.submit("plain")
+    lab.submit("impatient", slo=Slo(ttft_s=0.2))
+    assert lab.dispatcher.record("plain").levels == Slo(0.4, 0.04)
+    assert lab.dispatcher.record("impatient").levels == Slo(0.2, 0.04)
 
 
 def test_where_nobody_waits_nobody_is_refused_whatever_the_pace_was():

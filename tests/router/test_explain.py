@@ -56,7 +56,15 @@ def decision(prefill: PeerId | None = PREFILLS[0], num_candidates: int = 4) -> D
 
 def new_record() -> RequestRecord:
     record = RequestRecord(
-        "cmpl-1", "acme", 0, 90, Timeline(100.0), names=("mine",), slo=Slo(0.2, None), max_output_tokens=11
+        "cmpl-1",
+        "acme",
+        0,
+        90,
+        Timeline(100.0),
+        names=("mine",),
+        slo=Slo(0.2, None),
+        levels=Slo(0.2, 0.05),
+        max_output_tokens=11,
     )
     record.note("queued", 100.0, 0)
     return record
@@ -149,6 +157,14 @@ def test_what_was_foreseen_stands_beside_what_came_out() -> None:
     assert [candidate["chosen"] for candidate in decided["candidates"]] == [True, False, False, False]
     assert decided["candidates"][1]["terms"] == {"prefill": 1.08, "transfer": 0.02}
     assert decided["candidates"][3]["excluded"] == "failed this request before"
+
+
+def test_levels_are_the_requests_own_or_those_of_the_cluster() -> None:
+    lines = table(explanation(remote_record(), 0.0)).splitlines()
+    shown = {
+        line.split()[0]: line.split("  ")[-1].strip() for line in lines if line.strip().startswith(("TTFT ", "ITL "))
+    }
+    assert shown == {"TTFT": "200.00 ms", "ITL": "50.00 ms by default"}
 
 
 def test_the_table_shows_every_candidate_with_its_terms_and_marks_the_chosen() -> None:
