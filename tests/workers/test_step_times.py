@@ -147,4 +147,4 @@ def test_the_samples_of_a_mock_worker_are_the_times_of_its_profile():
         expected_s = 1.0 + 0.5 * s.num_decoding + 0.25 * s.num_prefill_tokens + 0.001 * s.decode_context_tokens
         assert s.seconds == pytest.approx(expected_s)
     assert samples[5].prefill_context_tokens == 20
-    assert [s.decode_context_tokens for s in samples] == [0, 0, 32, 512, 16 * 4096, 0, 41, 42]
+    assert [s.decode_context_tokens for s in samples] == [0, 0, 32, 512, 16 * 1024, 0, 41, 42]
