@@ -11,10 +11,9 @@ from typing import Protocol
 
 from slipstream.router.messages import StepTime
 
-FEW_TOKENS = 32
+FEW_TOKENS, MANY_TOKENS = 32, 256
 LONG_CONTEXT_TOKENS = 4096
 MANY_SEQS = 16
-LONG_SHARE = 4  # of the tokens that a step could have, with a long context: so it takes no longer than the others
 CHUNK_S = 0.1  # about what the largest chunk may take, but for its context
 
 
@@ -33,9 +32,9 @@ def step_profile(
     num_pages: int,
     page_tokens: int,
 ) -> Iterator[StepTime]:
-    """At most six steps within these limits, the important ones first: of prompts a few tokens, many, and a share of
-    these with a long context (beside a few, attention would cost nothing where all weights have to be read anyway); of
-    decoding one sequence, some, and some with a longer context."""
+    """At most six steps within these limits, the important ones first: of prompts a few tokens, many, and as many with
+    a long context (so that what attention adds shows: beside a few, it costs nothing where all weights have to be read
+    anyway); of decoding one sequence, some, and some with a longer context."""
 
     def chunk(num_tokens: int, context_tokens: int) -> StepTime:
         mean_context = context_tokens + num_tokens - num_tokens // 2
@@ -48,17 +47,16 @@ def step_profile(
     few_tokens = min(FEW_TOKENS, max_tokens)
     short = chunk(few_tokens, 0)
     yield short
-    many_tokens = min(max_tokens, max(few_tokens, int(few_tokens * CHUNK_S / max(short.seconds, 1e-6))))
+    many_tokens = min(max_tokens, MANY_TOKENS, max(few_tokens, int(few_tokens * CHUNK_S / max(short.seconds, 1e-6))))
     if many_tokens > few_tokens:
         yield chunk(many_tokens, 0)
     longest = min(LONG_CONTEXT_TOKENS, max_model_len)
-    share = max(many_tokens // LONG_SHARE, few_tokens)
-    if longest > 2 * share:
-        yield chunk(share, longest - share)
+    if longest > 2 * many_tokens:
+        yield chunk(many_tokens, longest - many_tokens)
     yield decoding(1, few_tokens - 1)
     num_seqs = min(MANY_SEQS, max_num_seqs, max_step_tokens, num_pages // -(-few_tokens // page_tokens))
     if num_seqs > 1:
         yield decoding(num_seqs, few_tokens - 1)
-    longest = min(longest // LONG_SHARE, num_pages // num_seqs * page_tokens)
+    longest = min(longest // 4, num_pages // num_seqs * page_tokens)
     if longest > 2 * few_tokens:
         yield decoding(num_seqs, longest - 1)

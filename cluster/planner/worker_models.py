@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from slipstream.cluster.planner.corrections import Corrections
 from slipstream.cluster.planner.model import WorkerModel
 from slipstream.router.signals import RoleTimes, Signals, WorkerSignals
 
+FEW_SAMPLES = 16
 MAX_REALITY = 2.0  # beyond this it tells of waits, which the model has of its own
 
 
@@ -20,12 +22,22 @@ def worker_models(signals: Signals, corrections: Corrections) -> tuple[WorkerMod
     samples = [times.num_prefill_samples + times.num_decode_samples for times in (prefill, decode)]
     if not any(samples):
         return None
+    prefill, decode = _completed(prefill, decode), _completed(decode, prefill)
     prefillers = [worker for worker in signals.workers if worker.role == "prefill"]
     decoders = [worker for worker in signals.workers if worker.role == "decode"]
     return (
         _model(prefill, prefillers or decoders, corrections, prefill.reality if prefillers else decode.reality),
         _model(decode, decoders or prefillers, corrections, decode.reality if decoders else prefill.reality),
     )
+
+
+def _completed(own: RoleTimes, other: RoleTimes) -> RoleTimes:
+    """With the other role's times of steps of which this one has hardly computed any but those of its start."""
+    if own.num_prefill_samples < FEW_SAMPLES <= other.num_prefill_samples:
+        own = replace(own, prefill=other.prefill)
+    if own.num_decode_samples < FEW_SAMPLES <= other.num_decode_samples:
+        own = replace(own, decode=other.decode)
+    return own
 
 
 def _model(times: RoleTimes, workers: Sequence[WorkerSignals], corrections: Corrections, reality: float) -> WorkerModel:
