@@ -14,6 +14,7 @@ from slipstream.router.messages import StepTime
 FEW_TOKENS, MANY_TOKENS = 32, 256
 LONG_CONTEXT_TOKENS = 4096
 MANY_SEQS = 16
+DECODE_SHARE = 4  # of the longest context: many sequences have it at once
 CHUNK_S = 0.1  # about what the largest chunk may take, but for its context
 
 
@@ -57,6 +58,6 @@ def step_profile(
     num_seqs = min(MANY_SEQS, max_num_seqs, max_step_tokens, num_pages // -(-few_tokens // page_tokens))
     if num_seqs > 1:
         yield decoding(num_seqs, few_tokens - 1)
-    longest = min(longest // 4, num_pages // num_seqs * page_tokens)
+    longest = min(longest // DECODE_SHARE, num_pages // num_seqs * page_tokens)
     if longest > 2 * few_tokens:
         yield decoding(num_seqs, longest - 1)
