@@ -24,15 +24,22 @@ class StepSeconds(Protocol):
     def __call__(self, num_seqs: int, num_tokens: int, context_tokens: int) -> float: ...
 
 
-def step_profile(
-    seconds: StepSeconds,
-    *,
-    max_step_tokens: int,
-    max_model_len: int,
-    max_num_seqs: int,
-    num_pages: int,
-    page_tokens: int,
-) -> Iterator[StepTime]:
+class StepLimits(Protocol):
+    """How large a worker's steps can be, as its Hello says."""
+
+    @property
+    def max_step_tokens(self) -> int: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def max_slots(self) -> int: ...
+    @property
+    def num_pages(self) -> int: ...
+    @property
+    def page_tokens(self) -> int: ...
+
+
+def step_profile(limits: StepLimits, seconds: StepSeconds) -> Iterator[StepTime]:
     """At most six steps within these limits, the important ones first: of prompts a few tokens, many, and as many with
     a long context (so that what attention adds shows: beside a few, it costs nothing where all weights have to be read
     anyway); of decoding one sequence, some, and some with a longer context."""
@@ -44,20 +51,21 @@ def step_profile(
     def decoding(num_seqs: int, context_tokens: int) -> StepTime:
         return StepTime(0, 0, num_seqs, num_seqs * (context_tokens + 1), seconds(num_seqs, 1, context_tokens))
 
-    max_tokens = min(max_step_tokens, max_model_len)
+    max_tokens = min(limits.max_step_tokens, limits.max_model_len)
     few_tokens = min(FEW_TOKENS, max_tokens)
     short = chunk(few_tokens, 0)
     yield short
     many_tokens = min(max_tokens, MANY_TOKENS, max(few_tokens, int(few_tokens * CHUNK_S / max(short.seconds, 1e-6))))
     if many_tokens > few_tokens:
         yield chunk(many_tokens, 0)
-    longest = min(LONG_CONTEXT_TOKENS, max_model_len)
+    longest = min(LONG_CONTEXT_TOKENS, limits.max_model_len)
     if longest > 2 * many_tokens:
         yield chunk(many_tokens, longest - many_tokens)
     yield decoding(1, few_tokens - 1)
-    num_seqs = min(MANY_SEQS, max_num_seqs, max_step_tokens, num_pages // -(-few_tokens // page_tokens))
+    room = limits.num_pages // -(-few_tokens // limits.page_tokens)
+    num_seqs = min(MANY_SEQS, limits.max_slots, limits.max_step_tokens, room)
     if num_seqs > 1:
         yield decoding(num_seqs, few_tokens - 1)
-    longest = min(longest // DECODE_SHARE, num_pages // num_seqs * page_tokens)
+    longest = min(longest // DECODE_SHARE, limits.num_pages // num_seqs * limits.page_tokens)
     if longest > 2 * few_tokens:
         yield decoding(num_seqs, longest - 1)

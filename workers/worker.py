@@ -315,7 +315,7 @@ class Worker:
             addresses=tickets.addresses,
             page_tokens=limits.page_tokens,
             num_pages=limits.num_pages,
-            max_slots=limits.max_num_seqs,
+            max_slots=limits.max_slots,
             max_queued_tokens=limits.max_queued_tokens,
             max_model_len=limits.max_model_len,
             max_step_tokens=limits.max_step_tokens,

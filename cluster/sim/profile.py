@@ -82,14 +82,7 @@ class RoleProfile:
                 return self.step_s(0, 0.0, num_tokens, num_tokens * (context_tokens + num_tokens / 2))
             return self.decode_s(num_seqs, num_seqs * (context_tokens + 1))
 
-        return step_profile(
-            seconds,
-            max_step_tokens=self.max_step_tokens,
-            max_model_len=hello.max_model_len,
-            max_num_seqs=self.max_slots,
-            num_pages=hello.num_pages,
-            page_tokens=hello.page_tokens,
-        )
+        return step_profile(hello, seconds)
 
     def prefill_s(self, num_tokens: int, num_cached: int = 0) -> float:
         """All chunks of a prompt of which `num_cached` tokens are cached, on a worker that does nothing else."""

@@ -34,6 +34,11 @@ class EngineLimits:
                 f"{self.page_tokens} tokens, the pool has num_pages {self.num_pages}"
             )
 
+    @property
+    def max_slots(self) -> int:
+        """What the router calls the sequences of a step."""
+        return self.max_num_seqs
+
     def pages_for(self, num_tokens: int) -> int:
         """Pages that hold the KV of so many tokens."""
         return -(-num_tokens // self.page_tokens)

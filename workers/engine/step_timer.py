@@ -39,14 +39,7 @@ def time_steps(
 
     ends_s = clock() + PROFILE_S
     samples = []
-    for sample in step_profile(
-        seconds,
-        max_step_tokens=limits.max_step_tokens,
-        max_model_len=limits.max_model_len,
-        max_num_seqs=limits.max_num_seqs,
-        num_pages=limits.num_pages,
-        page_tokens=limits.page_tokens,
-    ):
+    for sample in step_profile(limits, seconds):
         samples.append(sample)
         if clock() >= ends_s:
             break

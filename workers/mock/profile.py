@@ -68,14 +68,7 @@ class MockProfile:
                 return self.step_seconds(0, num_tokens, 0)
             return self.step_seconds(num_seqs, 0, num_seqs * (context_tokens + 1))
 
-        return step_profile(
-            seconds,
-            max_step_tokens=self.max_step_tokens,
-            max_model_len=self.max_model_len,
-            max_num_seqs=self.max_slots,
-            num_pages=self.num_pages,
-            page_tokens=self.page_tokens,
-        )
+        return step_profile(self, seconds)
 
     def arrival_s(self, ticket: HandoffTicket) -> float:
         """How long the ticket's pages take to arrive."""
