@@ -177,11 +177,13 @@ class RequestRecord:
 
     @property
     def why(self) -> str:
-        """The reason for the latest placement, or for being refused, in one line."""
+        """The reason for the latest placement and where the request has moved since, or for being refused, in one
+        line."""
         if self.is_refused:
             return self.events[-1].detail
         if self.decisions:
-            return self.decisions[-1].why
+            latest, decode_name = self.decisions[-1], self.decode_name
+            return latest.why if decode_name == latest.decode.name else f"{latest.why}; moved to {decode_name} since"
         return "not placed yet" if self.finish is None else "never placed"
 
     def lines(self) -> list[str]:

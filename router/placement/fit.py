@@ -149,6 +149,7 @@ class LinearFit:
             "prior": list(self._prior),
             "coefficients": list(self.coefficients),
             "covariance": [list(row) for row in self._covariance],
+            "densest": list(self._densest),
             "noise": self._noise,
             "num_samples": self.num_samples,
         }
@@ -160,8 +161,9 @@ class LinearFit:
         size = len(fit._prior)
         coefficients = tuple(float(value) for value in values["coefficients"])
         covariance = [[float(value) for value in row] for row in values["covariance"]]
-        if len(coefficients) != size or len(covariance) != size or any(len(row) != size for row in covariance):
+        densest = [float(value) for value in values["densest"]]
+        if {len(coefficients), len(densest), len(covariance), *map(len, covariance)} != {size}:
             raise ValueError(f"a fit of {size} coefficients has others, or a covariance of another size")
-        fit.coefficients, fit._covariance = coefficients, covariance
+        fit.coefficients, fit._covariance, fit._densest = coefficients, covariance, densest
         fit._noise, fit.num_samples = float(values["noise"]), int(values["num_samples"])
         return fit

@@ -112,6 +112,7 @@ def test_the_story_tells_of_the_move(lab: Any) -> None:
         (0, "a", None),
         (1, "b", None),
     ]
+    assert told["why"].endswith("; moved to b since")
     details = [event["detail"] for event in told["events"]]
     assert "to move from a to b" in details
     assert "moved from a to b: 1000 bytes in 1 rounds" in details
