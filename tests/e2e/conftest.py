@@ -31,12 +31,8 @@ TIMEOUT_S = 300.0  # of a test with the start of its cluster, on a machine that 
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Where several processes share the tests (pytest-xdist), one has the clusters of all tests, and what needs these;
-    the others have the files that start their own."""
     if item.get_closest_marker("timeout") is None:
         item.add_marker(pytest.mark.timeout(TIMEOUT_S))
-    needs_shared = isinstance(item, pytest.Function) and SHARED & set(item.fixturenames)
-    item.add_marker(pytest.mark.xdist_group("clusters of all" if needs_shared else item.path.stem))
 
 
 @pytest.hookimpl(trylast=True)
@@ -66,7 +62,6 @@ OF_ALL: dict[str, dict[str, Any]] = {
         },
     },
 }
-SHARED = {*OF_ALL, "either_cluster"}
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ ONE_WORKER = {"prefill": {"replicas": 0}}
 def test_a_signal_during_the_start_stops_it_and_leaves_nothing(
     make_cluster: MakeCluster, stop: Callable[[ServingCluster], None]
 ) -> None:
-    serving = make_cluster({**ONE_WORKER, "decode": {"replicas": 4}})  # which takes long enough for the signal to come
+    serving = make_cluster(ONE_WORKER)  # it still has to load torch when Ray runs
     serving.launch()
     serving.wait_for(lambda: "Ray runs" in serving.output, 60)
     serving.processes()

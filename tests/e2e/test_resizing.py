@@ -272,7 +272,7 @@ def test_a_cluster_that_begins_empty_serves_and_survives_its_driver_and_lets_str
         with streaming([running]):
             running.wait_for_pieces(5)
             drain(serving, "decode-0")
-            os.kill(state.driver, signal.SIGKILL)
+            os.kill(state.driver, signal.SIGTERM)  # `test_kills` has one that is killed
         assert (running.error, running.finishes) == (None, ["length"])
     serving.wait_until_served_by_another(state.driver)
     wait_for_fleet(serving, 1, 1)  # of two that decode, one was to leave

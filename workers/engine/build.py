@@ -59,25 +59,7 @@ def engine_limits(
     dtype = _dtype(config, model)
     of_pages = kv_dtype(config.kv_cache_dtype, dtype)
     page_bytes = math.prod(kv_shape(model, tp, 1, config.page_tokens, of_pages)) * of_pages.itemsize
-    if config.num_pages is None and config.kv_cache_mib == "auto":
-        device, longest = _device(config, tp), config.max_model_len or model.max_position_embeddings
-        max_useful = config.max_num_seqs * -(-longest // config.page_tokens)
-        num_pages = auto_num_pages(
-            device,
-            Path(model_dir),
-            tp_size=tp.size,
-            ranks_on_host=ranks_on_host,
-            page_bytes=page_bytes,
-            max_useful=max_useful,
-        )
-        num_pages, source = tp.least(num_pages, device), "kv_cache_mib auto"
-    elif config.num_pages is None:
-        assert config.kv_cache_mib != "auto"
-        num_pages, source = config.kv_cache_mib * 2**20 // page_bytes, f"kv_cache_mib {config.kv_cache_mib}"
-        if num_pages < 1:
-            raise EngineConfigError(f"{source} does not hold a single page of {page_bytes} bytes")
-    else:
-        num_pages, source = config.num_pages, f"num_pages {config.num_pages}"
+    num_pages, source = _pool_size(model_dir, config, model, tp, page_bytes, ranks_on_host)
     num_tokens = num_pages * config.page_tokens
     max_model_len = config.max_model_len
     if max_model_len is None:
@@ -100,6 +82,35 @@ def engine_limits(
         model_id=model_id or f"{Path(model_dir).resolve()}:{dtype}:{config.quantization}:{of_pages}",
         prefix_caching=config.prefix_caching,
     )
+
+
+def _pool_size(
+    model_dir: Path | str,
+    config: EngineConfig,
+    model: ModelConfig,
+    tp: TensorParallel,
+    page_bytes: int,
+    ranks_on_host: int,
+) -> tuple[int, str]:
+    """The number of pages, and the setting that it follows from."""
+    if config.num_pages is not None:
+        return config.num_pages, f"num_pages {config.num_pages}"
+    source = f"kv_cache_mib {config.kv_cache_mib}"
+    if config.kv_cache_mib == "auto":
+        device, longest = _device(config, tp), config.max_model_len or model.max_position_embeddings
+        num_pages = auto_num_pages(
+            device,
+            Path(model_dir),
+            tp_size=tp.size,
+            ranks_on_host=ranks_on_host,
+            page_bytes=page_bytes,
+            max_useful=config.max_num_seqs * -(-longest // config.page_tokens),
+        )
+        return tp.least(num_pages, device), source
+    num_pages = config.kv_cache_mib * 2**20 // page_bytes
+    if num_pages < 1:
+        raise EngineConfigError(f"{source} does not hold a single page of {page_bytes} bytes")
+    return num_pages, source
 
 
 def build_runner(
