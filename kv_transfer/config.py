@@ -7,6 +7,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 MAX_SLAB_PAGES = 8192  # the ids of so many fit in one packet between workers of a host
+SHM_TRANSPORTS = {"posix", "mm", "sm", "shm"}
+COPYING_TRANSPORTS = SHM_TRANSPORTS | {"self", "tcp"}
+
+
+def only_copies(tls: str) -> bool:
+    """Whether with this UCX_TLS the processor moves all bytes, rather than a network card or a GPU, which have to be
+    told of the memory before."""
+    return COPYING_TRANSPORTS.issuperset(tls.split(","))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,10 @@
 - UCX uses shared memory for links with error handling only with POSIX_ERROR_HANDLING=y; otherwise it falls back to TCP,
   which is five times slower within one host.
 - Creating a worker with less than 16 MiB left in /dev/shm crashes the process (UCX then takes ordinary memory, and
-later
-  misses its handle). So the free space is checked before, and if there is too little, the link does without shared
-  memory.
+  later misses its handle). So the free space is checked before, and if there is too little, the link does without
+  shared memory.
 - Running out of file descriptors at a certain point of creating a worker ends the process as well ("failed to set
-active
-  message handler"). So it is checked before whether there are enough.
+  active message handler"). So it is checked before whether there are enough.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from typing import Any
 
 from ucxx._lib import libucxx
 
+from slipstream.kv_transfer.config import SHM_TRANSPORTS, only_copies
 from slipstream.kv_transfer.transport import TransportError
 from slipstream.kv_transfer.ucx_link import SEGMENT_BYTES
 
@@ -27,8 +26,6 @@ log = logging.getLogger(__name__)
 
 SHM_DIR = "/dev/shm"
 MIN_SHM_BYTES = 32 << 20  # UCX's 16 MiB, plus what other processes may take while a worker is made
-SHM_TRANSPORTS = {"posix", "mm", "sm", "shm"}
-COPYING_TRANSPORTS = SHM_TRANSPORTS | {"self", "tcp"}  # the processor moves the bytes, so it may as well gather them
 MIN_FREE_FILES = 32  # a worker takes about ten, its endpoint a few more, and other threads open files meanwhile
 
 
@@ -42,8 +39,8 @@ class UcxContexts:
 
     @property
     def only_copy(self) -> bool:
-        """Whether the processor moves all bytes, rather than a network card that reads and writes contiguous memory."""
-        return COPYING_TRANSPORTS.issuperset(self._tls.split(","))
+        """Whether the processor moves all bytes, so that it may as well gather them."""
+        return only_copies(self._tls)
 
     def make_worker(self) -> Any:
         """A worker for a link. Raises TransportError if there is not enough memory or not enough file descriptors."""
