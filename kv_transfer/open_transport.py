@@ -39,7 +39,7 @@ def open_page_transport(
         name = TransferAddress("this host", secrets.randbelow(1 << 31))
         return SharedPoolTransport(name, pool, token, drill)
     if only_copies(config.tls):
-        # Nothing is registered, so UCX need not hear of memory that goes: to patch libc for that takes 0.4 s of a core.
+        # No memory is registered, so UCX need not hear of any that goes away (see `ucx_context`).
         os.environ.setdefault("UCX_MEM_MMAP_HOOK_MODE", "none")
     # Imported only here, because it loads the native library, which only a rank that opens a transport needs.
     from slipstream.kv_transfer.ucx import UcxTransport
