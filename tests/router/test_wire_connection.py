@@ -1,7 +1,9 @@
 """The frame protocol over real sockets: order, bad bytes, slow readers."""
 
 import asyncio
+import gc
 import socket
+import weakref
 
 import pytest
 import uvloop
@@ -149,3 +151,60 @@ def test_an_end_that_closes_before_it_is_connected_never_opens():
         server.close()
 
     run(asyncio.new_event_loop, main)
+
+
+class Owner:
+    """One end of a connection that nobody else keeps."""
+
+    def __init__(self):
+        self.heard, self.lost = asyncio.Event(), asyncio.Event()
+        self.protocol = FrameProtocol(self.on_message, self.on_lost, max_frame_bytes=100_000)
+
+    def on_message(self, message):
+        self.heard.set()
+        if isinstance(message, Welcome):
+            self.protocol.close()
+
+    def on_lost(self, reason):
+        self.heard.set()
+        self.lost.set()
+
+
+@LOOPS
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param((70_000).to_bytes(4, "little") + b"x" * 60_000, id="half a frame"),
+        pytest.param((60_000).to_bytes(4, "little") + b"\xc1" * 60_000, id="garbage"),
+        pytest.param(encode_frame(Cancel("x" * 60_000, 1)), id="a frame"),
+        pytest.param(encode_frame(Welcome("x" * 60_000)), id="closed by the other end"),
+    ],
+)
+def test_nothing_of_a_connection_outlives_it(loop_factory, data):
+    """Not even until the garbage collector comes by, which may be thousands of connections later."""
+    owners, here = [], []
+
+    def accept():
+        owners.append(Owner())
+        here.append(weakref.ref(owners[-1].protocol))
+        return owners[-1].protocol
+
+    async def main():
+        server = await asyncio.get_running_loop().create_server(accept, "127.0.0.1", 0)
+        for _ in range(3):
+            _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            writer.write(data)
+            while not (owners and (owners[0].heard.is_set() or owners[0].protocol.reader._rest)):
+                await asyncio.sleep(0.001)
+            writer.close()
+            lost = owners.pop().lost
+            await lost.wait()
+            await asyncio.sleep(0)
+        server.close()
+
+    gc.disable()
+    try:
+        run(loop_factory, main)
+        assert [protocol() for protocol in here] == [None] * 3
+    finally:
+        gc.enable()
