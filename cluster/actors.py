@@ -14,6 +14,7 @@ import asyncio
 import concurrent.futures
 import importlib
 import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,8 @@ class ProcessHost:
 
     def __init__(self, name: str, log_path: str | None) -> None:
         redirect_output(name, log_path)
+        # Ray's handler would end the main thread, which answers its calls, and leave the others running for a minute.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def warm_up(self, modules: tuple[str, ...]) -> Place:
         for module in modules:

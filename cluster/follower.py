@@ -76,8 +76,8 @@ class Follower:
         if waited_s >= GIVE_UP_S:
             kept.member.cut_off()
         elif waited_s >= SILENT_S and kept.status.state == "ready":
-            patience_s = GIVE_UP_S - SILENT_S
-            self._note(kept, "silent", f"does not answer; in {patience_s:g} s it is ended and started again")
+            why = f"has not answered for {SILENT_S:g} s; after {GIVE_UP_S:g} it is ended and started again"
+            self._note(kept, "silent", why)
 
     async def _pursue_wish(self, kept: KeptGroup, report: WorkerReport) -> None:
         wish = kept.wish

@@ -255,8 +255,8 @@ class Supervisor:
                     if waited_s >= GIVE_UP_S:
                         return f"did not answer for {GIVE_UP_S:g} s"
                     if kept.status.state == "ready":
-                        patience_s = GIVE_UP_S - SILENT_S
-                        self._note(kept, "silent", f"does not answer; in {patience_s:g} s another one takes its place")
+                        why = f"has not answered for {SILENT_S:g} s; after {GIVE_UP_S:g} another one takes its place"
+                        self._note(kept, "silent", why)
             finally:
                 asked.cancel()
                 await asyncio.gather(asked, return_exceptions=True)  # an error is told by its death, too

@@ -151,7 +151,7 @@ class Placer:
             forecast.remaining(len(state.output)),
             wanted.ttft_s if wanted.ttft_s is not None else slo.ttft_ms / 1e3,
             wanted.itl_s if wanted.itl_s is not None else slo.itl_ms / 1e3,
-            now - state.record.timeline.queued,
+            0.0 if state.output else now - state.record.timeline.queued,
             self._local_max_tokens(state),
         )
 

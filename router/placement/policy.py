@@ -17,7 +17,8 @@ from slipstream.router.roster import WorkerState
 
 @dataclass(slots=True)
 class Job:
-    """A request to be placed. `waited_s` counts from its arrival. `remaining_tokens` is the output still expected.
+    """A request to be placed. `waited_s` counts from its arrival, and is 0 for one that has its first token and
+    goes on elsewhere. `remaining_tokens` is the output still expected.
 
     `local_max_tokens` is a limit that the operator or the client has set: a prompt of up to so many tokens is
     prefilled locally, a longer one by a prefill group. None: there is no limit. `may_wait`: the request may be held
@@ -46,6 +47,11 @@ class Job:
         if not shortlist.prefills:
             return shortlist.no_prefill or "no_prefill_group"
         return "long_prompt" if self.local_max_tokens is not None else None
+
+    @property
+    def limit_told(self) -> str:
+        """What the line that explains a decision says of the limit, by which it left out other ways."""
+        return "" if self.local_max_tokens is None else f"; prompts of up to {self.local_max_tokens} tokens stay local"
 
 
 class PlacementPolicy(Protocol):

@@ -132,7 +132,7 @@ def _decision(
         None if prefill is None else prefill.hello.worker,
         reason,
         f"{where_to(decode, prefill)}: {reason}; {job.num_tokens - chosen.num_cached_tokens} of {job.num_tokens} "
-        f"tokens to prefill; room on {num_fitting} of {len(options)} ways",
+        f"tokens to prefill; room on {num_fitting} of {len(options)} ways{job.limit_told}",
         Candidates(options, rule.decode_terms + rule.prefill_terms, shortlist.excluded_ways(decode)),
         rule.policy,
         margin_of(options, chosen),

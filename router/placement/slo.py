@@ -265,6 +265,7 @@ class SloPolicy:
             why += f", {-margin:.3g} s more than the best of {len(options)}, which has no room"
         elif margin is not None:
             why += f", {margin:.3g} s less than the next best of {len(options)}"
+        why += job.limit_told
         decision = Decision(
             decode.hello.worker,
             None if prefill is None else prefill.hello.worker,

@@ -22,8 +22,8 @@ GOOD = prompt_of(60, variant=78)
 DECODING_PROMPT = prompt_of(40, variant=79)
 
 
-def kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
+def kill(pid: int, how: signal.Signals = signal.SIGKILL) -> None:
+    os.kill(pid, how)
 
 
 def pieces_of(serving: ServingCluster, salt: str, sizes: tuple[tuple[int, int], ...]) -> list[BackgroundStream]:
@@ -49,7 +49,7 @@ def check_ended_well(streams: list[BackgroundStream]) -> None:
     assert [stream.finishes for stream in streams] == [["length"]] * len(streams)
 
 
-def check_survival(serving: ServingCluster, member: str, pid: int) -> None:
+def check_survival(serving: ServingCluster, member: str, pid: int, how: signal.Signals = signal.SIGKILL) -> None:
     """Kills a process while streams decode and others are in remote prefill."""
     before, old = Scrape.of(serving), serving.member(member)
     with client_of(serving) as client:
@@ -63,7 +63,7 @@ def check_survival(serving: ServingCluster, member: str, pid: int) -> None:
                 with frozen(*serving.member("prefill-0").pids):  # none of them is through with it before the kill
                     until_their_end.enter_context(streaming(late))
                     wait_for_phase(serving, "prefill")
-                    kill(pid)
+                    kill(pid, how)
                 texts = [stream.join() for stream in (*decoding, *late)]
         check_ended_well([*decoding, *late])
         assert texts == expected
@@ -74,10 +74,10 @@ def check_survival(serving: ServingCluster, member: str, pid: int) -> None:
     assert moved(before, Scrape.of(serving), "slipstream:retries_total") > 0
 
 
-@pytest.mark.parametrize("member", ["prefill-0", "decode-0"])
-def test_streams_survive_a_killed_worker(cluster: ServingCluster, member: str) -> None:
+@pytest.mark.parametrize(("member", "how"), [("prefill-0", signal.SIGKILL), ("decode-0", signal.SIGTERM)])
+def test_streams_survive_a_killed_worker(cluster: ServingCluster, member: str, how: signal.Signals) -> None:
     wait_until_at_rest(cluster)
-    check_survival(cluster, member, cluster.member(member).pids[0])
+    check_survival(cluster, member, cluster.member(member).pids[0], how)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -295,3 +295,20 @@ def test_a_short_prompt_that_is_not_wanted_either_does_not_end_the_chunk_before_
         sent.load.end_prefill(prompt)
         sent.load.abandon_chunk(prompt, 512, 1.0, 1.0)
     assert sent.load.abandoned_s(1.0) == pytest.approx(0.5 * 512 / 4096 * 4.0)
+
+
+def test_a_limit_for_local_prefill_is_told_as_it_hides_the_other_ways():
+    found = put(2000, [decode(streams=4)], [group("p", 0)], local_max_tokens=64)
+    assert found.decision.why.endswith("; prompts of up to 64 tokens stay local")
+    assert "stay local" not in put(2000, [decode(streams=4)], [group("p", 0)]).decision.why
+
+
+def test_who_has_a_first_token_is_not_late_for_it_when_it_goes_on_elsewhere():
+    def risk(num_output):
+        going_on = request(200)
+        going_on.output.ids.extend(range(num_output))
+        found = placer([decode()], []).place(going_on, 100.0)
+        return next(t.value for t in found.decision.candidates[0].terms if t.name == "ttft_risk")
+
+    assert risk(0) > 1.0
+    assert risk(1) < 0.1
