@@ -7,7 +7,7 @@ reach only if there is a queue, and even half of the predicted wait would be too
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from slipstream.router.config import DispatchConfig
 from slipstream.router.generation import (
@@ -49,9 +49,15 @@ def checked_prompt(request: GenerateRequest, versions: Versions, decode_workers:
 
 
 def check_admission(
-    request: GenerateRequest, queue: VersionLanes, pace: PlacementPace, config: DispatchConfig, now: float
+    request: GenerateRequest,
+    queue: VersionLanes,
+    pace: PlacementPace,
+    config: DispatchConfig,
+    now: float,
+    work_ahead_s: Callable[[int], float],
 ) -> None:
-    """Raises AdmissionError if the request should be turned away."""
+    """Raises AdmissionError if the request should be turned away. `work_ahead_s` tells how long so many requests of the
+    queue will take, for those with a deadline of their own while the pace of the queue is not known."""
     if not queue:
         return
     if len(queue) >= config.max_queued_requests:
@@ -61,9 +67,12 @@ def check_admission(
     if num_own >= most_own:
         raise TenantQueueFullError(num_own, most_own, pace.retry_after_s(num_own, now))
     num_before = queue.num_before(request.tenant, request.priority)
+    deadlines = deadlines_of(request, config)
     wait_s = pace.wait_s(num_before, now)
+    if num_before and len(deadlines) > 1 and not pace.is_known:
+        wait_s = max(wait_s, work_ahead_s(num_before))
     least_wait_s = wait_s * HOPE
-    for name, limit_s in deadlines_of(request, config):
+    for name, limit_s in deadlines:
         if least_wait_s > limit_s:
             late_s = least_wait_s - limit_s
             raise DeadlineUnreachableError(name, limit_s, wait_s, least_wait_s, num_before, max(late_s, 1.0))
@@ -78,7 +87,8 @@ def most_queued_of(tenant: str, config: DispatchConfig) -> int:
 
 
 def deadlines_of(request: GenerateRequest, config: DispatchConfig) -> list[tuple[str, float]]:
-    """The request's deadlines as (name, seconds): limits that its time in the queue must stay below."""
+    """The request's deadlines as (name, seconds): limits that its time in the queue must stay below. The first one is
+    everybody's."""
     deadlines = [("queue_timeout_s", config.queue_timeout_s)]
     if request.timeout_s is not None:
         deadlines.append(("timeout_s", request.timeout_s))

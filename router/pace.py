@@ -40,6 +40,11 @@ class PlacementPace:
         interval_s = self._interval_now_s(now)
         return self._latest_interval_s if interval_s is None else interval_s
 
+    @property
+    def is_known(self) -> bool:
+        """Whether enough requests of this queue have been placed to tell."""
+        return len(self._times) >= MIN_SAMPLES
+
     def wait_s(self, num_before: int, now: float) -> float:
         """How long a request with `num_before` others ahead of it will wait. The pace of an earlier queue is not used
         here, because its requests may have been of another kind. While there have been too few placements to tell, a
@@ -52,9 +57,9 @@ class PlacementPace:
     def _interval_now_s(self, now: float) -> float | None:
         """The interval by all remembered placements or by the latest few, whichever is shorter, so that a stall is soon
         forgotten. It grows while nothing is placed."""
-        times = self._times
-        if len(times) < MIN_SAMPLES:
+        if not self.is_known:
             return None
+        times = self._times
         num_latest = min(len(times), LATEST_SAMPLES)
         return max(min((now - times[0]) / (len(times) - 1), (now - times[-num_latest]) / (num_latest - 1)), 1e-6)
 

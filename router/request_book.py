@@ -7,6 +7,7 @@ leaves the book once, through `finish`; `fail_attempt` puts it back into the que
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from slipstream.router.actions import Action, Finish, Send
 from slipstream.router.admission import check_admission, checked_prompt
@@ -35,6 +36,7 @@ from slipstream.router.roster import WorkerState
 from slipstream.router.status import RetryCause, Totals
 from slipstream.router.version_lanes import VersionLanes
 from slipstream.router.versions import Versions
+from slipstream.router.work_ahead import work_ahead_s
 
 # Credits may promise too much now and then. But a worker that again and again refuses what it has just promised must be
 # counting pages differently from the router, and trying for ever would be a loop as fast as the network allows.
@@ -131,7 +133,10 @@ class RequestBook:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use")
         prompt_ids = checked_prompt(request, self._versions, decode_workers)
         if request.resumed is None:
-            check_admission(request, self.queue, self.pace, self._config, now)
+            ahead_s = partial(
+                work_ahead_s, waiting=self.queue.waiting, decode_workers=decode_workers, find=self._requests.get
+            )
+            check_admission(request, self.queue, self.pace, self._config, now, ahead_s)
         return prompt_ids
 
     def _timeout_s(self, request: GenerateRequest) -> float:

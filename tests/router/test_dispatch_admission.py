@@ -14,7 +14,16 @@ from slipstream.router.generation import (
     Slo,
     TenantQueueFullError,
 )
-from slipstream.router.messages import PROTOCOL_VERSION, Credits, Hello, SamplingParams, StepOutput, TokenChunk
+from slipstream.router.messages import (
+    PROTOCOL_VERSION,
+    Credits,
+    Hello,
+    SamplingParams,
+    StepOutput,
+    StepTime,
+    StepTimes,
+    TokenChunk,
+)
 from slipstream.router.pace import LATEST_SAMPLES, MIN_SAMPLES, UNKNOWN_RETRY_S, PlacementPace
 from slipstream.router.prefix.index import PrefixIndex
 from slipstream.router.request_book import RequestBook
@@ -227,3 +236,45 @@ def test_a_tenant_is_charged_what_its_answers_have_been_like_and_not_what_it_may
     assert 10 + 6 <= book["brief"].charged_tokens <= 10 + 60
     assert book["unknown"].charged_tokens < 10 + 4000
     assert book["brief"].charged_tokens < book["unknown"].charged_tokens
+
+
+def slow_lab():
+    """Steps take 10 ms."""
+    lab = Lab()
+    for _ in range(20):
+        lab.do(lab.dispatcher.worker_message(D, StepTimes((StepTime(0, 0, 1, 10, 0.01),)), 0.0))
+    return lab
+
+
+def ask(lab, request_id, num_tokens, *, to_the_end=True, **more):
+    sampling = SamplingParams(num_tokens, ignore_eos=to_the_end)
+    lab.do(lab.dispatcher.submit(GenerateRequest(request_id, [7] * 5, sampling, **more), lab.now))
+
+
+def test_answers_of_known_length_put_a_deadline_out_of_reach_before_the_queue_has_moved():
+    lab = slow_lab()
+    ask(lab, "running", 400)
+    ask(lab, "waiting", 600)
+    with pytest.raises(DeadlineUnreachableError, match=r"about 10\.\d s.*timeout_s \(4 s\)"):
+        ask(lab, "too late", 10, timeout_s=4.0)
+    ask(lab, "hopeful", 10, timeout_s=6.0)
+    ask(lab, "urgent", 10, timeout_s=4.0, priority=-1)  # has nobody before it
+    ask(lab, "patient", 10)
+
+
+def test_answers_that_may_end_any_time_put_no_deadline_out_of_reach():
+    lab = slow_lab()
+    ask(lab, "running", 400, to_the_end=False)
+    ask(lab, "waiting", 600, to_the_end=False)
+    ask(lab, "demand", 10, timeout_s=1.0)
+
+
+def test_a_worker_of_unknown_speed_puts_no_deadline_out_of_reach():
+    lab = slow_lab()
+    ask(lab, "running", 400)
+    ask(lab, "waiting", 600)
+    other = Hello(
+        PROTOCOL_VERSION, "t", PeerId("e", 1), "decode", "m", 1, 1, (TransferAddress("h", 2),), 16, 100, 1, 1000, 4096
+    )
+    lab.do(lab.dispatcher.worker_joined(other, 0.0))  # it has not told its speed
+    ask(lab, "demand", 10, timeout_s=1.0)
