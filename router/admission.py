@@ -7,10 +7,11 @@ reach only if there is a queue, and even half of the predicted wait would be too
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from slipstream.router.config import DispatchConfig
 from slipstream.router.generation import (
+    Deadline,
     DeadlineUnreachableError,
     GenerateRequest,
     InvalidRequestError,
@@ -23,12 +24,13 @@ from slipstream.router.placement.capacity import refusal
 from slipstream.router.roster import WorkerState
 from slipstream.router.version_lanes import VersionLanes
 from slipstream.router.versions import Versions
+from slipstream.router.work_ahead import WorkAhead
 
 HOPE = 0.5  # the share of the predicted wait that a deadline is compared with
 
 
-def checked_prompt(request: GenerateRequest, versions: Versions, decode_workers: Sequence[WorkerState]) -> bytes:
-    """The prompt as packed int32. Raises InvalidRequestError or PromptTooLongError if no worker could serve the
+def check_request(request: GenerateRequest, versions: Versions, decode_workers: Sequence[WorkerState]) -> bytes:
+    """Returns the prompt as packed int32. Raises InvalidRequestError or PromptTooLongError if no worker could serve the
     request."""
     if request.sampling.max_tokens < 1:
         raise InvalidRequestError(f"max_tokens must be at least 1, got {request.sampling.max_tokens}")
@@ -48,16 +50,16 @@ def checked_prompt(request: GenerateRequest, versions: Versions, decode_workers:
     return prompt_ids
 
 
-def check_admission(
+def check_load(
     request: GenerateRequest,
     queue: VersionLanes,
     pace: PlacementPace,
+    ahead: WorkAhead,
     config: DispatchConfig,
     now: float,
-    work_ahead_s: Callable[[int], float],
 ) -> None:
-    """Raises AdmissionError if the request should be turned away. `work_ahead_s` tells how long so many requests of the
-    queue will take, for those with a deadline of their own while the pace of the queue is not known."""
+    """Raises AdmissionError if there is too much load for the request. While the pace of the queue is not known, the
+    work `ahead` tells which deadlines of its own are out of reach."""
     if not queue:
         return
     if len(queue) >= config.max_queued_requests:
@@ -67,15 +69,15 @@ def check_admission(
     if num_own >= most_own:
         raise TenantQueueFullError(num_own, most_own, pace.retry_after_s(num_own, now))
     num_before = queue.num_before(request.tenant, request.priority)
-    deadlines = deadlines_of(request, config)
+    own_deadlines = own_deadlines_of(request, config)
     wait_s = pace.wait_s(num_before, now)
-    if num_before and len(deadlines) > 1 and not pace.is_known:
-        wait_s = max(wait_s, work_ahead_s(num_before))
+    if num_before and own_deadlines and not pace.is_known:
+        wait_s = max(wait_s, ahead.seconds(num_before))
     least_wait_s = wait_s * HOPE
-    for name, limit_s in deadlines:
-        if least_wait_s > limit_s:
-            late_s = least_wait_s - limit_s
-            raise DeadlineUnreachableError(name, limit_s, wait_s, least_wait_s, num_before, max(late_s, 1.0))
+    for deadline in (Deadline("queue_timeout_s", config.queue_timeout_s), *own_deadlines):
+        if least_wait_s > deadline.limit_s:
+            late_s = least_wait_s - deadline.limit_s
+            raise DeadlineUnreachableError(deadline, wait_s, least_wait_s, num_before, max(late_s, 1.0))
 
 
 def most_queued_of(tenant: str, config: DispatchConfig) -> int:
@@ -86,12 +88,11 @@ def most_queued_of(tenant: str, config: DispatchConfig) -> int:
     return max(config.max_queued_requests // 2, 1) if tenant else config.max_queued_requests
 
 
-def deadlines_of(request: GenerateRequest, config: DispatchConfig) -> list[tuple[str, float]]:
-    """The request's deadlines as (name, seconds): limits that its time in the queue must stay below. The first one is
-    everybody's."""
-    deadlines = [("queue_timeout_s", config.queue_timeout_s)]
+def own_deadlines_of(request: GenerateRequest, config: DispatchConfig) -> list[Deadline]:
+    """Those that the client has brought."""
+    deadlines = []
     if request.timeout_s is not None:
-        deadlines.append(("timeout_s", request.timeout_s))
+        deadlines.append(Deadline("timeout_s", request.timeout_s))
     if request.slo.ttft_s is not None and (request.slo.strict or config.strict_slo):
-        deadlines.append(("slo.ttft_ms", request.slo.ttft_s))
+        deadlines.append(Deadline("slo.ttft_ms", request.slo.ttft_s))
     return deadlines

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from slipstream.router.access.config import AccessConfig
+from slipstream.router.generation import Levels
 
 PolicyName = Literal["slo", "kv", "least_loaded", "round_robin", "isl_threshold"]
 
@@ -93,7 +94,11 @@ class SloConfig:
     def __post_init__(self) -> None:
         for key in ("ttft_ms", "itl_ms"):
             if not 0 < getattr(self, key) < float("inf"):
-                raise ValueError(f"{key} must be over 0, got {getattr(self, key)}")
+                raise ValueError(f"{key} must be over 0 and finite, got {getattr(self, key)}")
+
+    @property
+    def levels(self) -> Levels:
+        return Levels(self.ttft_ms / 1e3, self.itl_ms / 1e3)
 
 
 @dataclass(frozen=True, slots=True)

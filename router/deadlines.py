@@ -13,7 +13,7 @@ class DeadlineRing:
     finding the first entry means skipping all those that were deleted before it)."""
 
     def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._due: OrderedDict[str, float] = OrderedDict()
 
     def __len__(self) -> int:
@@ -29,7 +29,7 @@ class DeadlineRing:
 
     def set(self, request_id: str, now: float) -> None:
         self._due.pop(request_id, None)
-        self._due[request_id] = now + self._timeout_s
+        self._due[request_id] = now + self.timeout_s
 
     def drop(self, request_id: str) -> None:
         self._due.pop(request_id, None)

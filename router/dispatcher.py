@@ -195,7 +195,6 @@ class Dispatcher:
         self._slo, self._local_prefill_max_tokens = config.slo, config.local_prefill_max_tokens
         self._book.follow(config)
         self._placer.follow(config)
-        self._rebalancer.follow(config.slo)
         return self._settle(now)
 
     def set_split(self, split: Mapping[str, float] | None, now: float) -> list[Action]:

@@ -62,7 +62,7 @@ def explanation(record: RequestRecord, unix_offset_s: float) -> Json:
         "session_id": record.session,
         "trace_id": record.trace_id or None,
         "slo": dataclasses.asdict(record.slo),
-        "levels": dataclasses.asdict(record.levels),
+        "levels": None if record.levels is None else record.levels._asdict(),
         "timeout_s": record.timeout_s,
         "max_output_tokens": record.max_output_tokens,
         "why": record.why,

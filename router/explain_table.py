@@ -106,8 +106,8 @@ def _predictions(told: Json) -> list[str]:
 
 
 def _level(told: Json, key: str) -> str:
-    own, level = told["slo"][key], told["levels"][key]
-    return millis(own) if own is not None else f"{millis(level)} by default" if level is not None else NONE
+    own, levels = told["slo"][key], told["levels"]
+    return millis(own) if own is not None else f"{millis(levels[key])} by default" if levels is not None else NONE
 
 
 def _stages(attempts: Iterable[Json]) -> list[str]:

@@ -11,24 +11,27 @@ from slipstream.router.messages import FinishReason, SamplingParams, pack_ids
 EarlyEnd = Literal["abort", "stop"]
 Phase = Literal["queued", "placed", "reserved", "prefill", "first_token", "transfer", "decode", "finished", "refused"]
 
-# The kinds of error and their HTTP status, in order: the request itself (400), its size (400), a limit of its API key
-# (429 with Retry-After), no worker yet (503 with Retry-After), too much load (503 with Retry-After), too much load from
-# its tenant (429 with Retry-After), load that puts its deadline out of reach (503 with Retry-After), load that made it
-# wait too long (503), its own deadline (504), the workers after all retries (500, or an error event in the stream), and
-# the server shutting down (503).
+# `openai.failures` gives each its HTTP status.
 ErrorKind = Literal[
     "invalid_request",
     "prompt_too_long",
-    "limit_exceeded",
-    "not_ready",
+    "limit_exceeded",  # of its API key
+    "not_ready",  # no worker yet
     "queue_full",
     "tenant_queue_full",
-    "deadline_unreachable",
+    "deadline_unreachable",  # because of those that wait already
     "queue_timeout",
     "request_timeout",
-    "worker_failed",
+    "worker_failed",  # after all attempts
     "shutting_down",
 ]
+
+
+class Levels(NamedTuple):
+    """The service levels that a request is placed and judged by: seconds to the first token, and between tokens."""
+
+    ttft_s: float
+    itl_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,12 @@ class Slo:
     ttft_s: float | None = None
     itl_s: float | None = None
     strict: bool = False
+
+    def or_default(self, default: Levels) -> Levels:
+        return Levels(
+            self.ttft_s if self.ttft_s is not None else default.ttft_s,
+            self.itl_s if self.itl_s is not None else default.itl_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +111,17 @@ class Usage:
     num_cached_tokens: int
 
 
+class Deadline(NamedTuple):
+    """A limit in time, and the field of the request or the key of the configuration that sets it."""
+
+    name: str
+    limit_s: float
+
+    def __str__(self) -> str:
+        limit = f"{self.limit_s * 1e3:g} ms" if self.name.endswith("_ms") else f"{self.limit_s:g} s"
+        return f"{limit} ({self.name})"
+
+
 class Figure(NamedTuple):
     """A number that a decision was made by; its name says what it counts, and in which unit."""
 
@@ -117,6 +137,9 @@ class GenerationError:
     message: str
     retry_after_s: float | None = None
     figures: tuple[Figure, ...] = ()
+
+
+SHUTTING_DOWN = GenerationError("shutting_down", "the server is shutting down", retry_after_s=1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +164,7 @@ class QueueFullError(AdmissionError):
     """`max_queued_requests` requests are waiting already."""
 
     def __init__(self, num_queued: int, max_queued: int, retry_after_s: float) -> None:
-        message = f"{num_queued} requests are waiting already"
+        message = f"{num_queued} requests are waiting already; at most {max_queued} may"
         figures = (Figure("num_waiting", num_queued), Figure("max_waiting", max_queued))
         super().__init__(GenerationError("queue_full", message, retry_after_s, figures))
 
@@ -150,24 +173,24 @@ class TenantQueueFullError(AdmissionError):
     """The tenant has as many requests waiting as one tenant may have."""
 
     def __init__(self, num_queued: int, max_queued: int, retry_after_s: float) -> None:
-        message = f"{num_queued} requests of this tenant are waiting already"
+        message = f"{num_queued} requests of this tenant are waiting already; at most {max_queued} may"
         figures = (Figure("num_waiting_of_tenant", num_queued), Figure("max_waiting_of_tenant", max_queued))
         super().__init__(GenerationError("tenant_queue_full", message, retry_after_s, figures))
 
 
 class DeadlineUnreachableError(AdmissionError):
-    """The queue is so long that the request could not meet the deadline called `name`: of the predicted `wait_s`, even
-    `least_wait_s` would be too long."""
+    """The queue is so long that the request could not meet the deadline: of the predicted `wait_s`, even `least_wait_s`
+    would be too long."""
 
     def __init__(
-        self, name: str, limit_s: float, wait_s: float, least_wait_s: float, num_before: int, retry_after_s: float
+        self, deadline: Deadline, wait_s: float, least_wait_s: float, num_before: int, retry_after_s: float
     ) -> None:
-        message = f"the queue takes about {wait_s:.1f} s, which leaves no hope for {name} ({limit_s:g} s)"
+        message = f"the queue takes about {wait_s:.1f} s, and the limit is {deadline}"
         figures = (
             Figure("num_waiting_before", num_before),
             Figure("predicted_wait_s", wait_s),
             Figure("least_wait_s", least_wait_s),
-            Figure("deadline_s", limit_s),
+            Figure("deadline_s", deadline.limit_s),
         )
         super().__init__(GenerationError("deadline_unreachable", message, retry_after_s, figures))
 
@@ -190,4 +213,4 @@ class ShuttingDownError(AdmissionError):
     """The router finishes what it has and takes no new requests."""
 
     def __init__(self) -> None:
-        super().__init__(GenerationError("shutting_down", "the server is shutting down", retry_after_s=1.0))
+        super().__init__(SHUTTING_DOWN)

@@ -15,7 +15,7 @@ from heapq import merge
 from typing import NamedTuple
 
 from slipstream.kv_transfer.ticket import PeerId
-from slipstream.router.generation import GenerationFinish, Phase, Slo, Usage
+from slipstream.router.generation import GenerationFinish, Levels, Phase, Slo, Usage
 from slipstream.router.output_log import OutputLog
 from slipstream.router.placement.decision import MAX_CANDIDATES, Decision
 from slipstream.router.refusals import Refusals, RefusedRequest
@@ -89,7 +89,7 @@ class RequestRecord:
     finish: GenerationFinish | None = None
     names: tuple[str, ...] = ()
     slo: Slo = field(default_factory=Slo)
-    levels: Slo = field(default_factory=Slo)  # what it is placed and judged by: its own, else those of the cluster
+    levels: Levels | None = None  # None if it was refused
     session: str = ""
     timeout_s: float | None = None
     max_output_tokens: int = 0

@@ -32,25 +32,19 @@ def priority_class(priority: int) -> int:
 class WorkQueue:
     """Requests that wait to be placed. Their number is bounded at admission, not here, so that retries always fit.
 
-    `default_ttft_s` is the deadline of requests that bring none of their own. Every operation is O(log n).
-
-    While the cluster has room, each request is pushed, looked at and taken before the next one arrives. So a request
-    that comes to an empty queue is kept in `_alone`, and put into a line only when more is asked than who is next.
+    Every operation is O(log n). While the cluster has room, each request is pushed, looked at and taken before the next
+    one arrives. So a request that comes to an empty queue is kept in `_alone`, and put into a line only when more is
+    asked than who is next.
     """
 
-    def __init__(self, ageing_s: float, default_ttft_s: float) -> None:
+    def __init__(self, ageing_s: float) -> None:
         self._ageing_s = ageing_s
-        self._default_ttft_s = default_ttft_s
         self._formed: dict[int, FairLine] = {}  # by class, without the request in `_alone`; no line is empty
         self._alone: tuple[RequestState, float] | None = None  # the request and its deadline
         self._waiting: dict[str, RequestState] = {}
         self._aged_had_turn = True  # so that the first turn is the most urgent class's
         self._now = 0.0
         self._version = 0
-
-    def set_default_ttft(self, seconds: float) -> None:
-        """Sets the deadline of new requests that bring none of their own."""
-        self._default_ttft_s = seconds
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -93,9 +87,7 @@ class WorkQueue:
 
     def push(self, state: RequestState, late_s: float = 0.0) -> None:
         """Adds a new request, which is treated as if it had arrived `late_s` later than it did."""
-        ttft_s = state.request.slo.ttft_s
-        ttft_s = self._default_ttft_s if ttft_s is None else min(ttft_s, MAX_TTFT_S)
-        due_s = state.record.timeline.queued + ttft_s + late_s
+        due_s = state.record.timeline.queued + min(state.levels.ttft_s, MAX_TTFT_S) + late_s
         is_first = not self._waiting
         self._enter(state)
         if is_first:

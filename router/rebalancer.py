@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from itertools import accumulate
 
-from slipstream.router.config import DispatchConfig, SloConfig
+from slipstream.router.config import DispatchConfig
 from slipstream.router.migration import Migrations
 from slipstream.router.move_wishes import MoveWishes
 from slipstream.router.placement.destinations import may_move
@@ -39,16 +39,12 @@ class Rebalancer:
         wishes: MoveWishes,
         migrations: Migrations,
     ) -> None:
-        self._config, self._slo = config.migration, config.slo
+        self._config = config.migration
         self._roster = roster
         self._book = book
         self._wishes = wishes
         self._migrations = migrations
         self._due_s = float("-inf")
-
-    def follow(self, slo: SloConfig) -> None:
-        """Uses these service levels from now on."""
-        self._slo = slo
 
     def look(self, now: float) -> None:
         """Begins the moves that pay, if a look is due."""
@@ -156,19 +152,17 @@ class Rebalancer:
         return sorted(on_it, key=lambda state: (state.record.timeline.queued, state.request_id))
 
     def _stream(self, state: RequestState, now: float) -> Stream:
-        num_output, sampling, wanted = len(state.output), state.request.sampling, state.request.slo
+        num_output, sampling, levels = len(state.output), state.request.sampling, state.levels
         first_s = state.record.timeline.first_token
         assert first_s is not None
         remaining = max(state.expected_output_tokens - num_output, OUTLIVED * num_output)
         remaining = max(min(remaining, sampling.max_tokens - num_output), 1.0)
-        itl_slo_s = wanted.itl_s if wanted.itl_s is not None else self._slo.itl_ms / 1e3
-        ttft_slo_s = wanted.ttft_s if wanted.ttft_s is not None else self._slo.ttft_ms / 1e3
         return Stream(
             state.request_id,
             state.num_tokens,
             remaining,
             max(num_output - 1, 0),
             now - first_s,
-            itl_slo_s,
-            ttft_slo_s + (num_output + remaining) * itl_slo_s,
+            levels.itl_s,
+            levels.ttft_s + (num_output + remaining) * levels.itl_s,
         )

@@ -7,14 +7,14 @@ leaves the book once, through `finish`; `fail_attempt` puts it back into the que
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 
 from slipstream.router.actions import Action, Finish, Send
-from slipstream.router.admission import check_admission, checked_prompt
+from slipstream.router.admission import check_load, check_request
 from slipstream.router.config import DispatchConfig
 from slipstream.router.deadlines import DeadlineRing, Deadlines
 from slipstream.router.generation import (
     AdmissionError,
+    Deadline,
     Figure,
     GenerateRequest,
     GenerationError,
@@ -36,7 +36,7 @@ from slipstream.router.roster import WorkerState
 from slipstream.router.status import RetryCause, Totals
 from slipstream.router.version_lanes import VersionLanes
 from slipstream.router.versions import Versions
-from slipstream.router.work_ahead import work_ahead_s
+from slipstream.router.work_ahead import WorkAhead
 
 # Credits may promise too much now and then. But a worker that again and again refuses what it has just promised must be
 # counting pages differently from the router, and trying for ever would be a loop as fast as the network allows.
@@ -56,19 +56,17 @@ class RequestBook:
         self._request_deadlines = Deadlines()
         self.reserve_deadlines = DeadlineRing(config.reserve_timeout_s)
         self.move_deadlines = Deadlines()
-        self.queue = VersionLanes(config.ageing_s, config.slo.ttft_ms / 1e3)
+        self.queue = VersionLanes(config.ageing_s)
         self.history = History(history_capacity)
         self.totals = Totals()
         self.pace = PlacementPace()
         self.outputs = OutputLengths()
-        self.signals = RequestSignals(config.slo)
+        self.signals = RequestSignals()
         self.actions: list[Action] = []
 
     def follow(self, config: DispatchConfig) -> None:
         """Takes over changed limits and service levels, for new requests."""
         self._config = config
-        self.queue.set_default_ttft(config.slo.ttft_ms / 1e3)
-        self.signals.follow(config.slo)
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -102,13 +100,14 @@ class RequestBook:
         """Takes a request into the queue. Raises AdmissionError if it is refused; then only the refusal is counted and
         kept."""
         try:
-            prompt_ids = self._checked_prompt(request, decode_workers, now)
+            prompt_ids = self._check(request, decode_workers, now)
         except AdmissionError as error:
             self.totals.rejections[error.error.kind] += 1
             self.signals.refused(error.error.kind, now)
             self.history.refuse(RefusedRequest.of(request, error.error, now))
             raise
-        state = RequestState.of(request, prompt_ids, now)
+        levels = request.slo.or_default(self._config.slo.levels)
+        state = RequestState.of(request, prompt_ids, levels, self._deadline_of(request), now)
         state.forecast = output_forecasts.forecast(self.outputs, state)
         first = self._requests.get(request.first_choice) if request.first_choice else None
         state.record.version = self._versions.choose(state, first.version if first is not None else None, now)
@@ -116,7 +115,7 @@ class RequestBook:
         self.history.add(state.record)
         self.totals.num_prompt_tokens += state.num_prompt_tokens
         self.signals.arrived(state, now)
-        self._request_deadlines.set(state.request_id, now + self._timeout_s(request))
+        self._request_deadlines.set(state.request_id, now + state.deadline.limit_s)
         self._queue_deadlines.set(state.request_id, now)
         late_s = 0.0
         if request.choice:
@@ -128,20 +127,21 @@ class RequestBook:
         self.queue.push(state, late_s)
         state.enter("queued", now, f"taken over with {len(state.output)} tokens" if request.resumed else "")
 
-    def _checked_prompt(self, request: GenerateRequest, decode_workers: Sequence[WorkerState], now: float) -> bytes:
+    def _check(self, request: GenerateRequest, decode_workers: Sequence[WorkerState], now: float) -> bytes:
+        """Returns the prompt as packed int32. Raises AdmissionError if the request must not be let in."""
         if request.request_id in self._requests:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use")
-        prompt_ids = checked_prompt(request, self._versions, decode_workers)
+        prompt_ids = check_request(request, self._versions, decode_workers)
         if request.resumed is None:
-            ahead_s = partial(
-                work_ahead_s, waiting=self.queue.waiting, decode_workers=decode_workers, find=self._requests.get
-            )
-            check_admission(request, self.queue, self.pace, self._config, now, ahead_s)
+            ahead = WorkAhead(self.queue.waiting, decode_workers, self.get)
+            check_load(request, self.queue, self.pace, ahead, self._config, now)
         return prompt_ids
 
-    def _timeout_s(self, request: GenerateRequest) -> float:
+    def _deadline_of(self, request: GenerateRequest) -> Deadline:
         longest_s = self._config.request_timeout_s
-        return longest_s if request.timeout_s is None else min(request.timeout_s, longest_s)
+        if request.timeout_s is not None and request.timeout_s <= longest_s:
+            return Deadline("timeout_s", request.timeout_s)
+        return Deadline("request_timeout_s", longest_s)
 
     # ---- out of the queue
 
@@ -290,18 +290,19 @@ class RequestBook:
         """Ends requests, and attempts, whose deadline has come."""
         for request_id in self._request_deadlines.pop_due(now):
             state = self._requests[request_id]
-            error = GenerationError("request_timeout", f"not finished within {self._timeout_s(state.request):g} s")
+            error = GenerationError("request_timeout", f"not finished within {state.deadline}")
             self.finish(state, now, "error", error=error)
         for request_id in self._queue_deadlines.pop_due(now):
-            message = f"no worker had room within {self._config.queue_timeout_s:g} s"
+            timeout_s = self._queue_deadlines.timeout_s
+            message = f"no worker had room within {timeout_s:g} s (queue_timeout_s)"
             num_waiting = len(self.queue)
-            figures = (Figure("num_waiting", num_waiting), Figure("deadline_s", self._config.queue_timeout_s))
+            figures = (Figure("num_waiting", num_waiting), Figure("deadline_s", timeout_s))
             error = GenerationError("queue_timeout", message, self.pace.retry_after_s(num_waiting, now), figures)
             self.finish(self._requests[request_id], now, "error", error=error)
         for request_id in self.reserve_deadlines.pop_due(now):
             state = self._requests[request_id]
             assert state.decode is not None
-            detail = f"{state.decode.name} did not reserve within {self._config.reserve_timeout_s:g} s"
+            detail = f"{state.decode.name} did not reserve within {self.reserve_deadlines.timeout_s:g} s"
             self.fail_attempt(state, now, "reserve_timeout", detail, blamed=[state.decode])
 
     def _leave_workers(self, state: RequestState, now: float, silent: WorkerState | None) -> None:

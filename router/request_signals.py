@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from slipstream.router.config import SloConfig
-from slipstream.router.generation import ErrorKind, GenerateRequest, GenerationFinish, Slo
+from slipstream.router.generation import ErrorKind, GenerationFinish
 from slipstream.router.queue import priority_class
 from slipstream.router.request_state import RequestState
 from slipstream.router.signal_book import SignalBook
@@ -12,22 +11,14 @@ LOAD_REFUSALS = ("queue_full", "deadline_unreachable")  # refusals that a larger
 
 
 class RequestSignals:
-    """Judges each request by its own levels or, where it has none, by those of `slo`."""
+    """Judges each request by its levels."""
 
-    def __init__(self, slo: SloConfig) -> None:
-        self._slo = slo
+    def __init__(self) -> None:
         self.book = SignalBook()
-
-    def follow(self, slo: SloConfig) -> None:
-        """Takes over changed levels."""
-        self._slo = slo
 
     def arrived(self, state: RequestState, now: float) -> None:
         """It was let in."""
-        request = state.request
-        ttft_slo_s, itl_slo_s = self._levels(request)
-        state.record.levels = Slo(ttft_slo_s, itl_slo_s)
-        self.book.arrived(priority_class(request.priority), state.num_prompt_tokens, ttft_slo_s, itl_slo_s, now)
+        self.book.arrived(priority_class(state.request.priority), state.num_prompt_tokens, *state.levels, now)
 
     def refused(self, kind: ErrorKind, now: float) -> None:
         """It was not let in."""
@@ -43,7 +34,7 @@ class RequestSignals:
         self.book.first_token(
             priority_class(state.request.priority),
             now - state.record.timeline.queued,
-            self._levels(state.request)[0],
+            state.levels.ttft_s,
             state.num_prompt_tokens,
             min(state.num_cached_tokens or 0, state.num_prompt_tokens),
             state.prefill is not None,
@@ -58,17 +49,8 @@ class RequestSignals:
         elif finish.reason == "abort" or timeline.first_token is None:
             self.book.left(num_output_tokens, now)
         else:
-            ttft_slo_s, itl_slo_s = self._levels(state.request)
             itl_s = (now - timeline.first_token) / max(num_output_tokens - 1, 1)
-            is_itl_met = itl_s <= itl_slo_s
-            is_good = is_itl_met and timeline.first_token - timeline.queued <= ttft_slo_s
+            is_itl_met = itl_s <= state.levels.itl_s
+            is_good = is_itl_met and timeline.first_token - timeline.queued <= state.levels.ttft_s
             priority = priority_class(state.request.priority)
             self.book.finished(priority, num_output_tokens, state.forecast.mean, itl_s, is_itl_met, is_good, now)
-
-    def _levels(self, request: GenerateRequest) -> tuple[float, float]:
-        """The request's levels: seconds to the first token, and between tokens."""
-        wanted, slo = request.slo, self._slo
-        return (
-            wanted.ttft_s if wanted.ttft_s is not None else slo.ttft_ms / 1e3,
-            wanted.itl_s if wanted.itl_s is not None else slo.itl_ms / 1e3,
-        )

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from slipstream.kv_transfer.ticket import PeerId
-from slipstream.router.generation import GenerateRequest, Phase, Usage
+from slipstream.router.generation import Deadline, GenerateRequest, Levels, Phase, Usage
 from slipstream.router.history import RequestRecord, Timeline
 from slipstream.router.messages import EngineRequest
 from slipstream.router.move import Move
@@ -36,6 +36,8 @@ class RequestState:
     prompt_ids: bytes  # packed int32
     output: OutputLog
     record: RequestRecord
+    levels: Levels
+    deadline: Deadline  # from its arrival to its end
     request_id: str = field(init=False)
     num_prompt_tokens: int = field(init=False)
     attempt: int = 0
@@ -77,7 +79,7 @@ class RequestState:
         self.num_prompt_tokens = len(self.prompt_ids) // 4
 
     @staticmethod
-    def of(request: GenerateRequest, prompt_ids: bytes, now: float) -> RequestState:
+    def of(request: GenerateRequest, prompt_ids: bytes, levels: Levels, deadline: Deadline, now: float) -> RequestState:
         """A request that is being admitted. `prompt_ids` is its prompt as packed int32."""
         output = OutputLog(request.sampling.max_tokens, request.resumed.output_ids if request.resumed else b"")
         record = RequestRecord(
@@ -88,6 +90,7 @@ class RequestState:
             Timeline(now),
             names=request.names,
             slo=request.slo,
+            levels=levels,
             session=request.session,
             timeout_s=request.timeout_s,
             max_output_tokens=request.sampling.max_tokens,
@@ -95,7 +98,7 @@ class RequestState:
             output=output,
             trace_id=request.trace_id,
         )
-        return RequestState(request, prompt_ids, output, record)
+        return RequestState(request, prompt_ids, output, record, levels, deadline)
 
     @property
     def version(self) -> str:

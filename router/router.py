@@ -24,6 +24,7 @@ from slipstream.router.fronts.messages import DispatcherMessage
 from slipstream.router.fronts.pool import FrontPool
 from slipstream.router.fronts.setup import FrontSetup, LogStyle
 from slipstream.router.fronts.tally import FrontTally
+from slipstream.router.generation import SHUTTING_DOWN
 from slipstream.router.http.server import HttpServer
 from slipstream.router.messages import Role
 from slipstream.router.open_files import allow_all_files
@@ -235,7 +236,7 @@ class Router:
 
     def _unready_because(self) -> str | None:
         if self._is_draining:
-            return "the server is shutting down"
+            return SHUTTING_DOWN.message
         if self._is_asleep:
             self._has_been_ready = True  # and stays so while the first worker is still being tried out by the canary
             return None

@@ -16,9 +16,9 @@ from slipstream.router.codec import WireError, decoder
 from slipstream.router.config import DispatchConfig, RouterConfig
 from slipstream.router.dispatcher import Dispatcher
 from slipstream.router.generation import (
+    SHUTTING_DOWN,
     EarlyEnd,
     GenerateRequest,
-    GenerationError,
     GenerationFinish,
     InvalidRequestError,
     ShuttingDownError,
@@ -220,8 +220,7 @@ class GenerationService:
         """Ends all requests with error "shutting_down" and closes the workers' connections."""
         self.stop_admission()
         self._is_closed = True
-        error = GenerationError("shutting_down", "the server is shutting down", retry_after_s=1.0)
-        self._port.perform(self._dispatcher.finish_all(error, time.monotonic()))
+        self._port.perform(self._dispatcher.finish_all(SHUTTING_DOWN, time.monotonic()))
         await self._port.close()
 
     def _deliver(self, action: Emit | Finish) -> None:

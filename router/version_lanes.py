@@ -15,17 +15,10 @@ class VersionLanes:
     """One `WorkQueue` per version, and the queries about all of them together. Tenants share each lane separately: what
     a tenant was given of one version does not count against it on another."""
 
-    def __init__(self, ageing_s: float, default_ttft_s: float) -> None:
+    def __init__(self, ageing_s: float) -> None:
         self._ageing_s = ageing_s
-        self._default_ttft_s = default_ttft_s
         self._lanes: dict[str, WorkQueue] = {}
         self.waiting: dict[str, str] = {}  # the version that each waiting request waits for, by request id
-
-    def set_default_ttft(self, seconds: float) -> None:
-        """See `WorkQueue.set_default_ttft`."""
-        self._default_ttft_s = seconds
-        for lane in self._lanes.values():
-            lane.set_default_ttft(seconds)
 
     def __len__(self) -> int:
         return len(self.waiting)
@@ -98,6 +91,6 @@ class VersionLanes:
         if lane is None:
             if len(self._lanes) >= MAX_EMPTY_LANES:
                 self._lanes = dict(self)
-            lane = self._lanes[version] = WorkQueue(self._ageing_s, self._default_ttft_s)
+            lane = self._lanes[version] = WorkQueue(self._ageing_s)
         self.waiting[state.request_id] = version
         return lane

@@ -27,6 +27,7 @@ from slipstream.cluster.bench.measures import percentile
 from slipstream.router.config import DispatchConfig, PolicyName, SloConfig
 from slipstream.router.generation import Slo
 from slipstream.router.messages import Role
+from slipstream.router.placement.decision import REMOTE_REASONS
 from slipstream.workers.mock.profile import MockProfile
 
 PROFILE = MockProfile(
@@ -133,7 +134,7 @@ def summary(outcomes: Sequence[Outcome], setting: Setting, span_s: float) -> dic
 def show(row: dict[str, object]) -> str:
     placements = row["placements"]
     assert isinstance(placements, dict)
-    remote = sum(n for reason, n in placements.items() if reason in ("long_prompt", "cheaper_remote"))
+    remote = sum(n for reason, n in placements.items() if reason in REMOTE_REASONS)
     numbers = [f"{row[key]:.{digits}f}" for key, digits in COLUMNS.items()]
     return " | ".join([f"{row['policy']:13}", *(number.rjust(7) for number in numbers), f"{remote:5d}"])
 

@@ -25,6 +25,7 @@ from slipstream.cluster.workload.arrival import BLOCK_TOKENS
 from slipstream.cluster.workload.workload import Workload
 from slipstream.router.config import DispatchConfig, PolicyName
 from slipstream.router.messages import ROLES, Role
+from slipstream.router.placement.decision import REMOTE_REASONS
 
 NUM_SAMPLES = 100  # of how things stood, over the arrivals
 PROGRESS_EVERY = 2000  # events
@@ -94,7 +95,7 @@ class RunResult:
 
     @property
     def remote_share(self) -> float:
-        remote = self.placements["long_prompt"] + self.placements["cheaper_remote"]
+        remote = sum(self.placements[reason] for reason in REMOTE_REASONS)
         return remote / max(sum(self.placements.values()), 1)
 
     def utilisation(self, role: Role) -> float:

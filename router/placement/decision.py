@@ -23,10 +23,12 @@ PlacementReason = Literal[
     "prefill_too_small",  # local: no prefill group could ever hold it
     "prefill_failed",  # local: every prefill group has failed it before
     "prefill_unreachable",  # local: no link to a decode worker is open, or its pages could not be sent twice
-    "cached_prefix",  # local after all: the reservation found most of the prompt cached
+    "cached_prefix",  # local: by `kv`, or because the reservation found it so, nearly all of the prompt is cached
     "long_prompt",  # remote: the prompt is over the limit for local prefill
     "cheaper_remote",  # remote: by the policy's score
+    "policy_remote",  # remote: the policy leaves prompts to the prefill groups as long as there are any
 ]
+REMOTE_REASONS: frozenset[PlacementReason] = frozenset({"long_prompt", "cheaper_remote", "policy_remote"})
 FAILED_BEFORE = "failed this request before"
 MAX_CANDIDATES = 64  # kept in a decision
 

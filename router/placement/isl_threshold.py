@@ -23,7 +23,9 @@ class IslThreshold:
     def __init__(self, threshold_tokens: int, queue_limit: int) -> None:
         self._threshold_tokens = threshold_tokens
         self._queue_limit = queue_limit
-        self._rule = Rule(self.name, ("share in use",), ("share queued",), share_in_use, share_queued, self._local)
+        self._rule = Rule(
+            self.name, ("share in use",), ("share queued",), share_in_use, share_queued, self._local, "long_prompt"
+        )
 
     def place(self, job: Job, shortlist: Shortlist, now: float) -> Placement | Wait:
         return place_by(self._rule, job, shortlist, now)

@@ -42,4 +42,4 @@ class Kv:
 def _stays(job: Job, num_uncached: int, shortlist: Shortlist) -> PlacementReason | None:
     """What is all cached but its last page is computed where it is."""
     page_tokens = shortlist.decodes[0].hello.page_tokens
-    return "short_prompt" if num_uncached <= page_tokens < job.num_tokens else None
+    return "cached_prefix" if num_uncached <= page_tokens < job.num_tokens else None

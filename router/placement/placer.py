@@ -142,15 +142,12 @@ class Placer:
         return own if own is not None else self._config.local_prefill_max_tokens
 
     def _job(self, state: RequestState, now: float) -> Job:
-        request, slo = state.request, self._config.slo
-        wanted = request.slo
         forecast = state.forecast
         return Job(
             state.num_tokens,
             forecast,
             forecast.remaining(len(state.output)),
-            wanted.ttft_s if wanted.ttft_s is not None else slo.ttft_ms / 1e3,
-            wanted.itl_s if wanted.itl_s is not None else slo.itl_ms / 1e3,
+            *state.levels,
             0.0 if state.output else now - state.record.timeline.queued,
             self._local_max_tokens(state),
         )

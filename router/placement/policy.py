@@ -48,10 +48,12 @@ class Job:
             return shortlist.no_prefill or "no_prefill_group"
         return "long_prompt" if self.local_max_tokens is not None else None
 
-    @property
-    def limit_told(self) -> str:
-        """What the line that explains a decision says of the limit, by which it left out other ways."""
-        return "" if self.local_max_tokens is None else f"; prompts of up to {self.local_max_tokens} tokens stay local"
+    def limit_told(self, reason: PlacementReason) -> str:
+        """What the line that explains a decision says of the limit, if that was the reason."""
+        if self.local_max_tokens is None or reason not in ("short_prompt", "long_prompt"):
+            return ""
+        which = f"prompts of up to {self.local_max_tokens} tokens stay" if self.local_max_tokens else "no prompt stays"
+        return f"; {which} local (local_prefill_max_tokens)"
 
 
 class PlacementPolicy(Protocol):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from slipstream.router.placement.capacity import fits_decode, fits_prefill
 from slipstream.router.placement.decision import (
+    REMOTE_REASONS,
     Candidates,
     Decision,
     Option,
@@ -29,8 +30,7 @@ PAIRS = 8  # of each side, the best are shown with each other
 class Rule:
     """How a policy rates. `decode` and `prefill` give the terms of a worker for the job and its cached tokens there,
     named `decode_terms` and `prefill_terms`; lower sums are better. `local` says why a prompt without a limit stays on
-    a decode worker, given its uncached tokens there; None: it goes to a prefill group. A reason that is a remote one
-    counts as none."""
+    a decode worker, given its uncached tokens there; None: it goes to a prefill group, because of `remote_reason`."""
 
     policy: str
     decode_terms: tuple[str, ...]
@@ -38,6 +38,7 @@ class Rule:
     decode: Callable[[WorkerState, Job, int], tuple[float, ...]]
     prefill: Callable[[WorkerState, Job, int], tuple[float, ...]]
     local: Callable[[Job, int, Shortlist], PlacementReason | None]
+    remote_reason: PlacementReason = "policy_remote"
 
 
 class _Rated(NamedTuple):
@@ -59,11 +60,9 @@ def place_by(rule: Rule, job: Job, shortlist: Shortlist, now: float) -> Placemen
     remote: list[_Rated] = []
     forced = job.forced_reason(shortlist)
     for rated in decodes:
-        reason = forced
-        if reason is None:
-            reason = rule.local(job, num_tokens - rated.num_cached, shortlist) or "long_prompt"
+        reason = forced or rule.local(job, num_tokens - rated.num_cached, shortlist) or rule.remote_reason
         reasons[rated.worker] = reason
-        if reason == "long_prompt":
+        if reason in REMOTE_REASONS:
             remote.append(rated)
         else:
             terms = rated.terms + no_prefill_terms
@@ -132,7 +131,7 @@ def _decision(
         None if prefill is None else prefill.hello.worker,
         reason,
         f"{where_to(decode, prefill)}: {reason}; {job.num_tokens - chosen.num_cached_tokens} of {job.num_tokens} "
-        f"tokens to prefill; room on {num_fitting} of {len(options)} ways{job.limit_told}",
+        f"tokens to prefill; room on {num_fitting} of {len(options)} ways{job.limit_told(reason)}",
         Candidates(options, rule.decode_terms + rule.prefill_terms, shortlist.excluded_ways(decode)),
         rule.policy,
         margin_of(options, chosen),

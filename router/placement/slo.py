@@ -34,6 +34,7 @@ from typing import TypeVar
 
 from slipstream.router.config import SloConfig
 from slipstream.router.placement.decision import (
+    REMOTE_REASONS,
     Candidates,
     Decision,
     Option,
@@ -106,7 +107,7 @@ class SloPolicy:
             cost = there.decode_s + there.room_s + harm[0] + harm[1] + harm[2]
             landing.append((cost, there, harm, cached.get(worker, 0)))
         next_prompts = NextPrompts(self._ttft_s, self._ttft_s + job.remaining_tokens * self._itl_s)
-        if forced != "long_prompt":
+        if forced not in REMOTE_REASONS:
             local = _worth_a_look(landing)
             for _, there, _, num_cached in local:
                 beside = prompts[there.worker] = estimate_prefill(there.worker, job, num_cached, now, there)
@@ -114,7 +115,7 @@ class SloPolicy:
             for _, there, harm, num_cached in local:
                 terms = self._local(job, there, prompts[there.worker], harm[0], next_prompts, shortlist)
                 options.append(option_of((sum(terms), there.worker, None, there.fits, terms, num_cached)))
-        if forced is None or forced == "long_prompt":
+        if forced is None or forced in REMOTE_REASONS:
             options += self._remote(job, landing, next_prompts, shortlist, prompts, now)
         else:
             landing = []
@@ -265,7 +266,7 @@ class SloPolicy:
             why += f", {-margin:.3g} s more than the best of {len(options)}, which has no room"
         elif margin is not None:
             why += f", {margin:.3g} s less than the next best of {len(options)}"
-        why += job.limit_told
+        why += job.limit_told(reason)
         decision = Decision(
             decode.hello.worker,
             None if prefill is None else prefill.hello.worker,

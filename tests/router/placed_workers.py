@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from slipstream.kv_transfer.ticket import PeerId
-from slipstream.router.config import DispatchConfig
-from slipstream.router.generation import GenerateRequest
+from slipstream.router.config import DispatchConfig, SloConfig
+from slipstream.router.generation import Deadline, GenerateRequest
 from slipstream.router.history import RequestRecord, Timeline
 from slipstream.router.messages import Credits, Role, SamplingParams, StepTime, pack_ids
 from slipstream.router.output_log import OutputLog
@@ -87,7 +87,8 @@ def request(num_tokens: int, *, request_id: str = "r", now: float = 0.0, **field
     prompt = pack_ids(range(num_tokens))
     asked = GenerateRequest(request_id, prompt, SamplingParams(max_tokens=1000), **fields)  # type: ignore[arg-type]
     record = RequestRecord(request_id, "", 0, num_tokens, Timeline(now))
-    return RequestState(asked, prompt, OutputLog(1000), record)
+    levels, deadline = asked.slo.or_default(SloConfig().levels), Deadline("request_timeout_s", 600.0)
+    return RequestState(asked, prompt, OutputLog(1000), record, levels, deadline)
 
 
 class NoPrefixes:

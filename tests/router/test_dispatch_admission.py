@@ -10,6 +10,7 @@ from slipstream.router.generation import (
     AdmissionError,
     DeadlineUnreachableError,
     GenerateRequest,
+    Levels,
     QueueFullError,
     Slo,
     TenantQueueFullError,
@@ -36,13 +37,13 @@ D = PeerId("d", 1)
 class Lab:
     """One decode worker with one slot; `serve` lets its request end and the next begin."""
 
-    def __init__(self, **config):
+    def __init__(self, slots=1, **config):
         self.dispatcher = Dispatcher(DispatchConfig(local_prefill_max_tokens=1000, **config))
         self.now, self.num_sent, self.running = 0.0, 0, []
         address = (TransferAddress("h", 1),)
-        hello = Hello(PROTOCOL_VERSION, "t", D, "decode", "m", 1, 1, address, 16, 100, 1, 1000, 4096)
+        hello = Hello(PROTOCOL_VERSION, "t", D, "decode", "m", 1, 1, address, 16, 100, slots, 1000, 4096)
         self.do(self.dispatcher.worker_joined(hello, 0.0))
-        self.credit()
+        self.credit(slots)
 
     def do(self, actions):
         for action in actions:
@@ -53,8 +54,8 @@ class Lab:
         self.dispatcher.check_integrity()
         return actions
 
-    def credit(self):
-        self.do(self.dispatcher.worker_message(D, Credits(self.num_sent, 1, 100, 1000), self.now))
+    def credit(self, slots=1):
+        self.do(self.dispatcher.worker_message(D, Credits(self.num_sent, slots, 100, 1000), self.now))
 
     def submit(self, request_id, **more):
         request = GenerateRequest(request_id, [7] * 5, SamplingParams(10), **more)
@@ -79,7 +80,7 @@ def busy_lab(num_waiting=100, **config):
 
 def test_a_deadline_that_the_queue_leaves_no_hope_for_is_refused_at_once_with_a_time_to_come_back():
     lab = busy_lab(100)
-    with pytest.raises(DeadlineUnreachableError, match=r"timeout_s \(20 s\)") as refused:
+    with pytest.raises(DeadlineUnreachableError, match=r"20 s \(timeout_s\)") as refused:
         lab.submit("hopeless", timeout_s=20.0)
     assert refused.value.error.kind == "deadline_unreachable"
     assert refused.value.error.retry_after_s == pytest.approx(100 / 2 - 20, rel=0.1)
@@ -98,7 +99,7 @@ def test_a_wait_beyond_the_queue_timeout_is_refused_before_it_is_waited():
 def test_an_slo_refuses_only_where_it_is_strict():
     lab = busy_lab(100)
     lab.submit("wish", slo=Slo(1.0))
-    with pytest.raises(DeadlineUnreachableError, match=r"slo\.ttft_ms \(1 s\)"):
+    with pytest.raises(DeadlineUnreachableError, match=r"1000 ms \(slo\.ttft_ms\)"):
         lab.submit("demand", slo=Slo(1.0, strict=True))
     with pytest.raises(DeadlineUnreachableError, match=r"slo\.ttft_ms"):
         busy_lab(100, strict_slo=True).submit("wish", slo=Slo(1.0))
@@ -108,8 +109,8 @@ def test_a_record_tells_the_levels_that_its_request_is_judged_by():
     lab = Lab(slo=SloConfig(ttft_ms=400.0, itl_ms=40.0))
     lab.submit("plain")
     lab.submit("impatient", slo=Slo(ttft_s=0.2))
-    assert lab.dispatcher.record("plain").levels == Slo(0.4, 0.04)
-    assert lab.dispatcher.record("impatient").levels == Slo(0.2, 0.04)
+    assert lab.dispatcher.record("plain").levels == Levels(0.4, 0.04)
+    assert lab.dispatcher.record("impatient").levels == Levels(0.2, 0.04)
 
 
 def test_where_nobody_waits_nobody_is_refused_whatever_the_pace_was():
@@ -154,9 +155,9 @@ def test_a_request_ends_at_its_own_deadline_queued_or_running():
             if isinstance(action, Finish):
                 ends[action.request_id] = (lab.now, action.finish.error.kind, action.finish.error.message)
     assert ends == {
-        "waiting": (2.0, "request_timeout", "not finished within 2 s"),
-        "running": (3.0, "request_timeout", "not finished within 3 s"),
-        "long": (50.0, "request_timeout", "not finished within 50 s"),
+        "waiting": (2.0, "request_timeout", "not finished within 2 s (timeout_s)"),
+        "running": (3.0, "request_timeout", "not finished within 3 s (timeout_s)"),
+        "long": (50.0, "request_timeout", "not finished within 50 s (request_timeout_s)"),
     }
     assert lab.dispatcher.num_requests == 0
 
@@ -185,7 +186,7 @@ def test_a_queue_that_has_never_moved_is_taken_to_stand_still_as_long_again():
     lab.submit("waiting")
     lab.submit("at once", slo=Slo(1.0, strict=True))  # when nothing is known yet, nobody is refused
     lab.now = 3.0
-    with pytest.raises(DeadlineUnreachableError, match=r"slo\.ttft_ms \(1 s\)"):
+    with pytest.raises(DeadlineUnreachableError, match=r"1000 ms \(slo\.ttft_ms\)"):
         lab.submit("demand", slo=Slo(1.0, strict=True))
     lab.submit("patient", slo=Slo(2.0, strict=True))
     lab.submit("urgent", slo=Slo(1.0, strict=True), priority=-1)  # has nobody before it
@@ -238,9 +239,9 @@ def test_a_tenant_is_charged_what_its_answers_have_been_like_and_not_what_it_may
     assert book["brief"].charged_tokens < book["unknown"].charged_tokens
 
 
-def slow_lab():
+def slow_lab(slots=1):
     """Steps take 10 ms."""
-    lab = Lab()
+    lab = Lab(slots)
     for _ in range(20):
         lab.do(lab.dispatcher.worker_message(D, StepTimes((StepTime(0, 0, 1, 10, 0.01),)), 0.0))
     return lab
@@ -255,7 +256,7 @@ def test_answers_of_known_length_put_a_deadline_out_of_reach_before_the_queue_ha
     lab = slow_lab()
     ask(lab, "running", 400)
     ask(lab, "waiting", 600)
-    with pytest.raises(DeadlineUnreachableError, match=r"about 10\.\d s.*timeout_s \(4 s\)"):
+    with pytest.raises(DeadlineUnreachableError, match=r"about 10\.\d s.*4 s \(timeout_s\)"):
         ask(lab, "too late", 10, timeout_s=4.0)
     ask(lab, "hopeful", 10, timeout_s=6.0)
     ask(lab, "urgent", 10, timeout_s=4.0, priority=-1)  # has nobody before it
@@ -278,3 +279,37 @@ def test_a_worker_of_unknown_speed_puts_no_deadline_out_of_reach():
     )
     lab.do(lab.dispatcher.worker_joined(other, 0.0))  # it has not told its speed
     ask(lab, "demand", 10, timeout_s=1.0)
+
+
+def test_a_crowd_of_a_lower_class_puts_no_deadline_of_a_higher_one_out_of_reach():
+    lab = slow_lab()
+    ask(lab, "running", 2)
+    for number in range(300):
+        ask(lab, f"patient{number}", 2000, priority=5)
+    for number in range(3):
+        ask(lab, f"before{number}", 2)
+    ask(lab, "demand", 10, timeout_s=1.0)
+
+
+def test_slots_that_a_worker_has_refused_to_fill_are_not_taken_by_anybody():
+    lab = slow_lab(slots=2)
+    ask(lab, "running", 400)
+    lab.dispatcher._roster.get(D).ledger.exhaust()
+    ask(lab, "waiting", 600)
+    ask(lab, "demand", 10, timeout_s=1.0)
+
+
+def test_changed_limits_and_levels_are_those_of_new_requests():
+    lab = Lab(request_timeout_s=50.0, queue_timeout_s=45.0)
+    lab.submit("running", slo=Slo(itl_s=0.2))
+    lab.submit("waiting")
+    config = DispatchConfig(request_timeout_s=5.0, queue_timeout_s=4.0, slo=SloConfig(ttft_ms=10.0, itl_ms=1.0))
+    lab.do(lab.dispatcher.follow(config, 0.0))
+    assert lab.dispatcher.record("running").levels == Levels(0.5, 0.2)
+    assert lab.dispatcher.tick(44.0) == []
+    told = [
+        a.finish.error.message
+        for a in (*lab.dispatcher.tick(45.0), *lab.dispatcher.tick(50.0))
+        if isinstance(a, Finish)
+    ]
+    assert told == ["no worker had room within 45 s (queue_timeout_s)", "not finished within 50 s (request_timeout_s)"]

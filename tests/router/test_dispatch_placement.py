@@ -43,6 +43,22 @@ def test_a_line_does_not_count_on_what_is_only_believed_to_be_cached(policy):
     assert (found.reason, found.prefill, found.decode) == ("cached_prefix", None, decode.peer)
 
 
+@pytest.mark.parametrize(
+    ("name", "cached", "expected"),
+    [
+        ("round_robin", 0, ("policy_remote", "d", "p")),
+        ("least_loaded", 0, ("policy_remote", "d", "p")),
+        ("kv", 0, ("policy_remote", "d", "p")),
+        ("kv", 192, ("cached_prefix", "d", None)),
+        ("isl_threshold", 0, ("short_prompt", "d", None)),
+    ],
+)
+def test_without_a_limit_the_reason_is_the_policys_own(name, cached, expected):
+    decode = worker("decode", "d")
+    tried = placer([decode], [worker("prefill", "p")], views=NoPrefixes({decode: cached}), policy=name)
+    assert where(tried.place(request(200), 0.0)) == expected
+
+
 def test_a_request_may_draw_its_own_line(policy):
     tried = placer([worker("decode", "d")], [worker("prefill", "p")], policy=policy)
     assert where(tried.place(request(2, local_prefill_max_tokens=0), 0.0)) == ("long_prompt", "d", "p")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from slipstream.router.deadlines import DeadlineRing, Deadlines
 from slipstream.router.fair_line import MAX_AWAY, expected_tokens
-from slipstream.router.generation import GenerateRequest, Slo
+from slipstream.router.generation import Deadline, GenerateRequest, Levels
 from slipstream.router.history import RequestRecord, Timeline
 from slipstream.router.messages import SamplingParams, pack_ids
 from slipstream.router.output_log import OutputLog
@@ -19,20 +19,20 @@ from slipstream.router.ranked_heap import RankedHeap
 from slipstream.router.request_state import RequestState
 
 AGEING_S = 5.0
+DEADLINE = Deadline("request_timeout_s", 600.0)
 
 
-def waiting(request_id, queued_s=0.0, priority=0, tenant="", *, weight=1.0, tokens=10, ttft_s=None, output=1):
+def waiting(request_id, queued_s=0.0, priority=0, tenant="", *, weight=1.0, tokens=10, ttft_s=2.0, output=1):
     prompt_ids = pack_ids([1] * tokens)
     sampling = SamplingParams(1000)
-    slo = Slo(ttft_s)
-    request = GenerateRequest(request_id, prompt_ids, sampling, priority, tenant=tenant, weight=weight, slo=slo)
+    request = GenerateRequest(request_id, prompt_ids, sampling, priority, tenant=tenant, weight=weight)
     record = RequestRecord(request_id, tenant, priority, tokens, Timeline(queued_s))
     forecast = OutputForecast(output, output, output, float(output))
-    return RequestState(request, prompt_ids, OutputLog(1000), record, forecast=forecast)
+    return RequestState(request, prompt_ids, OutputLog(1000), record, Levels(ttft_s, 0.05), DEADLINE, forecast=forecast)
 
 
 def queue_of(*states, ageing_s=AGEING_S):
-    queue = WorkQueue(ageing_s, default_ttft_s=2.0)
+    queue = WorkQueue(ageing_s)
     for state in states:
         queue.push(state)
     return queue
@@ -215,7 +215,7 @@ def test_a_newcomer_starts_no_later_than_what_its_own_request_costs_whatever_was
 )
 def test_tenants_that_keep_waiting_share_by_weight_up_to_one_request_of_each(weights, sizes, data):
     """The bound of start-time fair queueing, after every turn."""
-    queue, given_tokens, serial = WorkQueue(AGEING_S, 2.0), [0.0] * len(weights), 0
+    queue, given_tokens, serial = WorkQueue(AGEING_S), [0.0] * len(weights), 0
 
     def push(tenant):
         nonlocal serial
@@ -248,14 +248,14 @@ def test_tenants_that_keep_waiting_share_by_weight_up_to_one_request_of_each(wei
             st.sampled_from(["push", "push", "push", "serve", "remove", "return"]),
             st.integers(-10, 10),
             st.sampled_from("abc"),
-            st.sampled_from([None, 0.1, 5.0, 500.0]),
+            st.sampled_from([2.0, 0.1, 5.0, 500.0]),
             st.floats(0, 3),
         ),
         max_size=60,
     )
 )
 def test_what_waits_is_handed_out_once_each_whatever_happened(steps):
-    queue, now, inside, taken = WorkQueue(AGEING_S, 2.0), 0.0, {}, []
+    queue, now, inside, taken = WorkQueue(AGEING_S), 0.0, {}, []
     for number, (step, priority, tenant, ttft_s, pause_s) in enumerate(steps):
         now += pause_s
         if step == "push":
@@ -291,7 +291,7 @@ def test_what_waits_is_handed_out_once_each_whatever_happened(steps):
 )
 def test_a_stream_of_urgent_requests_starves_nobody(priority, others, rate):
     """However urgent what keeps coming, one request in `rate` turns a second leaves no later than it has to."""
-    queue, victim = WorkQueue(AGEING_S, 2.0), waiting("victim", 0.0, priority, "victim")
+    queue, victim = WorkQueue(AGEING_S), waiting("victim", 0.0, priority, "victim")
     queue.push(victim)
     backlog, serial = deque(), 0
     top = min([priority, *(other for other, _ in others)])
@@ -328,7 +328,7 @@ def test_the_order_follows_what_is_taken_and_removed_while_it_is_walked():
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(-1, 1), st.sampled_from("ab"), st.booleans()), max_size=40))
 def test_who_comes_while_nobody_waits_is_treated_as_in_a_line(steps):
-    queues = [WorkQueue(AGEING_S, 2.0) for _ in range(2)]
+    queues = [WorkQueue(AGEING_S) for _ in range(2)]
     ended = [[], []]
     for number, (kind, priority, tenant, looks) in enumerate(steps):
         now, name = float(number), f"r{number}"
@@ -374,7 +374,7 @@ def test_a_request_that_comes_back_is_not_charged_again():
 
 
 def test_later_choices_of_one_question_stand_behind_what_comes_meanwhile():
-    queue = WorkQueue(AGEING_S, 2.0)
+    queue = WorkQueue(AGEING_S)
     for choice in range(128):
         queue.push(waiting(f"c{choice}", 0.0), late_s=choice * 0.1)
     queue.push(waiting("other", 0.25))
@@ -393,7 +393,7 @@ def test_who_is_before_a_new_request():
     assert queue.num_before("b", -1) == 0
     assert queue.num_before("b", 3) == 2
     assert queue.num_waiting_of("a") == 50
-    assert WorkQueue(AGEING_S, 2.0).num_before("a", 0) == 0
+    assert WorkQueue(AGEING_S).num_before("a", 0) == 0
 
 
 # ---- what it is made of

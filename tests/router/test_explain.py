@@ -9,7 +9,7 @@ from openai import BadRequestError
 from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.explain import explanation, summary
 from slipstream.router.explain_table import listing, table
-from slipstream.router.generation import GenerationError, GenerationFinish, Slo, Usage
+from slipstream.router.generation import GenerationError, GenerationFinish, Levels, Slo, Usage
 from slipstream.router.history import (
     MAX_EVENTS,
     MAX_FULL_DECISIONS,
@@ -63,7 +63,7 @@ def new_record() -> RequestRecord:
         Timeline(100.0),
         names=("mine",),
         slo=Slo(0.2, None),
-        levels=Slo(0.2, 0.05),
+        levels=Levels(0.2, 0.05),
         max_output_tokens=11,
     )
     record.note("queued", 100.0, 0)

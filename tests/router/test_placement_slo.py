@@ -299,7 +299,12 @@ def test_a_short_prompt_that_is_not_wanted_either_does_not_end_the_chunk_before_
 
 def test_a_limit_for_local_prefill_is_told_as_it_hides_the_other_ways():
     found = put(2000, [decode(streams=4)], [group("p", 0)], local_max_tokens=64)
-    assert found.decision.why.endswith("; prompts of up to 64 tokens stay local")
+    assert found.decision.why.endswith("; prompts of up to 64 tokens stay local (local_prefill_max_tokens)")
+    found = put(2000, [decode(streams=4)], [group("p", 0)], local_max_tokens=0)
+    assert found.decision.why.endswith("; no prompt stays local (local_prefill_max_tokens)")
+    found = put(2000, [decode(streams=4)], [], local_max_tokens=64)
+    assert "no_prefill_group" in found.decision.why
+    assert "stay local" not in found.decision.why
     assert "stay local" not in put(2000, [decode(streams=4)], [group("p", 0)]).decision.why
 
 

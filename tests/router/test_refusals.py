@@ -121,7 +121,7 @@ def test_a_full_queue_is_told_with_its_length_and_bound() -> None:
     told = told_of(lab, "mine")
     assert orjson.loads(orjson.dumps(told)) == told | {"names": ["mine"]}
     assert (told["phase"], told["outcome"], told["num_attempts"], told["decode"]) == ("refused", "queue_full", 0, None)
-    assert told["why"] == "queue_full: 3 requests are waiting already"
+    assert told["why"] == "queue_full: 3 requests are waiting already; at most 3 may"
     error = told["finish"]["error"]
     assert error["figures"] == {"num_waiting": 3, "max_waiting": 3}
     assert error["retry_after_s"] > 0

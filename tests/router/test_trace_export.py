@@ -225,7 +225,7 @@ def test_a_refused_request_has_a_span_that_says_why(collector: Collector) -> Non
             worker.may_go_on.set()
             await asyncio.gather(*others)
         full, too_long = sorted(spans, key=lambda span: span.end_time_unix_nano)[:2]
-        assert (full.status.code, full.status.message) == (2, "1 requests are waiting already")
+        assert (full.status.code, full.status.message) == (2, "1 requests are waiting already; at most 1 may")
         told = attributes(full)
         assert (told["slipstream.request.outcome"], told["error.type"]) == ("queue_full", "503")
         assert (told["slipstream.refusal.num_waiting"], told["slipstream.refusal.max_waiting"]) == (1, 1)

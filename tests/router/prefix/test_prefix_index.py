@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from slipstream.router.generation import GenerateRequest
+from slipstream.router.generation import Deadline, GenerateRequest, Levels
 from slipstream.router.history import RequestRecord, Timeline
 from slipstream.router.messages import BlocksChanged, Role, SamplingParams, pack_ids
 from slipstream.router.output_log import OutputLog
@@ -38,7 +38,8 @@ def make_request(prompt: Iterable[int], salt: str = "") -> RequestState:
     request = GenerateRequest("r", pack_ids(prompt), SamplingParams(max_tokens=1000), cache_salt=salt)
     assert isinstance(request.prompt_ids, bytes)
     record = RequestRecord("r", "", 0, len(request.prompt_ids) // 4, Timeline(0.0))
-    return RequestState(request, request.prompt_ids, OutputLog(1000), record)
+    levels, deadline = Levels(0.5, 0.05), Deadline("request_timeout_s", 600.0)
+    return RequestState(request, request.prompt_ids, OutputLog(1000), record, levels, deadline)
 
 
 def blocks(tokens: Iterable[int], salt: str = "") -> bytes:
