@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
 from slipstream.cluster.actors import ProcessHost
 from slipstream.cluster.deployment import Deployment
@@ -59,6 +59,8 @@ def reason_of(error: RayError) -> str:
         ours = type(cause).__module__.startswith("slipstream.") or isinstance(cause, OSError)
         return text if ours else f"{type(cause).__name__}: {text}"
     text = " ".join(str(error).split())
+    if isinstance(error, ActorUnavailableError):  # the process may well be alive, but is not heard of any more
+        return "the connection of Ray's driver to the process broke"
     if isinstance(error, RayActorError):
         if "OUT_OF_MEMORY" in text or "running low on memory" in text:
             return "process was killed because the machine ran out of memory"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from slipstream.router.explain import Json
 
@@ -184,12 +184,7 @@ def number(value: float | None) -> str:
 
 
 def columns(rows: Sequence[tuple[str, ...]], indent: str = "") -> list[str]:
-    """Pads the cells of each column to equal width; cells that begin with a digit are aligned to the right."""
-    return list(_columns(rows, indent))
-
-
-def _columns(rows: Sequence[tuple[str, ...]], indent: str) -> Iterator[str]:
+    """Pads the cells of each column to equal width."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield (indent + "  ".join(cells)).rstrip()
+    padded = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows)
+    return [(indent + "  ".join(cells)).rstrip() for cells in padded]

@@ -90,7 +90,8 @@ class RequestMeter:
         self._latest_s = 0.0
 
     def tokens(self, count: int) -> None:
-        """`count` tokens arrived together; the time since the previous ones is divided evenly between them."""
+        """`count` tokens arrived together; the time since the previous ones is divided evenly between them, and is 0
+        between those that come with the first."""
         now = time.monotonic()
         metrics = self._metrics
         metrics.num_output_tokens += count
@@ -99,6 +100,8 @@ class RequestMeter:
         else:
             self._first_s = now
             metrics.first_token_s.observe(now - self._arrived_s)
+            if count > 1:
+                metrics.next_token_s.observe(0.0, count - 1)
         self._latest_s = now
 
     def finish(self, end: str, num_output_tokens: int, usage: Usage | None, timeline: Timeline) -> None:

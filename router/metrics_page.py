@@ -98,14 +98,20 @@ class MetricsPage(Collector):
         yield self._gauge(
             "vllm:kv_cache_usage_perc", "Share of the decode workers' KV pages in use; 1 is all.", kv_usage(snapshot)
         )
-        yield self._counter("vllm:prompt_tokens", "Prompt tokens of ended requests.", front.num_prompt_tokens)
+        yield self._counter(
+            "vllm:prompt_tokens",
+            "Prompt tokens of ended requests; each choice of an answer is one.",
+            front.num_prompt_tokens,
+        )
         yield self._counter("vllm:generation_tokens", "Tokens generated.", front.num_output_tokens)
         yield self._counter(
             "vllm:prefix_cache_queries", "Prompt tokens looked up in prefix caches.", front.num_prompt_tokens
         )
         yield self._counter("vllm:prefix_cache_hits", "Prompt tokens found in prefix caches.", front.num_cached_tokens)
         success = CounterMetricFamily(
-            "vllm:request_success", "Ended requests by finish reason.", labels=["model_name", "finished_reason"]
+            "vllm:request_success",
+            "Ended requests by finish reason; each choice of an answer is one.",
+            labels=["model_name", "finished_reason"],
         )
         for reason in ("stop", "length", "abort", "error"):
             success.add_metric([self._model, reason], front.ends[reason])

@@ -70,7 +70,6 @@ class Router:
         self._expected = ExpectedWorkers(num_prefill=int(has_prefill_pool))
         self._asleep_since: int | None = None  # `num_decode_joins` when it fell asleep
         self._model_positions: int | None = None  # the longest sequence that the model allows, if its config says so
-        self._has_been_ready = False
         self._cleanup = AsyncExitStack()
         self._is_draining = is_ending
         self._service: GenerationService
@@ -238,14 +237,11 @@ class Router:
         if self._is_draining:
             return SHUTTING_DOWN.message
         if self._is_asleep:
-            self._has_been_ready = True  # and stays so while the first worker is still being tried out by the canary
             return None
-        if self._canary.missing is not None and not self._has_been_ready:
+        has_slept = self._asleep_since is not None  # then it stays ready while the canary tries the first worker out
+        if self._canary.missing is not None and not has_slept:
             return self._canary.missing
-        if not self._service.is_ready:
-            return "no decode worker is connected"
-        self._has_been_ready = True
-        return None
+        return None if self._service.is_ready else "no decode worker is connected"
 
 
 def model_positions(model_dir: Path) -> int | None:
@@ -281,7 +277,7 @@ def begin_tracing(config: TracingConfig, model: str, cleanup: AsyncExitStack) ->
 def log_failure(task: asyncio.Task[None]) -> None:
     """Log the exception of a task. Without this, nobody would learn why the router never becomes ready."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("the first request ended with a bug", exc_info=error)
+        log.error("the request that proves readiness ended with a bug: the router stays unready", exc_info=error)
 
 
 async def cancel_and_wait(task: asyncio.Task[None]) -> None:

@@ -14,7 +14,7 @@ from slipstream.router.messages import StepTime
 FEW_TOKENS, MANY_TOKENS = 32, 256
 LONG_CONTEXT_TOKENS = 4096
 MANY_SEQS = 16
-DECODE_SHARE = 4  # of the longest context: many sequences have it at once
+DECODE_CONTEXT_DIVISOR = 4  # many sequences have such a part of the longest context at once
 CHUNK_S = 0.1  # about what the largest chunk may take, but for its context
 
 
@@ -52,7 +52,7 @@ def step_profile(limits: StepLimits, seconds: StepSeconds) -> Iterator[StepTime]
         return StepTime(0, 0, num_seqs, num_seqs * (context_tokens + 1), seconds(num_seqs, 1, context_tokens))
 
     max_tokens = min(limits.max_step_tokens, limits.max_model_len)
-    few_tokens = min(FEW_TOKENS, max_tokens)
+    few_tokens = min(FEW_TOKENS, max_tokens, limits.num_pages * limits.page_tokens)
     short = chunk(few_tokens, 0)
     yield short
     many_tokens = min(max_tokens, MANY_TOKENS, max(few_tokens, int(few_tokens * CHUNK_S / max(short.seconds, 1e-6))))
@@ -66,6 +66,6 @@ def step_profile(limits: StepLimits, seconds: StepSeconds) -> Iterator[StepTime]
     num_seqs = min(MANY_SEQS, limits.max_slots, limits.max_step_tokens, room)
     if num_seqs > 1:
         yield decoding(num_seqs, few_tokens - 1)
-    longest = min(longest // DECODE_SHARE, limits.num_pages // num_seqs * limits.page_tokens)
-    if longest > 2 * few_tokens:
-        yield decoding(num_seqs, longest - 1)
+    long_each = min(longest // DECODE_CONTEXT_DIVISOR, limits.num_pages // num_seqs * limits.page_tokens)
+    if long_each > 2 * few_tokens:
+        yield decoding(num_seqs, long_each - 1)

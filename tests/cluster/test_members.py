@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
 from slipstream.cluster.actor_handles import first_death, reason_of
 from slipstream.cluster.actors import Place
@@ -43,6 +43,10 @@ def task_error(cause: Exception) -> RayTaskError:
         (
             RayActorError(error_msg="Worker exit type: NODE_OUT_OF_MEMORY: the node running low on memory"),
             "process was killed because the machine ran out of memory",
+        ),
+        (
+            ActorUnavailableError("RpcError: recvmsg: Connection reset", None),
+            "the connection of Ray's driver to the process broke",
         ),
         (RayActorError(error_msg="something\nnew"), "process is gone: something new"),
     ],

@@ -45,6 +45,14 @@ def test_tokens_that_came_together_share_their_gap() -> None:
     assert metrics.num_output_tokens == 6
 
 
+def test_tokens_that_come_with_the_first_have_gaps_too() -> None:
+    metrics = FrontMetrics()
+    meter = metrics.begin(time.monotonic())
+    meter.tokens(3)
+    assert (sum(metrics.first_token_s.counts), sum(metrics.next_token_s.counts)) == (1, 2)
+    assert metrics.next_token_s.total == 0.0
+
+
 def test_a_finished_request_counts_once_with_its_stages() -> None:
     metrics = FrontMetrics()
     meter = metrics.begin(time.monotonic())

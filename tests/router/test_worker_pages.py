@@ -53,6 +53,20 @@ def test_asleep_requests_wait_and_the_first_worker_takes_them() -> None:
     run(main)
 
 
+def test_who_has_slept_stays_ready_while_the_first_worker_is_tried_out() -> None:
+    async def main() -> None:
+        async with routing() as (router, addresses):
+            router.expect_workers(ExpectedWorkers(0, 0))
+            router.expect_workers(ExpectedWorkers(0, 1))
+            worker = PlayedWorker("decode", addresses)
+            worker.may_go_on.clear()
+            await worker.join()
+            assert await readiness(addresses.http) == "ready"
+            worker.leave()
+
+    run(main)
+
+
 def test_a_router_that_begins_anew_lets_requests_wait_for_the_workers_that_will_come_back() -> None:
     async def main() -> None:
         async with routing() as (router, addresses):

@@ -148,3 +148,10 @@ def test_the_samples_of_a_mock_worker_are_the_times_of_its_profile():
         assert s.seconds == pytest.approx(expected_s)
     assert samples[5].prefill_context_tokens == 20
     assert [s.decode_context_tokens for s in samples] == [0, 0, 32, 512, 16 * 1024, 0, 41, 42]
+
+
+@pytest.mark.parametrize("num_pages", [1, 2, 5])
+def test_the_times_of_a_small_pool_are_of_steps_that_fit(num_pages: int):
+    for sample in MockProfile(num_pages=num_pages, step_s=1.0).steps():
+        assert sample.num_prefill_tokens <= 16 * num_pages or sample.prefill_context_tokens
+        assert sample.decode_context_tokens <= 16 * num_pages
