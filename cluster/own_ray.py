@@ -12,6 +12,7 @@ import ctypes
 import os
 import random
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 import psutil
 
@@ -40,6 +42,7 @@ FIRST_QUIET_PORT = 15_000  # many programs use ports below this by convention
 NUM_PORT_TRIES = 100
 CORE_PROCESSES = ("gcs_server", "raylet")
 LOOK_EVERY_S = 0.5
+MIN_LOG_BYTES = 1 << 20  # free on the disk of the log
 
 
 class RayFailed(Exception):  # noqa: N818 - reads as the sentence it carries
@@ -76,11 +79,12 @@ class OwnRay:
 
     def __init__(self, config: ClusterConfig, log_path: Path) -> None:
         self._log_path = log_path
+        self._log_begins = log_path.stat().st_size if log_path.exists() else 0
         self._is_expected_to_end = threading.Event()
         self._folder = RayFolder()
         self.reaper = Reaper(os.environ[processes.MARK])
         self.reaper.remove(self._folder.path)
-        with log_path.open("ab") as log:
+        with self._open_log() as log:
             self._process = subprocess.Popen(
                 _command(config, self._folder.path),
                 env=start_environment(),
@@ -130,8 +134,15 @@ class OwnRay:
         if wait_for_end(self._process, processes.descendants(), self._is_expected_to_end):
             os._exit(RAY_ENDED)
 
+    def _open_log(self) -> IO[bytes]:
+        """Ray ends when it cannot write, so on a full disk what it says is dropped."""
+        is_full = shutil.disk_usage(self._log_path.parent).free < MIN_LOG_BYTES
+        return open(os.devnull, "ab") if is_full else self._log_path.open("ab")
+
     def _last_words(self) -> str:
-        lines = self._log_path.read_text(errors="replace").split("\n")
+        """Of this Ray, not of those before."""
+        said = self._log_path.read_bytes()[self._log_begins :] if self._log_path.exists() else b""
+        lines = said.decode(errors="replace").split("\n")
         return next((" ".join(line.split()) for line in reversed(lines) if line.strip()), "it said nothing")[:300]
 
 

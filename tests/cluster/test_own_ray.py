@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slipstream.cluster import own_ray
+from slipstream.cluster import own_ray, processes
+from slipstream.cluster.config import ClusterConfig
 
 CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"
 
@@ -105,3 +106,26 @@ def test_an_end_that_is_expected_is_not_told(sleepers: dict[str, subprocess.Pope
     expected = threading.Event()
     expected.set()
     assert not own_ray.wait_for_end(sleepers["ray"], [], expected)
+
+
+@pytest.mark.parametrize(
+    ("program", "has_space", "sentence"),
+    [
+        ("echo one; echo two", True, "Ray did not start: two"),
+        ("true", True, "Ray did not start: it said nothing"),
+        ("echo one", False, "Ray did not start: it said nothing"),
+    ],
+)
+def test_a_start_that_fails_is_told_by_its_own_last_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str, has_space: bool, sentence: str
+) -> None:
+    log = tmp_path / "ray.log"
+    log.write_text("the words of an earlier Ray\n")
+    monkeypatch.setenv(processes.MARK, "a-test-of-ray")
+    monkeypatch.setattr(own_ray, "_command", lambda config, folder: ["sh", "-c", program])
+    if not has_space:
+        usage = shutil.disk_usage(tmp_path)._replace(free=0)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with own_ray.OwnRay(ClusterConfig(model="m"), log) as ray, pytest.raises(own_ray.RayFailed, match=f"^{sentence}$"):
+        ray.address()
+    assert has_space or log.read_text() == "the words of an earlier Ray\n"
