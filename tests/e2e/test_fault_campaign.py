@@ -15,7 +15,7 @@ from tests.faults.cluster_campaign import Plan, run_cluster
 FAULTS = ("kill", "freeze", "freeze", "reset", "cut-pages", "router")
 # With this seed a decode worker is killed first, so that requests are hit however few faults follow on a slow machine.
 # Where there is time for nine, each kind strikes at least once; there are fewer where connections cannot be reset.
-PLAN = Plan(seed=2191, seconds=14.0, faults=FAULTS, pause_s=(0.3, 1.5), num_jobs=20, num_clients=8)
+PLAN = Plan(seed=2191, seconds=10.0, faults=FAULTS, pause_s=(0.3, 1.5), num_jobs=20, num_clients=8)
 
 
 @pytest.mark.timeout(300)

@@ -10,7 +10,7 @@ from slipstream.router.move import MoveResult
 from tests.faults.campaign import SEEDS_A_TASK, run_campaign, run_seed, run_some
 from tests.faults.world import World
 
-NUM_SEEDS = 400  # about 40 s on one core
+NUM_SEEDS = 300  # about 40 s on one core
 MOST_SEEDS = 4000  # if it takes so many to see everything once
 
 # What must have happened: worlds in which all goes well prove little.
