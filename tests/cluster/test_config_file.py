@@ -139,7 +139,7 @@ MODEL = "model: {path: tiny}\n"
         ),
         (
             MODEL + "router: {dispatch: {slo: {itl_ms: 0}}}\n",
-            "c.yaml:2: router.dispatch.slo.itl_ms: must be over 0, got 0",
+            "c.yaml:2: router.dispatch.slo.itl_ms: must be over 0 and finite, got 0.0",
         ),
         (
             MODEL + "router: {dispatch: {placement: {max_candidates: 1}}}\n",
