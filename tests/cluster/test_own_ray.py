@@ -123,6 +123,7 @@ def test_a_start_that_fails_is_told_by_its_own_last_words(
     log.write_text("the words of an earlier Ray\n")
     monkeypatch.setenv(processes.MARK, "a-test-of-ray")
     monkeypatch.setattr(own_ray, "_command", lambda config, folder: ["sh", "-c", program])
+    monkeypatch.setattr(processes, "descendants", list)  # what else runs below this process is no Ray's
     if not has_space:
         usage = shutil.disk_usage(tmp_path)._replace(free=0)
         monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
