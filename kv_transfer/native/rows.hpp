@@ -107,6 +107,21 @@ uint64_t copy(const Table& to, const Table& from, int64_t num_runs, int64_t run_
     return digest.finish(pending, num_pending, num_bytes);
 }
 
+// For memory that another core has in its caches: what is stored is not fetched from there first. Before anybody is told of
+// it, there must be an `_mm_sfence`.
+inline void copy_past_caches(uint8_t* dst, const uint8_t* src, int64_t num_bytes) {
+    const int64_t to_line = -reinterpret_cast<uintptr_t>(dst) % kStripeBytes, head = std::min(num_bytes, to_line);
+    std::memcpy(dst, src, head);
+    int64_t at = head;
+    for (; at + kStripeBytes <= num_bytes; at += kStripeBytes) {
+        for (int64_t half : {at, at + kStripeBytes / 2}) {
+            const __m256i data = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src + half));
+            _mm256_stream_si256(reinterpret_cast<__m256i*>(dst + half), data);
+        }
+    }
+    std::memcpy(dst + at, src + at, num_bytes - at);
+}
+
 // One copy: `run_bytes` of each of `num_runs` rows; `to.base` null only looks at them. `past_caches` is a wish.
 struct Job {
     Table to, from;

@@ -134,6 +134,16 @@ def test_pages_arrive_whatever_the_pieces_and_their_order(
 
 
 @pytest.mark.parametrize("variant", usable_variants())
+def test_the_sums_of_a_stream_lie_in_one_line_of_the_cache(variant: str) -> None:
+    """Across two pages of memory they are stored so slowly that a receiver takes 1.7 times as long."""
+    pages, pool = Pages(0, np.array([5, 1, 2], np.int64), range(2), 7), make_pool(4096, 1)
+    streams = [PageStream(library(variant), pool, pages) for _ in range(16)]
+    assert [stream.handle % 64 for stream in streams if stream.handle is not None] == [0] * 16
+    for stream in streams:
+        stream.close()
+
+
+@pytest.mark.parametrize("variant", usable_variants())
 @pytest.mark.parametrize("flipped", [0, 5000, 3 * 2 * 4096 - 1, 3 * 2 * 4096])
 def test_a_flipped_bit_anywhere_is_noticed(variant: str, flipped: int) -> None:
     pages = Pages(0, np.array([5, 1, 2], np.int64), range(2), 7)
