@@ -162,7 +162,7 @@ class Digest {
     }
 
   private:
-    // In one line each: a block waits until the sums of the last one are stored, which is slow across two pages.
+    // From the beginning of a line on: a block waits until the sums of the last one are stored, which is slow across two pages.
     alignas(kStripeBytes) uint64_t acc_[8] = {kPrime32_3, kPrime64_1, kPrime64_2, kPrime64_3,
                                               kPrime64_4, kPrime32_2, kPrime64_5, kPrime32_1};
     alignas(kStripeBytes) uint8_t secret_[kSecretBytes];
