@@ -5,9 +5,10 @@ its own work by counting lexer states, Earley items and symbols; the trial and t
 `parser_limits`. What it does not count is refused here (a `multipleOf` of many digits, which becomes an automaton of as
 many states, and unbounded repetition), or ends the process in which guides are tried (`guide_trial.py`).
 
-A JSON schema comes as `router.json_schema` has rewritten it, with llguidance's options in it (`x-guidance`); one without
-them is from a router before that, and allows white space between the parts of JSON. There are at most `MAX_WHITE_SPACE`
-characters of it: otherwise a small model that has begun to write spaces would go on with them to the end.
+A JSON schema comes as `router.json_schema` has rewritten it, with llguidance's options in it (`x-guidance`). One
+without them comes from an older router, and allows white space between the parts of JSON. There are at most
+`MAX_WHITE_SPACE` characters of it: otherwise a small model that has begun to write spaces would go on with them to the
+end.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import re
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from slipstream.router.json_schema.anything import DEFINITION, FREE_OBJECT, NAME
 from slipstream.router.messages import Guide
 
 if TYPE_CHECKING:
@@ -36,6 +38,9 @@ class JsonStyle(NamedTuple):
 
     whitespace: Literal["compact", "any"] = "compact"
     open_objects: bool = False
+
+
+COMPACT_JSON = JsonStyle()
 
 
 class GrammarError(ValueError):
@@ -81,7 +86,8 @@ def json_options(style: JsonStyle) -> dict[str, Any]:
 
 def any_object(style: JsonStyle) -> Guide:
     """The guide of answers that are some JSON object."""
-    return Guide("json", json.dumps({"type": "object", **json_options(style)}, separators=(",", ":")))
+    schema = {"type": "object"} if style.open_objects else {**FREE_OBJECT, "$defs": {NAME: DEFINITION}}
+    return Guide("json", json.dumps({**schema, **json_options(style)}, separators=(",", ":")))
 
 
 def parser_limits() -> LLParserLimits:

@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Callable
 from typing import IO, NamedTuple
 
-from slipstream.router.grammar import GrammarError, JsonStyle, complaint
+from slipstream.router.grammar import COMPACT_JSON, GrammarError, JsonStyle, complaint
 from slipstream.router.messages import Guide
 
 MAX_CPU_S = 1.0
@@ -52,7 +52,7 @@ class Trials:
         self._process: subprocess.Popen[bytes] | None = None
         self._finish: Callable[[], object]  # ends that process
 
-    def verdict(self, guide: Guide, style: JsonStyle = JsonStyle()) -> Verdict:
+    def verdict(self, guide: Guide, style: JsonStyle = COMPACT_JSON) -> Verdict:
         """What becomes of the guide of a request. Raises TrialError."""
         process = self._process or self._begin()
         assert process.stdin is not None

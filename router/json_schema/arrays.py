@@ -42,9 +42,7 @@ def rewrite_array(
     return [*_containing(rewriter, schema, pointer, out), *_unique(rewriter, schema, pointer, out)]
 
 
-def _items(
-    schema: dict[str, Any], pointer: str
-) -> tuple[tuple[str, list[Any]] | None, tuple[str, Any] | None]:
+def _items(schema: dict[str, Any], pointer: str) -> tuple[tuple[str, list[Any]] | None, tuple[str, Any] | None]:
     """The schemas of the first items and of all others, each with the keyword it stands in. Up to draft 2019-09 these
     were `items` and `additionalItems`."""
     items, prefix = schema.get("items"), schema.get("prefixItems")

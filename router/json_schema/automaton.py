@@ -153,6 +153,11 @@ def _derivative(node: Regex, char: int, cache: dict[tuple[Regex, int], Regex]) -
     return result
 
 
+def is_empty(node: Regex) -> bool:
+    """Whether an expression matches no text at all. Raises TooComplexError."""
+    return not _Automaton(node).finals
+
+
 def matches(node: Regex, text: str) -> bool:
     """Whether an expression matches a text. Raises TooComplexError for one with Unicode classes."""
     _char_classes(node)

@@ -68,7 +68,9 @@ def names_of(schema: Any, pointer: str, look: Look, seen: set[str] | None = None
     dependent = schema.get("dependentSchemas", schema.get("dependencies"))
     for name, part in dependent.items() if isinstance(dependent, dict) else ():
         names.add(names_of(part, child(pointer, "dependentSchemas", name), look, seen))
-    conditional = [names_of(schema.get(key), child(pointer, key), look, seen) for key in ("then", "else") if key in schema]
+    conditional = [
+        names_of(schema.get(key), child(pointer, key), look, seen) for key in ("then", "else") if key in schema
+    ]
     if "if" in schema:
         condition = names_of(schema["if"], child(pointer, "if"), look, seen)
         names.counts += condition.counts
@@ -82,9 +84,7 @@ def names_of(schema: Any, pointer: str, look: Look, seen: set[str] | None = None
 def branch_names(
     schema: dict[str, Any], key: str, pointer: str, look: Look, seen: set[str] | None = None
 ) -> list[Names]:
-    return [
-        names_of(part, child(pointer, key, number), look, seen) for number, part in enumerate(_list(schema, key))
-    ]
+    return [names_of(part, child(pointer, key, number), look, seen) for number, part in enumerate(_list(schema, key))]
 
 
 def closed(names: Iterable[str], others: Any = False) -> dict[str, Any]:

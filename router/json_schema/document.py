@@ -10,7 +10,7 @@ from slipstream.router.json_schema.errors import SchemaError, child
 
 MAX_DEPTH = 100
 MAX_VALUES = 100_000
-BASE = "schema:///"
+BASE = "http://schema.invalid/"  # of a schema without `$id`
 # What these hold are values, or names of properties: an `$id` in them names no schema.
 HOLD_NO_SCHEMAS = frozenset({"const", "enum", "default", "example", "examples", "required", "type"})
 
@@ -97,7 +97,7 @@ class Document:
                 left += (
                     (item, child(pointer, key), base, depth + 1)
                     for key, item in value.items()
-                    if key not in HOLD_NO_SCHEMAS or isinstance(item, dict) and pointer.endswith("/properties")
+                    if key not in HOLD_NO_SCHEMAS or (isinstance(item, dict) and pointer.endswith("/properties"))
                 )
 
     def _base_pointer(self, pointer: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 class SchemaError(ValueError):
-    """A schema cannot be followed. `pointer` is the JSON pointer (RFC 6901) of the keyword that is the reason; the empty
-    one is the whole schema."""
+    """A schema cannot be followed. `pointer` is the JSON pointer (RFC 6901) of the keyword that is the reason; an empty
+    one means the whole schema."""
 
     def __init__(self, pointer: str, reason: str) -> None:
         super().__init__(f"at {pointer}: {reason}" if pointer else reason)

@@ -1,6 +1,7 @@
 """Values of `format` that are enforced. By the specification an unknown format is an annotation, and asks for nothing.
 
-Dates and times are those that exist: llguidance's own expressions know neither leap years nor that Python has no year 0.
+Dates and times are those that exist. llguidance's own expressions know neither leap years nor that Python has no year
+0.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class _Faults:
         while inner is not None:
             pointer = self._rewritten.pointer_of(inner) or pointer
             inner, reason = self._part_at_fault(inner, reason)
-        words = "it refers to itself without end" if reason.startswith(ENDLESS) else reason
+        words = "it refers to itself without end" if reason.startswith(ENDLESS) else " ".join(reason.split())
         return str(SchemaError(pointer, words))
 
     def _part_at_fault(self, schema: dict[str, Any], reason: str) -> tuple[Any, str]:

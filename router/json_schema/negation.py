@@ -2,7 +2,7 @@
 
     not {"required": ["a"]}   becomes   {"type": [all but object]} or {"properties": {"a": false}}
 
-Each keyword of the schema gives one alternative. Where an alternative cannot be written down, it is left out: then fewer
+Each keyword of the schema gives one alternative. An alternative that cannot be written down is left out: then fewer
 values are allowed than could be, and never one that the client has ruled out.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from slipstream.router.json_schema.errors import SchemaError, child
@@ -102,7 +103,7 @@ def _options(schema: dict[str, Any], key: str, pointer: str, look: Look, depth: 
 
 
 def _always(schema: Any) -> bool:
-    return schema is True or isinstance(schema, dict) and all(key in ANNOTATIONS for key in schema)
+    return schema is True or (isinstance(schema, dict) and all(key in ANNOTATIONS for key in schema))
 
 
 def _other_types(value: Any) -> list[str]:
@@ -131,8 +132,7 @@ def _unlike(values: list[Any]) -> list[Any]:
         types.discard("number")
         options.append({"type": "number", "exclusiveMaximum": numbers[0]})
         options += [
-            {"type": "number", "exclusiveMinimum": low, "exclusiveMaximum": high}
-            for low, high in zip(numbers, numbers[1:], strict=False)
+            {"type": "number", "exclusiveMinimum": low, "exclusiveMaximum": high} for low, high in pairwise(numbers)
         ]
         options.append({"type": "number", "exclusiveMinimum": numbers[-1]})
     for kind, name in ((list, "array"), (dict, "object")):
@@ -153,4 +153,3 @@ EXACT = frozenset({"type", "const", "enum", "allOf", "anyOf", "oneOf", "not", "$
 UNKNOWN = frozenset(
     {"additionalProperties", "patternProperties", "prefixItems", "multipleOf", "contains", "uniqueItems", "if"}
 ) | {"propertyNames", "dependentRequired", "dependentSchemas", "format", "dependencies"}
-

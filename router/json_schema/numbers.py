@@ -30,7 +30,9 @@ def bounds(schema: dict[str, Any], pointer: str, *, is_integer: bool) -> dict[st
     is_open_low = low_key == "exclusiveMinimum"
     is_open_high = high_key == "exclusiveMaximum"
     if low is not None and high is not None and (low > high or (low == high and (is_open_low or is_open_high))):
-        raise SchemaError(child(pointer, low_key), f"no number is in the bounds {schema[low_key]} and {schema[high_key]}")
+        raise SchemaError(
+            child(pointer, low_key), f"no number is in the bounds {schema[low_key]} and {schema[high_key]}"
+        )
     if is_integer:
         return _integers(schema, pointer, (low, low_key), (high, high_key))
     return _numbers(schema, pointer, (low, low_key), (high, high_key))

@@ -9,11 +9,13 @@ from typing import Any, Protocol
 from slipstream.router.json_schema import automaton, numbers, regex
 from slipstream.router.json_schema.errors import Derived, SchemaError, child
 from slipstream.router.json_schema.negation import negated
-from slipstream.router.json_schema.patterns import PatternError, as_pattern, as_patterns, searched
+from slipstream.router.json_schema.pattern_parser import PatternError
+from slipstream.router.json_schema.patterns import as_pattern, as_patterns, searched
 from slipstream.router.json_schema.regex import ANY_TEXT, Regex
 
 MAX_COMBINATIONS = 64  # of properties, to count them
 MAX_PROPERTIES = 100_000
+MAX_OVERLAPPING = 4  # patterns of names
 
 
 class Part(frozenset[str]):
@@ -60,7 +62,8 @@ def rewrite_object(
     if properties or "properties" in schema:
         out["properties"] = properties
     if patterns:
-        out["patternProperties"] = {as_pattern(node): inner for node, inner in patterns.items()}
+        apart = _apart(patterns, child(pointer, "patternProperties"))
+        out["patternProperties"] = {as_pattern(node): inner for node, inner in apart.items()}
     if others is not None:
         out["additionalProperties"] = others
     if required:
@@ -85,7 +88,7 @@ def count_properties(schema: dict[str, Any], pointer: str, out: dict[str, Any]) 
             raise SchemaError(at, f"{count} properties are too many: {MAX_PROPERTIES} are the most")
         count = min(count, MAX_PROPERTIES)
         missing = count - len(required)
-        if key == "minProperties" and missing <= 0 or key == "maxProperties" and count >= len(known) and is_closed:
+        if (key == "minProperties" and missing <= 0) or (key == "maxProperties" and count >= len(known) and is_closed):
             continue
         if not optional:
             out[key] = count
@@ -130,6 +133,27 @@ def _key_pattern(text: str, at: str) -> Regex:
     except PatternError as error:
         raise SchemaError(at, f"the pattern {text[:60]!r} is not served: {error}") from error
     return node
+
+
+def _apart(patterns: dict[Regex, Any], at: str) -> dict[Regex, Any]:
+    """Patterns of which no two match the same name, as llguidance wants them: one for each set of patterns that can
+    match together."""
+    try:
+        if all(automaton.is_empty(regex.both(*pair)) for pair in combinations(patterns, 2)):
+            return patterns
+        if len(patterns) > MAX_OVERLAPPING:
+            raise SchemaError(at, f"of patterns that match the same names, {MAX_OVERLAPPING} are the most")
+        apart: dict[Regex, Any] = {}
+        for count in range(1, len(patterns) + 1):
+            for chosen in combinations(patterns, count):
+                rest = (regex.negated(node) for node in patterns if node not in chosen)
+                node = automaton.plain(regex.both(*chosen, *rest))
+                if node != regex.NOTHING:
+                    parts = [patterns[one] for one in chosen]
+                    apart[node] = parts[0] if count == 1 else {"allOf": parts}
+        return apart
+    except automaton.TooComplexError as error:
+        raise SchemaError(at, "it cannot be told which of its patterns match the same names") from error
 
 
 def _key_texts(rewriter: Rewriter, schema: Any, pointer: str) -> list[str] | Regex:
@@ -182,7 +206,8 @@ def _named(
         narrowed = {regex.both(allowed, node): inner for node, inner in patterns.items()}
         if others is not False:
             rest = regex.both(allowed, *(regex.negated(node) for node in patterns))
-            narrowed[rest] = others
+            if not automaton.is_empty(rest):
+                narrowed[rest] = others
         for node in narrowed:
             as_patterns(node)
             as_pattern(node)
@@ -223,9 +248,7 @@ def exactly_one_required(branches: list[Any]) -> list[dict[str, Any]] | None:
     return out
 
 
-def conditional(
-    rewriter: Rewriter, schema: dict[str, Any], pointer: str, part: Part
-) -> list[Any]:
+def conditional(rewriter: Rewriter, schema: dict[str, Any], pointer: str, part: Part) -> list[Any]:
     """`if`, `then` and `else` as two alternatives."""
     if "if" not in schema or not {"then", "else"} & schema.keys():
         return []
@@ -238,5 +261,3 @@ def conditional(
         if condition is not False
     ]
     return [{"anyOf": options}] if options else [False]
-
-

@@ -20,8 +20,10 @@ DIGITS: Ranges = ((48, 57),)
 WORD: Ranges = ((48, 57), (65, 90), (95, 95), (97, 122))
 # White space and line ends of ECMA-262.
 SPACES: Ranges = regex.merged(
-    [(9, 13), (32, 32), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029)]
-    + [(0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)]
+    (
+        *((9, 13), (32, 32), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029)),
+        *((0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)),
+    )
 )
 NO_LINE_END: Ranges = regex.inverted(((10, 10), (13, 13), (0x2028, 0x2029)))
 ESCAPED_CHARS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0, "a": 7}
@@ -135,6 +137,8 @@ class _Parser:
         look, flags = "", None
         if self._text.startswith("?", self.position):
             found = GROUP.match(self._text, self.position)
+            if self._text.startswith("?P=", self.position):
+                raise PatternError("backreferences are not served")
             if found is None:
                 raise PatternError(f"'(' with {self._text[self.position : self.position + 3]!r} is not served")
             self.position = found.end()
@@ -172,7 +176,7 @@ class _Parser:
             return Anchor("start" if char == "A" else "end")
         if char in ("b", "B"):
             raise PatternError(f"word boundaries ('\\{char}') are not served")
-        if char in ("k", "P") and self._text.startswith(("k<", "P="), self.position) or char in set("123456789"):
+        if self._text.startswith("k<", self.position) or char in set("123456789"):
             raise PatternError("backreferences are not served")
         return Set(self._escaped_chars())
 

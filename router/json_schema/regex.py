@@ -1,7 +1,7 @@
 """Regular expressions as trees, with the operators of sets: intersection and complement.
 
-All nodes are immutable and are made by the functions at the end, which simplify, so that equal languages often are equal
-trees. A tree describes whole texts: there are no anchors in it.
+All nodes are immutable. The functions that make them simplify, so that equal languages often are equal trees. A tree
+describes whole texts: there are no anchors in it.
 """
 
 from __future__ import annotations
@@ -205,4 +205,4 @@ def _written_chars(chars: Chars) -> str:
 
 def _escaped(code_point: int) -> str:
     char = chr(code_point)
-    return char if char.isascii() and char.isalnum() or char == "_" else f"\\x{{{code_point:X}}}"
+    return char if (char.isascii() and char.isalnum()) or char == "_" else f"\\x{{{code_point:X}}}"

@@ -1,8 +1,9 @@
 """From a client's JSON schema to one that llguidance takes and that allows no value which the client's does not.
 
-What asks for nothing is left out, what llguidance lacks is said by other keywords, and what cannot be said is refused by
-its JSON pointer. Where it cannot be said exactly, fewer values are allowed than could be. Two things are wider than the
-schema: a `oneOf` whose branches are not apart is an `anyOf`, and `uniqueItems` is followed for few values only.
+What asks for nothing is left out, what llguidance lacks is said by other keywords, and what cannot be said is refused
+by its JSON pointer. Where it cannot be said exactly, fewer values are allowed than could be. Three things are wider
+than the schema: a `oneOf` whose branches are not apart is an `anyOf`, `uniqueItems` is followed for few values only,
+and OpenAPI's `nullable` allows null.
 
 References become references to `$defs` of their own, one for each target and use, so that nothing is ever copied.
 """
@@ -16,11 +17,20 @@ from typing import Any
 import orjson
 
 from slipstream.router.json_schema import numbers
+from slipstream.router.json_schema.anything import ANYTHING, DEFINITION, MAX_FREE_PROPERTIES, NAME
 from slipstream.router.json_schema.arrays import rewrite_array
 from slipstream.router.json_schema.closing import BRANCHES, Names, branch_names, closed, names_of
 from slipstream.router.json_schema.document import Document
 from slipstream.router.json_schema.errors import Derived, SchemaError, child
-from slipstream.router.json_schema.keywords import ASKING, COMBINED, OF_ARRAYS, OF_NUMBERS, OF_OBJECTS, TYPES, meant_type
+from slipstream.router.json_schema.keywords import (
+    ASKING,
+    COMBINED,
+    OF_ARRAYS,
+    OF_NUMBERS,
+    OF_OBJECTS,
+    TYPES,
+    meant_type,
+)
 from slipstream.router.json_schema.negation import negated
 from slipstream.router.json_schema.objects import (
     Part,
@@ -63,6 +73,7 @@ class _Rewriter:
         self._left: list[tuple[str, Part | None]] = []  # definitions that are still to be rewritten
         self._origins: dict[int, tuple[Any, str]] = {}  # the schema is kept with its id, so that no other gets that
         self._num_schemas = 0
+        self._uses_anything = False
         self.divisors: dict[Fraction, str] = {}
 
     def root(self) -> dict[str, Any]:
@@ -75,6 +86,8 @@ class _Rewriter:
             key = self._left.pop()
             pointer, part = key
             definitions[self._definitions[key]] = self.schema(self._document.value(pointer), pointer, part)
+        if self._uses_anything:
+            definitions[NAME] = DEFINITION
         if definitions:
             out["$defs"] = definitions
         self._note(out, "")
@@ -89,6 +102,8 @@ class _Rewriter:
         return self._document.value(where), where
 
     def schema(self, value: Any, pointer: str, part: Part | None) -> Any:
+        if value is True and part is None:
+            return self._anything()
         if isinstance(value, bool):
             return value
         if not isinstance(value, dict):
@@ -97,9 +112,18 @@ class _Rewriter:
         if self._num_schemas > MAX_SCHEMAS:
             raise SchemaError(pointer, f"with what it refers to, it has more than {MAX_SCHEMAS} parts")
         asked = {key: inner for key, inner in value.items() if key in ASKING}
+        if not asked:
+            return self.schema(True, pointer, part)
         out = self._asked(asked, pointer, part)
         self._note(out, pointer)
         return out
+
+    def _anything(self) -> Any:
+        """What stands for a value of any kind."""
+        if self._open_objects:
+            return True
+        self._uses_anything = True
+        return dict(ANYTHING)
 
     def _asked(self, schema: dict[str, Any], pointer: str, part: Part | None) -> Any:
         types = _types(schema, pointer)
@@ -131,7 +155,9 @@ class _Rewriter:
         if "not" in schema:
             at = child(pointer, "not")
             extra.append(self.schema(negated(schema["not"], at, self.look), Derived(at), own.part or Part()))
-        extra += own.closing(out)
+        extra += own.closing()
+        if types is not None and part is None and own.is_alone and not {"enum", "const"} & out.keys():
+            self._bound(types, out)
         if types is not None:
             out = {"type": types[0] if len(types) == 1 else types, **out}
         if False in extra:
@@ -141,9 +167,19 @@ class _Rewriter:
             whole = {"anyOf": [whole, {"type": "null"}]}
         return whole
 
-    def _referred(
-        self, key: str, reference: Any, pointer: str, part: Part | None, out: dict[str, Any]
-    ) -> list[Any]:
+    def _bound(self, types: list[str], out: dict[str, Any]) -> None:
+        """Bounds the number of properties if it does not follow from their names, here and in what may be in it."""
+        if self._open_objects:
+            return
+        if "array" in types and "items" not in out:
+            out["items"] = self._anything()
+        if "object" in types and out.get("additionalProperties") is not False:
+            if "additionalProperties" not in out:
+                out["additionalProperties"] = self._anything()
+            if not out.get("properties") and not out.get("required") and "maxProperties" not in out:
+                out["maxProperties"] = max(MAX_FREE_PROPERTIES, 2 * int(out.get("minProperties", 0)))
+
+    def _referred(self, key: str, reference: Any, pointer: str, part: Part | None, out: dict[str, Any]) -> list[Any]:
         where = self._end_of_chain(reference, pointer, key)
         target = self._document.value(where)
         if isinstance(target, bool):
@@ -202,8 +238,8 @@ class _Rewriter:
 
 
 class _Closing:
-    """How the objects of one schema are closed: by itself, in the branches of its `anyOf` or `oneOf`, by a further schema
-    beside it, or not at all. `part` is what the schemas in it are parts of."""
+    """How the objects of one schema are closed: by itself, in the branches of its `anyOf` or `oneOf`, by a further
+    schema beside it, or not at all. `part` is what the schemas in it are parts of."""
 
     def __init__(
         self, rewriter: _Rewriter, schema: dict[str, Any], pointer: str, part: Part | None, *, is_open: bool
@@ -216,10 +252,10 @@ class _Closing:
         combined += [key for key in ("dependentSchemas", "dependencies") if key in schema]
         own = OF_OBJECTS - {"dependentSchemas", "dependencies"}
         num_parts = len(combined) - 1 + (len(schema["allOf"]) if isinstance(schema.get("allOf"), list) else 1)
-        self._is_alone = not combined
-        if self._is_alone or (num_parts == 1 and own.isdisjoint(schema)):
+        self.is_alone = not combined
+        if self.is_alone or (num_parts == 1 and own.isdisjoint(schema)):
             self.part = part
-            if self._is_alone and not self._is_part and self._is_closed(is_open, schema):
+            if self.is_alone and not self._is_part and self._is_closed(is_open, schema):
                 self._names = names_of(schema, pointer, rewriter.look)
             return
         names = names_of(schema, pointer, rewriter.look)
@@ -243,16 +279,17 @@ class _Closing:
 
     def close_alone(self, out: dict[str, Any]) -> None:
         """Closes a schema that has no parts."""
-        if self._is_alone and self._names is not None and ("properties" in out or "unevaluatedProperties" in self._schema):
-            if "additionalProperties" not in out:
-                properties = out.setdefault("properties", {})
-                if not out.get("patternProperties"):
-                    for name in out.get("required", ()):
-                        properties.setdefault(name, True)
-                out["additionalProperties"] = self._others
+        names_all = "properties" in out or "unevaluatedProperties" in self._schema
+        if not self.is_alone or self._names is None or not names_all or "additionalProperties" in out:
+            return
+        properties = out.setdefault("properties", {})
+        if not out.get("patternProperties"):
+            for name in out.get("required", ()):
+                properties.setdefault(name, True)
+        out["additionalProperties"] = self._others
 
     def close_branches(self, key: str, branches: list[Any]) -> list[Any]:
-        if key not in BRANCHES or self._is_alone or self._names is None or self._branched is not None:
+        if key not in BRANCHES or self.is_alone or self._names is None or self._branched is not None:
             return branches
         own = branch_names(self._schema, key, self._pointer, self._rewriter.look)
         if not any(names.has_properties for names in own):
@@ -271,9 +308,9 @@ class _Closing:
                 out.append({"allOf": [branch, closed([*elsewhere, *names.counts], self._others)]})
         return out
 
-    def closing(self, out: dict[str, Any]) -> list[Any]:
+    def closing(self) -> list[Any]:
         """Schemas that have to hold beside the whole."""
-        if self._is_alone or self._names is None or self._branched is not None:
+        if self.is_alone or self._names is None or self._branched is not None:
             return []
         return [closed(self._names.counts, self._others)]
 

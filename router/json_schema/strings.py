@@ -7,7 +7,8 @@ from typing import Any
 
 from slipstream.router.json_schema import formats, numbers
 from slipstream.router.json_schema.errors import SchemaError, child
-from slipstream.router.json_schema.patterns import PatternError, as_patterns, searched
+from slipstream.router.json_schema.pattern_parser import PatternError
+from slipstream.router.json_schema.patterns import as_patterns, searched
 
 MAX_LENGTH = 1_000_000
 # How pydantic up to 2.13 describes decimals. It leaves out that they end with the text.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from slipstream.router.grammar import JsonStyle, any_object
+from slipstream.router.grammar import COMPACT_JSON, JsonStyle, any_object
 from slipstream.router.guide_trial import Trials, Verdict
 from slipstream.router.http.errors import HttpError
 from slipstream.router.messages import Guide, GuideKind
@@ -53,17 +53,16 @@ class Guides:
         named = guide_fields(body)
         if not named:
             if body.structured_outputs is not None:
-                raise invalid(
-                    "structured_outputs", "'structured_outputs' needs 'json' or another guide, here or in the request."
-                )
+                message = "'structured_outputs.json', or another guide here or in the request, is required."
+                raise invalid("structured_outputs.json", message)
             return None
         if len(named) > 1:
             names = " and ".join(f"'{one.field}'" for one in named)
             raise invalid(named[1].field, f"Only one of {names} can be followed at a time.")
         field, kind, value = named[0]
         outputs = body.structured_outputs
-        style = JsonStyle() if outputs is None else outputs.style
-        if kind != "json" and style != JsonStyle():
+        style = COMPACT_JSON if outputs is None else outputs.style
+        if kind != "json" and style != COMPACT_JSON:
             raise invalid("structured_outputs", f"'whitespace' and 'open_objects' are for JSON, not for '{field}'.")
         if value is ANY_OBJECT:
             return any_object(style)
