@@ -111,6 +111,8 @@ def verdict(guide: Guide, style: JsonStyle) -> Verdict:
         final = json_guide(guide.spec, style) if guide.kind == "json" else guide
     except GrammarError as error:
         return Verdict(None, str(error))
+    except (MemoryError, RecursionError):
+        return Verdict(None, TOO_COMPLEX)
     fault = complaint(final)
     return Verdict(None, fault) if fault is not None else Verdict(final)
 

@@ -15,7 +15,7 @@ from typing import Any
 from slipstream.router.json_schema.errors import child
 
 BRANCHES = ("anyOf", "oneOf")
-Look = Callable[[Any, str], tuple[Any, str]]
+Look = Callable[..., tuple[Any, str]]
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ def names_of(schema: Any, pointer: str, look: Look, seen: set[str] | None = None
     names.has_patterns = bool(schema.get("patternProperties"))
     for key in ("$ref", "$dynamicRef"):
         if key in schema:
-            target, where = look(schema[key], pointer)
+            target, where = look(schema[key], pointer, key)
             if where not in seen:
                 _add_part(names, names_of(target, where, look, seen | {where}))
     for number, part in enumerate(_list(schema, "allOf")):

@@ -24,9 +24,9 @@ class Document:
         self._named: dict[str, str] = {}  # URI without or with an anchor -> pointer
         self._find_names()
 
-    def target(self, reference: Any, pointer: str) -> str:
-        """The pointer to what a `$ref` in the schema at `pointer` means. Raises SchemaError."""
-        at = child(pointer, "$ref")
+    def target(self, reference: Any, pointer: str, key: str = "$ref") -> str:
+        """The pointer to what a reference in the schema at `pointer` means; `key` is its keyword. Raises SchemaError."""
+        at = child(pointer, key)
         if not isinstance(reference, str):
             raise SchemaError(at, f"{reference!r:.60} is not a reference")
         if reference == "#" or reference.startswith("#/"):

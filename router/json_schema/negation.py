@@ -61,6 +61,8 @@ def negated(schema: Any, pointer: str, look: Look, depth: int = 0) -> Any:
 
 def _options(schema: dict[str, Any], key: str, pointer: str, look: Look, depth: int) -> list[Any]:
     value, at = schema[key], child(pointer, key)
+    if key in LISTS and not isinstance(value, list):
+        raise SchemaError(at, "it is not a list")
 
     def opposite(inner: Any, *keys: str | int) -> Any:
         return negated(inner, child(at, *keys), look, depth + 1)
@@ -71,12 +73,11 @@ def _options(schema: dict[str, Any], key: str, pointer: str, look: Look, depth: 
         case "const":
             return _unlike([value])
         case "enum":
-            return _unlike(value if isinstance(value, list) else [])
+            return _unlike(value)
         case "pattern":
             return [{"type": "string", "pattern": rf"^(?![\s\S]*(?:{value}))"}]
         case "required":
-            names = value if isinstance(value, list) else []
-            return [{"type": "object", "properties": {name: False}} for name in names if isinstance(name, str)]
+            return [{"type": "object", "properties": {name: False}} for name in value if isinstance(name, str)]
         case "properties":
             items = value.items() if isinstance(value, dict) else ()
             return [
@@ -87,7 +88,7 @@ def _options(schema: dict[str, Any], key: str, pointer: str, look: Look, depth: 
         case "items" if not isinstance(value, list):
             return [{"type": "array", "minItems": 1, "prefixItems": [opposite(value)]}]
         case "allOf":
-            return [opposite(inner, number) for number, inner in enumerate(value if isinstance(value, list) else [])]
+            return [opposite(inner, number) for number, inner in enumerate(value)]
         case "anyOf" | "oneOf":
             return [{"allOf": [opposite(inner, number) for number, inner in enumerate(value)]}] if value else [True]
         case "not":
@@ -107,7 +108,7 @@ def _always(schema: Any) -> bool:
 
 
 def _other_types(value: Any) -> list[str]:
-    named = {value} if isinstance(value, str) else set(value) if isinstance(value, list) else set()
+    named = {name for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)}
     if "integer" in named:  # numbers that are not integers cannot be described
         named.add("number")
     return [name for name in TYPES if name not in named and name != "integer"]
@@ -147,6 +148,7 @@ def _quoted(text: str) -> str:
     return re.sub(r"[^\w ]", lambda found: f"\\u{{{ord(found[0]):X}}}", text)
 
 
+LISTS = frozenset({"enum", "required", "allOf", "anyOf", "oneOf"})
 KNOWN = frozenset(FLIPPED) | {"type", "const", "enum", "pattern", "required", "properties", "items", "allOf", "anyOf"}
 KNOWN |= {"oneOf", "not", "$ref"}
 EXACT = frozenset({"type", "const", "enum", "allOf", "anyOf", "oneOf", "not", "$ref", "properties", "items"})

@@ -97,8 +97,8 @@ class _Rewriter:
         found = self._origins.get(id(schema))
         return None if found is None else str(found[1])
 
-    def look(self, reference: Any, pointer: str) -> tuple[Any, str]:
-        where = self._document.target(reference, pointer)
+    def look(self, reference: Any, pointer: str, key: str = "$ref") -> tuple[Any, str]:
+        where = self._document.target(reference, pointer, key)
         return self._document.value(where), where
 
     def schema(self, value: Any, pointer: str, part: Part | None) -> Any:
@@ -198,14 +198,14 @@ class _Rewriter:
         seen = set()
         at = child(pointer, key)
         while True:
-            where = self._document.target(reference, pointer)
+            where = self._document.target(reference, pointer, key)
             if where in seen:
                 raise SchemaError(at, "it refers to itself without end")
             seen.add(where)
             target = self._document.value(where)
             if not isinstance(target, dict) or {name for name in target if name in ASKING} != {"$ref"}:
                 return where
-            reference, pointer = target["$ref"], where
+            reference, pointer, key = target["$ref"], where, "$ref"
 
     def _combined(self, key: str, inner: Any, pointer: str, own: _Closing) -> list[Any]:
         at = child(pointer, key)
