@@ -25,7 +25,7 @@ class Document:
         self._find_names()
 
     def target(self, reference: Any, pointer: str, key: str = "$ref") -> str:
-        """The pointer to what a reference in the schema at `pointer` means; `key` is its keyword. Raises SchemaError."""
+        """The pointer to what a reference at `pointer` means; `key` is its keyword. Raises SchemaError."""
         at = child(pointer, key)
         if not isinstance(reference, str):
             raise SchemaError(at, f"{reference!r:.60} is not a reference")

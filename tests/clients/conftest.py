@@ -56,8 +56,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         port = probe.getsockname()[1]
     config = folder / "cluster.yaml"
     config.write_text(CONFIG.format(port=port, root=ROOT))
-    command = [str(ROOT / ".venv/bin/python"), "-m", "slipstream.cluster.cli", "serve", str(config)]
-    environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
+    command = [str(ROOT / ".venv/bin/slipstream"), "serve", str(config)]
+    (folder / "run").mkdir()
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder / "run"), "XDG_CACHE_HOME": str(folder / "cache")}
     url = f"http://127.0.0.1:{port}"
     with (folder / "log.txt").open("wb") as log:
         process = subprocess.Popen(

@@ -14,7 +14,9 @@ from slipstream.router.json_schema.guide import json_guide
 from slipstream.router.json_schema.keywords import ASKING
 
 KEYS = st.sampled_from(sorted(ASKING | {"a", "$defs", "$id", "$anchor", "title"}))
-SCALARS = st.sampled_from([None, True, False, 0, 1, -1, 2.5, 10**25, 1e308, "", "a", "object", "#", "#/$defs/a", "^(a", "integer"])
+SCALARS = st.sampled_from(
+    [None, True, False, 0, 1, -1, 2.5, 10**25, 1e308, "", "a", "object", "#", "#/$defs/a", "^(a", "integer"]
+)
 ANYTHING = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4), max_leaves=12
 )
