@@ -33,6 +33,8 @@ from slipstream.router.messages.attempts import (
 from slipstream.router.messages.moves import Adopt, Copied, Extend, Frozen, Migrate, Resume
 from slipstream.router.messages.presence import (
     ROLES,
+    STEP_SEQUENCES_LE,
+    STEP_TOKENS_LE,
     BlocksChanged,
     Credits,
     Drain,
@@ -60,6 +62,8 @@ from slipstream.router.messages.request import (
 __all__ = [
     "PROTOCOL_VERSION",
     "ROLES",
+    "STEP_SEQUENCES_LE",
+    "STEP_TOKENS_LE",
     "Adopt",
     "BlocksChanged",
     "Cancel",

@@ -22,6 +22,10 @@ from slipstream.kv_transfer.ticket import PeerId, TransferAddress
 Role = Literal["prefill", "decode"]
 ROLES: tuple[Role, Role] = ("prefill", "decode")
 
+# Counters of `Stats`: how many steps were in a bucket; the upper end of the bucket, a number or "inf", follows.
+STEP_TOKENS_LE = "step_tokens_le_"
+STEP_SEQUENCES_LE = "step_sequences_le_"
+
 # ---- worker -> router
 
 
