@@ -6,14 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client.core import HistogramMetricFamily, Metric
 
-from slipstream.router.messages import STEP_SEQUENCES_LE, STEP_TOKENS_LE
+from slipstream.router.messages import STEP_SEQUENCES, STEP_TOKENS, StepBuckets
 from slipstream.router.status import WorkerStatus
 
-STEP_COUNTERS = (
-    "step_sequences",
-    STEP_SEQUENCES_LE,
-    STEP_TOKENS_LE,
-)  # how the names begin that only these metrics show
+STEP_COUNTERS = ("step_sequences", STEP_SEQUENCES.prefix, STEP_TOKENS.prefix)  # how the names begin that are shown here
 
 
 def step_families(model: str, workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
@@ -27,21 +23,21 @@ def step_families(model: str, workers: Sequence[WorkerStatus]) -> Iterator[Metri
     )
     for worker in workers:
         counters = dict(worker.stats.counters) if worker.stats is not None else {}
+        if "step_sequences" not in counters:
+            continue
         who = [model, worker.peer.name, worker.role]
-        for family, prefix, total in (
-            (tokens, STEP_TOKENS_LE, "computed_tokens"),
-            (sequences, STEP_SEQUENCES_LE, "step_sequences"),
+        for family, buckets, total in (
+            (tokens, STEP_TOKENS, "computed_tokens"),
+            (sequences, STEP_SEQUENCES, "step_sequences"),
         ):
-            if total in counters:
-                family.add_metric(who, cumulative(counters, prefix), counters[total])
+            family.add_metric(who, cumulative(counters, buckets), counters[total])
     yield from (tokens, sequences)
 
 
-def cumulative(counters: Mapping[str, float], prefix: str) -> list[tuple[str, float]]:
+def cumulative(counters: Mapping[str, float], buckets: StepBuckets) -> list[tuple[str, float]]:
     """The buckets as Prometheus wants them. A worker leaves out those that are empty."""
-    counts = {float(name.removeprefix(prefix)): count for name, count in counters.items() if name.startswith(prefix)}
-    so_far, buckets = 0.0, []
-    for bound in sorted({*counts, float("inf")}):
-        so_far += counts.get(bound, 0.0)
-        buckets.append(("+Inf" if bound == float("inf") else str(bound), so_far))
-    return buckets
+    so_far, found = 0.0, []
+    for bound in (*map(str, buckets.bounds), "inf"):
+        so_far += counters.get(f"{buckets.prefix}{bound}", 0.0)
+        found.append(("+Inf" if bound == "inf" else str(float(bound)), so_far))
+    return found

@@ -5,11 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 
-from slipstream.router.messages import STEP_SEQUENCES_LE, STEP_TOKENS_LE
-
-# Upper ends of the buckets. Those of tokens are vLLM's, for the metric that the router makes of them.
-TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+from slipstream.router.messages import STEP_SEQUENCES, STEP_TOKENS
 
 
 class StepCounts:
@@ -21,23 +17,20 @@ class StepCounts:
         self.num_steps = 0
         self.num_tokens = 0
         self.num_sequences = 0
-        self._by_tokens = [0] * (len(TOKENS) + 1)
-        self._by_sequences = [0] * (len(SEQUENCES) + 1)
+        self._by_tokens = [0] * (len(STEP_TOKENS.bounds) + 1)
+        self._by_sequences = [0] * (len(STEP_SEQUENCES.bounds) + 1)
 
     def add(self, num_tokens: int, num_sequences: int) -> None:
         """A step computed so many tokens, of so many sequences."""
         self.num_steps += 1
         self.num_tokens += num_tokens
         self.num_sequences += num_sequences
-        self._by_tokens[bisect_left(TOKENS, num_tokens)] += 1
-        self._by_sequences[bisect_left(SEQUENCES, num_sequences)] += 1
+        self._by_tokens[bisect_left(STEP_TOKENS.bounds, num_tokens)] += 1
+        self._by_sequences[bisect_left(STEP_SEQUENCES.bounds, num_sequences)] += 1
 
     def by_size(self) -> Iterator[tuple[str, int]]:
         """How many steps there were in each bucket that is not empty. The names are those of `Stats.counters`."""
-        for name, bounds, counts in (
-            (STEP_TOKENS_LE, TOKENS, self._by_tokens),
-            (STEP_SEQUENCES_LE, SEQUENCES, self._by_sequences),
-        ):
-            for bound, count in zip((*bounds, "inf"), counts, strict=True):
+        for buckets, counts in ((STEP_TOKENS, self._by_tokens), (STEP_SEQUENCES, self._by_sequences)):
+            for bound, count in zip((*buckets.bounds, "inf"), counts, strict=True):
                 if count:
-                    yield f"{name}{bound}", count
+                    yield f"{buckets.prefix}{bound}", count

@@ -33,8 +33,8 @@ from slipstream.router.messages.attempts import (
 from slipstream.router.messages.moves import Adopt, Copied, Extend, Frozen, Migrate, Resume
 from slipstream.router.messages.presence import (
     ROLES,
-    STEP_SEQUENCES_LE,
-    STEP_TOKENS_LE,
+    STEP_SEQUENCES,
+    STEP_TOKENS,
     BlocksChanged,
     Credits,
     Drain,
@@ -46,6 +46,7 @@ from slipstream.router.messages.presence import (
     ResyncBlocks,
     Role,
     Stats,
+    StepBuckets,
     StepTime,
     StepTimes,
     Welcome,
@@ -62,8 +63,8 @@ from slipstream.router.messages.request import (
 __all__ = [
     "PROTOCOL_VERSION",
     "ROLES",
-    "STEP_SEQUENCES_LE",
-    "STEP_TOKENS_LE",
+    "STEP_SEQUENCES",
+    "STEP_TOKENS",
     "Adopt",
     "BlocksChanged",
     "Cancel",
@@ -95,6 +96,7 @@ __all__ = [
     "SamplingParams",
     "Start",
     "Stats",
+    "StepBuckets",
     "StepOutput",
     "StepTime",
     "StepTimes",

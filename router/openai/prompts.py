@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slipstream.router.chat_template import ChatTemplate, ChatTemplateError, Message
+from slipstream.router.chat_template import ChatTemplateError, Message
 from slipstream.router.control_tokens import ControlTokenError
 from slipstream.router.generation import Figure, GenerationError
 from slipstream.router.http.errors import HttpError, RequestError
@@ -42,7 +42,8 @@ class Prompts:
                 param="messages",
                 code="unsupported_parameter",
             )
-        plain = [plain_message(message, template) for message in messages]
+        knows_developer, reasoning_field = template.knows_developer_role, template.reasoning_field
+        plain = [plain_message(message, knows_developer, reasoning_field) for message in messages]
         try:
             return await self._tokenizer.encode_chat(plain, limit, variables)
         except TextTooLongError as error:
@@ -107,12 +108,12 @@ def tokens(count: int) -> str:
     return "1 token" if count == 1 else f"{count} tokens"
 
 
-def plain_message(message: ChatMessage, template: ChatTemplate) -> Message:
+def plain_message(message: ChatMessage, knows_developer_role: bool, reasoning_field: str | None = None) -> Message:
     """A message as templates expect it: its content as one string, and only the fields that are set. Where a template
     does not know the role `developer`, OpenAI's successor of `system`, it becomes `system`. What an assistant thought
-    is left out for templates that do not look at it."""
+    goes into `reasoning_field`, if the template looks at one."""
     role: str = message.role
-    if role == "developer" and not template.knows_developer_role:
+    if role == "developer" and not knows_developer_role:
         role = "system"
     content = message.content
     if isinstance(content, list):
@@ -123,6 +124,6 @@ def plain_message(message: ChatMessage, template: ChatTemplate) -> Message:
     if message.tool_call_id is not None:
         plain["tool_call_id"] = message.tool_call_id
     reasoning = message.reasoning or message.reasoning_content
-    if reasoning and template.reasoning_field is not None:
-        plain[template.reasoning_field] = reasoning
+    if reasoning and reasoning_field is not None:
+        plain[reasoning_field] = reasoning
     return plain
