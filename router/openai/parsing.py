@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 JSON = b"application/json"
 MAX_PARAM_CHARS = 256  # the name may be anything that a client made up
+MAX_IGNORED = 4096  # unknown fields; a body with more would be parsed twice for nothing
 MAX_COMPLAINTS = 256  # pydantic words all of them or none, and a body may have a million unknown fields
 
 SMALL_BODY_BYTES = 64 << 10  # however it is made up, it is parsed in a few milliseconds
@@ -48,7 +49,7 @@ class BodyParser:
         try:
             return model.model_validate_json(request.body)
         except ValidationError as error:
-            if not self._ignores:
+            if not self._ignores or error.error_count() > MAX_IGNORED:
                 raise as_http_error(error) from None
         # Only a body with unknown fields is parsed twice. It is then known which they are, at every place.
         try:

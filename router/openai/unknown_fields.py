@@ -51,6 +51,7 @@ class UnknownFields:
     def __init__(self, body: BaseModel) -> None:
         self.names: list[str] = []
         self._has_more = False
+        self._seen: dict[str, set[str]] = {}  # names by path
         self._visit(body, "", ())
 
     @property
@@ -63,6 +64,8 @@ class UnknownFields:
             refuse_known_elsewhere(extra, path, indices)
             self._add(extra, path)
         for name, value in body.__dict__.items():
+            if value is None or type(value) is str:  # most are
+                continue
             if isinstance(value, BaseModel):
                 self._visit(value, f"{path}{name}.", indices)
             elif isinstance(value, list) and value and isinstance(value[0], BaseModel):
@@ -71,9 +74,11 @@ class UnknownFields:
                     self._visit(item, below, (*indices, index))
 
     def _add(self, extra: Mapping[str, Any], path: str) -> None:
-        for name in extra:
+        seen = self._seen.setdefault(path, set())
+        for name in [name for name in extra if name not in seen]:  # as a rule, all messages have the same
             if self._has_more:
                 return
+            seen.add(name)
             place = path + safe(name)
             if place not in self.names:
                 self._has_more = len(self.names) == MAX_NAMES
