@@ -48,6 +48,7 @@ MAX_MESSAGES = 8192  # also the limit for the parts of all messages together
 MAX_MILLISECONDS = 86_400_000
 MAX_TIMEOUT_S = 86_400
 NO_SLO = Slo()
+CHOICES_WITHOUT_TOOLS = ("none", "auto", None)
 NO_VARIABLES: Mapping[str, Any] = {}
 THINKING_OFF = {"enable_thinking": False, "thinking": False}  # of Qwen's templates; of DeepSeek's and Granite's
 NO_TOOLS = "for an answer that follows a JSON schema, use `response_format`"  # for which many libraries take tools
@@ -258,7 +259,7 @@ class ChatRequest(ChatVllmFields, GenerationFields):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: Annotated[Any, only("none", "auto", advice=NO_TOOLS)] = None
+    tool_choice: Any = None
     functions: Annotated[Any, only([], advice=NO_TOOLS)] = None
     function_call: Annotated[Any, only("none", "auto")] = None
     modalities: Annotated[Any, only(["text"])] = None
@@ -287,6 +288,8 @@ class ChatRequest(ChatVllmFields, GenerationFields):
     def _fields_fit_together(self) -> ChatRequest:
         if self.tools and self.tool_choice != "none":
             raise unsupported(self.tools, ([], None), field="tools", advice=NO_TOOLS)
+        if self.tool_choice not in CHOICES_WITHOUT_TOOLS:
+            raise unsupported(self.tool_choice, CHOICES_WITHOUT_TOOLS, field="tool_choice", advice=NO_TOOLS)
         if self.top_logprobs and not self.logprobs:
             raise field_error("top_logprobs", f"is {self.top_logprobs}, which needs `logprobs` to be true")
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):

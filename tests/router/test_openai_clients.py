@@ -104,12 +104,12 @@ ANSWERED: list[tuple[str, str, dict[str, Any], str]] = [
 # name, body, the field of the refusal, and what it says
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("opencode, cline", {"messages": HI, "tools": [FUNCTION], "tool_choice": "auto", **USAGE}, "tools", "'function'"),
-    ("pydantic-ai", {"messages": HI, "tools": [FUNCTION], "tool_choice": "required"}, "tool_choice", "'required'"),
+    ("pydantic-ai", {"messages": HI, "tools": [FUNCTION], "tool_choice": "required"}, "tools", "accepted: [], null; "),
     (
         "instructor",
         {"messages": HI, "tools": [FUNCTION], "tool_choice": {"type": "function", "function": {"name": "f"}}},
-        "tool_choice",
-        "{'type': 'function', 'function': {'name': 'f'}}",
+        "tools",
+        "[{'type': 'function', 'function': {...}}] is not supported",
     ),
     (
         "an agent's history",
