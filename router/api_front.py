@@ -27,7 +27,7 @@ REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 READY_PATHS = ("/health/ready", "/health", "/ping")  # the latter two are where clients of vLLM and SageMaker ask
 OPEN_PATHS = frozenset({"/health/live", *READY_PATHS})
 ADMIN_PATHS = ("/metrics", "/cluster/")  # and everything below them
-STRICTNESS = ApiConfig()
+DEFAULT_API = ApiConfig()
 CLIENT_LEFT = 499  # nginx's status for a client that disconnected; counted, never sent
 
 
@@ -41,13 +41,13 @@ class ApiFront:
         service: Generations,
         access: Access | None = None,
         tracer: Tracer | None = None,
-        config: ApiConfig = STRICTNESS,
+        api: ApiConfig = DEFAULT_API,
     ) -> None:
         self._metrics = FrontMetrics()
         self._access = access or Access()
         self._tracer = tracer
         self._routes = Routes()
-        OpenAiApi(model, tokenizer, service, self._metrics, self._access, config).add_to(self._routes)
+        OpenAiApi(model, tokenizer, service, self._metrics, self._access, api).add_to(self._routes)
         self._routes.add("GET", "/health/live", self.live)
         self._routes.add("GET", "/version", self.version)
 

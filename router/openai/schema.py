@@ -288,7 +288,7 @@ class ChatRequest(ChatVllmFields, GenerationFields):
     def _fields_fit_together(self) -> ChatRequest:
         if self.tools and self.tool_choice != "none":
             raise unsupported(self.tools, ([], None), field="tools", advice=NO_TOOLS)
-        if self.tool_choice not in CHOICES_WITHOUT_TOOLS:
+        if self.tool_choice is not None and self.tool_choice not in CHOICES_WITHOUT_TOOLS:
             raise unsupported(self.tool_choice, CHOICES_WITHOUT_TOOLS, field="tool_choice", advice=NO_TOOLS)
         if self.top_logprobs and not self.logprobs:
             raise field_error("top_logprobs", f"is {self.top_logprobs}, which needs `logprobs` to be true")

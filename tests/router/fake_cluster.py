@@ -14,7 +14,7 @@ import orjson
 import uvloop
 from openai import AsyncOpenAI
 
-from slipstream.router.api_front import STRICTNESS
+from slipstream.router.api_front import DEFAULT_API
 from slipstream.router.config import ApiConfig, HttpConfig
 from slipstream.router.front import Front
 from slipstream.router.generation import (
@@ -224,7 +224,7 @@ def say(tokenizer: Tokenizer, text: str, **fields: object) -> Callable[[Generate
 async def front(
     text: str = "Hello wörld 🙂, this is it.",
     *,
-    config: ApiConfig = STRICTNESS,
+    api: ApiConfig = DEFAULT_API,
     chat_template: str | None = None,
     **script: object,
 ) -> AsyncIterator[FrontUnderTest]:
@@ -240,7 +240,7 @@ async def front(
             service,
             lambda: under_test.unready,
             lambda: under_test.server.num_connections,
-            config=config,
+            api=api,
         )
         server = HttpServer(HttpConfig(port=0), handler)
         port = await server.start()

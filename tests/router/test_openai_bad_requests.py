@@ -257,11 +257,11 @@ def encode(value: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("config", "cases"), [(ApiConfig(), CASES), (STRICT, CASES + REFUSED_IF_STRICT)], ids=["default", "strict"]
+    ("api", "cases"), [(ApiConfig(), CASES), (STRICT, CASES + REFUSED_IF_STRICT)], ids=["default", "strict"]
 )
-def test_every_wrong_value_is_a_400_that_names_its_field(config: ApiConfig, cases: list[Any]) -> None:
+def test_every_wrong_value_is_a_400_that_names_its_field(api: ApiConfig, cases: list[Any]) -> None:
     async def main() -> None:
-        async with front("abc", config=config) as site:
+        async with front("abc", api=api) as site:
             for path, field, value, param in cases:
                 body = {"model": MODEL, **({"messages": HI} if path == CHAT else {"prompt": "hi"})}
                 body[field] = value
@@ -322,7 +322,7 @@ def test_a_body_that_is_not_a_json_object_is_a_400(body: bytes, code: str | None
 )
 def test_what_is_said_of_a_bad_prompt_fits_it(prompt: object, max_tokens: int, words: str) -> None:
     async def main() -> None:
-        async with front("abc", config=STRICT) as site:
+        async with front("abc", api=STRICT) as site:
             status, _, answer = await site.post(COMPLETIONS, prompt=prompt, max_tokens=max_tokens)
             assert (status, words in orjson.loads(answer)["error"]["message"]) == (400, True), answer
 
@@ -392,7 +392,7 @@ def test_an_endpoint_that_is_not_served_is_a_404_that_names_those_that_are(path:
 
 def test_too_long_a_prompt_says_the_numbers() -> None:
     async def main() -> None:
-        async with front("abc", config=STRICT) as site:
+        async with front("abc", api=STRICT) as site:
             status, _, answer = await site.post(COMPLETIONS, prompt=[5] * 500, max_tokens=13)
             error = orjson.loads(answer)["error"]
             assert (status, error["code"]) == (400, "context_length_exceeded")

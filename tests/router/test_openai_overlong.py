@@ -49,7 +49,7 @@ def test_each_of_several_prompts_has_its_own_room_and_the_header_the_least() -> 
 @pytest.mark.parametrize("overlong", ["clamp", "refuse"])
 def test_a_prompt_that_leaves_no_room_is_a_400_with_figures(overlong: Any) -> None:
     async def main() -> None:
-        async with front("abc", config=ApiConfig(overlong=overlong)) as site:
+        async with front("abc", api=ApiConfig(overlong=overlong)) as site:
             status, _, answer = await site.post(COMPLETIONS, prompt=[5] * MAX_MODEL_LEN, max_tokens=32_000)
             error = orjson.loads(answer)["error"]
             assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", "prompt")

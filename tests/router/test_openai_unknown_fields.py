@@ -147,7 +147,7 @@ def test_names_that_clients_make_up_become_a_bounded_number_of_time_series() -> 
 
 def test_they_are_refused_where_the_configuration_says_so() -> None:
     async def main() -> None:
-        async with front("abc", config=ApiConfig(unknown_fields="refuse")) as site:
+        async with front("abc", api=ApiConfig(unknown_fields="refuse")) as site:
             status, headers, answer = await site.post(CHAT, messages=[{**HI[0], "id": "1"}])
             error = orjson.loads(answer)["error"]
             assert (status, error["code"], error["param"]) == (400, "unknown_parameter", "messages.0.id")
