@@ -9,7 +9,7 @@ import orjson
 
 from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.access.access import Access
-from slipstream.router.api_front import READY_PATHS, DEFAULT_API, ApiFront
+from slipstream.router.api_front import DEFAULT_API, READY_PATHS, ApiFront
 from slipstream.router.config import ApiConfig
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange

@@ -17,10 +17,17 @@ MAX_NAME_CHARS = 64
 MORE = "..."  # stands for the names beyond MAX_NAMES
 UNSAFE = re.compile(r"[^A-Za-z0-9_.$-]")
 
-# Fields of other servers that would change the answer, by the object that they are in, and the values with which they
-# ask for nothing.
+# Fields of other servers, or of the other endpoint, that would change the answer, by the object that they are in, and
+# the values with which they ask for nothing.
 KNOWN_ELSEWHERE: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "": {
+        # the other endpoint
+        **dict.fromkeys(("tools", "functions", "documents"), ([],)),
+        **dict.fromkeys(("audio", "web_search_options", "chat_template", "max_completion_tokens"), ()),
+        "modalities": (["text"],),
+        "top_logprobs": (0,),
+        "best_of": (1,),
+        "suffix": ("",),
         # the form of the answer: SGLang, llama.cpp, vLLM
         **dict.fromkeys(("regex", "ebnf", "grammar", "json_schema", "structural_tag", "stop_regex"), ("",)),
         "guided_whitespace_pattern": (),

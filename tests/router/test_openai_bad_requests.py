@@ -180,6 +180,8 @@ CHAT_ONLY = [
     ("verbosity", "loud", None),
     ("prompt_cache_retention", "1y", None),
     ("web_search_options", {}, None),
+    ("best_of", 2, None),
+    ("suffix", "x", None),
     ("store", "yes", None),
     ("service_tier", "turbo", None),
     ("parallel_tool_calls", "yes", None),
@@ -222,6 +224,10 @@ COMPLETIONS_ONLY = [
     ("best_of", 2, None),
     ("suffix", "x", None),
     ("add_special_tokens", False, None),
+    ("tools", [{"type": "function", "function": {"name": "f"}}], None),
+    ("max_completion_tokens", 5, None),
+    ("top_logprobs", 2, None),
+    ("modalities", ["audio"], None),
 ]
 REFUSED_IF_STRICT = [
     *(
