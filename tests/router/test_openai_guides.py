@@ -18,6 +18,7 @@ import pytest
 
 from slipstream.router.grammar import COMPACT_JSON, JsonStyle
 from slipstream.router.guide_trial import TOO_COMPLEX, TrialError, Trials, Verdict
+from slipstream.router.json_schema.anything import DEFINITION, FREE_OBJECT, NAME
 from slipstream.router.messages import EngineRequest, Generate, Guide
 from slipstream.router.open_files import allow_all_files
 from slipstream.router.openai.guides import MAX_GUIDE_BYTES, Guides
@@ -38,7 +39,8 @@ def json_guide(schema: dict[str, Any], options: dict[str, Any] = COMPACT) -> Gui
 
 
 CLOSED = json_guide({**SCHEMA, "additionalProperties": False})
-ANY = json_guide({"type": "object"})
+FREE = {**FREE_OBJECT, "$defs": {NAME: DEFINITION}}
+ANY = json_guide(FREE)
 JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
 FORMS: list[tuple[dict[str, Any], Guide | None]] = [
     ({"response_format": {"type": "text"}}, None),
@@ -52,7 +54,8 @@ FORMS: list[tuple[dict[str, Any], Guide | None]] = [
     ({"structured_outputs": {"json": SCHEMA, "whitespace": "compact", "disable_any_whitespace": True}}, CLOSED),
     ({"structured_outputs": {"json": SCHEMA, "open_objects": True}}, json_guide(SCHEMA)),
     ({"structured_outputs": {"json_object": True}}, ANY),
-    ({"structured_outputs": {"json_object": True, "whitespace": "any"}}, json_guide({"type": "object"}, SPACED)),
+    ({"structured_outputs": {"json_object": True, "whitespace": "any"}}, json_guide(FREE, SPACED)),
+    ({"structured_outputs": {"json_object": True, "open_objects": True}}, json_guide({"type": "object"})),
     ({"structured_outputs": {"regex": "a+"}}, Guide("regex", "a+")),
     ({"structured_outputs": {"choice": ["a", "é"]}}, Guide("choice", '["a","é"]')),
     ({"structured_outputs": {"grammar": 'start: "a"'}}, Guide("grammar", 'start: "a"')),
