@@ -105,7 +105,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def verdict(guide: Guide, style: JsonStyle) -> Verdict:
     """Tries a guide out. This may take for ever, or all memory."""
-    from slipstream.router.json_schema.guide import json_guide  # only this process needs it
+    from slipstream.router.json_guide import json_guide  # only this process needs it
 
     try:
         final = json_guide(guide.spec, style) if guide.kind == "json" else guide

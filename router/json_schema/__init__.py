@@ -1,5 +1,5 @@
 """Rewrites a client's JSON schema into one that llguidance takes, without any I/O.
 
-Only `guide.py`, which asks llguidance what is wrong with the result, may import anything of the router: `grammar` and
-`messages`. It all runs in the process in which guides are tried (`router/guide_trial.py`).
+It imports nothing of the router. It runs in the process in which guides are tried; `router/json_guide.py` calls it there,
+and asks llguidance what is wrong with the result.
 """

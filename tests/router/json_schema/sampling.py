@@ -9,7 +9,7 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 
 from slipstream.router.grammar import JsonStyle, grammar_of, parser_limits
-from slipstream.router.json_schema.guide import json_guide
+from slipstream.router.json_guide import json_guide
 from slipstream.router.messages import Guide
 
 TOKENIZER = LLTokenizer("byte")

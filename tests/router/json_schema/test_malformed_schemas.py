@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slipstream.router.grammar import COMPACT_JSON, GrammarError
+from slipstream.router.json_guide import json_guide
 from slipstream.router.json_schema.document import Document
-from slipstream.router.json_schema.guide import json_guide
 from slipstream.router.json_schema.keywords import ASKING
 
 KEYS = st.sampled_from(sorted(ASKING | {"a", "$defs", "$id", "$anchor", "title"}))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from slipstream.router.grammar import GrammarError, grammar_of
-from slipstream.router.json_schema.guide import json_guide
+from slipstream.router.json_guide import json_guide
 from slipstream.router.messages import Guide
 from tests.router.json_schema.sampling import accepts, guide_of
 
