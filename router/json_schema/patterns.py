@@ -63,6 +63,11 @@ class _Search:
         def anything(is_at_start: bool) -> Regex:
             return ANY_TEXT
 
+        if isinstance(pattern, Alternatives) and _looks_back(pattern):
+            return regex.either(*map(self.found, pattern.options))
+        if _looks_back(pattern):  # what is before a point is known only from the beginning of the text
+            items = pattern.items if isinstance(pattern, Sequence) else (pattern,)
+            return self._in_sequence((Quantified(Set(ANY_CHAR), 0, None), *items), True, anything)
         inside = self._matched(pattern, False, anything)
         if not _has_anchors(pattern, "start"):
             return regex.cat(ANY_TEXT, inside)
@@ -98,6 +103,8 @@ class _Search:
         for number, item in enumerate(items):
             if isinstance(item, Look) and not item.is_ahead:
                 return self._looked_back(items[:number], item, items[number + 1 :], is_at_start, rest)
+            if not _is_simple(item):
+                break
         if len(items) > 1 and isinstance(items[1], Anchor) and items[1].kind == "end":
             tempered = self._tempered(items[0])
             if tempered is not None and regex.is_nullable(rest(False)):
@@ -128,17 +135,11 @@ class _Search:
     def _looked_back(
         self, before: tuple[Pattern, ...], look: Look, after: tuple[Pattern, ...], is_at_start: bool, rest: Rest
     ) -> Regex:
-        """`before`, on which there is a condition, and what follows. Only what is known to begin the text, or to have
-        any text before it, can be judged."""
+        """`before`, which is simple, with the condition on it, and what follows. It can only be judged if `before` is
+        all that is before."""
         if not _is_simple(look.pattern):
             raise PatternError("look-around inside a look-behind is not served")
-        if before and before[0] == Anchor("start"):
-            if not is_at_start:
-                return NOTHING
-            before = before[1:]
-        elif not (before and _simple_or_none(before[0]) == ANY_TEXT and is_at_start):
-            raise PatternError("a look-behind is only served where the pattern begins with '^'")
-        if not all(map(_is_simple, before)):
+        if not is_at_start:
             raise PatternError("a look-behind is only served behind an expression without look-around")
         ended = regex.cat(ANY_TEXT, _simple(look.pattern))
         condition = regex.negated(ended) if look.is_negative else ended
@@ -185,6 +186,18 @@ def _is_simple(pattern: Pattern) -> bool:
             return _is_simple(item)
 
 
+def _looks_back(pattern: Pattern) -> bool:
+    match pattern:
+        case Look(inside, is_ahead, _):
+            return not is_ahead or _looks_back(inside)
+        case Sequence(items) | Alternatives(items):
+            return any(map(_looks_back, items))
+        case Quantified(item, _, _):
+            return _looks_back(item)
+        case _:
+            return False
+
+
 def _has_anchors(pattern: Pattern, kind: str) -> bool:
     match pattern:
         case Set():
@@ -195,10 +208,6 @@ def _has_anchors(pattern: Pattern, kind: str) -> bool:
             return _has_anchors(inside, kind)
         case Sequence(items) | Alternatives(items):
             return any(_has_anchors(item, kind) for item in items)
-
-
-def _simple_or_none(pattern: Pattern) -> Regex | None:
-    return _simple(pattern) if _is_simple(pattern) else None
 
 
 def _simple(pattern: Pattern) -> Regex:
