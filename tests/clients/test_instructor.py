@@ -8,7 +8,7 @@ import instructor
 import openai
 import pytest
 from conftest import MODEL, Site
-from instructor.core import InstructorRetryException
+from instructor.core import IncompleteOutputException, InstructorRetryException
 from pydantic import BaseModel
 
 from models import Choices, Collections, Pet
@@ -40,6 +40,6 @@ def test_modes_that_leave_the_form_to_the_model_are_served(site: Site, mode: ins
     completion = None
     try:
         completion = ask(site, mode, Choices)
-    except InstructorRetryException as error:
+    except (IncompleteOutputException, InstructorRetryException) as error:
         completion = error.last_completion
     assert completion is not None
