@@ -16,7 +16,7 @@ from slipstream.cluster.config import ClusterConfig, RayConfig
 from slipstream.cluster.console import Console
 from slipstream.cluster.doubts import Machine, doubts_about
 from slipstream.cluster.driver_task import DriverTask
-from slipstream.cluster.listening import listeners, why_not_there
+from slipstream.cluster.listening import listeners, why_no_unix_socket, why_not_there
 from slipstream.cluster.overrides import Overrides
 from slipstream.cluster.own_guardian import INTERRUPTED, OwnGuardian
 from slipstream.cluster.own_ray import OwnRay
@@ -146,7 +146,7 @@ def describe(config: ClusterConfig, wanted: dict[Role, int]) -> str:
 def check_ports(config: ClusterConfig) -> None:
     """Raises CannotListen if a port cannot be used. This is checked before anything is started; if a port is taken
     later, the router will report it."""
-    for problem in filter(None, map(why_not_there, listeners(config))):
+    for problem in filter(None, (*map(why_not_there, listeners(config)), why_no_unix_socket(config))):
         raise CannotListen(problem)
 
 

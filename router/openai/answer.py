@@ -19,6 +19,8 @@ from slipstream.router.openai.output_text import TokenEntry
 from slipstream.router.takeover.notes import NO_NOTES, Notes
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
+# Proxies must not keep, compress (`no-transform`: they would collect for that) or, as nginx does, buffer a stream.
+STREAM_HEADERS = (("cache-control", "no-cache, no-transform"), ("x-accel-buffering", "no"))
 
 T = TypeVar("T")
 
@@ -82,7 +84,7 @@ class Answer:
         A failure before the first text raises HttpError. After that the status 200 has already been sent, so the stream
         ends with an event `{"error": ...}`, without `[DONE]`, and the connection is closed.
         """
-        exchange.start(200, EVENT_STREAM, (("cache-control", "no-cache"),))
+        exchange.start(200, EVENT_STREAM, STREAM_HEADERS)
         is_only = len(self._choices) == 1
         notes = self._notes = exchange.notes
 

@@ -70,17 +70,19 @@ class OpenAiApi:
         """Register the endpoints."""
         routes.add("GET", "/v1/models", self.models)
         routes.add_item("GET", "/v1/models/", "", self.model)
-        routes.add("POST", "/v1/chat/completions", self.chat_completions)
-        routes.add("POST", "/v1/completions", self.completions)
+        routes.add("POST", "/v1/chat/completions", self.chat_completions, body=ChatRequest)
+        routes.add("POST", "/v1/completions", self.completions, body=CompletionRequest)
         routes.add("GET", "/v1/usage", self.usage)
         TokenPages(self._tokenizer, self._prompts, self._service, self._check_model).add_to(routes)
 
     async def models(self, request: Request, exchange: Exchange) -> None:
+        """The served model; during an update also each of its versions."""
         versions = self._service.versions
         names = [self._model, *(f"{self._model}@{version}" for version in versions if len(versions) > 1)]
         exchange.respond(200, orjson.dumps({"object": "list", "data": list(map(self._model_card, names))}))
 
     async def model(self, request: Request, exchange: Exchange, name: str) -> None:
+        """One served model."""
         self._version_of(name)
         exchange.respond(200, orjson.dumps(self._model_card(name)))
 
@@ -103,6 +105,7 @@ class OpenAiApi:
         exchange.respond(200, orjson.dumps({"object": "list", "data": told}))
 
     async def chat_completions(self, request: Request, exchange: Exchange) -> None:
+        """The next message of a conversation."""
         arrived_s = time.monotonic()
         max_model_len = self._service.max_model_len
         body = parse_body(request, ChatRequest, max_model_len)
@@ -111,6 +114,7 @@ class OpenAiApi:
             await self._serve(exchange, asked, self._chat_job(asked, body, max_model_len))
 
     async def completions(self, request: Request, exchange: Exchange) -> None:
+        """The continuation of a text."""
         arrived_s = time.monotonic()
         max_model_len = self._service.max_model_len
         body = parse_body(request, CompletionRequest, max_model_len)
