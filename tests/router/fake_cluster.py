@@ -219,17 +219,22 @@ def say(tokenizer: Tokenizer, text: str, **fields: object) -> Callable[[Generate
     return lambda request: Script(list(token_ids), **fields)  # type: ignore[arg-type]
 
 
+HTTP = HttpConfig(port=0)
+
+
 @contextlib.asynccontextmanager
-async def front(text: str = "Hello wörld 🙂, this is it.", **script: object) -> AsyncIterator[FrontUnderTest]:
+async def front(
+    text: str = "Hello wörld 🙂, this is it.", http: HttpConfig = HTTP, **script: object
+) -> AsyncIterator[FrontUnderTest]:
     """A front whose cluster says `text`."""
     with ThreadPoolExecutor(1) as pool:
         tokenizer = Tokenizer.from_directory(MODEL_DIR, pool)
         service = FakeService(say(tokenizer, text, **script))
         under_test: FrontUnderTest
         handler = Front(
-            MODEL, tokenizer, service, lambda: under_test.unready, lambda: under_test.server.num_connections
+            MODEL, tokenizer, service, lambda: under_test.unready, lambda: under_test.server.num_connections, http=http
         )
-        server = HttpServer(HttpConfig(port=0), handler)
+        server = HttpServer(http, handler)
         port = await server.start()
         under_test = FrontUnderTest(service, tokenizer, server, port)
         try:
