@@ -66,7 +66,9 @@ def _run(guardian: OwnGuardian, config_path: Path, overrides: Overrides, timings
             if left is not None and left.pid != guardian.pid:
                 console.warning(f"the cluster that was called {config.name} has ended: {left.last_words}")
             code = _serve(DriverTask(guardian, config, config_path, overrides, before, state_path, timings), address)
-            if not guardian.is_alive:  # else the next driver goes by the state, or the guardian removes it at its end
+            # The next driver goes by the state. If there is none, the guardian may be killed before it removes that:
+            # `ray job stop` waits 3 s.
+            if not guardian.is_alive or not guardian.starts_another:
                 state_path.unlink(missing_ok=True)
             return code
     except (CannotListen, run_state.AlreadyRunning) as error:

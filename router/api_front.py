@@ -51,7 +51,7 @@ class ApiFront:
         self._open_paths = OPEN_PATHS | {http.path_prefix}  # which leads to the home page
         self._max_body_bytes = http.max_body_mib * 1024 * 1024
         self._routes = Routes()
-        OpenAiApi(model, tokenizer, service, self._metrics, self._access).add_to(self._routes)
+        OpenAiApi(model, tokenizer, service, self._metrics, self._access, http.sse_ping_s).add_to(self._routes)
         self._routes.add("GET", "/health/live", self.live)
         self._routes.add("GET", "/version", self.version)
 

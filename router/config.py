@@ -63,6 +63,7 @@ class HttpConfig:
     cors_origins: tuple[str, ...] = ()  # whose pages may read answers in a browser; "*": all
     path_prefix: str = ""  # every path is served below it as well
     unix_socket: str | None = None  # also listen there, without TLS
+    sse_ping_s: float | None = None  # after so long without a token, a stream gets a comment
 
     def __post_init__(self) -> None:
         if not self.host:  # a socket takes an empty host for "all interfaces"
@@ -83,6 +84,8 @@ class HttpConfig:
         for key in ("max_body_mib", "max_header_kib", "max_connections"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
+        if self.sse_ping_s is not None and not 0 < self.sse_ping_s < float("inf"):
+            raise ValueError(f"sse_ping_s must be null, or over 0 and finite, got {self.sse_ping_s}")
         for key in ("header_timeout_s", "body_timeout_s", "keep_alive_s", "write_timeout_s"):
             if not 0 < getattr(self, key) < float("inf"):
                 raise ValueError(f"{key} must be over 0 and finite, got {getattr(self, key)}")

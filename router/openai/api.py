@@ -54,8 +54,16 @@ class OpenAiApi:
     """Serves one model. A client can ask for a certain version of it as `model@version`."""
 
     def __init__(
-        self, model: str, tokenizer: Tokenizer, service: Generations, metrics: FrontMetrics, access: Access
+        self,
+        model: str,
+        tokenizer: Tokenizer,
+        service: Generations,
+        metrics: FrontMetrics,
+        access: Access,
+        ping_s: float | None = None,
     ) -> None:
+        """`ping_s`: see `Pings`."""
+        self._ping_s = ping_s
         self._model = model
         self._tokenizer = tokenizer
         self._service = service
@@ -214,7 +222,7 @@ class OpenAiApi:
                 explains=bool(body.explain),
             )
             if body.stream:
-                await answer.send_stream(exchange, body.wants_usage, body.wants_usage_so_far)
+                await answer.send_stream(exchange, body.wants_usage, body.wants_usage_so_far, self._ping_s)
             else:
                 await answer.send_whole(exchange)
         finally:
