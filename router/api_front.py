@@ -11,7 +11,7 @@ import orjson
 from slipstream import __version__
 from slipstream.router.access.access import Access
 from slipstream.router.access.caller import forbidden
-from slipstream.router.config import HttpConfig
+from slipstream.router.config import ApiConfig, HttpConfig
 from slipstream.router.http.body_coding import decode_body
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange
@@ -29,6 +29,7 @@ REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 READY_PATHS = ("/health/ready", "/health", "/ping")  # the latter two are where clients of vLLM and SageMaker ask
 OPEN_PATHS = frozenset({"/health/live", *READY_PATHS, *PAGE_PATHS})  # that need no key
 ADMIN_PATHS = ("/metrics", "/cluster/")  # and everything below them
+DEFAULT_API = ApiConfig()
 DEFAULT_HTTP = HttpConfig()
 CLIENT_LEFT = 499  # nginx's status for a client that disconnected; counted, never sent
 
@@ -43,6 +44,7 @@ class ApiFront:
         service: Generations,
         access: Access | None = None,
         tracer: Tracer | None = None,
+        api: ApiConfig = DEFAULT_API,
         http: HttpConfig = DEFAULT_HTTP,
     ) -> None:
         self._metrics = FrontMetrics()
@@ -51,7 +53,7 @@ class ApiFront:
         self._open_paths = OPEN_PATHS | {http.path_prefix}  # which leads to the home page
         self._max_body_bytes = http.max_body_mib * 1024 * 1024
         self._routes = Routes()
-        OpenAiApi(model, tokenizer, service, self._metrics, self._access, http.sse_ping_s).add_to(self._routes)
+        OpenAiApi(model, tokenizer, service, self._metrics, self._access, api, http.sse_ping_s).add_to(self._routes)
         self._routes.add("GET", "/health/live", self.live)
         self._routes.add("GET", "/version", self.version)
 

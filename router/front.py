@@ -9,8 +9,8 @@ import orjson
 
 from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.access.access import Access
-from slipstream.router.api_front import DEFAULT_HTTP, OPEN_PATHS, READY_PATHS, ApiFront
-from slipstream.router.config import HttpConfig
+from slipstream.router.api_front import DEFAULT_API, DEFAULT_HTTP, OPEN_PATHS, READY_PATHS, ApiFront
+from slipstream.router.config import ApiConfig, HttpConfig
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.reader import Request
@@ -52,9 +52,10 @@ class Front(ApiFront):
         access: Access | None = None,
         has_admin_port: bool = False,
         tracer: Tracer | None = None,
+        api: ApiConfig = DEFAULT_API,
         http: HttpConfig = DEFAULT_HTTP,
     ) -> None:
-        super().__init__(model, tokenizer, service, access, tracer, http)
+        super().__init__(model, tokenizer, service, access, tracer, api, http)
         self._model = model
         self._service = service
         self._unready_because = unready_because
