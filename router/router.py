@@ -31,7 +31,8 @@ from slipstream.router.open_files import allow_all_files
 from slipstream.router.service import GenerationService
 from slipstream.router.signals import Signals
 from slipstream.router.takeover.estate import Estate
-from slipstream.router.tokenizer import Tokenizer, read_json
+from slipstream.router.text.tokenizer_files import read_json
+from slipstream.router.tokenizer import Tokenizer
 from slipstream.router.tracing.tracer import Tracer
 from slipstream.router.version_status import VersionStatus
 

@@ -72,7 +72,8 @@ class Vocabulary:
     def of(cls, model_dir: Path) -> Vocabulary:
         # Imported here: a peer could be measured without the router's dependencies.
         from slipstream.router.chat_template import ChatTemplate
-        from slipstream.router.tokenizer import NAMED_TOKENS, TokenizerFiles, token_text
+        from slipstream.router.text.added_tokens import NAMED_TOKENS
+        from slipstream.router.text.tokenizer_files import TokenizerFiles, token_text
 
         files = TokenizerFiles.read(model_dir)
         tokenizer = Tokenizer.from_str(files.tokenizer_json)

@@ -1,0 +1,113 @@
+"""Adds the tokens to a tokenizer that tokenizer.json lacks, and other files of the model have.
+
+Which they are, and in which order they get their ids, is as in transformers 5 (`_from_pretrained` of
+`PreTrainedTokenizerBase`, and `TokenizersBackend`). A token that is new gets the next free id, whatever its file says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken
+
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+def add_missing(tokenizer: tokenizers.Tokenizer, spec: dict[str, Any], config: dict[str, Any]) -> bool:
+    """Brings the tokens of `config` into the tokenizer and into the `added_tokens` of its tokenizer.json `spec`.
+    Returns whether there was a change. Raises ValueError with a sentence that names the field."""
+    known = tokenizer.get_added_tokens_decoder()
+    tokens = list(tokens_of(config, {token.content: token for token in known.values()}))
+    if not tokens:
+        return False
+    before = {token_id: flags_of(token) for token_id, token in known.items()}
+    tokenizer.add_tokens(tokens)
+    after = {token_id: flags_of(token) for token_id, token in tokenizer.get_added_tokens_decoder().items()}
+    if after == before:
+        return False
+    spec["added_tokens"] = [{"id": token_id} | flags for token_id, flags in sorted(after.items())]
+    return True
+
+
+def flags_of(token: AddedToken) -> dict[str, Any]:
+    """The token as tokenizer.json describes it, without its id."""
+    return {"content": token.content} | {flag: getattr(token, flag) for flag in FLAGS}
+
+
+def tokens_of(config: dict[str, Any], known: dict[str, AddedToken]) -> Iterator[AddedToken]:
+    """The added tokens of a tokenizer_config.json, in the order of their ids. Those that are named or extra, and not
+    listed, are only given if they are not `known`, and come last. Raises ValueError."""
+    named = dict(named_tokens(config))
+    extra = list(extra_tokens(config))
+    names = {token.content for token in named.values()}
+    listed = sorted(listed_tokens(config, [*named.values(), *extra], known), key=lambda entry: entry[0])
+    seen = {*known, *(token.content for _, token in listed)}
+    for _, token in listed:
+        token.special = token.special or token.content in names
+        yield token
+    for token in (*named.values(), *extra):
+        if token.content not in seen:
+            seen.add(token.content)
+            token.special = token.special or token.content in names
+            yield token
+
+
+def listed_tokens(
+    config: dict[str, Any], special: Iterable[AddedToken], known: dict[str, AddedToken]
+) -> Iterator[tuple[int, AddedToken]]:
+    """Those that the files list with an id."""
+    for key, value in object_at(config, "added_tokens_decoder").items():
+        field = f"added_tokens_decoder.{key}"
+        if not key.isdecimal():
+            raise ValueError(f"tokenizer_config.json: {field} is not under the id of a token")
+        yield int(key), added_token(field, value)
+    texts = {token.content for token in special}
+    for text, token_id in object_at(config, "added_tokens").items():
+        if not isinstance(token_id, int):
+            raise ValueError(f"added_tokens.json: {text!r} must have an id, got {token_id!r}")
+        if text not in known:
+            yield token_id, AddedToken(text, normalized=text not in texts, special=text in texts)
+
+
+def named_tokens(config: dict[str, Any]) -> Iterator[tuple[str, AddedToken]]:
+    """The tokens with a name: bos_token, eos_token and so on, and whatever a model calls its own."""
+    own = [key for key in config if key.endswith("_token") and key not in NAMED_TOKENS]
+    for key in (*NAMED_TOKENS, *own):
+        value = config.get(key)
+        if isinstance(value, str | dict):
+            yield key, added_token(key, value)
+    extra = config.get("extra_special_tokens")
+    if isinstance(extra, dict):
+        for key, value in extra.items():
+            yield key, added_token(f"extra_special_tokens.{key}", value)
+
+
+def extra_tokens(config: dict[str, Any]) -> Iterator[AddedToken]:
+    """The special tokens without a name. The older of the two fields counts where there is no newer one."""
+    field = "extra_special_tokens" if config.get("extra_special_tokens") else "additional_special_tokens"
+    values = config.get(field)
+    for number, value in enumerate(values if isinstance(values, list) else ()):
+        yield added_token(f"{field}.{number}", value)
+
+
+def added_token(field: str, value: Any) -> AddedToken:
+    """A token as a text, or as an object with `content` and flags. Raises ValueError."""
+    if isinstance(value, str):
+        return AddedToken(value, special=True)
+    if not isinstance(value, dict) or not isinstance(value.get("content"), str):
+        raise ValueError(f"tokenizer_config.json: {field} must be a text or an object with `content`, got {value!r}")
+    flags = {flag: value[flag] for flag in FLAGS if flag in value}
+    for flag, given in flags.items():
+        if not isinstance(given, bool):
+            raise ValueError(f"tokenizer_config.json: {field}.{flag} must be true or false, got {given!r}")
+    return AddedToken(value["content"], **flags)
+
+
+def object_at(config: dict[str, Any], field: str) -> dict[str, Any]:
+    value = config.get(field) or {}
+    if not isinstance(value, dict):
+        raise ValueError(f"tokenizer_config.json: {field} must be an object, got {value!r}")
+    return value
