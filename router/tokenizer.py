@@ -9,15 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import tokenizers
-
 from slipstream.router.chat_template import ChatTemplate, Message
 from slipstream.router.control_tokens import ControlTokens, DisguisedMessages
 from slipstream.router.detokenizer import PieceTable
 from slipstream.router.encoding import encode_unlocked
-from slipstream.router.text.added_tokens import NAMED_TOKENS, add_missing
+from slipstream.router.text.added_tokens import add_missing, named_tokens
 from slipstream.router.text.content_form import ALL_TEXT, ContentFormat, ContentForms
-from slipstream.router.text.tokenizer_files import TokenizerFiles, token_text
+from slipstream.router.text.tokenizer_files import TokenizerFiles, load_tokenizer
 from slipstream.router.word_cache import WordCache
 
 # Up to so many characters or tokens are processed on the event loop, which takes about half a millisecond. More would
@@ -62,7 +60,7 @@ class Tokenizer:
         add_missing(self._tokenizer, spec, files.config)
         self._pool = encode_pool
         added = spec.get("added_tokens", [])
-        named = {name: text for name in NAMED_TOKENS if (text := token_text(files.config.get(name)))}
+        named = {name: token.content for name, token in named_tokens(files.config)}
         self.vocab_size = files.vocab_size or self._tokenizer.get_vocab_size()
         self.chat_template = ChatTemplate(files.chat_template, named) if files.chat_template else None
         self.content_forms = ALL_TEXT
@@ -170,14 +168,3 @@ class Tokenizer:
 def size_of(value: str | list[dict[str, str]]) -> int:
     """The length of a field of a message, a text or a list of parts, in characters."""
     return len(value) if isinstance(value, str) else sum([MESSAGE_SIZE + len(part["text"]) for part in value])
-
-
-def load_tokenizer(tokenizer_json: str) -> tokenizers.Tokenizer:
-    """Raises ValueError if `tokenizer_json` is not one."""
-    try:
-        tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
-    except Exception as error:  # the library raises bare Exception
-        raise ValueError(f"tokenizer.json cannot be read: {error}") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer

@@ -6,11 +6,14 @@ Which they are, and in which order they get their ids, is as in transformers 5 (
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken
+
+from slipstream.router.text.tokenizer_files import TokenizerFiles, load_tokenizer
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -30,6 +33,12 @@ def add_missing(tokenizer: tokenizers.Tokenizer, spec: dict[str, Any], config: d
         return False
     spec["added_tokens"] = [{"id": token_id} | flags for token_id, flags in sorted(after.items())]
     return True
+
+
+def complete_json(files: TokenizerFiles) -> str:
+    """The tokenizer.json with all tokens. Raises ValueError with a sentence that names what is wrong."""
+    tokenizer, spec = load_tokenizer(files.tokenizer_json), json.loads(files.tokenizer_json)
+    return json.dumps(spec) if add_missing(tokenizer, spec, files.config) else files.tokenizer_json
 
 
 def flags_of(token: AddedToken) -> dict[str, Any]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,7 +20,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-VOCABULARIES = ("tokenizer.model", "vocab.json", "tekken.json", "tiktoken.model")
+# What may be converted, and the modules that this takes besides `transformers`.
+VOCABULARIES: dict[str, tuple[str, ...]] = {
+    "tokenizer.model": ("sentencepiece", "google.protobuf"),
+    "vocab.json": (),
+    "tekken.json": (),
+    "tiktoken.model": ("tiktoken",),
+}
+TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/=]+ \d+\s*")  # with which some files called tokenizer.model begin
 # Everything that `transformers` looks at.
 FILES = (
     *VOCABULARIES,
@@ -51,6 +60,7 @@ def converted(directory: Path) -> Converted:
         raise FileNotFoundError(
             f"{directory / 'merges.txt'} is missing beside vocab.json, and there is no tokenizer.json"
         )
+    check_packages(directory / found[0])
     path = cache_directory() / f"{digest_of(directory)}.json"
     with contextlib.suppress(OSError, ValueError, TypeError):
         return Converted(*json.loads(path.read_text("utf-8")))
@@ -61,6 +71,28 @@ def converted(directory: Path) -> Converted:
             json.dump(made, file)
         os.replace(file.name, path)
     return made
+
+
+def check_packages(path: Path) -> None:
+    """Raises ValueError if a package is missing that the conversion takes."""
+    modules = VOCABULARIES[path.name]
+    if path.name == "tokenizer.model":
+        with path.open("rb") as file:
+            if TIKTOKEN_LINE.fullmatch(file.readline(1000)):
+                modules = VOCABULARIES["tiktoken.model"]
+    missing = [name for name in modules if not has_module(name)]
+    if missing:
+        raise ValueError(
+            f"{path} cannot be converted to a tokenizer.json without the packages of slipstream[tokenizers]"
+            f" ({', '.join(missing)} cannot be imported)"
+        )
+
+
+def has_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # not even the package that it lies in
+        return False
 
 
 def cache_directory() -> Path:

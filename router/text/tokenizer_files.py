@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tokenizers
+
 from slipstream.router.text.conversion import converted
 
 
@@ -32,6 +34,17 @@ class TokenizerFiles:
             return cls(path.read_text("utf-8"), config, chat_template, vocab_size)
         made = converted(directory)
         return cls(made.tokenizer_json, config | made.named_tokens, chat_template, vocab_size)
+
+
+def load_tokenizer(tokenizer_json: str) -> tokenizers.Tokenizer:
+    """Raises ValueError if `tokenizer_json` is not one."""
+    try:
+        tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
+    except Exception as error:  # the library raises bare Exception
+        raise ValueError(f"tokenizer.json cannot be read: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def tokenizer_config(directory: Path) -> dict[str, Any]:
@@ -74,9 +87,3 @@ def find_chat_template(directory: Path, config: dict[str, Any]) -> str | None:
     if template is not None and not isinstance(template, str):
         raise ValueError(f"{directory}: chat_template is no text but {type(template).__name__}")
     return template
-
-
-def token_text(token: Any) -> str | None:
-    """The text of a named token, which is written as a string or as an object with `content`."""
-    content = token.get("content") if isinstance(token, dict) else token
-    return content if isinstance(content, str) else None
