@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from slipstream.router.chat_template import ChatTemplate, Message
+from slipstream.router.config import ContentFormat
 from slipstream.router.control_tokens import ControlTokens, DisguisedMessages
 from slipstream.router.detokenizer import PieceTable
 from slipstream.router.encoding import encode_unlocked
 from slipstream.router.text.added_tokens import add_missing, named_tokens
-from slipstream.router.text.content_form import ALL_TEXT, ContentFormat, ContentForms
+from slipstream.router.text.content_form import ALL_TEXT, ContentForms
 from slipstream.router.text.tokenizer_files import TokenizerFiles, load_tokenizer
 from slipstream.router.word_cache import WordCache
 

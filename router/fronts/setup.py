@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.router.config import RouterConfig
+from slipstream.router.config import ContentFormat, RouterConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +44,4 @@ class FrontSetup:
     versions: tuple[str, ...] = ()
     keeper: Path | None = None
     is_ending: bool = False
+    content_format: ContentFormat = "auto"

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from slipstream.router.chat_template import ChatTemplate, ChatTemplateError, Message
-
-ContentFormat = Literal["auto", "string", "openai"]  # vLLM's names
+from slipstream.router.config import ContentFormat
 
 WORDS = ("slipstreamone", "slipstreamtwo")  # letters only: templates may trim, change the case, escape
 SHOWN_PART = re.compile(r"""["']type["']\s*:\s*["']text["']""")  # a part that was printed, not understood
