@@ -80,7 +80,10 @@ class ControlTokens:
 
     def disguise(self, messages: list[Message]) -> DisguisedMessages | None:
         """The messages with their control tokens disguised; None if they contain none. Raises ControlTokenError."""
-        texts = list(texts_of(messages))
+        values = [value for message in messages for value in message.values()]
+        texts = [value for value in values if isinstance(value, str)]
+        if len(texts) < len(values):
+            texts += texts_of([value for value in values if not isinstance(value, str)])
         if not any(map(self._pattern.search, texts)) and not self._has_variant(texts):
             return None
         mark = next((mark for mark in DISGUISES if not any(mark in text for text in texts)), None)

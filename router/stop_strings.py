@@ -36,10 +36,9 @@ class StopMatcher:
         text = self._held + text
         if protected:
             self._num_protected = len(text)
-        num_protected = self._num_protected
         first: tuple[int, int] | None = None
         for stop in self._stops:
-            start = text.find(stop, max(0, num_protected - len(stop) + 1))
+            start = text.find(stop, max(0, self._num_protected - len(stop) + 1) if self._num_protected else 0)
             if start >= 0 and (first is None or (start + len(stop), start) < first):
                 first = (start + len(stop), start)
         if first is not None:
@@ -49,7 +48,8 @@ class StopMatcher:
             return text[: end if self._include else start]
         keep_from = self._possible_start(text)
         self._held = text[keep_from:]
-        self._num_protected = max(0, num_protected - keep_from)
+        if self._num_protected:
+            self._num_protected = max(0, self._num_protected - keep_from)
         return text[:keep_from]
 
     def finish(self) -> str:

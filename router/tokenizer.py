@@ -107,7 +107,7 @@ class Tokenizer:
         assert template is not None, "the model has no chat template"
         # Roles and names count too, and so does each message: rendering thousands of empty ones takes time as well.
         size = MESSAGE_SIZE * len(messages) + sum(
-            [size_of(value) for message in messages for value in message.values()]
+            [len(v) if isinstance(v, str) else size_of(v) for message in messages for v in message.values()]
         )
         if size > CACHED_SIZE:
             return await self._run(
@@ -166,6 +166,6 @@ class Tokenizer:
             raise TextTooLongError(num_tokens)
 
 
-def size_of(value: str | list[dict[str, str]]) -> int:
-    """The length of a field of a message, a text or a list of parts, in characters."""
-    return len(value) if isinstance(value, str) else sum([MESSAGE_SIZE + len(part["text"]) for part in value])
+def size_of(parts: list[dict[str, str]]) -> int:
+    """The length of the content of a message, and what rendering its parts costs besides, in characters."""
+    return sum([MESSAGE_SIZE + len(part["text"]) for part in parts])

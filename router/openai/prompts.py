@@ -111,8 +111,12 @@ def plain_message(message: ChatMessage, knows_developer_role: bool, forms: Conte
     if role == "developer" and not knows_developer_role:
         role = "system"
     content = message.content
-    parts = [part.text for part in content] if isinstance(content, list) else content
-    plain: Message = {"role": role, "content": forms.of_role(role).of(parts)}
+    form = forms.of_role(role)
+    if not form.takes_text or not isinstance(content, str):
+        parts = [part.text for part in content] if isinstance(content, list) else content
+        plain: Message = {"role": role, "content": form.of(parts)}
+    else:
+        plain = {"role": role, "content": content}
     if message.name is not None:
         plain["name"] = message.name
     if message.tool_call_id is not None:
