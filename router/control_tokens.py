@@ -29,6 +29,7 @@ from slipstream.router.messages import pack_ids
 # Unicode noncharacters: never part of real text, and left alone by templates.
 DISGUISES = [chr(code) for code in range(0xFDD0, 0xFDEF)]
 SEPARATOR = "\ufdef"
+UNKNOWN_PENALTY = 10.0  # by which the library scores an unknown character below all pieces
 
 Message = dict[str, Any]
 
@@ -73,7 +74,11 @@ class ControlTokens:
         normalizers = [{"type": "Replace", "pattern": {"String": self._separator}, "content": ""}]
         if spec.get("normalizer") is not None:
             normalizers.append(spec["normalizer"])
-        separating = {"added_tokens": plain, "normalizer": {"type": "Sequence", "normalizers": normalizers}}
+        separating = {
+            "added_tokens": plain,
+            "normalizer": {"type": "Sequence", "normalizers": normalizers},
+            "model": without_pieces(spec["model"], texts),
+        }
         self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(spec | separating))
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -185,6 +190,20 @@ class Variants:
         return any(
             self._folded.search(self._normalizer.normalize_str(part)) is not None for part in self._exact.split(text)
         )
+
+
+def without_pieces(model: dict[str, Any], texts: list[str]) -> dict[str, Any]:
+    """A model of tokenizer.json that does not make one token of any of the texts, though it may have one: conversions
+    of sentencepiece have control tokens among their pieces."""
+    vocab = model.get("vocab", [])
+    if model.get("type") == "Unigram":  # it joins whatever is likely: so spelling a text out is made likelier
+        lowest = min([score for _, score in vocab], default=0.0) - UNKNOWN_PENALTY
+        scores = [[piece, lowest * (len(piece) + 1) if piece in texts else score] for piece, score in vocab]
+        return model | {"vocab": scores}
+    if model.get("type") == "BPE" and any(text in vocab for text in texts):
+        pairs = [(merge, merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]
+        return model | {"merges": [merge for merge, pair in pairs if "".join(pair) not in texts]}
+    return model
 
 
 def is_local(normalizer: dict[str, Any]) -> bool:

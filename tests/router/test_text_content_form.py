@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from slipstream.router.config import ContentFormat
 from slipstream.router.openai.prompts import plain_message
 from slipstream.router.openai.schema import ChatMessage, TextPart
 from slipstream.router.text.content_form import ContentForms
+from slipstream.router.tokenizer import Tokenizer
 
 DEMO = Path(__file__).parents[2] / "models" / "slipstream-demo"
 LOOP = "{% for m in messages %}<{{ m.role }}>{% for p in m['content'] %}{% if p['type'] == 'text' %}{{ p.text }}"
@@ -93,6 +96,17 @@ def test_a_template_that_knows_both_gets_what_was_sent() -> None:
     assert rendered(BOTH, CONTENTS) == "<system>Be brief.<user>[Hi ][there]<assistant>Yes?<tool>[42]"
     assert rendered(BOTH, CONTENTS, "string") == "<system>Be brief.<user>Hi \nthere<assistant>Yes?<tool>42"
     assert rendered(BOTH, CONTENTS, "openai") == "<system>[Be brief.]<user>[Hi ][there]<assistant>[Yes?]<tool>[42]"
+
+
+@pytest.mark.parametrize("content_format", ["auto", "string", "openai"])
+def test_the_configuration_of_the_model_overrules_what_was_found(tmp_path: Path, content_format: ContentFormat) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO / name, tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(BOTH)
+    tokenizer = Tokenizer.from_directory(tmp_path, ThreadPoolExecutor(1), content_format)
+    expected = {"auto": (True, True), "string": (True, False), "openai": (False, True)}
+    for role in ROLES:
+        assert tokenizer.content_forms.of_role(role)[:2] == expected[content_format]
 
 
 def test_each_role_has_its_own_form() -> None:

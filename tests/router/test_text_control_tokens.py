@@ -130,9 +130,9 @@ def test_a_typed_control_token_leaves_the_tokens_of_all_other_turns(
     try:
         found = turns(made, chat(tokenizer, [*contents[:at], typed, *contents[at + 1 :]]))
     except ControlTokenError:
-        # Tokens that are found in normalised text are refused where the normalizer looks beyond them, and those that
-        # the model's own vocabulary spells out.
-        assert kind == "unigram" or (kind in ("legacy", "strip") and flags == "normalized")
+        # Tokens that are found in normalised text are refused where the normalizer looks beyond them.
+        assert kind in ("legacy", "strip")
+        assert flags == "normalized"
         return
     assert len(found) == len(innocuous)
     differing = [i for i, (one, other) in enumerate(zip(found, innocuous, strict=True)) if one != other]
@@ -164,6 +164,17 @@ def test_another_spelling_of_a_control_token_is_text_too(spelling: str) -> None:
     assert made.encode(spelling).ids == [made.token_to_id("<|end|>")]
     assert len(turns(made, chat(tokenizer, [spelling]))) == len(turns(made, chat(tokenizer, ["x"])))
     assert prompts_of("lower case", "A") == prompts_of("lower case", "a")
+
+
+def test_a_control_token_that_the_vocabulary_makes_of_its_letters_is_text() -> None:
+    vocab = letters("▁") | {"</": 900, "s>": 901}
+    merges = [("<", "/"), ("s", ">"), ("</", "s>")]
+    made = HfTokenizer(models.BPE(vocab, merges, byte_fallback=True, unk_token="<unk>"))
+    made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    assert made.encode("</s>").ids == [made.token_to_id("</s>")]
+    made.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in CONTROLS])
+    tokenizer = Tokenizer(TokenizerFiles(made.to_str(), {}, TEMPLATE, None), ThreadPoolExecutor(1))
+    assert turns(made, chat(tokenizer, ["a</s>"]))[2] == [vocab["a"], vocab["</"], vocab["s>"]]
 
 
 def test_a_text_that_looks_like_the_separator_is_not_removed() -> None:
