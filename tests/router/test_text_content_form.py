@@ -55,11 +55,12 @@ def rendered(source: str, contents: list[str | list[str]], content_format: Conte
     messages = [
         ChatMessage(
             role=role,
+            tool_call_id="call" if role == "tool" else None,
             content=content if isinstance(content, str) else [TextPart(type="text", text=text) for text in content],
         )
         for role, content in zip(ROLES, contents, strict=False)
     ]
-    return template.render([plain_message(message, True, forms) for message in messages])
+    return template.render([plain_message(message, True, forms=forms) for message in messages])
 
 
 def theirs(source: str, contents: list[str | list[str]], joins: bool) -> str:
@@ -124,11 +125,11 @@ def test_a_role_that_a_template_refuses_is_refused_with_its_own_words() -> None:
     with pytest.raises(ValueError, match=r"^No system role\.$"):
         rendered(source, ["Be brief.", "Hi"])
     template = ChatTemplate(source, {})
-    user = plain_message(ChatMessage(role="user", content="Hi"), True, ContentForms.of(template))
+    user = plain_message(ChatMessage(role="user", content="Hi"), True, forms=ContentForms.of(template))
     assert template.render([user]) == "<user>Hi"
 
 
 def test_an_assistant_that_said_nothing_has_no_parts() -> None:
     forms = ContentForms.of(ChatTemplate(LOOP, {}))
-    assert plain_message(ChatMessage(role="assistant", content=None), True, forms)["content"] == []
+    assert plain_message(ChatMessage(role="assistant", content=None), True, forms=forms)["content"] == []
     assert plain_message(ChatMessage(role="assistant", content=None), True)["content"] == ""
