@@ -15,6 +15,8 @@ from slipstream.router.chat_template import ChatTemplate, ChatTemplateError, Mes
 from slipstream.router.config import ContentFormat
 
 WORDS = ("slipstreamone", "slipstreamtwo")  # letters only: templates may trim, change the case, escape
+FILLER = WORDS[0]
+GIVEN = re.compile("|".join(WORDS), re.IGNORECASE)
 SHOWN_PART = re.compile(r"""["']type["']\s*:\s*["']text["']""")  # a part that was printed, not understood
 
 
@@ -42,7 +44,7 @@ PARTS = ContentForm(False, True)
 
 
 class ContentForms:
-    """The form for each role. `rendered` is all that the template wrote when it was tried out, empty if it was not."""
+    """The form for each role. `rendered` is all that the template itself wrote when it was tried out."""
 
     def __init__(self, forms: Mapping[str, ContentForm], usual: ContentForm, rendered: str = "") -> None:
         self._forms = forms
@@ -54,9 +56,9 @@ class ContentForms:
         """What a template takes, or what a configuration says that it takes."""
         trial = Trial(template)
         usual = trial.form_of([], "user", []) or TEXT
-        user: list[Message] = [{"role": "user", "content": usual.of("x")}]
+        user: list[Message] = [{"role": "user", "content": usual.of(FILLER)}]
         assistant = trial.form_of(user, "assistant", user) or usual
-        asked = [*user, {"role": "assistant", "content": assistant.of("x")}]
+        asked = [*user, {"role": "assistant", "content": assistant.of(FILLER)}]
         forms = {
             "assistant": assistant,
             "system": trial.form_of([], "system", user) or usual,
@@ -76,7 +78,7 @@ ALL_TEXT = ContentForms({}, TEXT)
 
 
 class Trial:
-    """Renders conversations, and keeps what came out in `rendered`."""
+    """Renders conversations, and keeps what the template itself wrote in `rendered`."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
@@ -88,12 +90,12 @@ class Trial:
         def render(content: Any) -> str:
             message = {"role": role, "content": content}
             if role == "tool":
-                message["tool_call_id"] = "x"
+                message["tool_call_id"] = FILLER
             try:
                 text = self._template.render([*before, message, *after])
             except ChatTemplateError:
                 return ""
-            self.rendered.append(text)
+            self.rendered.append(GIVEN.sub("\0", text))
             return text
 
         usual = len(SHOWN_PART.findall(render("")))
