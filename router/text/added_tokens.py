@@ -7,7 +7,7 @@ Which they are, and in which order they get their ids, is as in transformers 5 (
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import tokenizers
@@ -23,11 +23,8 @@ def add_missing(tokenizer: tokenizers.Tokenizer, spec: dict[str, Any], config: d
     """Brings the tokens of `config` into the tokenizer and into the `added_tokens` of its tokenizer.json `spec`.
     Returns whether there was a change. Raises ValueError with a sentence that names the field."""
     known = tokenizer.get_added_tokens_decoder()
-    tokens = list(tokens_of(config, {token.content: token for token in known.values()}))
-    if not tokens:
-        return False
     before = {token_id: flags_of(token) for token_id, token in known.items()}
-    tokenizer.add_tokens(tokens)
+    tokenizer.add_tokens(tokens_of(config, known))
     after = {token_id: flags_of(token) for token_id, token in tokenizer.get_added_tokens_decoder().items()}
     if after == before:
         return False
@@ -46,39 +43,43 @@ def flags_of(token: AddedToken) -> dict[str, Any]:
     return {"content": token.content} | {flag: getattr(token, flag) for flag in FLAGS}
 
 
-def tokens_of(config: dict[str, Any], known: dict[str, AddedToken]) -> Iterator[AddedToken]:
-    """The added tokens of a tokenizer_config.json, in the order of their ids. Those that are named or extra, and not
-    listed, are only given if they are not `known`, and come last. Raises ValueError."""
-    named = dict(named_tokens(config))
+def tokens_of(config: dict[str, Any], known: dict[int, AddedToken]) -> list[AddedToken]:
+    """The tokens to add, in order. A later one with the same text overrules an earlier one. `known` are those of
+    tokenizer.json by id. Raises ValueError."""
+    named = {token.content: token for _, token in named_tokens(config)}
     extra = list(extra_tokens(config))
-    names = {token.content for token in named.values()}
-    listed = sorted(listed_tokens(config, [*named.values(), *extra], known), key=lambda entry: entry[0])
-    seen = {*known, *(token.content for _, token in listed)}
-    for _, token in listed:
-        token.special = token.special or token.content in names
-        yield token
-    for token in (*named.values(), *extra):
-        if token.content not in seen:
-            seen.add(token.content)
-            token.special = token.special or token.content in names
-            yield token
+    listed = listed_tokens(config)
+    if "added_tokens_decoder" not in config:
+        listed |= known
+    texts = {token.content for token in (*known.values(), *listed.values())}
+    tokens = [token for _, token in sorted(listed.items())]
+    tokens += [token for token in (*named.values(), *extra) if token.content not in texts]
+    for token in tokens:
+        token.special = token.special or token.content in named
+    return tokens
 
 
-def listed_tokens(
-    config: dict[str, Any], special: Iterable[AddedToken], known: dict[str, AddedToken]
-) -> Iterator[tuple[int, AddedToken]]:
-    """Those that the files list with an id."""
-    for key, value in object_at(config, "added_tokens_decoder").items():
-        field = f"added_tokens_decoder.{key}"
-        if not key.isdecimal():
-            raise ValueError(f"tokenizer_config.json: {field} is not under the id of a token")
-        yield int(key), added_token(field, value)
-    texts = {token.content for token in special}
+def listed_tokens(config: dict[str, Any]) -> dict[int, AddedToken]:
+    """Those that the files list, by the id that they give."""
+    if "added_tokens_decoder" in config:
+        listed = {}
+        for key, value in object_at(config, "added_tokens_decoder").items():
+            field = f"added_tokens_decoder.{key}"
+            if not key.isdecimal():
+                raise ValueError(f"tokenizer_config.json: {field} is not under the id of a token")
+            listed[int(key)] = added_token(field, value)
+        return listed
+    extra = config.get("extra_special_tokens")
+    named = [config.get(key) for key in NAMED_TOKENS]
+    # transformers does not look into tokens that are written as its own objects here.
+    special = {token_text(value) for value in named if not isinstance(value, dict) or "__type" not in value}
+    special |= set(map(token_text, extra)) if isinstance(extra, list) else set()
+    listed = {}
     for text, token_id in object_at(config, "added_tokens").items():
         if not isinstance(token_id, int):
             raise ValueError(f"added_tokens.json: {text!r} must have an id, got {token_id!r}")
-        if text not in known:
-            yield token_id, AddedToken(text, normalized=text not in texts, special=text in texts)
+        listed[token_id] = AddedToken(text, normalized=text not in special, special=text in special)
+    return listed
 
 
 def named_tokens(config: dict[str, Any]) -> Iterator[tuple[str, AddedToken]]:
@@ -95,11 +96,18 @@ def named_tokens(config: dict[str, Any]) -> Iterator[tuple[str, AddedToken]]:
 
 
 def extra_tokens(config: dict[str, Any]) -> Iterator[AddedToken]:
-    """The special tokens without a name. The older of the two fields counts where there is no newer one."""
-    field = "extra_special_tokens" if config.get("extra_special_tokens") else "additional_special_tokens"
+    """The special tokens without a name. The older of the two fields counts where the newer one lists none."""
+    extra = config.get("extra_special_tokens")
+    field = "extra_special_tokens" if extra and isinstance(extra, list) else "additional_special_tokens"
     values = config.get(field)
     for number, value in enumerate(values if isinstance(values, list) else ()):
         yield added_token(f"{field}.{number}", value)
+
+
+def token_text(value: Any) -> str | None:
+    """The text of a token, which is written as a text or as an object with `content`."""
+    content = value.get("content") if isinstance(value, dict) else value
+    return content if isinstance(content, str) else None
 
 
 def added_token(field: str, value: Any) -> AddedToken:

@@ -49,11 +49,19 @@ def load_tokenizer(tokenizer_json: str) -> tokenizers.Tokenizer:
 
 def tokenizer_config(directory: Path) -> dict[str, Any]:
     """As transformers 5 merges the files: special_tokens_map.json and added_tokens.json count only where
-    tokenizer_config.json has no `added_tokens_decoder`, and the former overrules it then."""
+    tokenizer_config.json has no `added_tokens_decoder`. Then the former overrules it, but its additional tokens count
+    only where there is no other list."""
     config = read_json(directory / "tokenizer_config.json")
     if "added_tokens_decoder" in config:
         return config
     named = read_json(directory / "special_tokens_map.json")
+    if "additional_special_tokens" in config and not config.get("extra_special_tokens"):
+        config["extra_special_tokens"] = config.pop("additional_special_tokens")  # its older name
+    if not isinstance(config.get("extra_special_tokens", {}), dict):  # an object gives tokens names
+        named.pop("additional_special_tokens", None)
+    extra = [config.get("extra_special_tokens"), named.get("extra_special_tokens")]
+    if isinstance(extra[0], list) and isinstance(extra[1], list):
+        named["extra_special_tokens"] = extra[0] + extra[1]
     return config | named | {"added_tokens": read_json(directory / "added_tokens.json")}
 
 

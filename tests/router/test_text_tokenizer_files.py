@@ -92,6 +92,15 @@ KINDS: dict[str, dict[str, Any]] = {
         "tokenizer_config.json": {"eos_token": "<|im_end|>"},
         "added_tokens.json": {"<|im_end|>": 4097, "<|im_start|>": 4096, "<think>": 4098},
     },
+    "in added_tokens.json once more": {
+        "tokenizer_config.json": {"eos_token": "<|im_end|>", "bos_token": "<|end|>"},
+        "special_tokens_map.json": {"bos_token": "<|bos|>", "additional_special_tokens": ["<|user|>"]},
+        "added_tokens.json": {"<|user|>": 4096, "<|bos|>": 4097},
+    },
+    "both lists": {
+        "tokenizer_config.json": {"extra_special_tokens": {"img": "<img>"}, "additional_special_tokens": ["<mask>"]},
+        "special_tokens_map.json": {"additional_special_tokens": ["<extra>", "<|im_end|>"]},
+    },
     "a start token that the config asks for": {"tokenizer_config.json": {"add_bos_token": True, "add_eos_token": True}},
 }
 
