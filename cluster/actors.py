@@ -26,7 +26,7 @@ import uvloop
 
 from slipstream.cluster.process_log import redirect_output
 from slipstream.router.addresses import Addresses
-from slipstream.router.config import DispatchConfig, RouterConfig
+from slipstream.router.config import ContentFormat, DispatchConfig, RouterConfig
 from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.garbage import spare_garbage_collector
 from slipstream.router.messages import Role
@@ -124,6 +124,7 @@ class RouterHost(ProcessHost):
         config: RouterConfig,
         model_name: str,
         model_dir: str,
+        content_format: ContentFormat,
         worker_token: str,
         expected: ExpectedWorkers,
         keeper: Path | None,
@@ -141,6 +142,7 @@ class RouterHost(ProcessHost):
             has_prefill_pool=expected.num_prefill > 0,
             keeper=keeper,
             is_ending=is_ending,
+            content_format=content_format,
         )
         uvloop.run(self._hosted.serve(router, expected))
 

@@ -16,7 +16,7 @@ from slipstream.router.access.access import Access
 from slipstream.router.access.config import AccessConfig
 from slipstream.router.addresses import Addresses, Endpoint
 from slipstream.router.canary import Canary
-from slipstream.router.config import DispatchConfig, RouterConfig, TlsConfig, TracingConfig
+from slipstream.router.config import ContentFormat, DispatchConfig, RouterConfig, TlsConfig, TracingConfig
 from slipstream.router.encoding import encode_pool
 from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.front import Front
@@ -33,7 +33,8 @@ from slipstream.router.process.listening import listening_at_path, remove_path
 from slipstream.router.service import GenerationService
 from slipstream.router.signals import Signals
 from slipstream.router.takeover.estate import Estate
-from slipstream.router.tokenizer import Tokenizer, read_json
+from slipstream.router.text.tokenizer_files import read_json
+from slipstream.router.tokenizer import Tokenizer
 from slipstream.router.tracing.tracer import Tracer
 from slipstream.router.version_status import VersionStatus
 
@@ -63,12 +64,14 @@ class Router:
         has_prefill_pool: bool = False,
         keeper: Path | None = None,
         is_ending: bool = False,
+        content_format: ContentFormat = "auto",
     ) -> None:
         self._config = config
         self._model_name = model_name
         self._model_dir = Path(model_dir)
         self._worker_token = worker_token
         self._keeper = keeper
+        self._content_format = content_format
         self._expected = ExpectedWorkers(num_prefill=int(has_prefill_pool))
         self._asleep_since: int | None = None  # `num_decode_joins` when it fell asleep
         self._model_positions: int | None = None  # the longest sequence that the model allows, if its config says so
@@ -90,7 +93,9 @@ class Router:
         async with AsyncExitStack() as cleanup:
             pool = cleanup.enter_context(encode_pool())
             loop = asyncio.get_running_loop()
-            tokenizer = await loop.run_in_executor(pool, Tokenizer.from_directory, self._model_dir, pool)
+            tokenizer = await loop.run_in_executor(
+                pool, Tokenizer.from_directory, self._model_dir, pool, self._content_format
+            )
             self._model_positions = await loop.run_in_executor(pool, model_positions, self._model_dir)
             self._service = GenerationService(self._config, model=self._model_name, token=self._worker_token)
             self._canary = Canary(self._service, self._needs_prefill_group)
@@ -188,7 +193,15 @@ class Router:
             )
         log_style = LogStyle.of_this_process()
         longest, keeper = self._service.max_model_len, self._keeper if estate is not None else None
-        setup = FrontSetup(self._config, self._model_name, self._model_dir, longest, log_style, keeper=keeper)
+        setup = FrontSetup(
+            self._config,
+            self._model_name,
+            self._model_dir,
+            longest,
+            log_style,
+            keeper=keeper,
+            content_format=self._content_format,
+        )
 
         def link_of(send: Callable[[DispatcherMessage], None]) -> FrontLink:
             tally = FrontTally(front.counts, access.keys.num_unauthenticated, front.trace_counts)

@@ -22,7 +22,9 @@ class Release:
 
 def check_same_text(old: ClusterConfig, new: ClusterConfig) -> None:
     """Raises FleetError if tokenizer or chat template differ, because the router has one of each for all versions."""
-    from slipstream.router.tokenizer import TokenizerFiles  # imported here because it imports the tokenizers library
+    from slipstream.router.text.tokenizer_files import (
+        TokenizerFiles,
+    )  # imported here because it imports the tokenizers library
 
     try:
         before, after = (TokenizerFiles.read(Path(config.model.path)) for config in (old, new))

@@ -91,7 +91,9 @@ class FrontProcess:
             self._leaves_clients = estate is not None and not config.http.tls.is_on
         pool = cleanup.enter_context(encode_pool())
         files = cleanup.enter_context(ThreadPoolExecutor(1, thread_name_prefix="access"))
-        tokenizer = await loop.run_in_executor(pool, Tokenizer.from_directory, setup.model_dir, pool)
+        tokenizer = await loop.run_in_executor(
+            pool, Tokenizer.from_directory, setup.model_dir, pool, setup.content_format
+        )
         tracer = begin_tracing(config.tracing, setup.model, cleanup)
         dispatcher = self._dispatcher = RemoteDispatcher(self._link.send, traces=tracer is not None)
         dispatcher.max_model_len, dispatcher.versions = setup.max_model_len, setup.versions

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.router.config import RouterConfig
+from slipstream.router.config import ContentFormat, RouterConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +45,4 @@ class FrontSetup:
     keeper: Path | None = None
     is_ending: bool = False
     unix_socket_fd: int | None = None
+    content_format: ContentFormat = "auto"

@@ -105,6 +105,10 @@ MODEL = "model: {path: tiny}\n"
         ("aws_key: s3cret\n", "c.yaml: none of its keys is a setting; at least model.path is needed"),
         ("name: x\n", "c.yaml: model: missing"),
         ("model: {name: x}\n", "c.yaml:1: model.path: missing"),
+        (
+            "model: {path: tiny, chat_template_content_format: parts}\n",
+            "c.yaml:1: model.chat_template_content_format: ",
+        ),
         (MODEL + "routr: {}\n", "c.yaml:2: routr: unknown setting; did you mean router?"),
         (
             MODEL + "router:\n  http:\n    prot: 1\n",

@@ -10,7 +10,6 @@ demo model, about a second for 128,000 tokens).
 
 from __future__ import annotations
 
-import json
 import logging
 from array import array
 from collections import OrderedDict
@@ -72,10 +71,13 @@ class GuideBook:
         error."""
         from llguidance import LLMatcher, LLTokenizer
 
+        from slipstream.router.text.added_tokens import complete_json
+        from slipstream.router.text.tokenizer_files import TokenizerFiles
+
         try:
             if self._tokenizer is None:
-                text = self._tokenizer_json.read_text("utf-8")
-                json.loads(text)  # checked first: text that is not JSON would be taken for a file name
+                # It has been read as JSON: text that is not would be taken for a file name.
+                text = complete_json(TokenizerFiles.read(self._tokenizer_json.parent))
                 self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos_ids or None)
             matcher = LLMatcher(self._tokenizer, grammar_of(guide), log_level=0, limits=parser_limits())
         except (OSError, ValueError) as error:  # a GrammarError is one
