@@ -26,6 +26,9 @@ VARIANTS = {
 # No contraction: a formula that is compiled in two places must round the same way in both.
 FLAGS = ["-std=c++17", "-O3", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-fno-exceptions"]
 FLAGS += ["-fno-rtti", "-Wall", "-Wextra"]
+# What nobody calls of libstdc++ stays out, and what is called is not exported: it would be bound to in other libraries,
+# and ask for a newer glibc.
+LINK = "-Wl,-s,-z,defs,--gc-sections,--exclude-libs,ALL"
 
 
 class BuildLibraries(build_ext):
@@ -65,7 +68,7 @@ def extension(folder: Path, variant: str) -> Extension:
         sorted(str(path) for path in folder.glob("*.cpp")),
         depends=sorted(str(path) for path in folder.glob("*.hpp")),
         extra_compile_args=[*FLAGS, *VARIANTS[variant]],
-        extra_link_args=["-static-libstdc++", "-static-libgcc", "-pthread", "-Wl,-s,-z,defs"],
+        extra_link_args=["-static-libstdc++", "-static-libgcc", "-pthread", LINK],
         language="c++",
         optional=True,
     )
