@@ -1,0 +1,1 @@
+"""What a process finds around it: the limits of its container. Imports nothing of the other folders."""
