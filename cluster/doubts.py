@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.memory_need import memory_parts
+from slipstream.kernels.cpu.library import why_not_native
+from slipstream.kv_transfer.ucx_presence import MISSING, has_ucx
 from slipstream.router.process.container_limits import memory_limit, num_cores
 
 MIB = 2**20
@@ -72,3 +74,13 @@ def _pools_too_large(config: ClusterConfig, machine: Machine) -> Iterator[str]:
     if total_mib > machine.memory_mib:
         asked = "; ".join(map(str, parts))
         yield f"{asked}: together {total_mib} MiB at least, and {machine.memory}: they do not fit on this host alone"
+
+
+def missing_parts(config: ClusterConfig) -> Iterator[str]:
+    """Sentences about optional parts of Slipstream that this machine lacks, so that slower or narrower ones serve."""
+    if not has_ucx() and config.kv_transfer.transport == "auto":
+        yield f"{MISSING}: KV pages go through shared memory, which serves one host"
+    on_cpu = [pool for _, pool in config.pools() if pool.engine.device != "cuda" and pool.engine.cpu_kernels == "auto"]
+    why = why_not_native()
+    if on_cpu and why is not None:
+        yield f"no native CPU kernels ({why}): on a CPU, PyTorch computes, which is much slower"
