@@ -15,7 +15,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = ("cluster", "workers", "router", "kv_transfer", "kernels")
-NATIVE = tuple(f"slipstream/{folder}/_{v}.so" for folder in ("kernels/cpu", "kv_transfer/native") for v in ("avx512", "avx2"))
+NATIVE = tuple(
+    f"slipstream/{folder}/_{v}.so" for folder in ("kernels/cpu", "kv_transfer/native") for v in ("avx512", "avx2")
+)
 NAME = re.compile(r"slipstream-[\w.]+-py3-none-(any|(manylinux_\d+_\d+|linux)_x86_64)\.whl")
 MAX_BYTES = 20 << 20
 
@@ -27,7 +29,11 @@ def modules() -> set[str]:
 
 def data() -> set[str]:
     """What is not code."""
-    configs = [path for path in (ROOT / "configs").rglob("*.*") if "k8s" not in path.parts and path.suffix in (".yaml", ".json")]
+    configs = [
+        path
+        for path in (ROOT / "configs").rglob("*.*")
+        if "k8s" not in path.parts and path.suffix in (".yaml", ".json")
+    ]
     model = [path for path in (ROOT / "models" / "slipstream-demo").iterdir() if path.is_file()]
     return {f"slipstream/{path.relative_to(ROOT)}" for path in (*configs, *model)} | {"slipstream/py.typed"}
 

@@ -20,11 +20,13 @@ def import_root() -> Path:
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    return [sys.executable, *([] if _is_here() else ["-P"]), "-m", module, *arguments]
+    return [sys.executable, *module_options(module), *arguments]
 
 
-def _is_here() -> bool:
+def module_options(module: str) -> list[str]:
+    """Python's options in that command."""
     try:
-        return Path(os.getcwd()).resolve() == import_root()
+        is_here = Path(os.getcwd()).resolve() == import_root()
     except OSError:  # the working directory has been removed
-        return False
+        is_here = False
+    return ["-m", module] if is_here else ["-P", "-m", module]
