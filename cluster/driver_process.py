@@ -109,7 +109,7 @@ def _serve(task: DriverTask, address: str | None) -> int:
                 if guardian.keeper is not None:
                     ray.reaper.remove_after(guardian.pid, guardian.started, guardian.keeper.path.parent)
             terminal.say(describe(config, task.before.wanted if task.before is not None else {}))
-            for sentence in missing_parts(config) if address is None and task.before is None else ():
+            for sentence in missing_parts(config) if task.before is None else ():
                 terminal.say(sentence)
             # Imported only here: Ray reads its environment when imported, and its processes start in the meantime.
             from slipstream.cluster.driver import Driver

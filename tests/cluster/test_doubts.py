@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from slipstream.cluster import doubts
 from slipstream.cluster.config import ClusterConfig, ModelConfig, PoolConfig, RayConfig
-from slipstream.cluster.doubts import Machine, doubts_about
+from slipstream.cluster.doubts import Machine, doubts_about, missing_parts
 from slipstream.workers.config import EngineConfig
 
 MACHINE = Machine(memory_bytes=4096 * 2**20, num_cores=8)
@@ -89,3 +90,16 @@ def test_pages_by_number_count_with_their_size(tmp_path: Path) -> None:
 )
 def test_what_fits_or_cannot_be_known_is_not_doubted(engine: dict[str, Any]) -> None:
     assert list(doubts_about(cluster({}, engine), MACHINE)) == []
+
+
+def test_parts_that_are_not_installed_are_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doubts, "has_ucx", lambda: False)
+    monkeypatch.setattr(doubts, "why_not_native", lambda: "they are built for x86-64 Linux, and this is aarch64 Linux")
+    ucx, kernels = missing_parts(cluster({}, {}))
+    assert ucx.startswith("UCX is not installed (pip install")
+    assert ucx.endswith("KV pages go through shared memory, which serves one host")
+    assert kernels.startswith("no native CPU kernels (they are built for x86-64 Linux, and this is aarch64 Linux)")
+    assert len(list(missing_parts(cluster({"device": "cuda"}, {"cpu_kernels": "off"})))) == 1  # neither would use them
+    monkeypatch.setattr(doubts, "has_ucx", lambda: True)
+    monkeypatch.setattr(doubts, "why_not_native", lambda: None)
+    assert list(missing_parts(cluster({}, {}))) == []
