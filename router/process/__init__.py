@@ -1,1 +1,2 @@
-"""What a process finds around it: the limits of its container. Imports nothing of the other folders."""
+"""What belongs to the process rather than to a request: the limits of its container, the sockets that it listens at, and
+the commands of further processes. Imports little."""
