@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 
@@ -18,6 +17,7 @@ from slipstream.kv_transfer.pool_memory import PoolMemory
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
 from slipstream.router.messages import Role, unpack_ids
 from slipstream.router.prefix.block_hash import model_key
+from slipstream.router.process.container_limits import num_cores
 from slipstream.workers.config import EngineConfig, WorkerConfig
 from slipstream.workers.device_staging import device_page_pool
 from slipstream.workers.engine.build import build_runner, engine_limits
@@ -186,7 +186,7 @@ def rank_parts(config: WorkerConfig, tp: TensorParallel, ended: Callable[[RankOu
     """
     engine = config.engine
     # By default a fair share of the cores; native kernels may get more (see `build_runner`).
-    torch.set_num_threads(engine.num_threads or max(1, len(os.sched_getaffinity(0)) // config.ranks_on_host))
+    torch.set_num_threads(engine.num_threads or max(1, num_cores() // config.ranks_on_host))
     # We run no graphs of independent operators, so a second pool of threads would only compete for the cores.
     torch.set_num_interop_threads(1)
     limits = engine_limits(
