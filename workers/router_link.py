@@ -143,6 +143,8 @@ class RouterLink:
             case Welcome():
                 if self._answer is not None and not self._answer.done():
                     self._was_welcome = True
+                    assert self._protocol is not None
+                    self._protocol.reader.trust()
                     self._answer.set_result(True)
                     self._put(message)
             case Rejected(reason) if self._was_welcome:
