@@ -5,7 +5,8 @@ call then fails. Nothing else goes through Ray. `ps` and `top` show the class na
 
 A host's constructor is cheap. `warm_up` does the slow imports, so that all processes of a cluster can do them at the
 same time, before they know each other's addresses. The driver imports this module as well and must not wait for torch,
-so the router and the workers are imported where they are created.
+so the router and the workers are imported where they are created. While Slipstream is upgraded, a process may be newer
+than the driver that starts it: then its settings are `completed`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import ray
 import ray.util
 import uvloop
 
+from slipstream.cluster.older_driver import completed
 from slipstream.cluster.process_log import redirect_output
 from slipstream.router.addresses import Addresses
 from slipstream.router.config import DispatchConfig, RouterConfig
@@ -77,7 +79,7 @@ class WorkerHost(ProcessHost):
     def prepare(self, config: WorkerConfig) -> GroupAddress | None:
         from slipstream.workers.worker import Worker
 
-        self._worker = Worker(config)
+        self._worker = Worker(completed(config))
         return self._worker.prepare()
 
     def run(self, address: GroupAddress | None) -> None:
@@ -109,7 +111,7 @@ class RankHost(ProcessHost):
         """Returns when the leader has ended normally. Raises WorkerFailed."""
         from slipstream.workers.rank import RankWorker
 
-        RankWorker(config, rank, address).run()
+        RankWorker(completed(config), rank, address).run()
 
 
 class RouterHost(ProcessHost):
@@ -134,7 +136,7 @@ class RouterHost(ProcessHost):
         from slipstream.router.router import Router
 
         router = Router(
-            config,
+            completed(config),
             model_name,
             model_dir,
             worker_token,
@@ -174,7 +176,7 @@ class RouterHost(ProcessHost):
 
     def follow(self, config: DispatchConfig) -> None:
         """Makes the router take over changed settings of the dispatcher."""
-        self._hosted.follow(config)
+        self._hosted.follow(completed(config))
 
     def versions(self) -> tuple[VersionStatus, ...]:
         """The state and the counts of each version of the model."""

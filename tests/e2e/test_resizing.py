@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from slipstream import __version__
 from slipstream.cluster.cannot_tell import CannotTell
 from tests.e2e.conftest import MakeCluster
 from tests.e2e.fleet import (
@@ -272,7 +273,10 @@ def test_a_cluster_that_begins_empty_serves_and_survives_its_driver_and_lets_str
         with streaming([running]):
             running.wait_for_pieces(5)
             drain(serving, "decode-0")
-            os.kill(state.driver, signal.SIGTERM)  # `test_kills` has one that is killed
+            serving.wait_for(lambda: "decode-0" in members(serving), 5.0)
+            again = slipstream(serving, "restart")  # `test_kills` has a driver that is killed
+            assert again.returncode == 0, again.stderr
+            assert f"Slipstream {__version__} -> {__version__}; clients wait" in again.stdout
         assert (running.error, running.finishes) == (None, ["length"])
     serving.wait_until_served_by_another(state.driver)
     wait_for_fleet(serving, 1, 1)  # of two that decode, one was to leave
