@@ -1,4 +1,4 @@
-"""Settings that an older driver sends: while Slipstream is upgraded, a driver may start processes that are newer than it.
+"""Settings that an older driver sends: during an upgrade of Slipstream, a driver may start processes newer than itself.
 
 Ray pickles dataclasses, and those with slots as the list of their fields. A field that the driver does not know is then
 missing altogether. As new settings come last and have defaults, these fill the gap.
