@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 
-from slipstream.router.messages import Build, Hello, PageLayout
+from slipstream.router.messages import PROTOCOL_VERSION, Build, Hello, PageLayout
 
 # What decides each field, where that is a setting.
 SETTINGS = {"page_dtype": "kv_cache_dtype, dtype", "head_bytes": "page_tokens, kv_cache_dtype, dtype"}
@@ -70,6 +70,10 @@ def drift(hellos: Iterable[Hello], router_version: str = "") -> tuple[str, ...]:
         versions.setdefault(hello.model_version, []).append(hello)
     found: dict[str, None] = {}
     for of_version in versions.values():
+        protocols: dict[str, list[str]] = {str(PROTOCOL_VERSION): ["the router"]} if router_version else {}
+        for hello in of_version:
+            protocols.setdefault(str(hello.version), []).append(hello.worker.name)
+        found |= _if_several("protocol", protocols)
         for field in fields(Build):
             values: dict[str, list[str]] = {}
             if field.name == "slipstream" and router_version:
@@ -78,9 +82,7 @@ def drift(hellos: Iterable[Hello], router_version: str = "") -> tuple[str, ...]:
                 value = getattr(hello.build, field.name)
                 if value:
                     values.setdefault(value, []).append(hello.worker.name)
-            if len(values) > 1:
-                parts = [f"{value} on {_names(names)}" for value, names in sorted(values.items())]
-                found[f"{field.name} is {' and '.join(parts)}"] = None
+            found |= _if_several(field.name, values)
     return tuple(found)
 
 
@@ -102,6 +104,12 @@ def about_newcomer(hello: Hello, connected: Iterable[Hello]) -> Iterator[str]:
                 break
     if found:
         yield f"{hello.worker.name} may compute otherwise than others: {', '.join(found)}"
+
+
+def _if_several(what: str, values: dict[str, list[str]]) -> dict[str, None]:
+    """A sentence where there are several values, each with the names of those that have it."""
+    parts = [f"{value} on {_names(names)}" for value, names in sorted(values.items())]
+    return {f"{what} is {' and '.join(parts)}": None} if len(parts) > 1 else {}
 
 
 def _differing(one: PageLayout, other: PageLayout) -> Iterator[tuple[str, object, object]]:

@@ -132,7 +132,7 @@ class RouterLink:
             protocol.abort()
             raise
         if not welcome:
-            raise ConnectionError("the connection was closed without an answer")
+            raise ConnectionError("the connection was closed without an answer (a router of Slipstream 0.1 does that)")
 
     def _received(self, connection: int, message: Message) -> None:
         if connection != self._connection:

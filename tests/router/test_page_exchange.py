@@ -10,7 +10,7 @@ import pytest
 from slipstream.router.config import DispatchConfig
 from slipstream.router.dispatcher import Dispatcher
 from slipstream.router.generation import GenerateRequest
-from slipstream.router.messages import Build, Credits, Hello, PageLayout, Role, SamplingParams
+from slipstream.router.messages import PROTOCOL_VERSION, Build, Credits, Hello, PageLayout, Role, SamplingParams
 from slipstream.router.page_exchange import about_newcomer, drift, mismatch, refused_pairs
 from tests.router.greetings import make_hello
 
@@ -67,6 +67,10 @@ def test_drift_names_the_field_the_values_and_the_workers() -> None:
     assert drift(workers, "0.2.0") == (
         "torch is 2.12.0 on d1 and 2.13.0 on d0, p0",
         "instructions is avx2 on d1 and avx512 on d0, p0",
+    )
+    older = dataclasses.replace(make_hello("d0"), version=PROTOCOL_VERSION - 1)
+    assert drift([older], "0.2.0") == (
+        f"protocol is {PROTOCOL_VERSION - 1} on d0 and {PROTOCOL_VERSION} on the router",
     )
     assert drift(workers[:2], "0.3.0") == ("slipstream is 0.2.0 on d0, p0 and 0.3.0 on the router",)
     assert drift([workers[0], worker("d2", version="2", torch="2.12.0")], "0.2.0") == ()
