@@ -38,7 +38,7 @@ def restart_command(name: str | None) -> None:
         environment = DriverEnvironment.of(state)
         version = environment.version()
         environment.check(state.config)
-        change = f"Slipstream {state.slipstream or 'of an older version'} -> {version}"
+        change = f"Slipstream {state.slipstream or '0.1'} -> {version}"
         with_tls = state.url.startswith("https:")
         waiting = "requests that run may finish first, because their connections end" if with_tls else "clients wait"
         click.echo(f"restarting {state.name}: {change}; {waiting}")

@@ -82,7 +82,7 @@ def describe(
     if state.update:
         yield f"  update: {state.update}"
     ours = f", Slipstream {state.slipstream}" if state.slipstream else ""
-    its = f" ({state.guardian_slipstream})" if state.guardian_slipstream not in ("", state.slipstream) else ""
+    its = f" ({state.guardian_slipstream or '0.1'})" if state.guardian_slipstream != state.slipstream else ""
     yield f"  driver: pid {state.driver}{ours}, of guardian {state.pid}{its}, {state.config}"
     if state.operator_url:
         yield f"  operator: {state.operator_url}/docs"

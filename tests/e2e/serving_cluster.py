@@ -59,6 +59,7 @@ class ServingCluster:
             "XDG_RUNTIME_DIR": str(self.home / "run"),
             "XDG_CACHE_HOME": str(self.home / "cache"),
         }
+        self.working_directory: Path | None = None  # None: that of the tests
         (self.home / "run").mkdir(parents=True, exist_ok=True)
         self._output = folder / "output.txt"
         self._process: subprocess.Popen[bytes] | None = None
@@ -72,6 +73,7 @@ class ServingCluster:
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
                 command,
+                cwd=self.working_directory,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
