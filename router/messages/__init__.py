@@ -33,6 +33,8 @@ from slipstream.router.messages.attempts import (
 from slipstream.router.messages.moves import Adopt, Copied, Extend, Frozen, Migrate, Resume
 from slipstream.router.messages.presence import (
     ROLES,
+    STEP_SEQUENCES,
+    STEP_TOKENS,
     BlocksChanged,
     Build,
     Credits,
@@ -46,6 +48,7 @@ from slipstream.router.messages.presence import (
     ResyncBlocks,
     Role,
     Stats,
+    StepBuckets,
     StepTime,
     StepTimes,
     Welcome,
@@ -63,6 +66,8 @@ __all__ = [
     "OLDEST_PROTOCOL_VERSION",
     "PROTOCOL_VERSION",
     "ROLES",
+    "STEP_SEQUENCES",
+    "STEP_TOKENS",
     "Adopt",
     "BlocksChanged",
     "Build",
@@ -96,6 +101,7 @@ __all__ = [
     "SamplingParams",
     "Start",
     "Stats",
+    "StepBuckets",
     "StepOutput",
     "StepTime",
     "StepTimes",
