@@ -107,6 +107,8 @@ def decided(cluster: Dispatcher, request_id: str) -> tuple[str, str | None, str]
 def test_a_pair_that_cannot_exchange_pages_is_never_paired() -> None:
     odd = dispatcher(worker("p", "prefill"), worker("d", page_dtype="int8"))
     assert decided(odd, "one") == ("d", None, "prefill_incompatible")
+    why = odd.record("one").decisions[-1].why  # type: ignore[union-attr]
+    assert "page_dtype bfloat16 of p, int8 of d" in why
     [refused] = odd.snapshot(1.0).refused_pairs
     assert (refused.prefills, refused.decodes) == (("p",), ("d",))
     mixed = dispatcher(worker("p0", "prefill", page_dtype="int8"), worker("p1", "prefill"), worker("d"))

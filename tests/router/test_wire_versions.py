@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import logging
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -12,10 +14,22 @@ from typing import Any, get_args, get_origin, get_type_hints
 import msgpack
 import pytest
 
+from slipstream import __version__
 from slipstream.router import messages
-from slipstream.router.messages import OLDEST_PROTOCOL_VERSION, Credits, Pong, RouterMessage
-from slipstream.router.wire import TYPE_CODES, FrameReader, WireError, decode_payload, encode_frame
+from slipstream.router.config import RouterConfig
+from slipstream.router.generation import GenerateRequest
+from slipstream.router.messages import (
+    OLDEST_PROTOCOL_VERSION,
+    PROTOCOL_VERSION,
+    Credits,
+    Pong,
+    RouterMessage,
+    SamplingParams,
+)
+from slipstream.router.service import GenerationService
+from slipstream.router.wire import TYPE_CODES, FrameProtocol, FrameReader, WireError, decode_payload, encode_frame
 from tests.router.golden_frames import plain, sample
+from tests.router.greetings import make_hello
 
 RECORDED = sorted((Path(__file__).parent / "frames").glob("*.json"))
 NEWER = "a field that only a newer peer has"
@@ -124,3 +138,81 @@ def test_a_kind_of_message_that_only_a_newer_peer_has_is_left_out_with_one_warni
 def test_a_stranger_is_not_trusted_with_unknown_messages() -> None:
     with pytest.raises(WireError, match="unknown message type 200"):
         list(FrameReader().feed(unknown_frame()))
+
+
+class NewerWorker:
+    """A worker of a version to come, on a connection to a router of this one: each of its records has a field more, and
+    it sends messages of a kind that nobody here knows."""
+
+    def __init__(self) -> None:
+        self.inbox: asyncio.Queue[Any] = asyncio.Queue()
+        self._transport: asyncio.Transport | None = None
+        self._protocol = FrameProtocol(self.inbox.put_nowait, lambda reason: self.inbox.put_nowait(reason))
+
+    async def connect(self, service: GenerationService) -> None:
+        transport, _ = await asyncio.get_running_loop().create_connection(
+            lambda: self._protocol, *service.worker_address
+        )
+        self._transport = transport
+
+    def send(self, message: Any, after: bytes = b"") -> None:
+        payload = msgpack.packb([TYPE_CODES[type(message)], *as_newer(type(message), message)])
+        assert self._transport is not None
+        self._transport.write(len(payload).to_bytes(4, "little") + payload + after)
+
+    async def next(self, kind: type) -> Any:
+        while type(message := await self.inbox.get()) is not kind:
+            assert isinstance(message, messages.Ping), message
+        return message
+
+
+def newer_hello(**fields: Any) -> messages.Hello:
+    hello = make_hello("d", token="secret", version=PROTOCOL_VERSION + 1, oldest_version=PROTOCOL_VERSION)
+    return dataclasses.replace(hello, build=messages.Build(slipstream="99.0.0"), **fields)
+
+
+def with_service(scenario: Callable[[GenerationService], Awaitable[None]]) -> None:
+    async def main() -> None:
+        service = GenerationService(RouterConfig(), model="m", token="secret")
+        await service.start()
+        try:
+            await asyncio.wait_for(scenario(service), 30)
+        finally:
+            await service.close()
+
+    asyncio.run(main())
+
+
+def test_a_newer_worker_serves_a_request_of_this_router() -> None:
+    async def scenario(service: GenerationService) -> None:
+        worker = NewerWorker()
+        await worker.connect(service)
+        worker.send(newer_hello())
+        await worker.next(messages.Welcome)
+        worker.send(Credits(0, 4, 100, 1000), after=unknown_frame())
+        stream = service.submit(GenerateRequest("r", [7] * 5, SamplingParams(max_tokens=2)))
+        generate = await worker.next(messages.Generate)
+        assert generate.request.request_id == "r"
+        chunk = messages.TokenChunk("r", 0, 0, (5, 6), finish_reason="length")
+        worker.send(messages.StepOutput((chunk,)))
+        assert [token_id async for delta in stream for token_id, _ in delta] == [5, 6]
+        assert service.snapshot().drift == (
+            f"protocol is {PROTOCOL_VERSION} on the router and {PROTOCOL_VERSION + 1} on d",
+            f"slipstream is {__version__} on the router and 99.0.0 on d",
+        )
+
+    with_service(scenario)
+
+
+def test_a_worker_that_is_too_new_is_refused_by_name() -> None:
+    async def scenario(service: GenerationService) -> None:
+        worker = NewerWorker()
+        await worker.connect(service)
+        worker.send(newer_hello(oldest_version=PROTOCOL_VERSION + 1))
+        rejected = await worker.next(messages.Rejected)
+        assert rejected.reason == (
+            f"worker d (Slipstream 99.0.0) speaks version {PROTOCOL_VERSION + 1} of the protocol, "
+            f"this router {OLDEST_PROTOCOL_VERSION} to {PROTOCOL_VERSION}"
+        )
+
+    with_service(scenario)
