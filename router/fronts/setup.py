@@ -34,7 +34,7 @@ class LogStyle:
 @dataclass(frozen=True, slots=True)
 class FrontSetup:
     """`config.http` has the port that all fronts share. At the `keeper` a front leaves its clients to the next one. One
-    that `is_ending` takes no new ones."""
+    that `is_ending` takes no new ones. `unix_socket_fd` is inherited, and listens."""
 
     config: RouterConfig
     model: str
@@ -44,3 +44,4 @@ class FrontSetup:
     versions: tuple[str, ...] = ()
     keeper: Path | None = None
     is_ending: bool = False
+    unix_socket_fd: int | None = None

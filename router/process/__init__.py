@@ -1,1 +1,2 @@
-"""What a process finds around it: the limits of its container. Imports nothing of the other folders."""
+"""What belongs to the process rather than to a request: the limits of its container and the sockets that it listens at.
+Imports little."""
