@@ -68,11 +68,11 @@ def _pools_too_large(config: ClusterConfig, machine: Machine) -> Iterator[str]:
     parts = [part for part in memory_parts(config) if part.mib]
     too_large = next((part for part in parts if part.each_mib > machine.memory_mib), None)
     if too_large is not None:
-        yield f"{too_large}: {machine.memory}, and a worker refuses to start where so much is not free"
+        yield f"{too_large.said}, and {machine.memory}: a worker refuses to start where so much is not free"
         return
     total_mib = sum(part.mib for part in parts)
     if total_mib > machine.memory_mib:
-        asked = "; ".join(map(str, parts))
+        asked = ", ".join(map(str, parts))
         yield f"{asked}: together {total_mib} MiB at least, and {machine.memory}: they do not fit on this host alone"
 
 

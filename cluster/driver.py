@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 
+from slipstream import __version__
 from slipstream.cluster import processes
 from slipstream.cluster.cluster_fleet import ClusterFleet
 from slipstream.cluster.console import Console
@@ -64,6 +65,8 @@ class Driver:
             served=as_plain(task.config),
             model=task.config.model.name,
             log_dir=str(log_dir or ""),
+            slipstream=__version__,
+            guardian_slipstream=task.guardian.slipstream,
         )
         if task.before is not None:
             self._state.carry_on(task.before)

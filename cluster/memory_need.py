@@ -23,11 +23,11 @@ QUANTIZED_SHARE = {"none": 1.0, "fp8": 0.5, "int8": 0.5, "int4": 0.25}  # of 16 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPart:
-    """What one setting asks for on a host, in MiB; `count` ranks ask for `each_mib`."""
+    """What one setting asks for on a host: `count` ranks ask for `each_mib`. `said` is the key with its value."""
 
-    setting: str
+    said: str
     each_mib: int
-    count: int
+    count: int = 1
 
     @property
     def mib(self) -> int:
@@ -35,18 +35,16 @@ class MemoryPart:
 
     def __str__(self) -> str:
         return (
-            f"{self.setting}, {self.count} x {self.each_mib} MiB"
-            if self.count > 1
-            else f"{self.setting}, {self.mib} MiB"
+            f"{self.said} ({self.count} x {self.each_mib} MiB)" if self.count > 1 else f"{self.said} ({self.mib} MiB)"
         )
 
 
 def memory_parts(config: ClusterConfig) -> Iterator[MemoryPart]:
-    """What the settings ask for if all workers are on one host, largest keys last: the weights, then each pool."""
+    """What the settings ask for if all workers are on one host: the weights, then each pool."""
     on_host = [(role, pool) for role, pool in config.pools() if pool.engine.device != "cuda" and pool.replicas]
     if on_host:
         share = max(QUANTIZED_SHARE[pool.engine.quantization] for _, pool in on_host)
-        yield MemoryPart("model.path", int(share * _weight_bytes(Path(config.model.path))) // MIB, 1)
+        yield MemoryPart("the weights in model.path", int(share * _weight_bytes(Path(config.model.path))) // MIB)
     for role, pool in on_host:
         key, each_mib = _pool_mib(config, pool.engine, pool.tp)
         if each_mib is not None:
@@ -57,8 +55,8 @@ def _pool_mib(config: ClusterConfig, engine: EngineConfig, tp: int) -> tuple[str
     """The setting, and the MiB of a rank's pool; None: it follows from the room there is, or cannot be known."""
     if engine.num_pages is None:
         size = engine.kv_cache_mib
-        return f"kv_cache_mib {size}", None if size == "auto" else size
-    key = f"num_pages {engine.num_pages}"
+        return f"kv_cache_mib is {size}", None if size == "auto" else size
+    key = f"num_pages is {engine.num_pages}"
     try:
         model = ModelConfig.read(config.model.path)
     except ModelError:

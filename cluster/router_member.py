@@ -17,6 +17,7 @@ from slipstream.cluster.actor_handles import end_by_force, first_death, reason_o
 from slipstream.cluster.actors import Place, ServingRouter
 from slipstream.cluster.config import ROUTER_CPUS, ClusterConfig
 from slipstream.cluster.deployment import Deployment, reachable
+from slipstream.cluster.settings_by_name import by_name
 from slipstream.cluster.update.changes import live_dispatch
 from slipstream.router.addresses import Addresses, Endpoint
 from slipstream.router.config import RouterConfig
@@ -97,7 +98,7 @@ class RouterMember:
         worker_host = self._deployment.host(self._config.worker_host, self._place.node_ip)
         config = dataclasses.replace(self._config, worker_host=worker_host)
         self._run = self._actor.run.remote(
-            config,
+            by_name(config),
             model.name,
             model.path,
             model.chat_template_content_format,
@@ -198,7 +199,7 @@ class RouterMember:
         if dispatch != self._config.dispatch:
             self._config = dataclasses.replace(self._config, dispatch=dispatch)
             if self._run is not None:
-                await self._ask(lambda actor: actor.follow.remote(dispatch))
+                await self._ask(lambda actor: actor.follow.remote(by_name(dispatch)))
 
     async def status(self) -> dict[str, Any]:
         """The contents of `/cluster/status`."""

@@ -11,11 +11,12 @@ import torch
 
 from slipstream.kv_transfer.agent import TransferAgent
 from slipstream.kv_transfer.events import Received, ReceiveFailed, SendFailed, Sent, TransferEvent
+from slipstream.kv_transfer.greeting import PROTOCOL_NAME
 from slipstream.kv_transfer.plan import TicketError
 from slipstream.kv_transfer.pool import HostPagePool
 from slipstream.kv_transfer.pool_memory import PoolMemory
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
-from slipstream.router.messages import Role, unpack_ids
+from slipstream.router.messages import PageLayout, Role, unpack_ids
 from slipstream.router.prefix.block_hash import model_key
 from slipstream.router.process.container_limits import num_cores
 from slipstream.workers.config import EngineConfig, WorkerConfig
@@ -149,6 +150,17 @@ class RankParts:
             max_num_seqs=engine.max_num_seqs,
             max_step_tokens=engine.max_step_tokens,
             max_queued_tokens=config.in_role(role).max_queued_tokens,
+        )
+
+    def page_layout(self, tickets: TicketOffice) -> PageLayout:
+        """What a page is made of, for the greeting: the same as on tickets."""
+        return PageLayout(
+            num_layers=tickets.num_layers,
+            num_kv_heads=tickets.num_kv_heads,
+            head_dim=self.runner.model.config.head_dim,
+            head_bytes=tickets.head_bytes,
+            page_dtype=tickets.page_dtype,
+            transfer=PROTOCOL_NAME,
         )
 
     def ticket_office(self, worker: PeerId, addresses: tuple[TransferAddress, ...], slab_pages: int) -> TicketOffice:

@@ -29,7 +29,7 @@ def cluster(prefill: dict[str, Any], decode: dict[str, Any], **pool: int) -> Clu
         (cluster({"quantization": "fp8"}, {}), "quantization is fp8 for prefill and none for decode"),
         (
             cluster({}, {"kv_cache_mib": 4097}),
-            "decode.engine.kv_cache_mib 4097, 4097 MiB: this machine has 4096 MiB of memory",
+            "decode.engine.kv_cache_mib is 4097, and this machine has 4096 MiB of memory",
         ),
         (
             cluster({"kv_cache_mib": 2048}, {"kv_cache_mib": 2049}),
@@ -45,7 +45,7 @@ def cluster(prefill: dict[str, Any], decode: dict[str, Any], **pool: int) -> Clu
         ),
         (
             cluster({"kv_cache_mib": 1024}, {}, replicas=2, tp=2),
-            "kv_cache_mib 1024, 4 x 1024 MiB; decode.engine.kv_cache_mib 256, 256 MiB: together 4352 MiB",
+            "kv_cache_mib is 1024 (4 x 1024 MiB), decode.engine.kv_cache_mib is 256 (256 MiB): together 4352 MiB",
         ),
     ],
 )
@@ -62,7 +62,10 @@ def test_the_limit_of_a_container_is_named_with_the_model_and_every_pool(tmp_pat
         decode=PoolConfig(engine=EngineConfig(kv_cache_mib=64), replicas=2),
     )
     limited = Machine(194 * 2**20, 1, "/sys/fs/cgroup/memory.max")
-    asked = "model.path, 3 MiB; prefill.engine.kv_cache_mib 64, 64 MiB; decode.engine.kv_cache_mib 64, 2 x 64 MiB"
+    asked = (
+        "the weights in model.path (3 MiB), prefill.engine.kv_cache_mib is 64 (64 MiB), "
+        "decode.engine.kv_cache_mib is 64 (2 x 64 MiB)"
+    )
     [told] = doubts_about(config, limited)
     assert told.startswith(f"{asked}: together 195 MiB at least, and the memory limit of this container is 194 MiB")
     assert "/sys/fs/cgroup/memory.max" in told
@@ -75,7 +78,7 @@ def test_pages_by_number_count_with_their_size(tmp_path: Path) -> None:
     engine = EngineConfig(num_pages=10**6)
     config = ClusterConfig(model=ModelConfig(str(tmp_path)), prefill=PoolConfig(engine=engine))
     [told] = doubts_about(config, MACHINE)
-    assert told.startswith("prefill.engine.num_pages 1000000, ")
+    assert told.startswith("prefill.engine.num_pages is 1000000, and this machine has 4096 MiB")
 
 
 @pytest.mark.parametrize(
