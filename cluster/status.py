@@ -74,6 +74,10 @@ def describe(
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    if state.version:
+        yield f"  version: {state.version}"
+    for version, difference in sorted(state.files.items()):
+        yield f"  files: {told_of(version, difference)}"
     if state.update:
         yield f"  update: {state.update}"
     yield f"  driver: pid {state.driver}, of guardian {state.pid}, {state.config}"
@@ -83,6 +87,14 @@ def describe(
         yield f"  metrics: {state.admin_url}/metrics"
     if state.log_dir:
         yield f"  logs: {state.log_dir}"
+
+
+def told_of(version: str, difference: str) -> str:
+    """What follows if a file of a version that is served is another one now."""
+    return (
+        f"{difference}; version {version} is served from memory, and no worker of it can be started: "
+        "`slipstream update` rolls the new files out"
+    )
 
 
 def _service(signals: dict[str, Any]) -> Iterator[str]:

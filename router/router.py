@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -15,6 +15,7 @@ from slipstream.router.access.access import Access
 from slipstream.router.access.config import AccessConfig
 from slipstream.router.addresses import Addresses, Endpoint
 from slipstream.router.canary import Canary
+from slipstream.router.catalog.manifest import Manifest, check_text_files
 from slipstream.router.config import DispatchConfig, RouterConfig, TlsConfig, TracingConfig
 from slipstream.router.encoding import encode_pool
 from slipstream.router.expected_workers import ExpectedWorkers
@@ -48,7 +49,7 @@ class Router:
     request has gone through a prefill group; without it, that first request uses a prefill group if there is one. With
     a `keeper`, the router leaves its clients' connections to the next router, and `take_over` continues those of the
     previous one. One that `is_ending` continues them and takes no new clients: the previous one was killed while it
-    drained.
+    drained. With `manifests`, those of the versions that are served, it refuses to read other files than theirs.
     """
 
     def __init__(
@@ -61,8 +62,10 @@ class Router:
         has_prefill_pool: bool = False,
         keeper: Path | None = None,
         is_ending: bool = False,
+        manifests: Sequence[Manifest] = (),
     ) -> None:
         self._config = config
+        self._manifests = tuple(manifests)
         self._model_name = model_name
         self._model_dir = Path(model_dir)
         self._worker_token = worker_token
@@ -80,15 +83,18 @@ class Router:
     async def start(self) -> Addresses:
         """Listen for clients and workers. Returns the addresses, including ports that the system has chosen.
 
-        Raises FileNotFoundError or ValueError if the model directory has no usable tokenizer, ValueError if the key
+        Raises FileNotFoundError or ValueError if the model directory has no usable tokenizer, FilesChanged (a
+        ValueError) if its files are those of another version, ValueError if the key
         file or a certificate is broken, and OSError if it cannot listen or cannot open a file; then nothing is left
         running.
         """
         async with AsyncExitStack() as cleanup:
             pool = cleanup.enter_context(encode_pool())
             loop = asyncio.get_running_loop()
+            await loop.run_in_executor(pool, check_text_files, self._model_dir, self._manifests)
             tokenizer = await loop.run_in_executor(pool, Tokenizer.from_directory, self._model_dir, pool)
             self._model_positions = await loop.run_in_executor(pool, model_positions, self._model_dir)
+            await loop.run_in_executor(pool, check_text_files, self._model_dir, self._manifests)  # still the same
             self._service = GenerationService(self._config, model=self._model_name, token=self._worker_token)
             self._canary = Canary(self._service, self._needs_prefill_group)
             allow_all_files()
@@ -152,7 +158,15 @@ class Router:
             return HttpServer(self._config.http, front, check_caller=front.check_caller, estate=estate)
         log_style = LogStyle.of_this_process()
         longest, keeper = self._service.max_model_len, self._keeper if estate is not None else None
-        setup = FrontSetup(self._config, self._model_name, self._model_dir, longest, log_style, keeper=keeper)
+        setup = FrontSetup(
+            self._config,
+            self._model_name,
+            self._model_dir,
+            longest,
+            log_style,
+            keeper=keeper,
+            manifests=self._manifests,
+        )
 
         def link_of(send: Callable[[DispatcherMessage], None]) -> FrontLink:
             tally = FrontTally(front.counts, access.keys.num_unauthenticated, front.trace_counts)

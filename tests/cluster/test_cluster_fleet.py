@@ -37,7 +37,7 @@ def in_fleet(check: Any, config: ClusterConfig = CONFIG) -> None:
 def test_groups_get_names_that_nobody_has_and_the_settings_of_their_version() -> None:
     def check(fleet: ClusterFleet) -> None:
         assert [group.name for group in fleet.make("decode", 3, "v1")] == ["decode-0", "decode-1", "decode-2"]
-        fleet.add_version("v2", dataclasses.replace(CONFIG, decode=PoolConfig(num_cpus=2.0)))
+        fleet.add_version("v2", dataclasses.replace(CONFIG, decode=PoolConfig(num_cpus=2.0)), None)
         assert fleet.newest == "v2"
         (old,), (new,) = fleet.make("decode", 1, "v1"), fleet.make("decode", 1, "v2")
         assert (old.version, old.pool.bundle) == ("v1", {"CPU": 0.1})
@@ -96,7 +96,7 @@ def test_the_last_version_is_not_forgotten() -> None:
     def check(fleet: ClusterFleet) -> None:
         with pytest.raises(FleetError, match="the only version"):
             fleet.forget_version("v1")
-        fleet.add_version("v2", CONFIG)
+        fleet.add_version("v2", CONFIG, None)
         fleet.forget_version("v1")
         assert fleet.newest == "v2"
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from xxhash import xxh3_128_hexdigest
 
 from slipstream.router.grammar import grammar_of, parser_limits
 from slipstream.router.messages import Guide
@@ -37,6 +38,7 @@ class GuideBook:
     """The compiled grammars of one model, whose `vocab_size` may be padded beyond its tokenizer's. For one thread.
 
     `on_ready` is called, on any thread, when a grammar is ready. Without it, callers wait for the grammars they need.
+    A file whose XXH3-128 is not `digest` is not used: it has been overwritten since the model was loaded.
     """
 
     def __init__(
@@ -45,8 +47,10 @@ class GuideBook:
         vocab_size: int,
         eos_ids: Iterable[int],
         on_ready: Callable[[], None] | None = None,
+        digest: str | None = None,
     ) -> None:
         self._on_ready = on_ready
+        self._digest = digest
         self._tokenizer_json = tokenizer_json
         self._vocab_size = vocab_size
         self._eos_ids = sorted(eos_ids)
@@ -74,8 +78,11 @@ class GuideBook:
 
         try:
             if self._tokenizer is None:
-                text = self._tokenizer_json.read_text("utf-8")
-                json.loads(text)  # checked first: text that is not JSON would be taken for a file name
+                content = self._tokenizer_json.read_bytes()
+                if self._digest not in (None, xxh3_128_hexdigest(content)):
+                    raise ValueError("tokenizer.json was overwritten after the model had been loaded")
+                json.loads(content)  # checked first: text that is not JSON would be taken for a file name
+                text = content.decode("utf-8")
                 self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos_ids or None)
             matcher = LLMatcher(self._tokenizer, grammar_of(guide), log_level=0, limits=parser_limits())
         except (OSError, ValueError) as error:  # a GrammarError is one

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.fleet import FleetError, FleetMember, FleetState
-from slipstream.cluster.model_version import version_of
+from slipstream.cluster.model_version import content_of
 from slipstream.cluster.operator.app import build_app
 from slipstream.cluster.operator.parts import DriverParts
 from slipstream.cluster.overrides import Overrides
@@ -23,6 +23,7 @@ from slipstream.cluster.update.plan import UpdateEvent, UpdateOptions
 from slipstream.cluster.update.release import Release
 from slipstream.cluster.update.routes import UpdateAnswer, update_routes
 from slipstream.cluster.update.updater import Updater
+from slipstream.router.catalog.manifest import Manifest
 from slipstream.router.messages import Role
 from slipstream.router.version_status import VersionCounts, VersionStatus
 
@@ -71,7 +72,7 @@ class QuickFleet:
         for _ in range(replicas - self.state().num(role)):
             await self.add(role, 1, next(reversed(self.versions)))
 
-    def add_version(self, version: str, config: ClusterConfig) -> None:
+    def add_version(self, version: str, config: ClusterConfig, manifest: Manifest | None) -> None:
         self.versions.pop(version, None)
         self.versions[version] = config
 
@@ -87,6 +88,7 @@ class QuickRouter:
         self.is_up = True
         self.num_refused = 0  # calls while it was down
         self.followed: list[ClusterConfig] = []
+        self.manifests: tuple[Manifest, ...] = ()
 
     def check(self) -> None:
         if not self.is_up:
@@ -105,6 +107,9 @@ class QuickRouter:
     async def follow(self, config: ClusterConfig) -> None:
         self.followed.append(config)
 
+    def expect_files(self, manifests: Sequence[Manifest]) -> None:
+        self.manifests = tuple(manifests)
+
 
 class Lab:
     def __init__(self, folder: Path, overrides: Overrides) -> None:
@@ -116,7 +121,7 @@ class Lab:
         self.fleet, self.router = QuickFleet("1", config), QuickRouter()
         self.shown: list[tuple[UpdateEvent, Release, bool]] = []  # with whether the fleet was held
         self.num_decode_when_shown = 0  # the last time
-        first = Release("1", config, str(self.first), version_of(config))
+        first = Release("1", config, str(self.first), content_of(config))
         self.updater = Updater(first, self.fleet, self.router, overrides.load, self.show)
 
     def show(self, event: UpdateEvent, release: Release) -> None:
@@ -167,7 +172,7 @@ def test_an_update_and_the_way_back(lab: Lab) -> None:
         *meanwhile, (_, release, is_held) = lab.shown
         assert {(release.version, is_held) for _, release, is_held in meanwhile} == {("1", True)}
         assert (release.version, is_held) == ("2", False)
-        lab.updater.roll_back()
+        await lab.updater.roll_back()
         await lab.until_over()
         assert {member.version for member in lab.fleet.members.values()} == {"1"}
         assert list(lab.fleet.versions) == ["1"]
