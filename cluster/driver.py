@@ -81,7 +81,7 @@ class Driver:
             self._console.say(f"slipstream: operator: {error}")
             return 1
         self._state_file.write()
-        # New files take seconds if they are large; Ray starts meanwhile. A daemon, so that the end does not wait for it.
+        # Large files take seconds when they are new; Ray starts meanwhile. A daemon: the end does not wait for it.
         threading.Thread(target=self._read_content, name="model-files", daemon=True).start()
         if isinstance(where, str):
             self._console.say(f"connecting to Ray at {where}")

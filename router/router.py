@@ -215,6 +215,7 @@ class Router:
         and wait (also at a restarted router). If no decode worker is wanted, the router is asleep, and counts as ready
         until one has connected."""
         self._expected = expected
+        self._service.hinder(expected.hindrance)
         longest = expected.max_model_len or self._model_positions
         if longest is not None:
             self._service.expect_max_model_len(longest)
