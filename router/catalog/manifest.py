@@ -117,6 +117,8 @@ class Manifest:
     def verify(self, model_dir: Path, cache: DigestCache, *, ignores_weights: bool = False) -> dict[str, FileStamp]:
         """Compares the files in `model_dir` with these, and returns their stamps by name. Only files with unknown
         stamps are read. Raises FilesChanged."""
+        if not model_dir.is_dir():
+            raise FilesChanged(f"{model_dir} is gone")
         files = self.without_weights.files if ignores_weights else self.files
         there = [name for name in served_files(model_dir) if not (ignores_weights and is_weights(name))]
         stamps = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -329,6 +330,72 @@ def test_another_chat_template_takes_a_new_start(lab: Lab) -> None:
     async def main() -> None:
         with pytest.raises(FleetError, match="another chat template than what runs, which takes a new start"):
             await lab.updater.begin(lab.config("second", "2"), UpdateOptions())
+
+    run(main)
+
+
+def overwrite_weights(folder: Path) -> None:
+    """One bit in the middle, with size and mtime as before."""
+    path = folder / "model.safetensors"
+    stat = path.stat()
+    with path.open("r+b") as file:
+        file.seek(stat.st_size // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 1]))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def test_files_that_were_overwritten_are_another_version_to_which_there_is_no_way_back(lab: Lab) -> None:
+    async def main() -> None:
+        old = lab.router.manifests
+        overwrite_weights(lab.folder / "repo" / "1")
+        assert await lab.updater.begin(lab.first, UpdateOptions()) == ("model",)
+        assert len(lab.router.manifests) == 2, "a router that is started meanwhile may read the files of either"
+        await lab.until_over()
+        assert {member.version for member in lab.fleet.members.values()} == {"1-2"}
+        (manifest,) = lab.router.manifests
+        assert manifest not in old
+        with pytest.raises(FleetError, match=r"1 cannot be loaded any more: .*repo/1/model\.safetensors has other"):
+            await lab.updater.roll_back()
+        assert not lab.updater.is_active
+
+    run(main)
+
+
+def test_the_way_back_is_barred_by_whatever_is_missing_and_open_once_it_is_there(lab: Lab) -> None:
+    async def main() -> None:
+        await lab.updater.begin(lab.config("second", "2"), UpdateOptions())
+        await lab.until_over()
+        away = lab.folder / "away"
+        (lab.folder / "repo" / "1").rename(away)
+        with pytest.raises(FleetError, match=r"1 cannot be loaded any more: .*repo/1 is gone"):
+            await lab.updater.roll_back()
+        away.rename(lab.folder / "repo" / "1")
+        await lab.updater.roll_back()
+        await lab.until_over()
+        assert {member.version for member in lab.fleet.members.values()} == {"1"}
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("tokenizer_config.json", "{}", "another tokenizer_config.json than what runs"),
+        ("chat_template.jinja", "{{ messages }}", "another chat_template.jinja than what runs"),
+        ("config.json", None, "another vocabulary size than what runs"),
+    ],
+)
+def test_a_tokenizer_that_was_overwritten_takes_a_new_start(
+    lab: Lab, name: str, content: str | None, sentence: str
+) -> None:
+    path = lab.folder / "repo" / "1" / name
+    path.write_text(content or path.read_text().replace('"vocab_size": ', '"vocab_size": 1'))
+
+    async def main() -> None:
+        with pytest.raises(FleetError, match=sentence):
+            await lab.updater.begin(lab.first, UpdateOptions())
 
     run(main)
 

@@ -119,7 +119,7 @@ def rename_another_folder(model_dir: Path) -> None:
         (add_a_named_template, "additional_chat_templates/tools.jinja has been added"),
         (add_a_whole_file, "model.safetensors has been added"),
         (name_other_shards, f"{INDEX} has other content now"),
-        (remove_all, "config.json is gone"),
+        (remove_all, "/model is gone"),
         (rename_another_folder, f"{SHARDS[1]} has other content now"),
     ],
 )
