@@ -92,8 +92,8 @@ def describe(
 def told_of(version: str, difference: str) -> str:
     """What follows if a file of a version that is served is another one now."""
     return (
-        f"{difference}; version {version} is served from memory, and no worker of it can be started: "
-        "`slipstream update` rolls the new files out"
+        f"{difference}; version {version} is served from memory, and none of its workers can be started again until "
+        "the old files are back; `slipstream update` rolls out what is there"
     )
 
 

@@ -19,7 +19,7 @@ class FilesPage(Collector):
         changed = GaugeMetricFamily(
             "slipstream:model_files_changed",
             "1 if the files of a version that is served are no longer those that it was loaded from.",
-            labels=["model_version"],
+            labels=["version"],
         )
         for version in self._watch.versions:
             changed.add_metric([version], float(version in self._watch.changed))
@@ -27,7 +27,7 @@ class FilesPage(Collector):
         refused = CounterMetricFamily(
             "slipstream:model_files_refused",
             "Starts of workers and routers that failed because they found other files than those of the version.",
-            labels=["model_version"],
+            labels=["version"],
         )
         for version, count in sorted(self._watch.num_refused.items()):
             refused.add_metric([version], count)

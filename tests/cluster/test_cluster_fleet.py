@@ -167,7 +167,7 @@ def test_no_group_is_added_whose_files_are_others_now(tmp_path: Path) -> None:
             assert caught.value.kind == "conflict"
             assert f"no worker of version v2 can be started: {sentence}" in caught.value.reason
         values = {
-            (sample.name, sample.labels["model_version"]): sample.value
+            (sample.name, sample.labels["version"]): sample.value
             for family in FilesPage(watch).collect()
             for sample in family.samples
         }
