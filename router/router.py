@@ -15,7 +15,8 @@ from slipstream.router.access.access import Access
 from slipstream.router.access.config import AccessConfig
 from slipstream.router.addresses import Addresses, Endpoint
 from slipstream.router.canary import Canary
-from slipstream.router.catalog.manifest import Manifest, check_text_files
+from slipstream.router.catalog.manifest import Manifest
+from slipstream.router.catalog.text_copy import keep_text, read_text
 from slipstream.router.config import DispatchConfig, RouterConfig, TlsConfig, TracingConfig
 from slipstream.router.encoding import encode_pool
 from slipstream.router.expected_workers import ExpectedWorkers
@@ -49,7 +50,7 @@ class Router:
     request has gone through a prefill group; without it, that first request uses a prefill group if there is one. With
     a `keeper`, the router leaves its clients' connections to the next router, and `take_over` continues those of the
     previous one. One that `is_ending` continues them and takes no new clients: the previous one was killed while it
-    drained. With `manifests`, those of the versions that are served, it refuses to read other files than theirs.
+    drained. With `manifests`, those of the versions that are served, it reads no other files than theirs.
     """
 
     def __init__(
@@ -84,17 +85,14 @@ class Router:
         """Listen for clients and workers. Returns the addresses, including ports that the system has chosen.
 
         Raises FileNotFoundError or ValueError if the model directory has no usable tokenizer, FilesChanged (a
-        ValueError) if its files are those of another version, ValueError if the key
-        file or a certificate is broken, and OSError if it cannot listen or cannot open a file; then nothing is left
+        ValueError) if its files are those of another version and there is no copy of the right ones, ValueError if the
+        key file or a certificate is broken, and OSError if it cannot listen or cannot open a file; then nothing is left
         running.
         """
         async with AsyncExitStack() as cleanup:
             pool = cleanup.enter_context(encode_pool())
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(pool, check_text_files, self._model_dir, self._manifests)
-            tokenizer = await loop.run_in_executor(pool, Tokenizer.from_directory, self._model_dir, pool)
-            self._model_positions = await loop.run_in_executor(pool, model_positions, self._model_dir)
-            await loop.run_in_executor(pool, check_text_files, self._model_dir, self._manifests)  # still the same
+            tokenizer, self._model_positions = await loop.run_in_executor(pool, self._read_model, pool)
             self._service = GenerationService(self._config, model=self._model_name, token=self._worker_token)
             self._canary = Canary(self._service, self._needs_prefill_group)
             allow_all_files()
@@ -124,10 +122,19 @@ class Router:
             cleanup.push_async_callback(self._server.stop)  # before `start`, which may fail after some of the fronts
             http_port = await self._server.start()
             admin_at = await self._start_admin(self._front, cleanup)
+            await loop.run_in_executor(pool, keep_text, self._model_dir, self._manifests)
             self._begin_tasks(cleanup)
             self._cleanup = cleanup.pop_all()
         http = Endpoint(self._config.http.host, http_port)
         return Addresses(http, Endpoint(*self._service.worker_address), admin_at)
+
+    def _read_model(self, pool: ThreadPoolExecutor) -> tuple[Tokenizer, int | None]:
+        """The tokenizer, and how long sequences may be. Blocks. Raises ValueError, OSError."""
+
+        def read(folder: Path) -> tuple[Tokenizer, int | None]:
+            return Tokenizer.from_directory(folder, pool), model_positions(folder)
+
+        return read_text(self._model_dir, self._manifests, read)
 
     def _find_estate(self) -> Estate | None:
         """What the previous router has left; None without a keeper. Blocks."""

@@ -86,13 +86,9 @@ class DigestCache:
 
     @classmethod
     def of_user(cls) -> DigestCache:
-        """In `slipstream/digests` in the user's cache directory (XDG base directory specification)."""
-        base = os.environ.get("XDG_CACHE_HOME", "")
-        try:
-            folder = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
-        except RuntimeError:  # a user without a home directory
-            return cls(None)
-        return cls(folder / "slipstream" / "digests")
+        """In `digests` in the user's cache folder."""
+        folder = cache_folder()
+        return cls(None if folder is None else folder / "digests")
 
     def digest_of(self, path: Path, *, is_fresh: bool = False) -> FileDigest:
         """The digest of a file, which is read if its stamp is not known. With `is_fresh` it is read in any case. Raises
@@ -146,6 +142,15 @@ class DigestCache:
             with suppress(OSError):
                 if path.stat().st_mtime < oldest:
                     path.unlink()
+
+
+def cache_folder() -> Path | None:
+    """`slipstream` in the user's cache directory (XDG base directory specification); None for a user without a home."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "slipstream"
+    except RuntimeError:
+        return None
 
 
 def _line(stamp: FileStamp, digest: str) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,10 +117,13 @@ class Manifest:
     def verify(self, model_dir: Path, cache: DigestCache, *, ignores_weights: bool = False) -> dict[str, FileStamp]:
         """Compares the files in `model_dir` with these, and returns their stamps by name. Only files with unknown
         stamps are read. Raises FilesChanged."""
-        if not model_dir.is_dir():
-            raise FilesChanged(f"{model_dir} is gone")
+        try:
+            if not model_dir.is_dir():
+                raise FilesChanged(f"{model_dir} is gone")
+            there = [name for name in served_files(model_dir) if not (ignores_weights and is_weights(name))]
+        except OSError as error:
+            raise FilesChanged(f"{model_dir} cannot be read: {error.strerror or error}") from None
         files = self.without_weights.files if ignores_weights else self.files
-        there = [name for name in served_files(model_dir) if not (ignores_weights and is_weights(name))]
         stamps = {}
         for file in files:
             stamps[file.name] = _verified(file, model_dir / file.name, cache)
@@ -128,15 +131,6 @@ class Manifest:
             if name not in stamps:
                 raise FilesChanged(f"{model_dir / name} has been added")
         return stamps
-
-
-def check_text_files(model_dir: Path, manifests: Sequence[Manifest]) -> None:
-    """What a router reads must be as it is in one of the versions that are served, which have the same tokenizer and
-    chat template. Raises FilesChanged."""
-    cache = DigestCache.of_user()
-    found = [manifest.difference(model_dir, cache, ignores_weights=True) for manifest in manifests]
-    if found and all(found):
-        raise FilesChanged(f"{REFUSES} with the tokenizer of another version: {found[0]}")
 
 
 def served_files(model_dir: Path) -> list[str]:

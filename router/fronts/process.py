@@ -20,12 +20,13 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 import uvloop
 
 from slipstream.router.api_front import ApiFront
-from slipstream.router.catalog.manifest import check_text_files
+from slipstream.router.catalog.text_copy import read_text
 from slipstream.router.encoding import encode_pool
 from slipstream.router.fronts.connection_counts import SharedConnectionCount
 from slipstream.router.fronts.messages import FRONTS, Begin, Counts, Drain, Limits, Listening, TakeOver
@@ -92,9 +93,8 @@ class FrontProcess:
             self._leaves_clients = estate is not None and not config.http.tls.is_on
         pool = cleanup.enter_context(encode_pool())
         files = cleanup.enter_context(ThreadPoolExecutor(1, thread_name_prefix="access"))
-        await loop.run_in_executor(pool, check_text_files, setup.model_dir, setup.manifests)
-        tokenizer = await loop.run_in_executor(pool, Tokenizer.from_directory, setup.model_dir, pool)
-        await loop.run_in_executor(pool, check_text_files, setup.model_dir, setup.manifests)
+        read = partial(Tokenizer.from_directory, encode_pool=pool)
+        tokenizer = await loop.run_in_executor(pool, read_text, setup.model_dir, setup.manifests, read)
         tracer = begin_tracing(config.tracing, setup.model, cleanup)
         dispatcher = self._dispatcher = RemoteDispatcher(self._link.send, traces=tracer is not None)
         dispatcher.max_model_len, dispatcher.versions = setup.max_model_len, setup.versions
