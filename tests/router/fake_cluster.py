@@ -7,14 +7,15 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import orjson
 import uvloop
 from openai import AsyncOpenAI
 
-from slipstream.router.config import HttpConfig
+from slipstream.router.api_front import DEFAULT_API
+from slipstream.router.config import ApiConfig, HttpConfig
 from slipstream.router.front import Front
 from slipstream.router.generation import (
     AdmissionError,
@@ -31,7 +32,7 @@ from slipstream.router.messages import FinishReason, TokenLogprob, unpack_ids
 from slipstream.router.refusals import RefusedRequest
 from slipstream.router.status import Snapshot, Totals
 from slipstream.router.stream import GenerationStream, Handouts
-from slipstream.router.tokenizer import Tokenizer
+from slipstream.router.tokenizer import Tokenizer, TokenizerFiles
 
 MODEL = "demo"
 MODEL_DIR = Path(__file__).parents[2] / "models" / "slipstream-demo"
@@ -220,14 +221,26 @@ def say(tokenizer: Tokenizer, text: str, **fields: object) -> Callable[[Generate
 
 
 @contextlib.asynccontextmanager
-async def front(text: str = "Hello wörld 🙂, this is it.", **script: object) -> AsyncIterator[FrontUnderTest]:
-    """A front whose cluster says `text`."""
+async def front(
+    text: str = "Hello wörld 🙂, this is it.",
+    *,
+    api: ApiConfig = DEFAULT_API,
+    chat_template: str | None = None,
+    **script: object,
+) -> AsyncIterator[FrontUnderTest]:
+    """A front whose cluster says `text`. `chat_template` replaces the model's."""
     with ThreadPoolExecutor(1) as pool:
-        tokenizer = Tokenizer.from_directory(MODEL_DIR, pool)
+        files = TokenizerFiles.read(MODEL_DIR)
+        tokenizer = Tokenizer(replace(files, chat_template=chat_template or files.chat_template), pool)
         service = FakeService(say(tokenizer, text, **script))
         under_test: FrontUnderTest
         handler = Front(
-            MODEL, tokenizer, service, lambda: under_test.unready, lambda: under_test.server.num_connections
+            MODEL,
+            tokenizer,
+            service,
+            lambda: under_test.unready,
+            lambda: under_test.server.num_connections,
+            api=api,
         )
         server = HttpServer(HttpConfig(port=0), handler)
         port = await server.start()
