@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from xxhash import xxh3_64_hexdigest, xxh3_128
@@ -45,6 +45,15 @@ class FileStamp:
     def of_open(cls, fd: int) -> FileStamp:
         return cls._of(os.fstat(fd))
 
+    def is_settled(self, now_s: float) -> bool:
+        """Whether the next write gives another stamp. (Where the clock of a file server is ahead, files have stamps of
+        the future.)"""
+        return abs(now_s - self.ctime_ns / 1e9) >= SETTLED_S
+
+    def is_of_same_file(self, other: FileStamp) -> bool:
+        """Also on another host that mounts the same file system, where the device has another number."""
+        return replace(self, device=other.device) == other
+
     @classmethod
     def _of(cls, stat: os.stat_result) -> FileStamp:
         return cls(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
@@ -72,7 +81,7 @@ def read_digest(path: Path) -> FileDigest:
     if (before.num_bytes, before.mtime_ns) != (after.num_bytes, after.mtime_ns):
         raise FilesChanged(f"{path} was written while it was read")
     # The ctime of a file also changes when its name or its permissions do, which does not matter here.
-    is_settled = before == after and now_s - before.ctime_ns / 1e9 >= SETTLED_S
+    is_settled = before == after and before.is_settled(now_s)
     return FileDigest(digest.hexdigest(), before, is_settled)
 
 
@@ -110,7 +119,7 @@ class DigestCache:
         if stamp in self._seen:
             return self._seen[stamp]
         path = self._path(stamp)
-        if path is None or time.time() - stamp.ctime_ns / 1e9 < SETTLED_S:
+        if path is None or not stamp.is_settled(time.time()):
             return None
         try:
             line = path.read_text("ascii")

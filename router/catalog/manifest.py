@@ -163,7 +163,7 @@ def _verified(file: ManifestFile, path: Path, cache: DigestCache) -> FileStamp:
     """The stamp of a file that has the content of `file`. Raises FilesChanged."""
     try:
         stamp = FileStamp.of(path)
-        if file.content.is_settled and stamp == file.content.stamp:
+        if file.content.is_settled and stamp.is_of_same_file(file.content.stamp):
             return stamp
         if stamp.num_bytes == file.content.stamp.num_bytes:
             now = cache.digest_of(path)
