@@ -76,8 +76,10 @@ def describe(
         yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
     if state.version:
         yield f"  version: {state.version}"
+    served = {member.version for member in state.members}
     for version, difference in sorted(state.files.items()):
-        yield f"  files: {told_of(version, difference)}"
+        if version in served:
+            yield f"  files: {told_of(version, difference)}"
     if state.update:
         yield f"  update: {state.update}"
     yield f"  driver: pid {state.driver}, of guardian {state.pid}, {state.config}"
