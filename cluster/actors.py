@@ -151,6 +151,10 @@ class RouterHost(ProcessHost):
         """Blocks until the router listens."""
         return self._hosted.listening.result()
 
+    def leave(self) -> None:
+        """Is unready from now on, and serves what still comes."""
+        self._hosted.leave()
+
     def drain(self, deadline_s: float) -> None:
         """Takes no new requests. Returns when the running ones have ended, or after `deadline_s` seconds."""
         self._hosted.drain(deadline_s)
@@ -207,6 +211,9 @@ class HostedRouter:
         self.listening.set_result(addresses)
         await self._stopped.wait()
         await router.stop()
+
+    def leave(self) -> None:
+        self._ask(lambda router: router.leave())
 
     def drain(self, deadline_s: float) -> None:
         router, loop = self._serving.result()

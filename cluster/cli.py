@@ -15,7 +15,7 @@ import psutil
 from slipstream.cluster import console, processes, run_state
 from slipstream.cluster.config_file import load_config
 from slipstream.cluster.doubts import Machine, doubts_about
-from slipstream.cluster.listening import listeners, why_not_there
+from slipstream.cluster.listening import listeners, why_no_unix_socket, why_not_there
 from slipstream.cluster.run_state import ClusterPhase, ClusterState, NoHome
 from slipstream.cluster.settings_file import ConfigError
 
@@ -81,6 +81,7 @@ def check_command(configs: tuple[Path, ...]) -> None:
         else:
             pools = ", ".join(f"{pool.replicas} x {role} (tp {pool.tp})" for role, pool in config.pools())
             anywhere = [why_not_there(listener._replace(port=0)) for listener in listeners(config)]
+            anywhere.append(why_no_unix_socket(config))
             for doubt in (*doubts_about(config, Machine.this()), *filter(None, anywhere)):
                 console.warning(f"{path}: {doubt}")
             click.echo(f"{path}: ok: {config.model.name} with {pools}, HTTP port {config.router.http.port}")
@@ -90,8 +91,13 @@ def check_command(configs: tuple[Path, ...]) -> None:
 @main.command("down")
 @click.argument("name", required=False)
 @click.option("--now", is_flag=True, help="Do not wait for running requests.")
-def down_command(name: str | None, now: bool) -> None:
+@click.option(
+    "--grace", is_flag=True, help="Serve for drain_grace_s more, so that load balancers notice, as SIGTERM does."
+)
+def down_command(name: str | None, now: bool, grace: bool) -> None:
     """Drain and stop the cluster called NAME (not needed if there is only one)."""
+    if now and grace:
+        raise click.UsageError("--now and --grace contradict each other")
     states = run_state.read_all(run_state.run_folder())
     for ended in run_state.sweep(run_state.run_folder()):
         console.warning(f"{ended.name} has ended: {ended.last_words}")
@@ -103,18 +109,18 @@ def down_command(name: str | None, now: bool) -> None:
     if len(states) > 1:
         console.error(f"several clusters run here, say which one: {', '.join(state.name for state in states)}")
         sys.exit(2)
-    sys.exit(_stop(states[0], now))
+    sys.exit(_stop(states[0], now, grace))
 
 
-def _stop(state: ClusterState, now: bool) -> int:
-    """Asks the guardian to end, as Ctrl-C does, and waits for it. Returns the exit code."""
+def _stop(state: ClusterState, now: bool, grace: bool) -> int:
+    """Asks the guardian to end, as Ctrl-C does, or with `grace` as SIGTERM, and waits for it. Returns the exit code."""
     try:
         guardian = psutil.Process(state.pid)
         waiting = "" if state.is_up or state.phase in ENDING else ", which is not up; requests that wait for it end"
         click.echo(f"stopping {state.name} (pid {state.pid}){waiting}")
-        guardian.send_signal(signal.SIGTERM)  # psutil compares start times first
+        guardian.send_signal(signal.SIGTERM if grace else signal.SIGINT)  # psutil compares start times first
         if now:
-            guardian.send_signal(signal.SIGINT)  # a second SIGTERM could be merged with the first
+            guardian.send_signal(signal.SIGTERM)  # a second SIGINT could be merged with the first
     except psutil.NoSuchProcess:
         pass
     except psutil.AccessDenied:

@@ -147,7 +147,7 @@ class OperatorConfig:
 
     def __post_init__(self) -> None:
         if not self.host:
-            raise ValueError("host must not be empty; 0.0.0.0 means all interfaces")
+            raise ValueError('host must not be empty; "::" or 0.0.0.0 means all interfaces')
         if self.port is not None and not 0 <= self.port < 65536:
             raise ValueError(f"port must be a port number (0: a free one) or null, got {self.port}")
         if self.token_file == "":
@@ -174,6 +174,7 @@ class ClusterConfig:
     planner: PlannerConfig = field(default_factory=PlannerConfig)
     startup_timeout_s: float = 300.0
     drain_timeout_s: float = 30.0
+    drain_grace_s: float = 2.0  # after SIGTERM, before that: new requests are still served, readiness is 503
 
     def pools(self) -> Iterator[tuple[Role, PoolConfig]]:
         yield "prefill", self.prefill
@@ -197,6 +198,8 @@ class ClusterConfig:
             raise ValueError(f"startup_timeout_s must be positive and finite, got {self.startup_timeout_s}")
         if not (self.drain_timeout_s >= 0 and math.isfinite(self.drain_timeout_s)):
             raise ValueError(f"drain_timeout_s must be finite and not negative, got {self.drain_timeout_s}")
+        if not (self.drain_grace_s >= 0 and math.isfinite(self.drain_grace_s)):
+            raise ValueError(f"drain_grace_s must be finite and not negative, got {self.drain_grace_s}")
         for key, port in (
             ("router.http.port", self.router.http.port),
             ("router.worker_port", self.router.worker_port),

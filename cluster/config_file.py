@@ -41,7 +41,11 @@ def load_config(path: Path) -> ClusterConfig:
         raise ConfigError([f"{file.place(('model', 'path'))}: {reason}"])
     model = dataclasses.replace(config.model, path=str(model_dir), name=name, version=version)
     config = dataclasses.replace(config, model=model)
-    config = _with_absolute_paths(config, path.resolve().parent)
+    try:
+        config = _with_absolute_paths(config, path.resolve().parent)
+    except ValueError as error:  # made absolute, a path may be too long for a Unix socket
+        setting, _, reason = str(error).partition(" ")
+        raise ConfigError([f"{file.place(('router', 'http', setting))}: {reason}"]) from None
     for key, check in (
         (("router", "access", "keys_file"), _check_keys),
         (("router", "access", "usage_file"), _check_usage),
@@ -66,7 +70,7 @@ def _with_absolute_paths(config: ClusterConfig, folder: Path) -> ClusterConfig:
     access, tls = config.router.access, config.router.http.tls
     access = dataclasses.replace(access, keys_file=absolute(access.keys_file), usage_file=absolute(access.usage_file))
     tls = dataclasses.replace(tls, cert_file=absolute(tls.cert_file), key_file=absolute(tls.key_file))
-    http = dataclasses.replace(config.router.http, tls=tls)
+    http = dataclasses.replace(config.router.http, tls=tls, unix_socket=absolute(config.router.http.unix_socket))
     operator = dataclasses.replace(config.operator, token_file=absolute(config.operator.token_file))
     router = dataclasses.replace(config.router, access=access, http=http)
     return dataclasses.replace(config, router=router, operator=operator)

@@ -16,7 +16,7 @@ from slipstream.cluster.config import ClusterConfig, RayConfig
 from slipstream.cluster.console import Console
 from slipstream.cluster.doubts import Machine, doubts_about
 from slipstream.cluster.driver_task import DriverTask
-from slipstream.cluster.listening import listeners, why_not_there
+from slipstream.cluster.listening import listeners, why_no_unix_socket, why_not_there
 from slipstream.cluster.overrides import Overrides
 from slipstream.cluster.own_guardian import INTERRUPTED, OwnGuardian
 from slipstream.cluster.own_ray import OwnRay
@@ -66,7 +66,9 @@ def _run(guardian: OwnGuardian, config_path: Path, overrides: Overrides, timings
             if left is not None and left.pid != guardian.pid:
                 console.warning(f"the cluster that was called {config.name} has ended: {left.last_words}")
             code = _serve(DriverTask(guardian, config, config_path, overrides, before, state_path, timings), address)
-            if not guardian.is_alive:  # else the next driver goes by the state, or the guardian removes it at its end
+            # The next driver goes by the state. If there is none, the guardian may be killed before it removes that:
+            # `ray job stop` waits 3 s.
+            if not guardian.is_alive or not guardian.starts_another:
                 state_path.unlink(missing_ok=True)
             return code
     except (CannotListen, run_state.AlreadyRunning) as error:
@@ -146,7 +148,7 @@ def describe(config: ClusterConfig, wanted: dict[Role, int]) -> str:
 def check_ports(config: ClusterConfig) -> None:
     """Raises CannotListen if a port cannot be used. This is checked before anything is started; if a port is taken
     later, the router will report it."""
-    for problem in filter(None, map(why_not_there, listeners(config))):
+    for problem in filter(None, (*map(why_not_there, listeners(config)), why_no_unix_socket(config))):
         raise CannotListen(problem)
 
 

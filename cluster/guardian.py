@@ -105,7 +105,7 @@ class Guardian:
                 _collect_orphans(but=driver.pid)
             else:
                 self._is_told_to_end = True
-                driver.tell_to_end(signal.SIGTERM if number == signal.SIGHUP else signal.Signals(number))
+                driver.tell_to_end(signal.SIGINT if number == signal.SIGHUP else signal.Signals(number))
         return code
 
     def _is_told_within(self, pause_s: float) -> bool:

@@ -55,6 +55,7 @@ class RouterMember:
         self._run: Any = None
         self._place: Place | None = None
         self._num_ports_taken = 0  # how many times in a row
+        self._is_leaving = False  # it is unready for good
         self._is_ending = False  # it drains for the last time
         self._manifests = tuple(filter(None, [deployment.manifest]))
 
@@ -123,6 +124,8 @@ class RouterMember:
         finally:
             listening.cancel()
             run.cancel()
+        if self._is_leaving:
+            await self._actor.leave.remote()
         self._num_ports_taken = 0
         http = dataclasses.replace(self._config.http, port=addresses.http.port)
         admin = self._config.admin
@@ -155,6 +158,11 @@ class RouterMember:
             return await call(self._actor)
         except RayError as error:
             raise ConnectionError(reason_of(error)) from error
+
+    async def leave(self) -> None:
+        """Makes this and later incarnations unready, so that load balancers send requests elsewhere."""
+        self._is_leaving = True
+        await self._ask(lambda actor: actor.leave.remote())
 
     async def drain(self, deadline_s: float) -> None:
         """Lets running requests finish. Neither this nor a later incarnation takes new clients any more."""

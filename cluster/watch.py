@@ -10,10 +10,11 @@ from slipstream.cluster.own_ray import OwnRay
 from slipstream.cluster.repository.files_watch import FilesWatch
 from slipstream.cluster.run_state import MemberStatus, StateFile
 from slipstream.cluster.status import told_of
-from slipstream.cluster.urls import here, url_of
+from slipstream.cluster.urls import url_of
 from slipstream.router.addresses import Addresses
 from slipstream.router.catalog.manifest import REFUSES
 from slipstream.router.expected_workers import ExpectedWorkers
+from slipstream.router.process.listening import here
 
 
 class Watch:

@@ -29,7 +29,7 @@ from slipstream.router.api_front import ApiFront
 from slipstream.router.catalog.text_copy import read_text
 from slipstream.router.encoding import encode_pool
 from slipstream.router.fronts.connection_counts import SharedConnectionCount
-from slipstream.router.fronts.messages import FRONTS, Begin, Counts, Drain, Limits, Listening, TakeOver
+from slipstream.router.fronts.messages import FRONTS, Begin, Counts, Drain, Leave, Limits, Listening, TakeOver
 from slipstream.router.fronts.remote import RemoteAccess, RemoteDispatcher
 from slipstream.router.fronts.setup import FrontSetup
 from slipstream.router.fronts.tally import counts_of
@@ -101,7 +101,7 @@ class FrontProcess:
         access = RemoteAccess(config.access, files, dispatcher)
         access.open()
         cleanup.push_async_callback(access.close)
-        front = ApiFront(setup.model, tokenizer, dispatcher, access, tracer, api=config.api)
+        front = ApiFront(setup.model, tokenizer, dispatcher, access, tracer, config.api, config.http)
         server = self._server = HttpServer(
             config.http,
             DividedHandler(front, dispatcher, self._tell_counts),
@@ -109,6 +109,7 @@ class FrontProcess:
             shares_port=True,
             count=self._connections,
             estate=estate,
+            unix_socket=None if setup.unix_socket_fd is None else socket.socket(fileno=setup.unix_socket_fd),
         )
         self._count = lambda: Counts(
             counts_of(front.counts, access.keys.num_unauthenticated, front.trace_counts), server.num_connections
@@ -151,6 +152,8 @@ class FrontProcess:
             case TakeOver(max_model_len, versions) if self._dispatcher is not None and self._server is not None:
                 self._dispatcher.received(Limits(max_model_len, versions))
                 self._taking_over = asyncio.create_task(self._server.take_over())
+            case Leave() if self._server is not None:
+                self._server.leave()
             case Drain(deadline_s):
                 self._draining = asyncio.create_task(self._drain(deadline_s))
             case _ if self._dispatcher is not None:

@@ -35,7 +35,7 @@ class LogStyle:
 @dataclass(frozen=True, slots=True)
 class FrontSetup:
     """`config.http` has the port that all fronts share. At the `keeper` a front leaves its clients to the next one. One
-    that `is_ending` takes no new ones. `manifests`: as for `Router`."""
+    that `is_ending` takes no new ones. `unix_socket_fd` is inherited, and listens. `manifests`: as for `Router`."""
 
     config: RouterConfig
     model: str
@@ -46,3 +46,4 @@ class FrontSetup:
     keeper: Path | None = None
     is_ending: bool = False
     manifests: tuple[Manifest, ...] = ()
+    unix_socket_fd: int | None = None

@@ -170,7 +170,10 @@ MODEL = "model: {path: tiny}\n"
             )
         ),
         *(
-            (MODEL + f"router: {setting}\n", f"c.yaml:2: router.{key}: must not be empty; 0.0.0.0 means all interfaces")
+            (
+                MODEL + f"router: {setting}\n",
+                f'c.yaml:2: router.{key}: must not be empty; "::" or 0.0.0.0 means all interfaces',
+            )
             for setting, key in (
                 ("{http: {host: ''}}", "http.host"),
                 ("{admin: {host: ''}}", "admin.host"),
@@ -211,6 +214,18 @@ MODEL = "model: {path: tiny}\n"
             'c.yaml:2: ray.object_store_mib: must be a valid integer, got "1e3"',
         ),
         (MODEL + "drain_timeout_s: .nan\n", "c.yaml:2: drain_timeout_s: "),
+        (MODEL + "drain_grace_s: -1\n", "c.yaml:2: drain_grace_s: must be finite and not negative, got -1"),
+        (
+            MODEL + "router: {http: {cors_origins: [app.example.com]}}\n",
+            'c.yaml:2: router.http.cors_origins: must be "*" or origins such as https://app.example.com, without a '
+            "path, got 'app.example.com'",
+        ),
+        (MODEL + "router: {http: {cors_origins: '*'}}\n", "c.yaml:2: router.http.cors_origins: "),
+        (MODEL + "router: {http: {path_prefix: llm}}\n", "c.yaml:2: router.http.path_prefix: must begin with a slash"),
+        (
+            MODEL + f"router: {{http: {{unix_socket: {'a' * 100}}}}}\n",
+            "c.yaml:2: router.http.unix_socket: must be null or a path of at most 107 bytes, got ",
+        ),
         (MODEL + "name: a b\n", "c.yaml:2: name: must consist of 1 to 64 letters, digits, - and _"),
         (MODEL + "name: -x\n", "c.yaml:2: name: must consist of 1 to 64 letters, digits, - and _"),
         (MODEL + f"name: {'a' * 65}\n", "c.yaml:2: name: must consist of 1 to 64 letters, digits, - and _"),
