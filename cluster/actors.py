@@ -29,6 +29,7 @@ import uvloop
 from slipstream.cluster.process_log import redirect_output
 from slipstream.cluster.settings_by_name import ByName, settings_of
 from slipstream.router.addresses import Addresses
+from slipstream.router.catalog.manifest import Manifest
 from slipstream.router.config import ContentFormat, DispatchConfig, RouterConfig
 from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.garbage import spare_garbage_collector
@@ -133,9 +134,10 @@ class RouterHost(ProcessHost):
         expected: ExpectedWorkers,
         keeper: Path | None,
         is_ending: bool,
+        manifests: tuple[Manifest, ...],
     ) -> None:
         """Serves until stopped; one that `is_ending` only goes on with the clients of the router before. Raises OSError
-        if a port is taken."""
+        if a port is taken, FilesChanged if what it reads of the model belongs to none of the `manifests`."""
         from slipstream.router.router import Router
 
         router = Router(
@@ -147,6 +149,7 @@ class RouterHost(ProcessHost):
             keeper=keeper,
             is_ending=is_ending,
             content_format=content_format,
+            manifests=manifests,
         )
         uvloop.run(self._hosted.serve(router, expected))
 
