@@ -263,7 +263,7 @@ class SlowBook(GuideBook):
 
     def __init__(self, on_ready: Callable[[], None]) -> None:
         limits = engine_limits(DEMO, EngineConfig(num_pages=64))
-        super().__init__(DEMO / "tokenizer.json", limits.vocab_size, limits.eos_token_ids, on_ready)
+        super().__init__(DEMO, limits.vocab_size, limits.eos_token_ids, on_ready)
         self.may_compile = threading.Event()
 
     def _compile(self, guide: Guide) -> Any:
