@@ -22,6 +22,7 @@ from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.engine.runner import Model, ModelRunner
 from slipstream.workers.kv_memory import KvMemory
 from slipstream.workers.models.config import ModelConfig
+from slipstream.workers.models.directory.end_tokens import end_token_ids
 from slipstream.workers.models.json_keys import ModelError
 from slipstream.workers.models.llama import Llama
 from slipstream.workers.models.loader import TORCH_DTYPES, load_model
@@ -45,7 +46,7 @@ def engine_limits(
     model_id: str | None = None,
     ranks_on_host: int = 1,
 ) -> EngineLimits:
-    """What an engine with these settings can hold; the same on all ranks of a group. Reads only the model's config.
+    """What an engine with these settings can hold; the same on all ranks of a group. Reads only JSON files.
 
     `kv_cache_mib` is the memory of one rank; where it is `auto`, a group's ranks call this together, and
     `ranks_on_host` share the host's memory. Without `max_model_len` it is what the model allows and the pool holds.
@@ -78,7 +79,7 @@ def engine_limits(
         max_step_tokens=config.max_step_tokens,
         max_queued_tokens=max_queued_tokens,
         vocab_size=model.vocab_size,
-        eos_token_ids=model.eos_token_ids,
+        eos_token_ids=end_token_ids(Path(model_dir)),
         model_id=model_id or f"{Path(model_dir).resolve()}:{dtype}:{config.quantization}:{of_pages}",
         prefix_caching=config.prefix_caching,
     )
