@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from slipstream.cluster.config import ClusterConfig
+from slipstream.cluster.model_dir import model_warnings
 
 MIB = 2**20
 
@@ -42,6 +43,7 @@ def doubts_about(config: ClusterConfig, machine: Machine) -> Iterator[str]:
     if config.ray.object_store_mib > machine.memory_mib:
         memory = f"this machine has {machine.memory_mib} MiB of memory"
         yield f"ray.object_store_mib is {config.ray.object_store_mib}, and {memory}: a Ray of its own would not start"
+    yield from model_warnings(config)
 
 
 def _pools_too_large(config: ClusterConfig, machine: Machine) -> Iterator[str]:

@@ -31,6 +31,7 @@ from slipstream.router.open_files import allow_all_files
 from slipstream.router.service import GenerationService
 from slipstream.router.signals import Signals
 from slipstream.router.takeover.estate import Estate
+from slipstream.router.text.unknown_tokens import warning_about
 from slipstream.router.tokenizer import Tokenizer, read_json
 from slipstream.router.tracing.tracer import Tracer
 from slipstream.router.version_status import VersionStatus
@@ -88,6 +89,8 @@ class Router:
             pool = cleanup.enter_context(encode_pool())
             loop = asyncio.get_running_loop()
             tokenizer = await loop.run_in_executor(pool, Tokenizer.from_directory, self._model_dir, pool)
+            if tokenizer.unknown_to_model:
+                log.warning("%s", warning_about(tokenizer.unknown_to_model, tokenizer.vocab_size))
             self._model_positions = await loop.run_in_executor(pool, model_positions, self._model_dir)
             self._service = GenerationService(self._config, model=self._model_name, token=self._worker_token)
             self._canary = Canary(self._service, self._needs_prefill_group)

@@ -15,25 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.workers.models.config import CONFIG_FILE, GENERATION_FILE
+from slipstream.workers.models.directory.token_ids import TOKENIZER_CONFIG_FILE, optional_keys, token_ids
 from slipstream.workers.models.json_keys import Keys, read_json
 
-TOKENIZER_FILE = "tokenizer.json"
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 
 
 def end_token_ids(model_dir: Path) -> tuple[int, ...]:
     """The ids in ascending order; some may be beyond the model's vocabulary. Raises ModelError."""
     config = Keys(model_dir / CONFIG_FILE, read_json(model_dir / CONFIG_FILE))
-    found = {*_ids(config), *_ids(config.section("text_config")), *_ids(_optional(model_dir / GENERATION_FILE))}
+    found = {*_ids(config), *_ids(config.section("text_config")), *_ids(optional_keys(model_dir / GENERATION_FILE))}
     named = _token_id(model_dir)
     if named is not None:
         found.add(named)
     return tuple(sorted(found))
-
-
-def _optional(path: Path) -> Keys | None:
-    return Keys(path, read_json(path)) if path.exists() else None
 
 
 def _ids(keys: Keys | None) -> list[int]:
@@ -49,32 +44,9 @@ def _ids(keys: Keys | None) -> list[int]:
 def _token_id(model_dir: Path) -> int | None:
     """The id of the token that the tokenizer names; None if it names none, or one that it does not have."""
     for file in (TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE):
-        keys = _optional(model_dir / file)
+        keys = optional_keys(model_dir / file)
         token: Any = None if keys is None else keys.get("eos_token")
         text = token.get("content") if isinstance(token, dict) else token
         if isinstance(text, str):
-            return _id_of(model_dir, text)
-    return None
-
-
-def _id_of(model_dir: Path, text: str) -> int | None:
-    """The id of a token by tokenizer.json, else by `added_tokens_decoder` of tokenizer_config.json."""
-    spec = _optional(model_dir / TOKENIZER_FILE)
-    for token in () if spec is None else spec.get("added_tokens", ()):
-        if isinstance(token, dict) and token.get("content") == text and type(token.get("id")) is int:
-            return int(token["id"])
-    model = None if spec is None else spec.get("model")
-    match model.get("vocab") if isinstance(model, dict) else None:
-        case dict(vocab) if type(vocab.get(text)) is int:
-            return int(vocab[text])
-        case list(pieces):  # of a unigram model: pairs of piece and score
-            for token_id, piece in enumerate(pieces):
-                if isinstance(piece, list) and piece[:1] == [text]:
-                    return token_id
-    config = _optional(model_dir / TOKENIZER_CONFIG_FILE)
-    match None if config is None else config.get("added_tokens_decoder"):
-        case dict(decoder):
-            for name, token in decoder.items():
-                if isinstance(token, dict) and token.get("content") == text and name.isdecimal():
-                    return int(name)
+            return token_ids(model_dir).get(text)
     return None

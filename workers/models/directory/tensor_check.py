@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slipstream.workers.models.config import ModelConfig
+from slipstream.workers.models.directory.quantized_shares import check_share
 from slipstream.workers.models.directory.weight_files import StoredTensor, WeightFiles
 from slipstream.workers.models.json_keys import ModelError
-from slipstream.workers.models.quantization import AwqStored, Fp8Stored, GptqStored
+from slipstream.workers.models.quantization import CODES_PER_WORD, AwqStored, Fp8Stored, GptqStored
 from slipstream.workers.models.rank_share import Part, Rank, RankShare, VocabularyTensors
 
 FLOATS = ("F64", "F32", "BF16", "F16")
-CODES_A_WORD = 8  # of 4 bits in an int32
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
 # What may lie unread beside the weights: rotary frequencies (which follow from config.json), scales of activations and
 # of the KV cache (activations are quantised by what is in them), and heads for training and classification.
@@ -54,6 +54,22 @@ def check_tensors(config: ModelConfig, files: WeightFiles) -> None:
             raise ModelError(f"{files.model_dir / files.tensors[name].file}: tensor {name} {problem}")
 
 
+def check_ranks(config: ModelConfig, files: WeightFiles, num_ranks: int) -> None:
+    """Raises ModelError, naming the tensor, if a quantised one cannot be dealt out to so many ranks."""
+    if config.quantization is None:
+        return
+    for rank in range(num_ranks):
+        share = RankShare.of(config, Rank(rank, num_ranks), VocabularyTensors.of(config, files.tensors))
+        for part in _linear_parts(share):
+            if next(_stored_as(config, files, part)) != (part.name, part.stored_shape, FLOATS):
+                check_share(files.model_dir, part, config.quantization)
+
+
+def parts_of(share: RankShare) -> list[Part]:
+    """All parts, each tensor once."""
+    return list({part.name: part for part in (*_plain_parts(share), *_linear_parts(share))}.values())
+
+
 def _plain_parts(share: RankShare) -> Iterator[Part]:
     """All that is never quantised."""
     yield from (share.embedding, share.final_norm, share.lm_head)
@@ -86,7 +102,7 @@ def _stored_as(
         yield scale, shape, FLOATS
     elif isinstance(stored, AwqStored | GptqStored) and f"{base}qweight" in tensors:
         groups = -(-inputs // (stored.group_size or inputs))
-        words = (outputs // CODES_A_WORD, inputs // CODES_A_WORD)
+        words = (outputs // CODES_PER_WORD, inputs // CODES_PER_WORD)
         codes = (inputs, words[0]) if isinstance(stored, AwqStored) else (words[1], outputs)
         yield f"{base}qweight", codes, ("I32",)
         yield f"{base}qzeros", (groups, words[0]), ("I32",)

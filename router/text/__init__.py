@@ -1,0 +1,1 @@
+"""Between text and tokens. It may import the messages of `router`."""

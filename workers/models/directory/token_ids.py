@@ -1,0 +1,43 @@
+"""The ids of a tokenizer's tokens by what its JSON files say, without loading it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from slipstream.workers.models.json_keys import Keys, read_json
+
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+
+
+def token_ids(model_dir: Path) -> dict[str, int]:
+    """The id of each token's text: tokenizer.json's, and what only `added_tokens_decoder` of tokenizer_config.json
+    has. Empty if neither file is there. Raises ModelError."""
+    ids: dict[str, Any] = {}
+    config = optional_keys(model_dir / TOKENIZER_CONFIG_FILE)
+    match None if config is None else config.get("added_tokens_decoder"):
+        case dict(decoder):
+            for name, token in decoder.items():
+                if isinstance(token, dict) and isinstance(token.get("content"), str) and name.isdecimal():
+                    ids[token["content"]] = int(name)
+    spec = optional_keys(model_dir / TOKENIZER_FILE)
+    if spec is None:
+        return ids
+    model = spec.get("model")
+    match model.get("vocab") if isinstance(model, dict) else None:
+        case dict(vocab):
+            ids |= vocab
+        case list(pieces):  # of a unigram model: pairs of piece and score
+            ids |= {
+                str(piece[0]): token_id for token_id, piece in enumerate(pieces) if isinstance(piece, list) and piece
+            }
+    for token in spec.get("added_tokens", ()):
+        if isinstance(token, dict) and isinstance(token.get("content"), str):
+            ids[token["content"]] = token.get("id")
+    return {text: token_id for text, token_id in ids.items() if type(token_id) is int}
+
+
+def optional_keys(path: Path) -> Keys | None:
+    """The keys of a JSON file; None if there is none. Raises ModelError if it holds anything else."""
+    return Keys(path, read_json(path)) if path.exists() else None
