@@ -26,6 +26,7 @@ import uvloop
 
 from slipstream.cluster.process_log import redirect_output
 from slipstream.router.addresses import Addresses
+from slipstream.router.catalog.sampling_defaults import GenerationConfigUse
 from slipstream.router.config import DispatchConfig, RouterConfig
 from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.garbage import spare_garbage_collector
@@ -124,6 +125,7 @@ class RouterHost(ProcessHost):
         config: RouterConfig,
         model_name: str,
         model_dir: str,
+        generation_config: GenerationConfigUse,
         worker_token: str,
         expected: ExpectedWorkers,
         keeper: Path | None,
@@ -141,6 +143,7 @@ class RouterHost(ProcessHost):
             has_prefill_pool=expected.num_prefill > 0,
             keeper=keeper,
             is_ending=is_ending,
+            generation_config=generation_config,
         )
         uvloop.run(self._hosted.serve(router, expected))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from slipstream.cluster.config import ClusterConfig, PoolConfig
 from slipstream.cluster.settings_file import Key
+from slipstream.router.catalog.sampling_defaults import SamplingDefaults
 from slipstream.router.text.unknown_tokens import unknown_tokens, warning_about
 from slipstream.workers.engine.errors import EngineConfigError
 from slipstream.workers.engine.pool_size import longest_sequence, stated_num_pages
@@ -40,6 +41,10 @@ def model_problems(model_dir: Path, config: ClusterConfig) -> Iterator[tuple[Key
     except ModelError as error:
         yield PATH, str(error)
         return
+    try:
+        SamplingDefaults.read(model_dir, config.model.generation_config)
+    except ValueError as error:
+        yield PATH, str(error)
     problem = _text_problem(model_dir)
     if problem is not None:
         yield PATH, problem

@@ -96,7 +96,14 @@ class RouterMember:
         worker_host = self._deployment.host(self._config.worker_host, self._place.node_ip)
         config = dataclasses.replace(self._config, worker_host=worker_host)
         self._run = self._actor.run.remote(
-            config, model.name, model.path, self._deployment.worker_token, expected, keeper, self._is_ending
+            config,
+            model.name,
+            model.path,
+            model.generation_config,
+            self._deployment.worker_token,
+            expected,
+            keeper,
+            self._is_ending,
         )
         listening, run = (asyncio.ensure_future(_result(ref)) for ref in (self._actor.listening.remote(), self._run))
         try:

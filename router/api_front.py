@@ -11,6 +11,7 @@ import orjson
 from slipstream import __version__
 from slipstream.router.access.access import Access
 from slipstream.router.access.caller import forbidden
+from slipstream.router.catalog.sampling_defaults import PLAIN, SamplingDefaults
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.reader import CheckCaller, Request
@@ -39,12 +40,13 @@ class ApiFront:
         service: Generations,
         access: Access | None = None,
         tracer: Tracer | None = None,
+        defaults: SamplingDefaults = PLAIN,
     ) -> None:
         self._metrics = FrontMetrics()
         self._access = access or Access()
         self._tracer = tracer
         self._routes = Routes()
-        OpenAiApi(model, tokenizer, service, self._metrics, self._access).add_to(self._routes)
+        OpenAiApi(model, tokenizer, service, self._metrics, self._access, defaults).add_to(self._routes)
         self._routes.add("GET", "/health/live", self.live)
         self._routes.add("GET", "/version", self.version)
 

@@ -24,6 +24,7 @@ import uvloop
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from slipstream.router.catalog.sampling_defaults import GenerationConfigUse
 from slipstream.router.config import RouterConfig
 from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.garbage import spare_garbage_collector
@@ -46,6 +47,7 @@ class RouterProgram:
     drain_s: float = 30.0
     keeper: Path | None = None
     is_ending: bool = False
+    generation_config: GenerationConfigUse = "auto"
     router: RouterConfig = field(default_factory=RouterConfig)
 
 

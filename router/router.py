@@ -15,6 +15,7 @@ from slipstream.router.access.access import Access
 from slipstream.router.access.config import AccessConfig
 from slipstream.router.addresses import Addresses, Endpoint
 from slipstream.router.canary import Canary
+from slipstream.router.catalog.sampling_defaults import GenerationConfigUse, SamplingDefaults
 from slipstream.router.config import DispatchConfig, RouterConfig, TlsConfig, TracingConfig
 from slipstream.router.encoding import encode_pool
 from slipstream.router.expected_workers import ExpectedWorkers
@@ -44,7 +45,8 @@ LAST_WORDS_S = 1.0  # how long streams that are cut off have to send their error
 class Router:
     """Life cycle: `start`, `drain` (optional), `stop`, all on the event loop that `start` ran on.
 
-    `model_dir` is only needed for its tokenizer and chat template; the workers tell how long sequences may be.
+    `model_dir` is only needed for its tokenizer, its chat template and, unless `generation_config` is none, the
+    defaults of requests; the workers tell how long sequences may be.
     `worker_token` is the secret that workers must present. With `has_prefill_pool` the router is ready only after a
     request has gone through a prefill group; without it, that first request uses a prefill group if there is one. With
     a `keeper`, the router leaves its clients' connections to the next router, and `take_over` continues those of the
@@ -62,12 +64,15 @@ class Router:
         has_prefill_pool: bool = False,
         keeper: Path | None = None,
         is_ending: bool = False,
+        generation_config: GenerationConfigUse = "auto",
     ) -> None:
         self._config = config
         self._model_name = model_name
         self._model_dir = Path(model_dir)
         self._worker_token = worker_token
         self._keeper = keeper
+        self._generation_config = generation_config
+        self._defaults = SamplingDefaults()
         self._expected = ExpectedWorkers(num_prefill=int(has_prefill_pool))
         self._asleep_since: int | None = None  # `num_decode_joins` when it fell asleep
         self._model_positions: int | None = None  # the longest sequence that the model allows, if its config says so
@@ -81,9 +86,9 @@ class Router:
     async def start(self) -> Addresses:
         """Listen for clients and workers. Returns the addresses, including ports that the system has chosen.
 
-        Raises FileNotFoundError or ValueError if the model directory has no usable tokenizer, ValueError if the key
-        file or a certificate is broken, and OSError if it cannot listen or cannot open a file; then nothing is left
-        running.
+        Raises FileNotFoundError or ValueError if the model directory has no usable tokenizer or generation_config.json,
+        ValueError if the key file or a certificate is broken, and OSError if it cannot listen or cannot open a file;
+        then nothing is left running.
         """
         async with AsyncExitStack() as cleanup:
             pool = cleanup.enter_context(encode_pool())
@@ -91,6 +96,9 @@ class Router:
             tokenizer = await loop.run_in_executor(pool, Tokenizer.from_directory, self._model_dir, pool)
             if tokenizer.unknown_to_model:
                 log.warning("%s", warning_about(tokenizer.unknown_to_model, tokenizer.vocab_size))
+            self._defaults = SamplingDefaults.read(self._model_dir, self._generation_config)
+            if self._defaults.recommended:
+                log.info("defaults of requests by generation_config.json: %s", self._defaults.recommended)
             self._model_positions = await loop.run_in_executor(pool, model_positions, self._model_dir)
             self._service = GenerationService(self._config, model=self._model_name, token=self._worker_token)
             self._canary = Canary(self._service, self._needs_prefill_group)
@@ -108,6 +116,7 @@ class Router:
                 access,
                 has_admin_port=self._config.admin.port is not None,
                 tracer=begin_tracing(self._config.tracing, self._model_name, cleanup),
+                defaults=self._defaults,
             )
             if estate is not None and estate.listening and self._model_positions is not None:
                 # Accept the previous router's clients even before it is known which workers will come.
@@ -155,7 +164,9 @@ class Router:
             return HttpServer(self._config.http, front, check_caller=front.check_caller, estate=estate)
         log_style = LogStyle.of_this_process()
         longest, keeper = self._service.max_model_len, self._keeper if estate is not None else None
-        setup = FrontSetup(self._config, self._model_name, self._model_dir, longest, log_style, keeper=keeper)
+        setup = FrontSetup(
+            self._config, self._model_name, self._model_dir, longest, log_style, keeper=keeper, defaults=self._defaults
+        )
 
         def link_of(send: Callable[[DispatcherMessage], None]) -> FrontLink:
             tally = FrontTally(front.counts, access.keys.num_unauthenticated, front.trace_counts)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.fleet import FleetError
+from slipstream.router.catalog.sampling_defaults import SamplingDefaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +22,15 @@ class Release:
 
 
 def check_same_text(old: ClusterConfig, new: ClusterConfig) -> None:
-    """Raises FleetError if tokenizer or chat template differ, because the router has one of each for all versions."""
+    """Raises FleetError if tokenizer, chat template or the sampling that generation_config.json recommends
+    differ, because the router has one of each for all versions."""
     from slipstream.router.tokenizer import TokenizerFiles  # imported here because it imports the tokenizers library
 
     try:
         before, after = (TokenizerFiles.read(Path(config.model.path)) for config in (old, new))
+        defaults = [
+            SamplingDefaults.read(Path(config.model.path), new.model.generation_config) for config in (old, new)
+        ]
     except (OSError, ValueError) as error:
         raise FleetError("invalid", "config", f"model.path: {error}") from None
     for name, ours, theirs in (
@@ -33,6 +38,7 @@ def check_same_text(old: ClusterConfig, new: ClusterConfig) -> None:
         ("chat template", before.chat_template, after.chat_template),
         ("vocabulary size", before.vocab_size, after.vocab_size),
         ("tokenizer_config.json or special_tokens_map.json", before.config, after.config),
+        ("sampling in generation_config.json", *defaults),
     ):
         if ours != theirs:
             reason = f"model.path: {new.model.path} has another {name} than what runs, which takes a new start"

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipstream.router.catalog.sampling_defaults import PLAIN, SamplingDefaults
 from slipstream.router.config import RouterConfig
 
 
@@ -44,3 +45,4 @@ class FrontSetup:
     versions: tuple[str, ...] = ()
     keeper: Path | None = None
     is_ending: bool = False
+    defaults: SamplingDefaults = PLAIN

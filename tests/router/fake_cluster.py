@@ -14,6 +14,7 @@ import orjson
 import uvloop
 from openai import AsyncOpenAI
 
+from slipstream.router.catalog.sampling_defaults import PLAIN, SamplingDefaults
 from slipstream.router.config import HttpConfig
 from slipstream.router.front import Front
 from slipstream.router.generation import (
@@ -220,14 +221,25 @@ def say(tokenizer: Tokenizer, text: str, **fields: object) -> Callable[[Generate
 
 
 @contextlib.asynccontextmanager
-async def front(text: str = "Hello wörld 🙂, this is it.", **script: object) -> AsyncIterator[FrontUnderTest]:
+async def front(
+    text: str = "Hello wörld 🙂, this is it.",
+    *,
+    model_dir: Path = MODEL_DIR,
+    defaults: SamplingDefaults = PLAIN,
+    **script: object,
+) -> AsyncIterator[FrontUnderTest]:
     """A front whose cluster says `text`."""
     with ThreadPoolExecutor(1) as pool:
-        tokenizer = Tokenizer.from_directory(MODEL_DIR, pool)
+        tokenizer = Tokenizer.from_directory(model_dir, pool)
         service = FakeService(say(tokenizer, text, **script))
         under_test: FrontUnderTest
         handler = Front(
-            MODEL, tokenizer, service, lambda: under_test.unready, lambda: under_test.server.num_connections
+            MODEL,
+            tokenizer,
+            service,
+            lambda: under_test.unready,
+            lambda: under_test.server.num_connections,
+            defaults=defaults,
         )
         server = HttpServer(HttpConfig(port=0), handler)
         port = await server.start()
