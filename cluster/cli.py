@@ -15,7 +15,6 @@ import psutil
 from slipstream.cluster import console, processes, run_state
 from slipstream.cluster.config_file import load_config
 from slipstream.cluster.doubts import Machine, doubts_about
-from slipstream.cluster.listening import listeners, why_not_there
 from slipstream.cluster.run_state import ClusterPhase, ClusterState, NoHome
 from slipstream.cluster.settings_file import ConfigError
 
@@ -68,8 +67,11 @@ def main() -> None:
 
 @main.command("check")
 @click.argument("configs", metavar="CONFIG...", nargs=-1, required=True, type=click.Path(path_type=Path))
-def check_command(configs: tuple[Path, ...]) -> None:
-    """Check configurations without starting anything."""
+@click.option("--elsewhere", is_flag=True, help="They are for other machines: leave ports, addresses and sizes aside.")
+def check_command(configs: tuple[Path, ...], elsewhere: bool) -> None:
+    """Check configurations without starting anything: whatever `serve` would refuse on this machine."""
+    from slipstream.cluster.commands.start_check import refusals_here  # imported here: other commands need none of it
+
     failed = False
     for path in configs:
         try:
@@ -78,10 +80,15 @@ def check_command(configs: tuple[Path, ...]) -> None:
             failed = True
             for problem in error.problems:
                 console.error(problem)
-        else:
+            continue
+        machine = Machine.this()
+        refusals = [] if elsewhere else list(refusals_here(config, machine))
+        for refusal in refusals:
+            failed = True
+            console.error(f"{path}: {refusal}")
+        if not refusals:
             pools = ", ".join(f"{pool.replicas} x {role} (tp {pool.tp})" for role, pool in config.pools())
-            anywhere = [why_not_there(listener._replace(port=0)) for listener in listeners(config)]
-            for doubt in (*doubts_about(config, Machine.this()), *filter(None, anywhere)):
+            for doubt in doubts_about(config, machine):
                 console.warning(f"{path}: {doubt}")
             click.echo(f"{path}: ok: {config.model.name} with {pools}, HTTP port {config.router.http.port}")
     sys.exit(2 if failed else 0)
