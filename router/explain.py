@@ -1,8 +1,9 @@
 """A request's record as JSON: where the request was at what time, what was decided and why, and how well the
 predictions held.
 
-The format is documented in docs/api.md, and fields are only ever added. All times are in seconds; those of events count
-from the moment the request was queued. A time that has not come yet, or a prediction that was not made, is null.
+The format is documented in docs/reference/api.md, and fields are only ever added. All times are in seconds; those of
+events count from the moment the request was queued. A time that has not come yet, or a prediction that was not made, is
+null.
 """
 
 from __future__ import annotations

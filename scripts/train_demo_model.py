@@ -3,7 +3,8 @@
     python scripts/train_demo_model.py --minutes 50 --threads 2 --out models/slipstream-demo
 
 Reads nothing but the standard library of the interpreter that runs it, and writes a directory in Hugging Face layout.
-`docs/demo_model.md` says how the committed model was trained and how good it is. The parts are in `scripts/demo_model`.
+`docs/reference/demo_model.md` says how the committed model was trained and how good it is. The parts are in
+`scripts/demo_model`.
 """
 
 import argparse

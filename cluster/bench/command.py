@@ -58,7 +58,7 @@ OUTPUT = click.Path(dir_okay=False, path_type=Path)
 @click.option("--num-prefixes", type=click.IntRange(1), default=1, help="How many different shared prefixes there are.")
 @click.option("--turns", type=click.FloatRange(1), default=1, help="Turns of a conversation, mean.")
 @click.option("--turns-stddev", type=click.FloatRange(0), default=0.0)
-@click.option("--workload", metavar="TRACE", help="Use a trace, or a mix of requests (docs/workloads.md).")
+@click.option("--workload", metavar="TRACE", help="Use a trace, or a mix of requests (docs/reference/workloads.md).")
 @click.option("--speed", type=click.FloatRange(0, min_open=True), default=1.0, help="Speed of the trace.")
 @click.option("--input", "input_file", type=EXISTING, help="Use a file of JSON lines with `prompt` or `messages`.")
 @click.option("--concurrency", metavar="N[,N...]", help="Requests at a time; several values: a sweep.")
@@ -86,7 +86,8 @@ OUTPUT = click.Path(dir_okay=False, path_type=Path)
 def bench_command(**options: Any) -> None:
     """Measure any server that speaks the OpenAI API.
 
-    The tables are those of GenAI-Perf and AIPerf; docs/bench.md has examples. Ctrl-C ends it, with a report so far.
+    The tables are those of GenAI-Perf and AIPerf; docs/how-to/bench.md has examples. Ctrl-C ends it, with a report so
+    far.
     """
     try:
         code = run_bench(options)

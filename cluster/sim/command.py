@@ -31,7 +31,7 @@ GARBAGE_THRESHOLDS = (200_000, 20, 100)  # nothing in a run makes cycles that wo
 
 @click.command("sim")
 @click.argument("config_file", metavar="[CONFIG]", required=False, type=click.Path(path_type=Path))
-@click.option("--workload", help="A trace, a mix by name, or isl=2000,osl=200,rate=10 (docs/workloads.md).")
+@click.option("--workload", help="A trace, a mix by name, or isl=2000,osl=200,rate=10 (docs/reference/workloads.md).")
 @click.option("--requests", "-n", type=int, help="How many; a shorter trace is replayed.")
 @click.option("--speed", type=float, help="Requests come so many times as fast.")
 @click.option("--profile", help="What a worker is: a name from configs/profiles or a file.")

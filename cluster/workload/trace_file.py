@@ -3,7 +3,7 @@
     JSON lines    Mooncake, AIPerf: {"timestamp": ms, "input_length", "output_length", "hash_ids": [...]}
     CSV           Azure: TIMESTAMP,ContextTokens,GeneratedTokens as published, or arrival_s,input_length,output_length
 
-docs/workloads.md has the columns. Every mistake is a `TraceError` that names file, line and column.
+docs/reference/workloads.md has the columns. Every mistake is a `TraceError` that names file, line and column.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The router's conduct towards its workers, message by message: what docs/design.md promises them under "Attempts" and
-"Credits". Mistakes here often heal by themselves (a lease ends, a retry works), so that only a witness sees them."""
+"""The router's conduct towards its workers, message by message: what docs/design/README.md promises them under
+"Attempts" and "Credits". Mistakes here often heal by themselves (a lease ends, a retry works), so that
+only a witness sees them."""
 
 from __future__ import annotations
 
