@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from slipstream.cluster.config import ClusterConfig, ModelConfig, PoolConfig, RayConfig
 from slipstream.cluster.doubts import Machine, doubts_about
 from slipstream.workers.config import EngineConfig
+from tests.cluster.test_config_file import add_token, write_model
 
 MACHINE = Machine(memory_bytes=4096 * 2**20, num_cores=8)
 
@@ -55,3 +57,12 @@ def test_each_doubt_names_its_key_and_what_is_there(config: ClusterConfig, doubt
 )
 def test_what_fits_or_cannot_be_known_is_not_doubted(engine: dict[str, Any]) -> None:
     assert list(doubts_about(cluster({}, engine), MACHINE)) == []
+
+
+def test_tokens_and_ends_beyond_the_model_are_doubted(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model")
+    add_token(path, 32, "<|turn|>")
+    (path / "generation_config.json").write_text('{"eos_token_id": [0, 40]}')
+    tokens, ends = doubts_about(ClusterConfig(model=ModelConfig(str(path))), MACHINE)
+    assert tokens.startswith("model.path: the tokenizer has 1 token beyond the model, whose vocab_size is 32")
+    assert ends == "model.path: 40 in eos_token_id: beyond the model's vocab_size = 32, so it ends no answer"

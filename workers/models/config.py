@@ -161,11 +161,11 @@ class ModelConfig:
 
 def _family(keys: Keys) -> Family:
     architectures = keys.get("architectures", [])
-    if not isinstance(architectures, list):
-        raise keys.error("architectures", f"must be a list, got {architectures!r}")
+    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
+        raise keys.error("architectures", f"must be a list of names, got {architectures!r}")
     if architectures:
         family = next((FAMILIES[a] for a in architectures if a in FAMILIES), None)
-        key, value = "architectures", ", ".join(map(str, architectures))
+        key, value = "architectures", ", ".join(architectures)
     else:
         key, value = "model_type", keys.get("model_type", "")
         family = next((f for f in FAMILIES.values() if f == value), None)

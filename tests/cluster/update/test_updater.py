@@ -328,6 +328,16 @@ def test_another_chat_template_takes_a_new_start(lab: Lab) -> None:
     run(main)
 
 
+def test_another_recommended_sampling_takes_a_new_start(lab: Lab) -> None:
+    (lab.folder / "repo" / "2" / "generation_config.json").write_text('{"temperature": 0.5}')
+
+    async def main() -> None:
+        with pytest.raises(FleetError, match=r"another sampling in generation_config\.json than what runs"):
+            await lab.updater.begin(lab.config("second", "2"), UpdateOptions())
+
+    run(main)
+
+
 async def no_status() -> None:
     return None
 

@@ -116,7 +116,8 @@ def test_dtype_has_two_names(key: str, tmp_path: Path) -> None:
     [
         ({"architectures": ["GPT2LMHeadModel"]}, r"architectures: 'GPT2LMHeadModel' is not supported"),
         ({"architectures": ..., "model_type": "gemma"}, r"model_type: 'gemma' is not supported"),
-        ({"architectures": "LlamaForCausalLM"}, r"architectures: must be a list"),
+        ({"architectures": "LlamaForCausalLM"}, r"architectures: must be a list of names"),
+        ({"architectures": [{}]}, r"architectures: must be a list of names"),
         ({"quantization_config": {"bits": 4}}, r"quantization_config\.quant_method: None is not supported"),
         ({"hidden_act": "gelu"}, r"hidden_act: only 'silu' is supported, got 'gelu'"),
         ({"hidden_size": ...}, r"hidden_size: is missing"),

@@ -9,12 +9,16 @@ from slipstream.workers.models.json_keys import Keys, read_json
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+OLDER_FILES = ("vocab.json", "added_tokens.json")
 
 
 def token_ids(model_dir: Path) -> dict[str, int]:
-    """The id of each token's text: tokenizer.json's, and what only `added_tokens_decoder` of tokenizer_config.json
-    has. Empty if neither file is there. Raises ModelError."""
+    """The id of each token's text by tokenizer.json; for texts that it does not have, by `added_tokens_decoder` of
+    tokenizer_config.json, and by added_tokens.json and vocab.json of older tokenizers. Raises ModelError."""
     ids: dict[str, Any] = {}
+    for file in OLDER_FILES:
+        older = optional_keys(model_dir / file)
+        ids |= {} if older is None else older.values
     config = optional_keys(model_dir / TOKENIZER_CONFIG_FILE)
     match None if config is None else config.get("added_tokens_decoder"):
         case dict(decoder):
@@ -22,9 +26,7 @@ def token_ids(model_dir: Path) -> dict[str, int]:
                 if isinstance(token, dict) and isinstance(token.get("content"), str) and name.isdecimal():
                     ids[token["content"]] = int(name)
     spec = optional_keys(model_dir / TOKENIZER_FILE)
-    if spec is None:
-        return ids
-    model = spec.get("model")
+    model = None if spec is None else spec.get("model")
     match model.get("vocab") if isinstance(model, dict) else None:
         case dict(vocab):
             ids |= vocab
@@ -32,7 +34,7 @@ def token_ids(model_dir: Path) -> dict[str, int]:
             ids |= {
                 str(piece[0]): token_id for token_id, piece in enumerate(pieces) if isinstance(piece, list) and piece
             }
-    for token in spec.get("added_tokens", ()):
+    for token in () if spec is None else spec.get("added_tokens", ()):
         if isinstance(token, dict) and isinstance(token.get("content"), str):
             ids[token["content"]] = token.get("id")
     return {text: token_id for text, token_id in ids.items() if type(token_id) is int}
