@@ -2,7 +2,8 @@
 
     config.json              eos_token_id: an id or a list of ids; also in text_config
     generation_config.json   eos_token_id: an id or a list of ids
-    tokenizer_config.json    eos_token: its text, which tokenizer.json has the id of; else special_tokens_map.json
+    tokenizer_config.json    eos_token: its text, which tokenizer.json has the id of
+    special_tokens_map.json  the same
 
 vLLM stops at those of the tokenizer and of generation_config.json, and reads config.json where there is no
 generation_config.json. The union is for directories whose files contradict each other: fine-tuned chat models that
@@ -18,16 +19,17 @@ from slipstream.workers.models.config import CONFIG_FILE, GENERATION_FILE
 from slipstream.workers.models.directory.token_ids import TOKENIZER_CONFIG_FILE, optional_keys, token_ids
 from slipstream.workers.models.json_keys import Keys, read_json
 
-SPECIAL_TOKENS_FILE = "special_tokens_map.json"
+NAMING_FILES = (TOKENIZER_CONFIG_FILE, "special_tokens_map.json")
 
 
 def end_token_ids(model_dir: Path) -> tuple[int, ...]:
     """The ids in ascending order; some may be beyond the model's vocabulary. Raises ModelError."""
     config = Keys(model_dir / CONFIG_FILE, read_json(model_dir / CONFIG_FILE))
     found = {*_ids(config), *_ids(config.section("text_config")), *_ids(optional_keys(model_dir / GENERATION_FILE))}
-    named = _token_id(model_dir)
-    if named is not None:
-        found.add(named)
+    texts = {text for file in NAMING_FILES if (text := _eos_text(optional_keys(model_dir / file))) is not None}
+    if texts:
+        ids = token_ids(model_dir)
+        found |= {ids[text] for text in texts if text in ids}
     return tuple(sorted(found))
 
 
@@ -41,12 +43,8 @@ def _ids(keys: Keys | None) -> list[int]:
     return ids
 
 
-def _token_id(model_dir: Path) -> int | None:
-    """The id of the token that the tokenizer names; None if it names none, or one that it does not have."""
-    for file in (TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE):
-        keys = optional_keys(model_dir / file)
-        token: Any = None if keys is None else keys.get("eos_token")
-        text = token.get("content") if isinstance(token, dict) else token
-        if isinstance(text, str):
-            return token_ids(model_dir).get(text)
-    return None
+def _eos_text(keys: Keys | None) -> str | None:
+    """The text of the token, which is written as such or as an object with `content`."""
+    token: Any = None if keys is None else keys.get("eos_token")
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None

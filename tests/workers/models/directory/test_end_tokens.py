@@ -36,6 +36,15 @@ def end_tokens(folder: Path, config: Any = None, **files: Any) -> tuple[int, ...
         (2, {"tokenizer_config": {"eos_token": {"content": "</s>"}}, "tokenizer": ADDED}, (2, 4)),
         (2, {"tokenizer_config": {}, "special_tokens_map": {"eos_token": "</s>"}, "tokenizer": UNIGRAM}, (1, 2)),
         (2, {"tokenizer_config": {"eos_token": "<e>", "added_tokens_decoder": {"8": {"content": "<e>"}}}}, (2, 8)),
+        (
+            2,
+            {
+                "tokenizer_config": {"eos_token": "<|im_end|>"},
+                "special_tokens_map": {"eos_token": "</s>"},
+                "tokenizer": ADDED,
+            },
+            (2, 4, 9),
+        ),
         (2, {"tokenizer_config": {"eos_token": "<unknown>"}, "tokenizer": ADDED}, (2,)),
         (2, {"tokenizer_config": {"eos_token": "<e>"}, "added_tokens": {"<e>": 7}, "vocab": {"a": 0}}, (2, 7)),
         (-1, {"generation_config": {"eos_token_id": 2}}, (2,)),
