@@ -12,6 +12,7 @@ from slipstream import __version__
 from slipstream.router.access.access import Access
 from slipstream.router.access.caller import forbidden
 from slipstream.router.catalog.sampling_defaults import PLAIN, SamplingDefaults
+from slipstream.router.config import ApiConfig
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.reader import CheckCaller, Request
@@ -27,6 +28,7 @@ REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 READY_PATHS = ("/health/ready", "/health", "/ping")  # the latter two are where clients of vLLM and SageMaker ask
 OPEN_PATHS = frozenset({"/health/live", *READY_PATHS})
 ADMIN_PATHS = ("/metrics", "/cluster/")  # and everything below them
+DEFAULT_API = ApiConfig()
 CLIENT_LEFT = 499  # nginx's status for a client that disconnected; counted, never sent
 
 
@@ -40,13 +42,14 @@ class ApiFront:
         service: Generations,
         access: Access | None = None,
         tracer: Tracer | None = None,
+        api: ApiConfig = DEFAULT_API,
         defaults: SamplingDefaults = PLAIN,
     ) -> None:
         self._metrics = FrontMetrics()
         self._access = access or Access()
         self._tracer = tracer
         self._routes = Routes()
-        OpenAiApi(model, tokenizer, service, self._metrics, self._access, defaults).add_to(self._routes)
+        OpenAiApi(model, tokenizer, service, self._metrics, self._access, api, defaults).add_to(self._routes)
         self._routes.add("GET", "/health/live", self.live)
         self._routes.add("GET", "/version", self.version)
 

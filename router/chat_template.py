@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
@@ -16,6 +17,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 Message = dict[str, Any]
 
 CALLERS_VARIABLES = ("_loop_vars", "_block_vars")  # which Jinja adds to calls, for functions that ask for the context
+# `message.reasoning_content` as in Qwen's and DeepSeek's templates, or `message["reasoning"]`.
+REASONING = re.compile(r"""(?:\.|\[\s*['"]|['"])(reasoning_content|reasoning)\b""")
 DICT_ATTRIBUTES = frozenset(dir(dict))  # which hide fields of the same name
 
 
@@ -72,6 +75,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self.source = source
         self.knows_developer_role = "developer" in source
+        self.reasoning_field = reasoning_field(source)
 
     def render(
         self,
@@ -93,6 +97,12 @@ class ChatTemplate:
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             # A template is a program that runs on the client's data: whatever it raises is the fault of the messages.
             raise ChatTemplateError(str(error)) from error
+
+
+def reasoning_field(source: str) -> str | None:
+    """The field of a message in which a template looks for what an assistant thought; None: it does not look."""
+    found = REASONING.search(source)
+    return found[1] if found is not None else None
 
 
 def raise_exception(message: str) -> NoReturn:

@@ -83,6 +83,18 @@ class AdminConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ApiConfig:
+    """How strict the API is. `unknown_fields` are ignored and named in the header `x-slipstream-ignored`, or refused
+    with a 400. A request for more output than the model's context has room for is `overlong`: it gets what there is
+    room for, or a 400."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+    unknown_fields: Literal["ignore", "refuse"] = "ignore"
+    overlong: Literal["clamp", "refuse"] = "clamp"
+
+
+@dataclass(frozen=True, slots=True)
 class SloConfig:
     """The service level of requests that do not bring their own: time to first token, and mean time between tokens."""
 
@@ -267,6 +279,7 @@ class RouterConfig:
     http: HttpConfig = field(default_factory=HttpConfig)
     admin: AdminConfig = field(default_factory=AdminConfig)
     access: AccessConfig = field(default_factory=AccessConfig)
+    api: ApiConfig = field(default_factory=ApiConfig)
     dispatch: DispatchConfig = field(default_factory=DispatchConfig)
     worker_host: str = "127.0.0.1"
     worker_port: int = 0  # 0: any free port

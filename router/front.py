@@ -9,8 +9,9 @@ import orjson
 
 from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.access.access import Access
-from slipstream.router.api_front import READY_PATHS, ApiFront
+from slipstream.router.api_front import DEFAULT_API, READY_PATHS, ApiFront
 from slipstream.router.catalog.sampling_defaults import PLAIN, SamplingDefaults
+from slipstream.router.config import ApiConfig
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.reader import Request
@@ -51,9 +52,10 @@ class Front(ApiFront):
         access: Access | None = None,
         has_admin_port: bool = False,
         tracer: Tracer | None = None,
+        api: ApiConfig = DEFAULT_API,
         defaults: SamplingDefaults = PLAIN,
     ) -> None:
-        super().__init__(model, tokenizer, service, access, tracer, defaults)
+        super().__init__(model, tokenizer, service, access, tracer, api, defaults)
         self._model = model
         self._service = service
         self._unready_because = unready_because

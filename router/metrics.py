@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
 from slipstream.router.generation import Usage
@@ -28,6 +28,9 @@ WHOLE_S = (0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 
 STAGE_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 TOKENS = tuple(float(step * 10**power) for power in range(6) for step in (1, 2, 5))
 CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+MAX_VERSIONS = 8
+MAX_FIELDS = 64
+OTHERS = "(others)"  # cannot be a field's name as it is counted
 
 
 class Histogram:
@@ -39,6 +42,10 @@ class Histogram:
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
 
     def observe(self, value: float, times: int = 1) -> None:
         self.counts[bisect_left(self.bounds, value)] += times
@@ -53,8 +60,18 @@ class Histogram:
         return buckets
 
 
-class FrontMetrics:
-    """The counts of one served model, as seen by clients."""
+class FieldCounts(Counter[str]):
+    """Counts by names that clients make up. Each name becomes a time series, so there are MAX_FIELDS at most; further
+    ones are counted together as OTHERS."""
+
+    def add(self, name: str, times: int = 1) -> None:
+        self[name if name in self or len(self) < MAX_FIELDS else OTHERS] += times
+
+
+class Latencies:
+    """The latencies of the requests that one version of the model served."""
+
+    __slots__ = ("decode_s", "first_token_s", "mean_next_token_s", "next_token_s", "prefill_s", "queue_s", "whole_s")
 
     def __init__(self) -> None:
         self.first_token_s = Histogram(FIRST_TOKEN_S)
@@ -64,9 +81,46 @@ class FrontMetrics:
         self.queue_s = Histogram(STAGE_S)
         self.prefill_s = Histogram(STAGE_S)
         self.decode_s = Histogram(WHOLE_S)
+
+    def histograms(self) -> dict[str, Histogram]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class LatenciesByVersion:
+    """Those of the versions that served a request most recently, MAX_VERSIONS at most, because each becomes many time
+    series. `unplaced` are those of requests that no version has served."""
+
+    def __init__(self) -> None:
+        self.unplaced = Latencies()
+        self._by_version: OrderedDict[str, Latencies] = OrderedDict()
+
+    def of(self, version: str) -> Latencies:
+        if not version:
+            return self.unplaced
+        found = self._by_version.get(version)
+        if found is None:
+            found = self._by_version[version] = Latencies()
+            if len(self._by_version) > MAX_VERSIONS:
+                self._by_version.popitem(last=False)
+        else:
+            self._by_version.move_to_end(version)
+        return found
+
+    def items(self) -> list[tuple[str, Latencies]]:
+        return [("", self.unplaced), *self._by_version.items()]
+
+
+class FrontMetrics:
+    """The counts of one served model, as seen by clients."""
+
+    def __init__(self) -> None:
+        self.latencies = LatenciesByVersion()
         self.prompt_tokens = Histogram(TOKENS)
         self.output_tokens = Histogram(TOKENS)
         self.choices = Histogram(CHOICES)
+        self.max_tokens = Histogram(TOKENS)
+        self.ignored_fields = FieldCounts()
+        self.num_clamped = 0  # requests for more output than there is room for
         self.ends: Counter[str] = Counter()
         self.responses: Counter[int] = Counter()
         self.num_output_tokens = 0
@@ -81,27 +135,32 @@ class FrontMetrics:
 class RequestMeter:
     """Measures one request from its arrival at the HTTP port, so that everything the client has to wait for counts."""
 
-    __slots__ = ("_arrived_s", "_first_s", "_latest_s", "_metrics")
+    __slots__ = ("_arrived_s", "_first_s", "_latencies", "_latest_s", "_metrics")
 
     def __init__(self, metrics: FrontMetrics, arrived_s: float) -> None:
         self._metrics = metrics
+        self._latencies = metrics.latencies.unplaced
         self._arrived_s = arrived_s
         self._first_s = 0.0
         self._latest_s = 0.0
 
+    def served_by(self, version: str) -> None:
+        """What is measured from now on counts for this version of the model."""
+        self._latencies = self._metrics.latencies.of(version)
+
     def tokens(self, count: int) -> None:
         """`count` tokens arrived together; the time since the previous ones is divided evenly between them, and is 0
-        between those that come with the first."""
+        between those that come with the first. To be called after `served_by`."""
         now = time.monotonic()
-        metrics = self._metrics
-        metrics.num_output_tokens += count
+        latencies = self._latencies
+        self._metrics.num_output_tokens += count
         if self._first_s:
-            metrics.next_token_s.observe((now - self._latest_s) / count, count)
+            latencies.next_token_s.observe((now - self._latest_s) / count, count)
         else:
             self._first_s = now
-            metrics.first_token_s.observe(now - self._arrived_s)
+            latencies.first_token_s.observe(now - self._arrived_s)
             if count > 1:
-                metrics.next_token_s.observe(0.0, count - 1)
+                latencies.next_token_s.observe(0.0, count - 1)
         self._latest_s = now
 
     def finish(self, end: str, num_output_tokens: int, usage: Usage | None, timeline: Timeline) -> None:
@@ -113,11 +172,12 @@ class RequestMeter:
             metrics.num_cached_tokens += usage.num_cached_tokens
             metrics.prompt_tokens.observe(usage.num_prompt_tokens)
         metrics.output_tokens.observe(num_output_tokens)
-        metrics.whole_s.observe(time.monotonic() - self._arrived_s)
+        latencies = self._latencies
+        latencies.whole_s.observe(time.monotonic() - self._arrived_s)
         if num_output_tokens > 1:
-            metrics.mean_next_token_s.observe((self._latest_s - self._first_s) / (num_output_tokens - 1))
+            latencies.mean_next_token_s.observe((self._latest_s - self._first_s) / (num_output_tokens - 1))
         if timeline.placed is not None:
-            metrics.queue_s.observe(timeline.placed - timeline.queued)
+            latencies.queue_s.observe(timeline.placed - timeline.queued)
             if timeline.first_token is not None:
-                metrics.prefill_s.observe(timeline.first_token - timeline.placed)
-                metrics.decode_s.observe((timeline.finished or time.monotonic()) - timeline.first_token)
+                latencies.prefill_s.observe(timeline.first_token - timeline.placed)
+                latencies.decode_s.observe((timeline.finished or time.monotonic()) - timeline.first_token)

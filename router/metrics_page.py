@@ -18,10 +18,11 @@ from prometheus_client.registry import Collector
 
 from slipstream.router.access.access import Access
 from slipstream.router.access.usage import UsageCounts
-from slipstream.router.metrics import FrontMetrics, Histogram
+from slipstream.router.metrics import FrontMetrics, Histogram, Latencies
 from slipstream.router.placement.families import forecast_families, service_time_families
 from slipstream.router.prefix.families import prefix_index_families
 from slipstream.router.status import Snapshot, WorkerStatus
+from slipstream.router.step_families import STEP_COUNTERS, step_families
 from slipstream.router.tracing.tracer import TraceCounts
 from slipstream.router.version_families import version_families
 
@@ -63,6 +64,7 @@ class MetricsPage(Collector):
         snapshot = self._snapshot()
         yield from self._requests(snapshot)
         yield from self._latencies()
+        yield from self._sizes()
         yield from self._cluster(snapshot)
         yield GaugeMetricFamily(
             "slipstream:closed_links",
@@ -73,6 +75,7 @@ class MetricsPage(Collector):
         yield from forecast_families(snapshot.output_forecasts)
         yield from service_time_families(snapshot.workers)
         yield from worker_families(snapshot.workers)
+        yield from step_families(self._model, snapshot.workers)
         yield from version_families(snapshot.versions)
         yield from access_families(self._access)
 
@@ -121,26 +124,52 @@ class MetricsPage(Collector):
             responses.add_metric([str(status)], count)
         yield responses
 
+    def _by_version(self, name: str, help_text: str, of: Callable[[Latencies], Histogram]) -> Metric:
+        """A histogram for each version of the model that has been used."""
+        family = HistogramMetricFamily(name, help_text, labels=["model_name", "version"])
+        for version, latencies in self._front.latencies.items():
+            histogram = of(latencies)
+            if version or histogram.count or len(self._front.latencies.items()) == 1:
+                family.add_metric([self._model, version], histogram.buckets(), histogram.total)
+        return family
+
     def _latencies(self) -> Iterator[Metric]:
-        front = self._front
         gap = "Seconds between output tokens."
-        yield self._histogram("vllm:time_to_first_token_seconds", "Seconds to the first token.", front.first_token_s)
-        yield self._histogram("vllm:inter_token_latency_seconds", gap, front.next_token_s)
-        yield self._histogram("vllm:time_per_output_token_seconds", gap, front.next_token_s)  # its older name
-        yield self._histogram(
-            "vllm:request_time_per_output_token_seconds", "Mean gap of each request.", front.mean_next_token_s
+        yield self._by_version(
+            "vllm:time_to_first_token_seconds", "Seconds to the first token.", lambda of: of.first_token_s
         )
-        yield self._histogram("vllm:e2e_request_latency_seconds", "Seconds from request to end.", front.whole_s)
-        yield self._histogram("vllm:request_queue_time_seconds", "Seconds in the queue.", front.queue_s)
-        yield self._histogram(
-            "vllm:request_prefill_time_seconds", "Seconds from placement to the first token.", front.prefill_s
+        yield self._by_version("vllm:inter_token_latency_seconds", gap, lambda of: of.next_token_s)
+        yield self._by_version("vllm:time_per_output_token_seconds", gap, lambda of: of.next_token_s)  # its older name
+        yield self._by_version(
+            "vllm:request_time_per_output_token_seconds", "Mean gap of each request.", lambda of: of.mean_next_token_s
         )
-        yield self._histogram(
-            "vllm:request_decode_time_seconds", "Seconds from the first token to the end.", front.decode_s
+        yield self._by_version(
+            "vllm:e2e_request_latency_seconds", "Seconds from request to end.", lambda of: of.whole_s
         )
+        yield self._by_version("vllm:request_queue_time_seconds", "Seconds in the queue.", lambda of: of.queue_s)
+        yield self._by_version(
+            "vllm:request_prefill_time_seconds", "Seconds from placement to the first token.", lambda of: of.prefill_s
+        )
+        yield self._by_version(
+            "vllm:request_decode_time_seconds", "Seconds from the first token to the end.", lambda of: of.decode_s
+        )
+
+    def _sizes(self) -> Iterator[Metric]:
+        """What requests ask for, and what they get."""
+        front = self._front
         yield self._histogram("vllm:request_prompt_tokens", "Prompt tokens of each request.", front.prompt_tokens)
         yield self._histogram("vllm:request_generation_tokens", "Output tokens of each.", front.output_tokens)
         yield self._histogram("vllm:request_params_n", "The parameter n.", front.choices)
+        yield self._histogram("vllm:request_params_best_of", "The parameter best_of, which equals n.", front.choices)
+        yield self._histogram(
+            "vllm:request_params_max_tokens", "The most output tokens that each may have.", front.max_tokens
+        )
+        yield self._counter(
+            "slipstream:clamped_requests", "Requests for more output than there was room for.", front.num_clamped
+        )
+        yield labelled_counter(
+            "slipstream:ignored_fields", "Requests with an unknown field.", "field", front.ignored_fields
+        )
 
     def _cluster(self, snapshot: Snapshot) -> Iterator[Metric]:
         totals = snapshot.totals
@@ -268,7 +297,7 @@ def worker_families(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
             for event, value in worker.stats.counters:
                 if event == "leases_held":  # the only one that also goes down
                     leases.add_metric(who, value)
-                else:
+                elif not event.startswith(STEP_COUNTERS):
                     counted.add_metric([*who, event], value)
     return iter((credits, pages, leases, counted))
 

@@ -117,6 +117,7 @@ class Router:
                 has_admin_port=self._config.admin.port is not None,
                 tracer=begin_tracing(self._config.tracing, self._model_name, cleanup),
                 defaults=self._defaults,
+                api=self._config.api,
             )
             if estate is not None and estate.listening and self._model_positions is not None:
                 # Accept the previous router's clients even before it is known which workers will come.

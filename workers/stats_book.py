@@ -16,7 +16,8 @@ IDLE_STATES = frozenset({"free", "cached"})
 class StatsBook:
     """Sends `Stats` at most every `interval_s` while they change, and at once when the last page has been released.
 
-    The counters are totals since the worker started: `steps`, `computed_tokens` and `sampled_tokens`, `preemptions`,
+    The counters are totals since the worker started: `steps`, `computed_tokens`, `step_sequences` (summed over all
+    steps) and `sampled_tokens`; `step_tokens_le_N` and `step_sequences_le_N`, the steps in each bucket; `preemptions`,
     `prefix_cache_queries` and `prefix_cache_hits` (tokens looked up and found); of hand-offs that have ended on all
     ranks `kv_transfers`, `kv_transfers_failed`, `kv_transfers_cancelled`, `kv_transfer_seconds` and
     `kv_transfer_bytes_sent` or `_received`; `kv_transfer_checksum_failures` in messages. `leases_held` are the
@@ -72,9 +73,11 @@ class StatsBook:
             "steps": engine.total_steps,
             "computed_tokens": engine.total_computed_tokens,
             "sampled_tokens": engine.total_sampled_tokens,
+            "step_sequences": engine.total_step_sequences,
             "preemptions": engine.total_preemptions,
             "prefix_cache_queries": engine.total_prefix_queried_tokens,
             "prefix_cache_hits": engine.total_prefix_hit_tokens,
+            **dict(engine.steps_by_size),
             **self._totals,
             "kv_transfer_seconds": self._seconds,
             "kv_transfer_checksum_failures": self.transfers.total_checksum_failures,

@@ -14,7 +14,7 @@ from slipstream.cluster.bench.load import Level
 from slipstream.cluster.bench.run_level import LevelRun
 from slipstream.cluster.bench.slo import Slos
 
-STATISTICS = ("avg", "min", "max", "p99", "p90", "p50", "std")
+STATISTICS = ("avg", "min", "max", "p99", "p90", "p75", "p50", "std")
 UNITS = {
     "time_to_first_token": "ms",
     "inter_token_latency": "ms",
@@ -136,8 +136,8 @@ def statistics(values: list[float]) -> dict[str, float]:
     """Statistics of some values. Percentiles are interpolated, and the standard deviation is that of the population
     (the defaults of numpy, and so of AIPerf)."""
     ordered = sorted(values)
-    p99, p90, p50 = (percentile(ordered, share) for share in (0.99, 0.9, 0.5))
-    found = (fmean(ordered), ordered[0], ordered[-1], p99, p90, p50, pstdev(ordered))
+    percentiles = [percentile(ordered, share) for share in (0.99, 0.9, 0.75, 0.5)]
+    found = (fmean(ordered), ordered[0], ordered[-1], *percentiles, pstdev(ordered))
     return dict(zip(STATISTICS, found, strict=True))
 
 

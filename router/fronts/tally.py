@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import orjson
 
-from slipstream.router.metrics import FrontMetrics, Histogram
+from slipstream.router.metrics import FieldCounts, FrontMetrics, Histogram, LatenciesByVersion
 from slipstream.router.tracing.tracer import TraceCounts
 
 
@@ -21,7 +21,13 @@ def counts_of(metrics: FrontMetrics, unauthenticated: Mapping[str, int], traces:
 
 
 def plain(value: Any) -> Any:
-    return [*value.counts, value.total] if isinstance(value, Histogram) else value
+    if isinstance(value, Histogram):
+        return [*value.counts, value.total]
+    if isinstance(value, LatenciesByVersion):
+        return {
+            version: {name: plain(one) for name, one in all_.histograms().items()} for version, all_ in value.items()
+        }
+    return value
 
 
 class FrontTally:
@@ -46,9 +52,12 @@ class FrontTally:
                 continue
             mine = getattr(self._metrics, name)
             if isinstance(mine, Histogram):
-                *values, total = [now - was for now, was in zip(value, before or [0] * len(value), strict=True)]
-                mine.counts = [count + new for count, new in zip(mine.counts, values, strict=True)]
-                mine.total += total
+                add_histogram(mine, value, before)
+            elif isinstance(mine, LatenciesByVersion):
+                add_latencies(mine, value, before or {})
+            elif isinstance(mine, FieldCounts):
+                for field, count in value.items():
+                    mine.add(field, count - (before or {}).get(field, 0))
             elif isinstance(mine, Counter):
                 add_counts(mine, value, before or {})
             else:
@@ -59,6 +68,26 @@ class FrontTally:
         if self._traces is not None:
             for name, count in now.items():
                 setattr(self._traces, name, getattr(self._traces, name) + count - before.get(name, 0))
+
+
+def add_histogram(histogram: Histogram, now: Sequence[float], before: Sequence[float] | None) -> None:
+    *counts, total = [value - was for value, was in zip(now, before or [0] * len(now), strict=True)]
+    histogram.counts = [count + int(new) for count, new in zip(histogram.counts, counts, strict=True)]
+    histogram.total += total
+
+
+def add_latencies(
+    latencies: LatenciesByVersion,
+    now: Mapping[str, Mapping[str, Sequence[float]]],
+    before: Mapping[str, Mapping[str, Sequence[float]]],
+) -> None:
+    """A front forgets versions that it has not served for long; their sums here stay until they are forgotten, too."""
+    for version, values in now.items():
+        was = before.get(version, {})
+        if values == was:
+            continue
+        for name, histogram in latencies.of(version).histograms().items():
+            add_histogram(histogram, values[name], was.get(name))
 
 
 def add_counts(counter: Counter[Any], now: Mapping[str, int], before: Mapping[str, int]) -> None:

@@ -90,6 +90,10 @@ class Exchange:
         self.ended = True
         self._sink.send(head + body if self._body_allowed else head)
 
+    def add_header(self, name: str, value: str) -> None:
+        """Adds a line to the head of the response, whatever the response will be."""
+        self.header_lines += f"{name}: {value}\r\n"
+
     def start(self, status: int, content_type: str, headers: Iterable[tuple[str, str]] = ()) -> None:
         """Prepare the head of a streamed response; nothing is sent before the first `write` or `finish`."""
         assert not self.head_sent or self._is_resumed, "the head of the response has left already"

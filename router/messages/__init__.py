@@ -33,6 +33,8 @@ from slipstream.router.messages.attempts import (
 from slipstream.router.messages.moves import Adopt, Copied, Extend, Frozen, Migrate, Resume
 from slipstream.router.messages.presence import (
     ROLES,
+    STEP_SEQUENCES,
+    STEP_TOKENS,
     BlocksChanged,
     Credits,
     Drain,
@@ -44,6 +46,7 @@ from slipstream.router.messages.presence import (
     ResyncBlocks,
     Role,
     Stats,
+    StepBuckets,
     StepTime,
     StepTimes,
     Welcome,
@@ -60,6 +63,8 @@ from slipstream.router.messages.request import (
 __all__ = [
     "PROTOCOL_VERSION",
     "ROLES",
+    "STEP_SEQUENCES",
+    "STEP_TOKENS",
     "Adopt",
     "BlocksChanged",
     "Cancel",
@@ -91,6 +96,7 @@ __all__ = [
     "SamplingParams",
     "Start",
     "Stats",
+    "StepBuckets",
     "StepOutput",
     "StepTime",
     "StepTimes",

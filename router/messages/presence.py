@@ -22,6 +22,19 @@ from slipstream.kv_transfer.ticket import PeerId, TransferAddress
 Role = Literal["prefill", "decode"]
 ROLES: tuple[Role, Role] = ("prefill", "decode")
 
+
+class StepBuckets(NamedTuple):
+    """Counters of `Stats` that say how many steps were in each bucket. A name is the prefix and the upper end of a
+    bucket, or "inf"."""
+
+    prefix: str
+    bounds: tuple[int, ...]
+
+
+# The bounds are those of vLLM's `vllm:iteration_tokens_total`.
+STEP_TOKENS = StepBuckets("step_tokens_le_", (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384))
+STEP_SEQUENCES = StepBuckets("step_sequences_le_", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024))
+
 # ---- worker -> router
 
 

@@ -11,6 +11,7 @@ import orjson
 
 from slipstream.router.access.access import Access, Permit
 from slipstream.router.catalog.sampling_defaults import PLAIN, SamplingDefaults
+from slipstream.router.config import ApiConfig
 from slipstream.router.generation import AdmissionError, GenerateRequest
 from slipstream.router.http.errors import HttpError, RequestError
 from slipstream.router.http.exchange import Exchange
@@ -26,7 +27,7 @@ from slipstream.router.openai.formats import AnswerHead, ChatFormat, CompletionF
 from slipstream.router.openai.guides import Guides
 from slipstream.router.openai.job import Asked, Job, Prompt, span_attributes, used_by
 from slipstream.router.openai.output_text import OutputText
-from slipstream.router.openai.parsing import parse_body
+from slipstream.router.openai.parsing import BodyParser
 from slipstream.router.openai.prompts import DEFAULT_COMPLETION_TOKENS, Prompts, room
 from slipstream.router.openai.sampling import SEED_MASK, check_token_ids, sampling_params
 from slipstream.router.openai.schema import ChatRequest, CompletionRequest, GenerationFields
@@ -36,6 +37,7 @@ from slipstream.router.refusals import RefusedRequest
 from slipstream.router.stream import GenerationStream
 from slipstream.router.tokenizer import Tokenizer
 
+MAX_TOKENS_HEADER = "x-slipstream-max-tokens"
 SEED_STEP = 0x9E3779B97F4A7C15  # between the seeds of a request's prompts, to keep them far apart in 63 bits
 MAX_EXPLAINED_CHOICES = 16  # in one answer; the explanation of each can be tens of KiB
 
@@ -61,6 +63,7 @@ class OpenAiApi:
         service: Generations,
         metrics: FrontMetrics,
         access: Access,
+        config: ApiConfig,
         defaults: SamplingDefaults = PLAIN,
     ) -> None:
         self._model = model
@@ -70,6 +73,8 @@ class OpenAiApi:
         self._access = access
         self._defaults = defaults
         self._prompts = Prompts(tokenizer)
+        self._bodies = BodyParser(config.unknown_fields == "ignore", metrics.ignored_fields)
+        self._clamps = config.overlong == "clamp"
         self._guides = Guides()
         self._convoy = Convoy()
         self._created_s = int(time.time())
@@ -81,7 +86,7 @@ class OpenAiApi:
         routes.add("POST", "/v1/chat/completions", self.chat_completions)
         routes.add("POST", "/v1/completions", self.completions)
         routes.add("GET", "/v1/usage", self.usage)
-        TokenPages(self._tokenizer, self._prompts, self._service, self._check_model).add_to(routes)
+        TokenPages(self._tokenizer, self._prompts, self._service, self._bodies, self._check_model).add_to(routes)
 
     async def models(self, request: Request, exchange: Exchange) -> None:
         versions = self._service.versions
@@ -113,7 +118,7 @@ class OpenAiApi:
     async def chat_completions(self, request: Request, exchange: Exchange) -> None:
         arrived_s = time.monotonic()
         max_model_len = self._service.max_model_len
-        body = parse_body(request, ChatRequest, max_model_len)
+        body = self._bodies.parse(request, exchange, ChatRequest, max_model_len)
         asked = self._asked(body, exchange, arrived_s, "chatcmpl-")
         with self._convoy:
             await self._serve(exchange, asked, self._chat_job(asked, body, max_model_len))
@@ -121,7 +126,7 @@ class OpenAiApi:
     async def completions(self, request: Request, exchange: Exchange) -> None:
         arrived_s = time.monotonic()
         max_model_len = self._service.max_model_len
-        body = parse_body(request, CompletionRequest, max_model_len)
+        body = self._bodies.parse(request, exchange, CompletionRequest, max_model_len)
         asked = self._asked(body, exchange, arrived_s, "cmpl-")
         with self._convoy:
             await self._serve(exchange, asked, self._completion_job(asked, body, max_model_len))
@@ -129,11 +134,11 @@ class OpenAiApi:
     async def _chat_job(self, asked: Asked, body: ChatRequest, max_model_len: int | None) -> Job:
         limit = self._prompts.limit(max_model_len)
         await self._convoy.next_stage()
-        packed_ids = await self._prompts.of_chat(body.messages, limit, body.chat_template_kwargs or {})
+        packed_ids = await self._prompts.of_chat(body.messages, limit, body.template_variables)
         guide = await self._guides.of(body)
         asked_for = self._defaults.max_tokens(body.stated_max_tokens)
         default = self._defaults.default_max_tokens(None)
-        max_tokens = room(packed_ids, limit, asked_for, default, "messages")
+        max_tokens = room(packed_ids, limit, asked_for, default, "messages", self._clamps)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         prompts = [Prompt(packed_ids, self._sampling(body, max_tokens, logprobs, guide, asked.seed))]
         form = ChatFormat(asked.head, self._tokenizer.pieces, logprobs is not None, body.wants_usage)
@@ -150,7 +155,7 @@ class OpenAiApi:
         asked_for = self._defaults.max_tokens(body.max_tokens)
         default = self._defaults.default_max_tokens(DEFAULT_COMPLETION_TOKENS)
         for packed_ids in id_lists:
-            max_tokens = room(packed_ids, limit, asked_for, default, "prompt")
+            max_tokens = room(packed_ids, limit, asked_for, default, "prompt", self._clamps)
             seed = (asked.seed + len(prompts) * SEED_STEP) & SEED_MASK
             prompts.append(Prompt(packed_ids, self._sampling(body, max_tokens, body.logprobs, guide, seed)))
         if body.echo:
@@ -165,7 +170,9 @@ class OpenAiApi:
         caller = exchange.caller
         caller.check(self._model, body.priority or 0)
         identity = exchange.notes.identity()
-        head = AnswerHead(f"{prefix}{identity.number:032x}", identity.created_s, self._model)
+        head = AnswerHead(
+            f"{prefix}{identity.number:032x}", identity.created_s, self._model, service_tier=body.served_tier
+        )
         return Asked(body, version, exchange.request_id, caller, exchange.trace_id, arrived_s, head, identity.seed)
 
     def _check_model(self, exchange: Exchange, name: str) -> None:
@@ -194,13 +201,17 @@ class OpenAiApi:
         if job.body.explain and job.num_choices > MAX_EXPLAINED_CHOICES:
             message = f"'explain' is served for up to {MAX_EXPLAINED_CHOICES} choices, got {job.num_choices}."
             raise HttpError(400, message, param="explain", code="invalid_value")
-        permit, exchange.header_lines = await self._access.enter(
+        permit, header_lines = await self._access.enter(
             job.asked.caller,
             self._model,
             job.num_reserved_tokens,
             job.num_choices,
             is_resumed=exchange.notes.resumed(0) is not None,
         )
+        exchange.header_lines += header_lines
+        if job.clamped_to is not None:
+            exchange.add_header(MAX_TOKENS_HEADER, str(job.clamped_to))
+            self._metrics.num_clamped += 1
         return permit
 
     async def _answer(self, exchange: Exchange, job: Job, permit: Permit) -> None:
@@ -208,6 +219,8 @@ class OpenAiApi:
         choices: list[Choice] = []
         body, num_choices, choices_per_prompt = job.body, job.num_choices, job.choices_per_prompt
         self._metrics.choices.observe(choices_per_prompt)
+        for prompt in job.prompts:
+            self._metrics.max_tokens.observe(prompt.sampling.max_tokens, choices_per_prompt)
         try:
             await self._convoy.next_stage()
             for index in range(num_choices):

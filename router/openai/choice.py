@@ -36,6 +36,7 @@ class Choice:
         finish = self.stream.finish
         reason = self.reason or (finish.reason if finish is not None else "abort")
         usage = finish.usage if finish is not None else None
+        self.meter.served_by(self.stream.record.version)  # also of one that got no token
         self.meter.finish(reason, self.output.num_tokens, usage, self.stream.timeline)
 
 
@@ -83,8 +84,7 @@ class ChoiceRun:
         resumed = self._notes.resumed(choice.index)
         if resumed is None:
             return
-        self._version = resumed.version
-        self._form.served_by(resumed.version)
+        self._served_by(resumed.version)
         text = choice.output.add([(token_id, None) for token_id in unpack_ids(resumed.output_ids)])
         if text:
             if self._exchange.head_sent:
@@ -93,14 +93,18 @@ class ChoiceRun:
                 self._on_text(self._prefix + text, [])
             self._prefix = ""
 
+    def _served_by(self, version: str) -> None:
+        self._version = version
+        self._form.served_by(version)
+        self._choice.meter.served_by(version)
+
     def _take(self, delta: Delta) -> bool:
         """Takes what came. Returns whether the stream may go on at once."""
         choice, output = self._choice, self._choice.output
-        choice.meter.tokens(len(delta))
         version = self._record.version
         if version != self._version:
-            self._version = version
-            self._form.served_by(version)
+            self._served_by(version)
+        choice.meter.tokens(len(delta))
         finish = choice.stream.finish  # set by the time the last delta arrives
         ends_with_stop_token = finish is not None and delta[-1][0] == finish.stop_token_id
         text = output.add(delta, ends_with_stop_token and choice.hides_stop_token)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
+
+from slipstream.router.openai.shown import shown
 
 INT32_MAX = 2**31 - 1
 MAX_STOP_CHARS = 512
@@ -16,23 +19,43 @@ StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Label = Annotated[str, Field(max_length=512)]
 
 
-def exactly(*served: Any, advice: str = "") -> AfterValidator:
-    """A field of which only some values are served. `advice` is told to those who ask for another."""
-
-    told = f"; {advice}" if advice else ""
+def exactly(*served: Any, advice: str = "", kind: str = "") -> AfterValidator:
+    """A field of which only some values are served. A refusal names the value, calls it a `kind`, says what is accepted
+    and ends with `advice`."""
 
     def check(value: Any) -> Any:
-        # `==` alone would take 0 and 0.0 for False.
-        if any(value == one and type(value) is type(one) for one in served):
+        if is_one_of(value, served):
             return value
-        raise PydanticCustomError("unsupported", "is not supported by this server yet{advice}", {"advice": told})
+        raise unsupported(value, served, advice=advice, kind=kind)
 
     return AfterValidator(check)
 
 
 def only(*neutral: Any, advice: str = "") -> AfterValidator:
     """A field that is not supported yet: it may be absent, null, or one of the values that ask for nothing."""
-    return exactly(None, *neutral, advice=advice)
+    return exactly(*neutral, None, advice=advice)
+
+
+def unsupported(
+    value: Any, accepted: Iterable[Any], *, field: str = "", advice: str = "", kind: str = ""
+) -> PydanticCustomError:
+    """The refusal of a value that is right in itself, but not served. `field` is given by validators of a whole
+    object."""
+    message = refusal(value, accepted, kind)
+    return PydanticCustomError(
+        "unsupported", "{message}", {"field": field, "message": f"{message}; {advice}" if advice else message}
+    )
+
+
+def is_one_of(value: Any, others: Iterable[Any]) -> bool:
+    """Whether `value` is one of the others in JSON's sense: `==` alone would take 0 and 0.0 for False."""
+    return any(value == one and type(value) is type(one) for one in others)
+
+
+def refusal(value: Any, accepted: Iterable[Any], kind: str = "") -> str:
+    """Says that a value, one of a `kind`, is not served, and what is."""
+    said = f"{kind} {shown(value)} are" if kind else f"{shown(value)} is"
+    return f"{said} not supported; accepted: {', '.join(map(shown, accepted))}"
 
 
 def as_list(value: Any) -> Any:

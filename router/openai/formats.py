@@ -45,12 +45,13 @@ class WholeChoice:
 
 class AnswerHead(NamedTuple):
     """The fields that every part of an answer repeats. The model's `version`, if any, is sent as
-    `system_fingerprint`."""
+    `system_fingerprint`, and the `service_tier` only to those who asked for one."""
 
     id: str
     created_s: int
     model: str
     version: str = ""
+    service_tier: str = ""
 
 
 class AnswerFormat(Protocol):
@@ -234,6 +235,8 @@ def envelope(answer: AnswerHead, kind: str) -> bytes:
     fields = {"id": answer.id, "object": kind, "created": answer.created_s, "model": answer.model}
     if answer.version:
         fields["system_fingerprint"] = answer.version
+    if answer.service_tier:
+        fields["service_tier"] = answer.service_tier
     return orjson.dumps(fields)[:-1]
 
 

@@ -104,6 +104,15 @@ class Job:
         outputs = sum([min(prompt.sampling.max_tokens, output) for prompt in self.prompts])
         return self.num_prompt_tokens + self.choices_per_prompt * outputs
 
+    @property
+    def clamped_to(self) -> int | None:
+        """The most output tokens that a choice may have, if that is less than was asked for; the least of them all."""
+        wanted = self.body.stated_max_tokens
+        if wanted is None:
+            return None
+        most = min([prompt.sampling.max_tokens for prompt in self.prompts])
+        return most if most < wanted else None
+
     def prompt_of(self, index: int) -> Prompt:
         """The prompt of a choice."""
         return self.prompts[index // self.choices_per_prompt]

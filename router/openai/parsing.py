@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from slipstream.router.http.errors import HttpError
+from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.reader import Request
+from slipstream.router.metrics import FieldCounts
 from slipstream.router.openai.fields import UNION_TAGS
+from slipstream.router.openai.shown import shown
+from slipstream.router.openai.unknown_fields import HEADER, UnknownFields
+
+log = logging.getLogger(__name__)
 
 JSON = b"application/json"
 MAX_PARAM_CHARS = 256  # the name may be anything that a client made up
+MAX_IGNORED = 4096  # unknown fields; a body with more would be parsed twice for nothing
 MAX_COMPLAINTS = 256  # pydantic words all of them or none, and a body may have a million unknown fields
 
 SMALL_BODY_BYTES = 64 << 10  # however it is made up, it is parsed in a few milliseconds
@@ -27,10 +35,48 @@ def max_values(max_model_len: int | None) -> int:
     return max(MIN_MAX_VALUES, VALUES_PER_TOKEN * (max_model_len or 0))
 
 
+class BodyParser:
+    """Parses the bodies of requests. With `ignores`, unknown fields are not errors: they are named in the header
+    `x-slipstream-ignored`, in the log at level DEBUG, and counted in `ignored`."""
+
+    def __init__(self, ignores: bool, ignored: FieldCounts) -> None:
+        self._ignores = ignores
+        self._ignored = ignored
+
+    def parse(self, request: Request, exchange: Exchange, model: type[Body], max_model_len: int | None) -> Body:
+        """Like `parse_body`, of a request that is answered by `exchange`."""
+        check_body(request, max_model_len)
+        try:
+            return model.model_validate_json(request.body)
+        except ValidationError as error:
+            if not self._ignores or error.error_count() > MAX_IGNORED:
+                raise as_http_error(error) from None
+        # Only a body with unknown fields is parsed twice. It is then known which they are, at every place.
+        try:
+            body = model.model_validate_json(request.body, extra="allow")
+        except ValidationError as error:
+            raise as_http_error(error) from None
+        found = UnknownFields(body)
+        exchange.add_header(HEADER, found.header)
+        log.debug("%s: ignored unknown fields: %s", exchange.request_id, found.header)
+        for name in found.names:
+            self._ignored.add(name)
+        return body
+
+
 def parse_body(request: Request, model: type[Body], max_model_len: int | None = None) -> Body:
-    """Parses and checks a body. Raises HttpError 400, which names the first bad field (none if there are very many);
-    413 if the body has more commas and brackets than `max_values`; 415 if its content type is not JSON, or if it is
-    compressed.
+    """Parses and checks a body. Raises HttpError 400, which names the first bad field (none if there are very many),
+    and those of `check_body`."""
+    check_body(request, max_model_len)
+    try:
+        return model.model_validate_json(request.body)
+    except ValidationError as error:
+        raise as_http_error(error) from None
+
+
+def check_body(request: Request, max_model_len: int | None) -> None:
+    """Raises HttpError 413 if the body has more commas and brackets than `max_values`; 415 if its content type is not
+    JSON, or if it is compressed.
 
     Parsing holds up the event loop, and its time depends on the number of values: a text of 16 MiB is parsed in 10 ms,
     but a list of empty lists of that size takes seconds.
@@ -59,13 +105,14 @@ def parse_body(request: Request, model: type[Body], max_model_len: int | None = 
         if num_values > most_values:
             message = f"The body has {num_values} commas and brackets; for this model there may be {most_values}."
             raise HttpError(413, message, code="body_too_large")
-    try:
-        return model.model_validate_json(body)
-    except ValidationError as error:
-        if error.error_count() > MAX_COMPLAINTS:
-            message = f"The body has {error.error_count()} unknown or invalid fields."
-            raise HttpError(400, message, code="invalid_value") from None
-        raise explain(error.errors(include_url=False, include_input=False)[0]) from None
+
+
+def as_http_error(error: ValidationError) -> HttpError:
+    """The first complaint about a body; if there are very many, only their number."""
+    if error.error_count() > MAX_COMPLAINTS:
+        message = f"The body has {error.error_count()} unknown or invalid fields."
+        return HttpError(400, message, code="invalid_value")
+    return explain(error.errors(include_url=False)[0])
 
 
 def explain(error: ErrorDetails) -> HttpError:
@@ -75,9 +122,9 @@ def explain(error: ErrorDetails) -> HttpError:
         return HttpError(400, f"The body is not valid JSON: {error['ctx']['error']}.", code="invalid_json")
     path = [str(part) for part in error["loc"] if part not in UNION_TAGS]
     message = error["msg"]
-    if kind == "field":
+    if kind in ("field", "unsupported"):
         context = error["ctx"]
-        path.append(context["field"])
+        path += [context["field"]] if context["field"] else []
         message = context["message"]
     if not path:
         return HttpError(400, "The body must be a JSON object.", code="invalid_type")
@@ -87,8 +134,9 @@ def explain(error: ErrorDetails) -> HttpError:
     if kind == "missing":
         return HttpError(400, f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
     if kind == "unsupported":
-        return HttpError(400, f"'{param}' {message}.", param=param, code="unsupported_parameter")
+        return HttpError(400, f"'{param}': {message}.", param=param, code="unsupported_parameter")
     if kind == "field":
         return HttpError(400, f"'{param}' {message}.", param=param, code="invalid_value")
     code = "invalid_type" if kind.endswith("_type") else "invalid_value"
-    return HttpError(400, f"Invalid value for '{param}': {message}.", param=param, code=code)
+    got = shown(error["input"])
+    return HttpError(400, f"Invalid value for '{param}': {message}, got {got}.", param=param, code=code)

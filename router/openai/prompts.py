@@ -43,7 +43,8 @@ class Prompts:
                 param="messages",
                 code="unsupported_parameter",
             )
-        plain = [plain_message(message, template.knows_developer_role) for message in messages]
+        knows_developer, reasoning_field = template.knows_developer_role, template.reasoning_field
+        plain = [plain_message(message, knows_developer, reasoning_field) for message in messages]
         try:
             packed_ids = await self._tokenizer.encode_chat(plain, limit, variables)
             self._tokenizer.check_known(packed_ids)
@@ -82,14 +83,19 @@ class Prompts:
             raise too_long(error.num_tokens, 0, limit, param, is_at_least=True) from error
 
 
-def room(packed_ids: bytes, limit: int, wanted: int | None, default: int | None, param: str) -> int:
+def room(
+    packed_ids: bytes, limit: int, wanted: int | None, default: int | None, param: str, clamps: bool = False
+) -> int:
     """How many tokens to generate after a prompt: `wanted`; or else `default`, as far as there is room; or else (None)
-    as many as there is room for. Raises HttpError 400 if prompt and output exceed the context."""
+    as many as there is room for. Raises HttpError 400 if there is no room for a single one, or unless this `clamps`,
+    for `wanted`."""
     num_prompt_tokens = len(packed_ids) // 4
     most = limit - num_prompt_tokens
-    if most < (wanted or 1):
-        raise too_long(num_prompt_tokens, wanted or 0, limit, param)
-    return wanted or (most if default is None else min(default, most))
+    if most < (1 if clamps else wanted or 1):
+        raise too_long(num_prompt_tokens, 0 if clamps else wanted or 0, limit, param)
+    if wanted is not None:
+        return min(wanted, most)
+    return most if default is None else min(default, most)
 
 
 def too_long(
@@ -113,9 +119,10 @@ def tokens(count: int) -> str:
     return "1 token" if count == 1 else f"{count} tokens"
 
 
-def plain_message(message: ChatMessage, knows_developer_role: bool) -> Message:
+def plain_message(message: ChatMessage, knows_developer_role: bool, reasoning_field: str | None = None) -> Message:
     """A message as templates expect it: its content as one string, and only the fields that are set. Where a template
-    does not know the role `developer`, OpenAI's successor of `system`, it becomes `system`."""
+    does not know the role `developer`, OpenAI's successor of `system`, it becomes `system`. What an assistant thought
+    goes into `reasoning_field`, if the template looks at one."""
     role: str = message.role
     if role == "developer" and not knows_developer_role:
         role = "system"
@@ -127,4 +134,7 @@ def plain_message(message: ChatMessage, knows_developer_role: bool) -> Message:
         plain["name"] = message.name
     if message.tool_call_id is not None:
         plain["tool_call_id"] = message.tool_call_id
+    reasoning = message.reasoning or message.reasoning_content
+    if reasoning and reasoning_field is not None:
+        plain[reasoning_field] = reasoning
     return plain

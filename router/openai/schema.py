@@ -1,8 +1,10 @@
-"""The request bodies of the OpenAI API as strict types: nothing is coerced, and unknown fields are refused.
+"""The request bodies of the OpenAI API as strict types: nothing is coerced. `parsing` says what becomes of fields that
+are not listed here.
 
-A field that this server does not support yet is listed here, but accepted only with a value that asks for nothing. So
-no field is ever silently ignored, except those that by definition do not affect the answer (`user`, `metadata`,
-`safety_identifier`, `prompt_cache_key`, `service_tier` "auto" or "default", and `parallel_tool_calls`, without tools).
+A field that would change the answer, and is not supported yet, is listed here, but accepted only with a value that asks
+for nothing. Fields that only hint are accepted with each value that OpenAI's API gives them, even where they have no
+effect: `user`, `metadata`, `safety_identifier`, `prompt_cache_key`, `prompt_cache_retention`, `service_tier`, `store`,
+`prediction`, `verbosity`, `include_obfuscation`, and without tools `tool_choice` "auto" and `parallel_tool_calls`.
 
 Checking a body holds up the event loop, so large bodies must fail fast: the check of a list ends at its first bad item,
 and sizes are checked before contents.
@@ -10,6 +12,7 @@ and sizes are checked before contents.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -29,6 +32,7 @@ from slipstream.router.openai.fields import (
     exactly,
     field_error,
     only,
+    unsupported,
 )
 from slipstream.router.openai.vllm_fields import ChatVllmFields, CompletionVllmFields, VllmFields
 
@@ -44,6 +48,9 @@ MAX_MESSAGES = 8192  # also the limit for the parts of all messages together
 MAX_MILLISECONDS = 86_400_000
 MAX_TIMEOUT_S = 86_400
 NO_SLO = Slo()
+CHOICES_WITHOUT_TOOLS = ("none", "auto", None)
+NO_VARIABLES: Mapping[str, Any] = {}
+THINKING_OFF = {"enable_thinking": False, "thinking": False}  # of Qwen's templates; of DeepSeek's and Granite's
 NO_TOOLS = "for an answer that follows a JSON schema, use `response_format`"  # for which many libraries take tools
 
 
@@ -60,7 +67,7 @@ def not_too_many_parts(messages: Any) -> Any:
 class StreamOptions(Strict):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # vLLM's: with `include_usage`, every chunk tells it
-    include_obfuscation: Annotated[Any, only(False)] = None
+    include_obfuscation: bool | None = None  # OpenAI pads chunks to equal lengths; here they are as long as their text
 
 
 class SloFields(Strict):
@@ -113,6 +120,8 @@ class StructuredOutputs(Strict):
     regex: Pattern | None = None
     choice: Choices | None = None
     grammar: Pattern | None = None
+    structural_tag: Unserved = None
+    whitespace_pattern: Unserved = None
 
     @model_validator(mode="after")
     def _something_is_asked_for(self) -> StructuredOutputs:
@@ -167,6 +176,11 @@ class GenerationFields(VllmFields):
         return self.max_tokens
 
     @property
+    def served_tier(self) -> str:
+        """The service tier to name in the answer: empty unless the request names one."""
+        return ""
+
+    @property
     def service_level(self) -> Slo:
         """The one that was asked for, in seconds."""
         if self.slo is None:
@@ -192,7 +206,7 @@ class GenerationFields(VllmFields):
 
 
 class TextPart(Strict):
-    type: Annotated[Any, exactly("text")]
+    type: Annotated[Any, exactly("text", kind="content parts of type")]
     text: str
 
 
@@ -213,16 +227,18 @@ class ChatMessage(Strict):
     tool_call_id: Label | None = None
     tool_calls: Annotated[Any, only([])] = None
     function_call: Unserved = None
-    refusal: Unserved = None
+    refusal: Annotated[Any, only("")] = None
     audio: Unserved = None
-    annotations: Annotated[Any, only([])] = None
-    reasoning: Annotated[Any, only("")] = None
-    reasoning_content: Annotated[Any, only("")] = None  # the same in DeepSeek's API and in older vLLM
+    annotations: list[Any] | None = None  # of what an assistant said, and no part of it
+    reasoning: str | None = None
+    reasoning_content: str | None = None  # the same in DeepSeek's API and in older vLLM
 
     @model_validator(mode="after")
-    def _somebody_said_something(self) -> ChatMessage:
+    def _fields_fit_together(self) -> ChatMessage:
         if self.content is None and self.role != "assistant":
             raise field_error("content", "is required")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise field_error("tool_call_id", "is required in a message of the role 'tool'")
         return self
 
 
@@ -236,30 +252,52 @@ class ChatRequest(ChatVllmFields, GenerationFields):
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
     parallel_tool_calls: bool | None = None
-    service_tier: Annotated[Any, only("auto", "default")] = None
-    store: Annotated[Any, only(False)] = None
-    tools: Annotated[Any, only([], advice=NO_TOOLS)] = None
-    tool_choice: Annotated[Any, only("none")] = None
-    functions: Annotated[Any, only([])] = None
-    function_call: Annotated[Any, only("none")] = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+    store: bool | None = None
+    prediction: dict[str, Any] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    functions: Annotated[Any, only([], advice=NO_TOOLS)] = None
+    function_call: Annotated[Any, only("none", "auto")] = None
     modalities: Annotated[Any, only(["text"])] = None
     audio: Unserved = None
-    prediction: Unserved = None
-    reasoning_effort: Unserved = None
-    verbosity: Unserved = None
     web_search_options: Unserved = None
-    prompt_cache_retention: Unserved = None
 
     @property
     def stated_max_tokens(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
 
+    @property
+    def served_tier(self) -> str:
+        return "default" if self.service_tier is not None else ""
+
+    @property
+    def template_variables(self) -> Mapping[str, Any]:
+        """The variables for the chat template. Besides `chat_template_kwargs` they have the `reasoning_effort`, as in
+        vLLM; "none" turns thinking off where a template can do that, as in SGLang."""
+        given = self.chat_template_kwargs or NO_VARIABLES
+        if self.reasoning_effort is None:
+            return given
+        off = THINKING_OFF if self.reasoning_effort == "none" else NO_VARIABLES
+        return {"reasoning_effort": self.reasoning_effort, **off, **given}
+
     @model_validator(mode="after")
     def _fields_fit_together(self) -> ChatRequest:
+        if self.tools and self.tool_choice != "none":
+            raise unsupported(self.tools, ([], None), field="tools", advice=NO_TOOLS)
+        if self.tool_choice is not None and self.tool_choice not in CHOICES_WITHOUT_TOOLS:
+            raise unsupported(self.tool_choice, CHOICES_WITHOUT_TOOLS, field="tool_choice", advice=NO_TOOLS)
         if self.top_logprobs and not self.logprobs:
-            raise field_error("top_logprobs", "is only allowed when `logprobs` is true")
+            raise field_error("top_logprobs", f"is {self.top_logprobs}, which needs `logprobs` to be true")
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
-            raise field_error("max_tokens", "differs from `max_completion_tokens`; give one of them")
+            raise field_error(
+                "max_tokens",
+                f"is {self.max_tokens}, which differs from `max_completion_tokens`, {self.max_completion_tokens}; give "
+                "one of them",
+            )
         return self
 
 
@@ -292,11 +330,13 @@ class CompletionRequest(CompletionVllmFields, GenerationFields):
     @model_validator(mode="after")
     def _fields_fit_together(self) -> CompletionRequest:
         if self.best_of not in (None, self.n or 1):
-            raise field_error("best_of", "is only supported when it equals `n`")
+            raise unsupported(self.best_of, (self.n or 1, None), field="best_of", advice="it must equal `n`")
         if self.echo and self.logprobs is not None:
-            raise field_error("echo", "is not supported together with `logprobs` yet")
+            raise field_error("echo", "is not supported together with `logprobs` yet; accepted: false, null")
         if self.num_prompts * (self.n or 1) > MAX_PROMPTS:
-            raise field_error("n", f"times the number of prompts is more than {MAX_PROMPTS}")
+            raise field_error(
+                "n", f"is {self.n or 1}; times the {self.num_prompts} prompts, that is more than {MAX_PROMPTS}"
+            )
         return self
 
     @property

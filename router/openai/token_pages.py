@@ -13,7 +13,7 @@ from slipstream.router.http.reader import Request
 from slipstream.router.http.routes import Routes
 from slipstream.router.messages import unpack_ids
 from slipstream.router.openai.fields import Label, Strict, TokenId, Unserved, field_error, only
-from slipstream.router.openai.parsing import parse_body
+from slipstream.router.openai.parsing import BodyParser
 from slipstream.router.openai.prompts import Prompts
 from slipstream.router.openai.sampling import check_token_ids
 from slipstream.router.openai.schema import ChatMessage, not_too_many_parts
@@ -65,11 +65,17 @@ class TokenPages:
     """`check_model` raises HttpError if the caller may not use the model of that name."""
 
     def __init__(
-        self, tokenizer: Tokenizer, prompts: Prompts, service: Context, check_model: Callable[[Exchange, str], object]
+        self,
+        tokenizer: Tokenizer,
+        prompts: Prompts,
+        service: Context,
+        bodies: BodyParser,
+        check_model: Callable[[Exchange, str], object],
     ) -> None:
         self._tokenizer = tokenizer
         self._prompts = prompts
         self._service = service
+        self._bodies = bodies
         self._check_model = check_model
 
     def add_to(self, routes: Routes) -> None:
@@ -81,7 +87,7 @@ class TokenPages:
         """The token ids of a text or a conversation. Raises HttpError 400 for one that is far too long for the model,
         because tokenising it would take long."""
         max_model_len = self._service.max_model_len
-        body = parse_body(request, TokenizeRequest, max_model_len)
+        body = self._bodies.parse(request, exchange, TokenizeRequest, max_model_len)
         self._check_model(exchange, body.model or "")
         limit = self._prompts.limit(max_model_len)
         if body.messages is not None:
@@ -100,7 +106,7 @@ class TokenPages:
 
     async def detokenize(self, request: Request, exchange: Exchange) -> None:
         """The text of token ids, with control tokens."""
-        body = parse_body(request, DetokenizeRequest, self._service.max_model_len)
+        body = self._bodies.parse(request, exchange, DetokenizeRequest, self._service.max_model_len)
         self._check_model(exchange, body.model or "")
         check_token_ids("tokens", body.tokens, self._tokenizer.vocab_size)
         (text,) = await self._tokenizer.decode([body.tokens], skip_special_tokens=False)

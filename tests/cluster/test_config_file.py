@@ -164,6 +164,10 @@ MODEL = "model: {path: tiny}\n"
             "c.yaml:2: router.dispatch.policy: must be 'slo', 'kv', 'least_loaded', 'round_robin' or 'isl_threshold'",
         ),
         (
+            MODEL + "router: {api: {overlong: cut}}\n",
+            "c.yaml:2: router.api.overlong: must be 'clamp' or 'refuse'",
+        ),
+        (
             MODEL + "router: {dispatch: {slo: {itl_ms: 0}}}\n",
             "c.yaml:2: router.dispatch.slo.itl_ms: must be over 0 and finite, got 0.0",
         ),

@@ -44,8 +44,12 @@ class Scrape:
         return sum(sample.value for sample in found)
 
     def buckets(self, name: str) -> list[tuple[float, float]]:
-        """Upper bounds and cumulative counts of a histogram."""
-        return [(float(s.labels["le"]), s.value) for s in self._samples if s.name == f"{name}_bucket"]
+        """Upper bounds and cumulative counts of a histogram, of all its labels together."""
+        sums: Counter[float] = Counter()
+        for sample in self._samples:
+            if sample.name == f"{name}_bucket":
+                sums[float(sample.labels["le"])] += int(sample.value)
+        return sorted((bound, float(count)) for bound, count in sums.items())
 
     def _names_family(self, name: str) -> bool:
         return name in self._families or name.removesuffix("_total") in self._families

@@ -32,7 +32,15 @@ SECONDS = (
     "vllm:request_prefill_time_seconds",
     "vllm:request_decode_time_seconds",
 )
-SIZES = ("vllm:request_prompt_tokens", "vllm:request_generation_tokens", "vllm:request_params_n")
+SIZES = (
+    "vllm:request_prompt_tokens",
+    "vllm:request_generation_tokens",
+    "vllm:request_params_n",
+    "vllm:request_params_best_of",
+    "vllm:request_params_max_tokens",
+    "vllm:iteration_tokens_total",
+    "slipstream:iteration_sequences",
+)
 PAGE_STATES = ("free", "cached", "active", "reserved", "held", "draining")
 
 
@@ -97,6 +105,7 @@ def test_counts_and_histograms_move_by_exactly_one_request(
         "vllm:request_generation_tokens_sum": 9,
         "vllm:request_params_n_count": 1,
         "vllm:request_params_n_sum": 1,
+        "vllm:request_params_max_tokens_sum": 9,
         "slipstream:transfers_total": 1,
     }
     assert {name: moved(before, after, name) for name in expected} == expected

@@ -7,15 +7,16 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import orjson
 import uvloop
 from openai import AsyncOpenAI
 
+from slipstream.router.api_front import DEFAULT_API
 from slipstream.router.catalog.sampling_defaults import PLAIN, SamplingDefaults
-from slipstream.router.config import HttpConfig
+from slipstream.router.config import ApiConfig, HttpConfig
 from slipstream.router.front import Front
 from slipstream.router.generation import (
     AdmissionError,
@@ -32,7 +33,7 @@ from slipstream.router.messages import FinishReason, TokenLogprob, unpack_ids
 from slipstream.router.refusals import RefusedRequest
 from slipstream.router.status import Snapshot, Totals
 from slipstream.router.stream import GenerationStream, Handouts
-from slipstream.router.tokenizer import Tokenizer
+from slipstream.router.tokenizer import Tokenizer, TokenizerFiles
 
 MODEL = "demo"
 MODEL_DIR = Path(__file__).parents[2] / "models" / "slipstream-demo"
@@ -224,13 +225,16 @@ def say(tokenizer: Tokenizer, text: str, **fields: object) -> Callable[[Generate
 async def front(
     text: str = "Hello wörld 🙂, this is it.",
     *,
+    api: ApiConfig = DEFAULT_API,
+    chat_template: str | None = None,
     model_dir: Path = MODEL_DIR,
     defaults: SamplingDefaults = PLAIN,
     **script: object,
 ) -> AsyncIterator[FrontUnderTest]:
-    """A front whose cluster says `text`."""
+    """A front whose cluster says `text`. `chat_template` replaces the model's."""
     with ThreadPoolExecutor(1) as pool:
-        tokenizer = Tokenizer.from_directory(model_dir, pool)
+        files = TokenizerFiles.read(model_dir)
+        tokenizer = Tokenizer(replace(files, chat_template=chat_template or files.chat_template), pool)
         service = FakeService(say(tokenizer, text, **script))
         under_test: FrontUnderTest
         handler = Front(
@@ -240,6 +244,7 @@ async def front(
             lambda: under_test.unready,
             lambda: under_test.server.num_connections,
             defaults=defaults,
+            api=api,
         )
         server = HttpServer(HttpConfig(port=0), handler)
         port = await server.start()

@@ -11,7 +11,7 @@ from typing import Any
 
 from slipstream.router.access.config import AccessConfig
 from slipstream.router.addresses import Addresses, Endpoint
-from slipstream.router.config import DispatchConfig
+from slipstream.router.config import ApiConfig, DispatchConfig
 from slipstream.router.fronts.pool import FrontPool
 from slipstream.router.router import Router
 from tests.router.fake_cluster import MODEL, MODEL_DIR
@@ -27,12 +27,18 @@ async def routing(
     *,
     fronts: int = NUM_FRONTS,
     dispatch: DispatchConfig = CONFIG.dispatch,
+    api: ApiConfig = CONFIG.api,
     keeper: Path | None = None,
     **http: Any,
 ) -> AsyncIterator[tuple[Router, Addresses, PlayedWorker]]:
     """Ready, with one decode worker."""
     config = replace(
-        CONFIG, fronts=fronts, access=access or AccessConfig(), dispatch=dispatch, http=replace(CONFIG.http, **http)
+        CONFIG,
+        fronts=fronts,
+        access=access or AccessConfig(),
+        dispatch=dispatch,
+        api=api,
+        http=replace(CONFIG.http, **http),
     )
     router = Router(config, MODEL, MODEL_DIR, TOKEN, keeper=keeper)
     addresses = await router.start()

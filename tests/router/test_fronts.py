@@ -19,7 +19,7 @@ import yaml
 from slipstream.router.access.api_key import digest_of
 from slipstream.router.access.config import AccessConfig
 from slipstream.router.addresses import Endpoint
-from slipstream.router.config import HttpConfig, RouterConfig
+from slipstream.router.config import ApiConfig, HttpConfig, RouterConfig
 from slipstream.router.fronts.messages import Submit
 from slipstream.router.fronts.setup import LogStyle
 from slipstream.router.fronts.tally import FrontTally, counts_of
@@ -35,21 +35,23 @@ from tests.router.test_http_router import TOKEN, Exchange, ask, completion
 
 def test_several_fronts_serve_one_port_and_their_counts_add_up() -> None:
     async def main() -> None:
-        async with routing() as (router, addresses, _):
-            body = completion(max_tokens=3, ignore_eos=True)
+        async with routing(api=ApiConfig(overlong="refuse")) as (router, addresses, _):
+            body = completion(max_tokens=3, ignore_eos=True, made_up=1)
             answers = await asyncio.gather(
                 *(ask(addresses.http, "POST", "/v1/completions", body) for _ in range(NUM_CLIENTS))
             )
             assert {status for status, _ in answers} == {200}
             assert orjson.loads(answers[0][1])["usage"]["completion_tokens"] == 3
-            bad = await ask(addresses.http, "POST", "/v1/completions", completion(max_tokens=0))
+            bad = await ask(addresses.http, "POST", "/v1/completions", completion(max_tokens=10**6))
             assert bad[0] == 400
             assert len(set(fronts_of(router).pids)) == NUM_FRONTS
             expected = [
                 b'vllm:generation_tokens_total{model_name="%b"} %d.0' % (MODEL.encode(), 3 * NUM_CLIENTS),
                 b'vllm:prompt_tokens_total{model_name="%b"} %d.0' % (MODEL.encode(), 5 * NUM_CLIENTS),
-                b'vllm:e2e_request_latency_seconds_count{model_name="%b"} %d.0' % (MODEL.encode(), NUM_CLIENTS),
+                b'vllm:e2e_request_latency_seconds_count{model_name="%b",version=""} %d.0'
+                % (MODEL.encode(), NUM_CLIENTS),
                 b'slipstream:http_responses_total{status="400"} 1.0',
+                b'slipstream:ignored_fields_total{field="made_up"} %d.0' % NUM_CLIENTS,
             ]
             page = b""
             async with asyncio.timeout(30):  # other fronts than the one that is asked tell their counts in a while
@@ -267,21 +269,26 @@ def test_counts_of_fronts_add_up_whatever_dies() -> None:
     sums, unauthenticated = FrontMetrics(), Counter[str]()
     first, second = FrontMetrics(), FrontMetrics()
     tallies = [FrontTally(sums, unauthenticated) for _ in range(2)]
-    first.whole_s.observe(0.2, 2)
+    first.latencies.of("v1").whole_s.observe(0.2, 2)
+    first.ignored_fields.add("7", 2)
     first.responses[200] += 2
     tallies[0].add(counts_of(first, {"missing": 1}, None))
-    second.whole_s.observe(0.2)
+    second.latencies.of("v2").whole_s.observe(0.2)
+    second.ignored_fields.add("7")
     second.responses[200] += 1
     second.num_output_tokens = 4
     tallies[1].add(counts_of(second, {}, None))
-    first.whole_s.observe(70.0)
+    first.latencies.of("v1").whole_s.observe(70.0)
+    first.ignored_fields.add("id")
     first.responses[503] += 1
     tallies[0].add(counts_of(first, {"missing": 3}, None))
     FrontTally(sums, unauthenticated).add(counts_of(second, {}, None))  # one that was started anew counts from zero
     assert sums.responses == {200: 4, 503: 1}
     assert sums.num_output_tokens == 8
-    assert sum(sums.whole_s.counts) == 5
-    assert sums.whole_s.total == pytest.approx(0.8 + 70.0)
+    whole_s = {version: latencies.whole_s for version, latencies in sums.latencies.items()}
+    assert {version: histogram.count for version, histogram in whole_s.items()} == {"": 0, "v1": 3, "v2": 2}
+    assert whole_s["v1"].total == pytest.approx(0.4 + 70.0)
+    assert sums.ignored_fields == {"7": 4, "id": 1}
     assert unauthenticated == {"missing": 3}
 
 

@@ -348,7 +348,7 @@ def test_metrics_and_status_tell_of_requests_and_workers() -> None:
                 f'vllm:generation_tokens_total{{model_name="{MODEL}"}} 8.0',
                 f'vllm:prompt_tokens_total{{model_name="{MODEL}"}} 300.0',
                 f'vllm:request_success_total{{finished_reason="length",model_name="{MODEL}"}} 1.0',
-                f'vllm:time_to_first_token_seconds_count{{model_name="{MODEL}"}} 1.0',
+                f'vllm:time_to_first_token_seconds_count{{model_name="{MODEL}",version=""}} 1.0',
                 f'vllm:num_requests_running{{model_name="{MODEL}"}} 0.0',
                 'slipstream:workers{role="decode"} 1.0',
                 'slipstream:workers{role="prefill"} 1.0',

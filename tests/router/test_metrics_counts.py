@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -13,10 +14,11 @@ from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.access.access import Access
 from slipstream.router.generation import Usage
 from slipstream.router.history import Timeline
-from slipstream.router.messages import Stats
-from slipstream.router.metrics import FrontMetrics, Histogram
+from slipstream.router.messages import STEP_SEQUENCES, STEP_TOKENS, Stats
+from slipstream.router.metrics import MAX_VERSIONS, FrontMetrics, Histogram
 from slipstream.router.metrics_page import MetricsPage, kv_usage
 from slipstream.router.status import Snapshot, Totals, WorkerStatus
+from slipstream.workers.step_counts import StepCounts
 
 
 def worker(role: str, *, free: int, num_pages: int = 100) -> WorkerStatus:
@@ -40,8 +42,8 @@ def test_tokens_that_came_together_share_their_gap() -> None:
     meter = metrics.begin(time.monotonic())
     for count in (1, 4, 1):
         meter.tokens(count)
-    assert sum(metrics.first_token_s.counts) == 1
-    assert sum(metrics.next_token_s.counts) == 5
+    latencies = metrics.latencies.unplaced
+    assert (latencies.first_token_s.count, latencies.next_token_s.count) == (1, 5)
     assert metrics.num_output_tokens == 6
 
 
@@ -49,27 +51,69 @@ def test_tokens_that_come_with_the_first_have_gaps_too() -> None:
     metrics = FrontMetrics()
     meter = metrics.begin(time.monotonic())
     meter.tokens(3)
-    assert (sum(metrics.first_token_s.counts), sum(metrics.next_token_s.counts)) == (1, 2)
-    assert metrics.next_token_s.total == 0.0
+    latencies = metrics.latencies.unplaced
+    assert (latencies.first_token_s.count, latencies.next_token_s.count) == (1, 2)
+    assert latencies.next_token_s.total == 0.0
 
 
 def test_a_finished_request_counts_once_with_its_stages() -> None:
     metrics = FrontMetrics()
     meter = metrics.begin(time.monotonic())
+    meter.served_by("v1")
     meter.tokens(2)
     timeline = Timeline(queued=1.0, placed=1.5, first_token=2.5, finished=4.5)
     meter.finish("stop", 2, Usage(30, 2, 16), timeline)
     assert metrics.ends == {"stop": 1}
     assert (metrics.num_prompt_tokens, metrics.num_cached_tokens) == (30, 16)
-    assert (metrics.queue_s.total, metrics.prefill_s.total, metrics.decode_s.total) == (0.5, 1.0, 2.0)
+    v1 = metrics.latencies.of("v1")
+    assert (v1.queue_s.total, v1.prefill_s.total, v1.decode_s.total) == (0.5, 1.0, 2.0)
+    assert not any(one.count for one in metrics.latencies.unplaced.histograms().values())
 
 
 def test_a_request_that_never_got_a_token_has_no_latencies() -> None:
     metrics = FrontMetrics()
     metrics.begin(time.monotonic()).finish("abort", 0, None, Timeline(queued=1.0))
     assert metrics.ends == {"abort": 1}
-    for histogram in (metrics.first_token_s, metrics.next_token_s, metrics.mean_next_token_s, metrics.queue_s):
-        assert sum(histogram.counts) == 0
+    counts = {name: histogram.count for name, histogram in metrics.latencies.unplaced.histograms().items()}
+    assert counts == dict.fromkeys(counts, 0) | {"whole_s": 1}
+
+
+def test_latencies_are_shown_for_a_bounded_number_of_versions() -> None:
+    front = FrontMetrics()
+    for number in range(MAX_VERSIONS + 3):
+        front.latencies.of("v0").whole_s.observe(1.0)
+        front.latencies.of(f"v{number}").whole_s.observe(2.0)
+    page = MetricsPage("demo", front, lambda: Snapshot({}, 0, {}, (), Totals()), lambda: 0, Access()).render().decode()
+    families = {family.name: family for family in text_string_to_metric_families(page)}
+    samples = families["vllm:e2e_request_latency_seconds"].samples
+    shown = {sample.labels["version"]: sample.value for sample in samples if sample.name.endswith("_count")}
+    latest = [f"v{number}" for number in range(MAX_VERSIONS + 3)][1 - MAX_VERSIONS :]
+    assert shown == {"v0": MAX_VERSIONS + 4, **dict.fromkeys(latest, 1)}
+
+
+def test_steps_are_shown_as_histograms_of_each_worker() -> None:
+    counts = StepCounts()
+    for num_tokens, num_sequences in ((1, 1), (9, 2), (20_000, 3)):
+        counts.add(num_tokens, num_sequences)
+    counters = {"computed_tokens": 20_010, "step_sequences": 6, "steps": 3, **dict(counts.by_size())}
+    stats = Stats(0, 0, (), tuple((name, float(value)) for name, value in counters.items()))
+    snapshot = Snapshot({}, 0, {}, (replace(worker("decode", free=1), stats=stats), worker("decode", free=1)), Totals())
+    page = MetricsPage("demo", FrontMetrics(), lambda: snapshot, lambda: 0, Access()).render().decode()
+    tokens = dict(zip(STEP_TOKENS.bounds, [1, 1, *[2] * 11], strict=True))
+    sequences = dict(zip(STEP_SEQUENCES.bounds, [1, 2, *[3] * 9], strict=True))
+    for name, counts_le, total in (
+        ("vllm:iteration_tokens_total", tokens, 20_010),
+        ("slipstream:iteration_sequences", sequences, 6),
+    ):
+        who = 'model_name="demo",role="decode",worker="w"'
+        lines = [f'{name}_bucket{{le="{float(le)}",{who}}} {count}.0' for le, count in counts_le.items()]
+        lines += [
+            f'{name}_bucket{{le="+Inf",{who}}} 3.0',
+            f"{name}_count{{{who}}} 3.0",
+            f"{name}_sum{{{who}}} {total}.0",
+        ]
+        assert [line for line in page.splitlines() if line.startswith(name)] == lines
+    assert "step_" not in page
 
 
 def test_kv_usage_is_what_decode_workers_can_neither_give_nor_evict() -> None:
@@ -98,6 +142,8 @@ def test_the_page_is_valid_and_has_the_names_that_users_graph() -> None:
         "request_prefill_time_seconds",
         "request_decode_time_seconds",
         "request_params_n",
+        "request_params_best_of",
+        "request_params_max_tokens",
     )
     for kind, names in (("gauge", gauges), ("counter", counters), ("histogram", histograms)):
         for name in names:

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from slipstream.router.config import ApiConfig
 from slipstream.router.generation import GenerateRequest
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.reader import Request
@@ -22,6 +23,7 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
 MISSING = object()
+STRICT = ApiConfig(unknown_fields="refuse", overlong="refuse")
 
 
 def nested(depth: int) -> list[Any]:
@@ -88,7 +90,6 @@ BOTH = [
     ("stream", 1, None),
     ("stream_options", {"include_usage": True}, None),
     ("stream_options", {"include_usage": "yes"}, "stream_options.include_usage"),
-    ("stream_options", {"unknown": 1}, "stream_options.unknown"),
     ("priority", "high", None),
     ("priority", 2**40, None),
     ("user", 5, None),
@@ -96,10 +97,12 @@ BOTH = [
     ("metadata", {"a": 1}, "metadata.a"),
     ("metadata", "a", None),
     ("cache_salt", 5, None),
-    ("unknown_field", 1, None),
-    ("temprature", 1, None),
-    ("ids", 1, None),
-    ("x" * 10_000, 1, "x" * 256),
+    ("regex", "a+", None),
+    ("typical_p", 0.5, None),
+    ("typical_p", True, None),
+    ("mirostat", 2, None),
+    ("lora_path", "x", None),
+    ("max_new_tokens", 5, None),
     ("response_format", {"type": "json_schema"}, "response_format.json_schema"),
     (
         "response_format",
@@ -152,31 +155,36 @@ CHAT_ONLY = [
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
         "messages.0.content.0.type",
     ),
-    ("messages", [{"role": "user", "content": "hi", "colour": "red"}], "messages.0.colour"),
+    ("messages", [{"role": "tool", "content": "hi"}], "messages.0.tool_call_id"),
+    ("messages", [*HI, {"role": "assistant", "content": "hi", "prefix": True}], "messages.1.prefix"),
+    ("messages", [{"role": "assistant", "content": "hi", "reasoning_content": 5}], "messages.0.reasoning_content"),
     ("messages", [{"role": "assistant", "tool_calls": [{"id": "x"}]}], "messages.0.tool_calls"),
     ("messages", [{"role": "user", "content": "word " * 600}], None),
     ("messages", [{"role": "user", "content": "x" * 1_000_000}], None),
     ("max_completion_tokens", 0, None),
-    ("max_completion_tokens", 512, "messages"),
     ("logprobs", 1, None),
     ("top_logprobs", 2, None),
     ("top_logprobs", 21, None),
     ("tools", [{"type": "function", "function": {"name": "f"}}], None),
     ("tools", "x", None),
-    ("tool_choice", "auto", None),
+    ("tools", ["x"], "tools.0"),
     ("tool_choice", "required", None),
+    ("tool_choice", {"type": "function", "function": {"name": "f"}}, None),
     ("functions", [{"name": "f"}], None),
-    ("function_call", "auto", None),
+    ("function_call", {"name": "f"}, None),
     ("modalities", ["text", "audio"], None),
     ("audio", {"voice": "x"}, None),
-    ("prediction", {"type": "content"}, None),
-    ("reasoning_effort", "high", None),
-    ("verbosity", "low", None),
+    ("prediction", "x", None),
+    ("reasoning_effort", "huge", None),
+    ("reasoning_effort", 3, None),
+    ("verbosity", "loud", None),
+    ("prompt_cache_retention", "1y", None),
     ("web_search_options", {}, None),
-    ("store", True, None),
-    ("service_tier", "priority", None),
+    ("best_of", 2, None),
+    ("suffix", "x", None),
+    ("store", "yes", None),
+    ("service_tier", "turbo", None),
     ("parallel_tool_calls", "yes", None),
-    ("prompt", "hi", None),
     ("chat_template_kwargs", 5, None),
     ("chat_template_kwargs", {"a": [1]}, "chat_template_kwargs.a"),
     ("chat_template_kwargs", {"a": {"b": "c"}}, "chat_template_kwargs.a"),
@@ -210,15 +218,34 @@ COMPLETIONS_ONLY = [
     ("prompt", "word " * 600, None),
     ("prompt", "x" * 1_000_000, None),
     ("prompt", ["a"] * 1025, None),
-    ("max_tokens", 512, "prompt"),
     ("logprobs", 21, None),
     ("logprobs", True, None),
     ("echo", "yes", None),
     ("best_of", 2, None),
     ("suffix", "x", None),
-    ("messages", HI, None),
     ("add_special_tokens", False, None),
-    ("chat_template_kwargs", {}, None),
+    ("tools", [{"type": "function", "function": {"name": "f"}}], None),
+    ("max_completion_tokens", 5, None),
+    ("top_logprobs", 2, None),
+    ("modalities", ["audio"], None),
+]
+REFUSED_IF_STRICT = [
+    *(
+        (path, *case)
+        for path in (CHAT, COMPLETIONS)
+        for case in (
+            ("unknown_field", 1, None),
+            ("temprature", 1, None),
+            ("ids", 1, None),
+            ("x" * 10_000, 1, "x" * 256),
+        )
+    ),
+    (CHAT, "messages", [{"role": "user", "content": "hi", "colour": "red"}], "messages.0.colour"),
+    (CHAT, "prompt", "hi", None),
+    (CHAT, "max_completion_tokens", 512, "messages"),
+    (COMPLETIONS, "messages", HI, None),
+    (COMPLETIONS, "chat_template_kwargs", {}, None),
+    (COMPLETIONS, "max_tokens", 512, "prompt"),
 ]
 CASES = [
     *((CHAT, *case) for case in BOTH + CHAT_ONLY),
@@ -235,10 +262,13 @@ def encode(value: Any) -> bytes:
     return orjson.dumps(value)
 
 
-def test_every_wrong_value_is_a_400_that_names_its_field() -> None:
+@pytest.mark.parametrize(
+    ("api", "cases"), [(ApiConfig(), CASES), (STRICT, CASES + REFUSED_IF_STRICT)], ids=["default", "strict"]
+)
+def test_every_wrong_value_is_a_400_that_names_its_field(api: ApiConfig, cases: list[Any]) -> None:
     async def main() -> None:
-        async with front("abc") as site:
-            for path, field, value, param in CASES:
+        async with front("abc", api=api) as site:
+            for path, field, value, param in cases:
                 body = {"model": MODEL, **({"messages": HI} if path == CHAT else {"prompt": "hi"})}
                 body[field] = value
                 if value is MISSING:
@@ -298,7 +328,7 @@ def test_a_body_that_is_not_a_json_object_is_a_400(body: bytes, code: str | None
 )
 def test_what_is_said_of_a_bad_prompt_fits_it(prompt: object, max_tokens: int, words: str) -> None:
     async def main() -> None:
-        async with front("abc") as site:
+        async with front("abc", api=STRICT) as site:
             status, _, answer = await site.post(COMPLETIONS, prompt=prompt, max_tokens=max_tokens)
             assert (status, words in orjson.loads(answer)["error"]["message"]) == (400, True), answer
 
@@ -368,7 +398,7 @@ def test_an_endpoint_that_is_not_served_is_a_404_that_names_those_that_are(path:
 
 def test_too_long_a_prompt_says_the_numbers() -> None:
     async def main() -> None:
-        async with front("abc") as site:
+        async with front("abc", api=STRICT) as site:
             status, _, answer = await site.post(COMPLETIONS, prompt=[5] * 500, max_tokens=13)
             error = orjson.loads(answer)["error"]
             assert (status, error["code"]) == (400, "context_length_exceeded")
@@ -422,14 +452,73 @@ def test_what_vllms_clients_send_by_default_is_accepted() -> None:
     run(main)
 
 
-def test_who_asks_for_tools_is_told_how_to_ask_for_a_form() -> None:
+NO_TOOLS = "for an answer that follows a JSON schema, use `response_format`"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        (
+            CHAT,
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
+            "'tools': [{'type': 'function', 'function': {...}}] is not supported; accepted: [], null; " + NO_TOOLS,
+        ),
+        (
+            CHAT,
+            {"tool_choice": "required"},
+            "'tool_choice': 'required' is not supported; accepted: 'none', 'auto', null; " + NO_TOOLS,
+        ),
+        (
+            CHAT,
+            {"modalities": ["text", "audio"]},
+            "'modalities': ['text', 'audio'] is not supported; accepted: ['text'], null",
+        ),
+        (CHAT, {"chat_template": "x" * 1000}, f"'chat_template': '{'x' * 64}...' is not supported; accepted: null"),
+        (
+            CHAT,
+            {"service_tier": "turbo"},
+            "Invalid value for 'service_tier': "
+            "Input should be 'auto', 'default', 'flex', 'scale' or 'priority', got 'turbo'",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "'messages.0.content.0.type': content parts of type 'image_url' are not supported; accepted: 'text'",
+        ),
+        (
+            CHAT,
+            {"temperature": 2.5},
+            "Invalid value for 'temperature': Input should be less than or equal to 2, got 2.5",
+        ),
+        (
+            CHAT,
+            {"max_tokens": 10**400},
+            "Invalid value for 'max_tokens': "
+            "Input should be less than or equal to 2147483647, got a number of 1329 bits",
+        ),
+        (
+            CHAT,
+            {"stop": ["a\r\nx-evil: 1\x00"] * 2, "n": True},
+            "Invalid value for 'n': Input should be a valid integer, got true",
+        ),
+        (CHAT, {"user": "\r\n\x1b[31m" * 200}, None),
+        (COMPLETIONS, {"best_of": 3, "n": 2}, "'best_of': 3 is not supported; accepted: 2, null; it must equal `n`"),
+        (COMPLETIONS, {"suffix": "end"}, "'suffix': 'end' is not supported; accepted: '', null"),
+        (COMPLETIONS, {"mirostat": 2}, "'mirostat': 2 is not supported; accepted: 0, 0.0, null"),
+    ],
+)
+def test_a_refusal_names_the_field_the_value_and_what_is_accepted(
+    path: str, fields: dict[str, Any], message: str | None
+) -> None:
     async def main() -> None:
         async with front("abc") as site:
-            _, _, answer = await site.post(CHAT, messages=HI, tools=[{"type": "function", "function": {"name": "f"}}])
-            assert orjson.loads(answer)["error"]["message"] == (
-                "'tools' is not supported by this server yet; "
-                "for an answer that follows a JSON schema, use `response_format`."
-            )
+            body = {"model": MODEL, **({"messages": HI} if path == CHAT else {"prompt": "hi"}), **fields}
+            status, _, answer = await site.request("POST", path, encode_any(body))
+            told = orjson.loads(answer)["error"]["message"]
+            assert status == 400
+            assert told.isprintable()
+            assert len(told) < 500
+            assert message is None or told == message + "."
 
     run(main)
 

@@ -19,6 +19,7 @@ from slipstream.workers.engine.reservation import Reservation
 from slipstream.workers.engine.scheduler import Scheduler
 from slipstream.workers.engine.sequence import AttemptKey, Sequence, SequenceState
 from slipstream.workers.engine.step import ScheduledStep
+from slipstream.workers.step_counts import StepCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,8 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Gauges, and totals (`total_*`) since the engine was created."""
+    """Gauges, and totals (`total_*`) since the engine was created. `total_step_sequences` is the sum over all steps;
+    `steps_by_size` is that of `StepCounts`."""
 
     num_running: int
     num_waiting: int
@@ -43,6 +45,8 @@ class EngineStats:
     total_preemptions: int
     total_prefix_queried_tokens: int
     total_prefix_hit_tokens: int
+    total_step_sequences: int
+    steps_by_size: tuple[tuple[str, int], ...]
 
 
 class Engine:
@@ -61,8 +65,7 @@ class Engine:
         self.moves = Moves(limits, self._scheduler)
         self._composer = Composer(limits)
         self._last_step = ScheduledStep([])
-        self._num_steps = 0
-        self._num_computed_tokens = 0
+        self._steps = StepCounts()
         self._num_sampled_tokens = 0
 
     def change_limits(self, limits: EngineLimits) -> None:
@@ -255,12 +258,14 @@ class Engine:
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
-            total_steps=self._num_steps,
-            total_computed_tokens=self._num_computed_tokens,
+            total_steps=self._steps.num_steps,
+            total_computed_tokens=self._steps.num_tokens,
             total_sampled_tokens=self._num_sampled_tokens,
             total_preemptions=scheduler.num_preemptions,
             total_prefix_queried_tokens=scheduler.pages.num_queried_tokens,
             total_prefix_hit_tokens=scheduler.pages.num_hit_tokens,
+            total_step_sequences=self._steps.num_sequences,
+            steps_by_size=tuple(self._steps.by_size()),
         )
 
     def check_integrity(self) -> None:
@@ -271,8 +276,8 @@ class Engine:
 
     def _postprocess(self, step: ScheduledStep, sampled: SampledTokens) -> list[TokenChunk]:
         self._scheduler.computed(step)
-        self._num_steps += 1
-        self._num_computed_tokens += len(step.decoding) + step.num_chunk_tokens
+        num_decoding = len(step.decoding)
+        self._steps.add(num_decoding + step.num_chunk_tokens, num_decoding + len(step.chunks))
         sequences = step.decoding
         if step.chunks:
             sequences = [*sequences, *(chunk.sequence for chunk in step.chunks if chunk.samples)]

@@ -124,6 +124,7 @@ def test_metrics_are_what_their_names_say() -> None:
     assert list(ttft) == list(STATISTICS)
     assert ttft["avg"] == pytest.approx(250)
     assert ttft["p50"] == pytest.approx(250)
+    assert ttft["p75"] == pytest.approx(325)
     assert ttft["p90"] == pytest.approx(370)  # interpolated
     assert ttft["std"] == pytest.approx(111.803, rel=1e-4)
     assert told.get("inter_token_latency") == pytest.approx(10)
