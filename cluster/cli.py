@@ -71,6 +71,7 @@ def main() -> None:
 def check_command(configs: tuple[Path, ...], elsewhere: bool) -> None:
     """Check configurations without starting anything: whatever `serve` would refuse on this machine."""
     from slipstream.cluster.commands.start_check import refusals_here  # imported here: other commands need none of it
+    from slipstream.cluster.model_dir import text_problem
 
     failed = False
     for path in configs:
@@ -83,6 +84,8 @@ def check_command(configs: tuple[Path, ...], elsewhere: bool) -> None:
             continue
         machine = Machine.this()
         refusals = [] if elsewhere else list(refusals_here(config, machine))
+        if (of_text := text_problem(config)) is not None:
+            refusals.append(of_text)
         for refusal in refusals:
             failed = True
             console.error(f"{path}: {refusal}")

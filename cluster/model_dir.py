@@ -1,5 +1,5 @@
 """What a start would find wrong with the model directory, found without starting anything and without torch: only JSON
-files, the headers of weights, and the tokenizer are read.
+files, the headers of weights and, for `slipstream check`, the tokenizer are read.
 
 Router and workers find the same mistakes with the same functions, each in what it reads.
 """
@@ -18,7 +18,7 @@ from slipstream.workers.engine.pool_size import longest_sequence, stated_num_pag
 from slipstream.workers.models.config import ModelConfig
 from slipstream.workers.models.directory.end_tokens import end_token_ids
 from slipstream.workers.models.directory.tensor_check import check_ranks, check_tensors
-from slipstream.workers.models.directory.token_ids import token_ids
+from slipstream.workers.models.directory.token_ids import TOKENIZER_FILE, token_ids
 from slipstream.workers.models.directory.weight_files import WeightFiles
 from slipstream.workers.models.json_keys import ModelError
 from slipstream.workers.models.quantization import int4_group
@@ -45,9 +45,8 @@ def model_problems(model_dir: Path, config: ClusterConfig) -> Iterator[tuple[Key
         SamplingDefaults.read(model_dir, config.model.generation_config)
     except ValueError as error:
         yield PATH, str(error)
-    problem = _text_problem(model_dir)
-    if problem is not None:
-        yield PATH, problem
+    if not (model_dir / TOKENIZER_FILE).exists():
+        yield PATH, f"no {TOKENIZER_FILE} in {model_dir}"
     for role, pool in config.pools():
         for what in ("num_heads", "num_kv_heads", "intermediate_size"):
             count = getattr(model, what)
@@ -75,17 +74,18 @@ def model_warnings(config: ClusterConfig) -> Iterator[str]:
         yield f"model.path: {named} in eos_token_id: beyond the model's vocab_size = {vocab_size}, so it ends no answer"
 
 
-def _text_problem(model_dir: Path) -> str | None:
-    """What is wrong with the tokenizer or the chat template: the router's own sentence."""
-    # Imported here because they take tens of milliseconds, which only this check should pay.
+def text_problem(config: ClusterConfig) -> str | None:
+    """What is wrong with the tokenizer or the chat template, in the words of the router, which finds it at its start.
+    With a large vocabulary this takes seconds and much memory, so only `slipstream check` looks for it before."""
+    # Imported here because they take tens of milliseconds, which only this should pay.
     from slipstream.router.encoding import encode_pool
     from slipstream.router.tokenizer import Tokenizer
 
     try:
         with encode_pool() as pool:
-            Tokenizer.from_directory(model_dir, pool).check_chat()
+            Tokenizer.from_directory(config.model.path, pool)
     except (OSError, ValueError) as error:
-        return str(error)
+        return f"model.path: {error}"
     return None
 
 

@@ -96,7 +96,9 @@ class Tokenizer:
     @classmethod
     def from_directory(cls, directory: Path | str, encode_pool: ThreadPoolExecutor) -> Tokenizer:
         """Raises FileNotFoundError or ValueError with a sentence that names what is wrong."""
-        return cls(TokenizerFiles.read(Path(directory)), encode_pool)
+        tokenizer = cls(TokenizerFiles.read(Path(directory)), encode_pool)
+        tokenizer.check_chat()
+        return tokenizer
 
     async def encode(self, texts: Sequence[str], max_tokens: int, add_special_tokens: bool = True) -> list[bytes]:
         """Encodes raw prompts: control tokens in them count as such, and with `add_special_tokens` each gets a start

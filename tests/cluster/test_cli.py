@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pkgutil
+import shutil
 import signal
 import socket
 import subprocess
@@ -125,6 +126,18 @@ def test_a_broken_configuration_is_one_sentence_and_exit_code_2(slipstream: Comm
     done = slipstream(command, path)
     assert done.returncode == 2
     assert sentences(done) == [f"slipstream: {path}:2: prefil: unknown setting; did you mean prefill?"]
+
+
+def test_check_refuses_a_chat_template_that_is_not_valid(slipstream: CommandLine) -> None:
+    model = slipstream.home / "model"
+    shutil.copytree(MODEL, model)
+    (model / "chat_template.jinja").write_text("{% if %}")
+    path = slipstream.home / "c.yaml"
+    path.write_text(f"model: {{path: {model}}}\nrouter: {{http: {{port: 0}}}}\n")
+    done = slipstream("check", path)
+    assert done.returncode == 2
+    (only,) = sentences(done)
+    assert only.startswith(f"slipstream: {path}: model.path: the chat template is not valid: ")
 
 
 def test_a_missing_configuration_is_one_sentence_and_exit_code_2(slipstream: CommandLine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -12,7 +13,9 @@ import pytest
 
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.config_file import load_config
+from slipstream.cluster.model_dir import text_problem
 from slipstream.cluster.settings_file import ConfigError
+from slipstream.router.router import Router
 from slipstream.workers.models.config import ModelConfig
 from slipstream.workers.models.directory.tensor_check import parts_of
 from slipstream.workers.models.rank_share import Rank, RankShare
@@ -359,20 +362,12 @@ def test_the_configurations_that_come_along_are_valid(path: Path) -> None:
             json.dumps(MODEL_CONFIG | {"quantization_config": {"quant_method": "bitsandbytes"}}).encode(),
             "quantization_config.quant_method: 'bitsandbytes' is not supported, only fp8, compressed-tensors",
         ),
-        ("tokenizer.json", None, "tokenizer.json is missing"),
-        ("tokenizer.json", b"{", "tokenizer.json cannot be read: "),
-        (
-            "tokenizer.json",
-            json.dumps(TOKENIZER | {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}}).encode(),
-            "WordPiece",
-        ),
-        ("tokenizer_config.json", b"[]", "tokenizer_config.json"),
+        ("tokenizer.json", None, "no tokenizer.json in "),
         (
             "generation_config.json",
             b'{"eos_token_id": "x"}',
             "generation_config.json: eos_token_id: must be a token id",
         ),
-        ("chat_template.jinja", b"{% if %}", "the chat template is not valid: "),
         ("model.safetensors", None, "has neither model.safetensors nor model.safetensors.index.json"),
         ("model.safetensors", b"", "model.safetensors is truncated or no safetensors file (0 bytes)"),
         ("model.safetensors", b"\xff" * 100, "model.safetensors is truncated or no safetensors file (100 bytes)"),
@@ -413,12 +408,40 @@ def add_token(model_dir: Path, token_id: int, text: str) -> None:
     (model_dir / "tokenizer.json").write_text(json.dumps(spec))
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("tokenizer.json", "{", "tokenizer.json cannot be read: "),
+        (
+            "tokenizer.json",
+            json.dumps(TOKENIZER | {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}}),
+            "WordPiece",
+        ),
+        ("tokenizer_config.json", '"x"', "tokenizer_config.json does not hold a JSON object"),
+        ("chat_template.jinja", "{% if %}", "the chat template is not valid: "),
+    ],
+)
+def test_what_the_router_would_refuse_of_tokenizer_and_template_is_found_without_one(
+    folder: Path, name: str, content: str, problem: str
+) -> None:
+    config = load(folder, MODEL)
+    assert text_problem(config) is None
+    (folder / "tiny" / name).write_text(content)
+    found = text_problem(config)
+    assert found is not None
+    assert found.startswith("model.path: ")
+    assert problem in found
+    with pytest.raises(ValueError, match=re.escape(found.removeprefix("model.path: "))):
+        asyncio.run(Router(config.router, "tiny", config.model.path, "token").start())
+
+
 def test_a_chat_template_that_writes_what_the_model_does_not_have_is_refused(folder: Path) -> None:
     add_token(folder / "tiny", 32, "<|turn|>")
-    assert load(folder, MODEL).model.name == "tiny"
+    config = load(folder, MODEL)
+    assert text_problem(config) is None
     (folder / "tiny" / "chat_template.jinja").write_text("{% for m in messages %}<|turn|>{{ m.content }}{% endfor %}")
-    (only,) = problems(folder, MODEL)
-    assert "the chat template writes a token that is beyond the model: token '<|turn|>' has the id 32" in only
+    problem = text_problem(config) or ""
+    assert "the chat template writes a token that is beyond the model: token '<|turn|>' has the id 32" in problem
 
 
 @pytest.mark.parametrize(

@@ -59,10 +59,10 @@ def test_a_template_that_writes_such_a_token_is_not_the_clients_fault(model_dir:
 
 def test_a_template_that_writes_such_a_token_in_any_chat_is_found_at_the_start(model_dir: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
-        Tokenizer.from_directory(model_dir, pool).check_chat()
+        Tokenizer.from_directory(model_dir, pool)
         (model_dir / "chat_template.jinja").write_text(TEMPLATE.replace("'tool'", "'user'"))
         with pytest.raises(ValueError, match=r"beyond the model: token '<\|new\|>' has the id 4096"):
-            Tokenizer.from_directory(model_dir, pool).check_chat()
+            Tokenizer.from_directory(model_dir, pool)
 
 
 def test_the_warning_names_a_few() -> None:
