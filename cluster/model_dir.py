@@ -11,7 +11,7 @@ from pathlib import Path
 
 from slipstream.cluster.config import ClusterConfig, PoolConfig
 from slipstream.cluster.settings_file import Key
-from slipstream.router.catalog.sampling_defaults import SamplingDefaults
+from slipstream.router.catalog.sampling_defaults import GenerationConfigError, SamplingDefaults
 from slipstream.router.text.unknown_tokens import unknown_tokens, warning_about
 from slipstream.workers.engine.errors import EngineConfigError
 from slipstream.workers.engine.pool_size import longest_sequence, stated_num_pages
@@ -43,7 +43,7 @@ def model_problems(model_dir: Path, config: ClusterConfig) -> Iterator[tuple[Key
         return
     try:
         SamplingDefaults.read(model_dir, config.model.generation_config)
-    except ValueError as error:
+    except GenerationConfigError as error:
         yield PATH, str(error)
     if not (model_dir / TOKENIZER_FILE).exists():
         yield PATH, f"no {TOKENIZER_FILE} in {model_dir}"
@@ -79,12 +79,12 @@ def text_problem(config: ClusterConfig) -> str | None:
     With a large vocabulary this takes seconds and much memory, so only `slipstream check` looks for it before."""
     # Imported here because they take tens of milliseconds, which only this should pay.
     from slipstream.router.encoding import encode_pool
-    from slipstream.router.tokenizer import Tokenizer
+    from slipstream.router.tokenizer import Tokenizer, TokenizerError
 
     try:
         with encode_pool() as pool:
             Tokenizer.from_directory(config.model.path, pool)
-    except (OSError, ValueError) as error:
+    except (OSError, TokenizerError) as error:
         return f"model.path: {error}"
     return None
 

@@ -86,7 +86,7 @@ class Router:
     async def start(self) -> Addresses:
         """Listen for clients and workers. Returns the addresses, including ports that the system has chosen.
 
-        Raises FileNotFoundError or ValueError if the model directory has no usable tokenizer or generation_config.json,
+        Raises FileNotFoundError, TokenizerError or GenerationConfigError if the model directory cannot be used,
         ValueError if the key file or a certificate is broken, and OSError if it cannot listen or cannot open a file;
         then nothing is left running.
         """

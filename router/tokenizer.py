@@ -34,6 +34,11 @@ MESSAGE_SIZE = 16  # what rendering a message costs besides its text, in charact
 T = TypeVar("T")
 
 
+class TokenizerError(ValueError):
+    """The tokenizer or the chat template of a model directory cannot be used. The text is a sentence that names the
+    directory or the file."""
+
+
 class TextTooLongError(ValueError):
     """The text is too long: it has at least `num_tokens` tokens."""
 
@@ -95,9 +100,13 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, directory: Path | str, encode_pool: ThreadPoolExecutor) -> Tokenizer:
-        """Raises FileNotFoundError or ValueError with a sentence that names what is wrong."""
-        tokenizer = cls(TokenizerFiles.read(Path(directory)), encode_pool)
-        tokenizer.check_chat()
+        """Raises FileNotFoundError or TokenizerError."""
+        try:
+            tokenizer = cls(TokenizerFiles.read(Path(directory)), encode_pool)
+            tokenizer.check_chat()
+        except ValueError as error:
+            reason = str(error)
+            raise TokenizerError(reason if str(directory) in reason else f"{directory}: {reason}") from error
         return tokenizer
 
     async def encode(self, texts: Sequence[str], max_tokens: int, add_special_tokens: bool = True) -> list[bytes]:

@@ -18,6 +18,10 @@ GenerationConfigUse = Literal["auto", "none"]
 INT32_MAX = 2**31 - 1
 
 
+class GenerationConfigError(ValueError):
+    """generation_config.json cannot be used. The text is a sentence that names file, key and value."""
+
+
 class Rule(NamedTuple):
     """Which values a key may have: the same as the field of a request."""
 
@@ -39,24 +43,24 @@ class SamplingDefaults:
 
     @classmethod
     def read(cls, model_dir: Path, use: GenerationConfigUse = "auto") -> SamplingDefaults:
-        """Those of a model directory; with `use` "none", or without the file, the plain ones. Raises ValueError with a
-        sentence that names file, key and value."""
+        """Those of a model directory; with `use` "none", or without the file, the plain ones. Raises
+        GenerationConfigError."""
         path = model_dir / GENERATION_FILE
         if use == "none" or not path.exists():
             return cls()
         try:
             content = json.loads(path.read_bytes())
         except OSError as error:
-            raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+            raise GenerationConfigError(f"{path} cannot be read: {error.strerror}") from error
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path} is not valid JSON: {error}") from error
+            raise GenerationConfigError(f"{path} is not valid JSON: {error}") from error
         if not isinstance(content, dict):
-            raise ValueError(f"{path} must hold a JSON object, not {type(content).__name__}")
+            raise GenerationConfigError(f"{path} must hold a JSON object, not {type(content).__name__}")
         values = {key: content[key] for key in RULES if content.get(key) is not None}
         for key, value in values.items():
             if not RULES[key].accepts(value):
                 hint = "; `model.generation_config: none` leaves it aside"
-                raise ValueError(f"{path}: {key}: must be {RULES[key].accepted}, got {value!r}{hint}")
+                raise GenerationConfigError(f"{path}: {key}: must be {RULES[key].accepted}, got {value!r}{hint}")
         if values.get("top_k", 0) == -1:
             values["top_k"] = 0
         return cls(**values)

@@ -137,7 +137,7 @@ def test_check_refuses_a_chat_template_that_is_not_valid(slipstream: CommandLine
     done = slipstream("check", path)
     assert done.returncode == 2
     (only,) = sentences(done)
-    assert only.startswith(f"slipstream: {path}: model.path: the chat template is not valid: ")
+    assert only.startswith(f"slipstream: {path}: model.path: {model}: the chat template is not valid: ")
 
 
 def test_a_missing_configuration_is_one_sentence_and_exit_code_2(slipstream: CommandLine) -> None:

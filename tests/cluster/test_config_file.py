@@ -16,6 +16,7 @@ from slipstream.cluster.config_file import load_config
 from slipstream.cluster.model_dir import text_problem
 from slipstream.cluster.settings_file import ConfigError
 from slipstream.router.router import Router
+from slipstream.router.tokenizer import TokenizerError
 from slipstream.workers.models.config import ModelConfig
 from slipstream.workers.models.directory.tensor_check import parts_of
 from slipstream.workers.models.rank_share import Rank, RankShare
@@ -431,7 +432,7 @@ def test_what_the_router_would_refuse_of_tokenizer_and_template_is_found_without
     assert found is not None
     assert found.startswith("model.path: ")
     assert problem in found
-    with pytest.raises(ValueError, match=re.escape(found.removeprefix("model.path: "))):
+    with pytest.raises(TokenizerError, match=re.escape(found.removeprefix("model.path: "))):
         asyncio.run(Router(config.router, "tiny", config.model.path, "token").start())
 
 

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from slipstream.router.text.unknown_tokens import warning_about
-from slipstream.router.tokenizer import Tokenizer
+from slipstream.router.tokenizer import Tokenizer, TokenizerError
 from tests.router.fake_cluster import MODEL_DIR, front, run
 
 VOCAB_SIZE = 4096
@@ -61,7 +61,7 @@ def test_a_template_that_writes_such_a_token_in_any_chat_is_found_at_the_start(m
     with ThreadPoolExecutor(1) as pool:
         Tokenizer.from_directory(model_dir, pool)
         (model_dir / "chat_template.jinja").write_text(TEMPLATE.replace("'tool'", "'user'"))
-        with pytest.raises(ValueError, match=r"beyond the model: token '<\|new\|>' has the id 4096"):
+        with pytest.raises(TokenizerError, match=r"beyond the model: token '<\|new\|>' has the id 4096"):
             Tokenizer.from_directory(model_dir, pool)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.router.catalog.sampling_defaults import PLAIN, SamplingDefaults
+from slipstream.router.catalog.sampling_defaults import PLAIN, GenerationConfigError, SamplingDefaults
 from tests.router.fake_cluster import front, run
 
 RECOMMENDED = SamplingDefaults(0.6, 0.95, 20, 0.1, 1.05)
@@ -57,7 +57,9 @@ def test_without_a_recommendation_the_defaults_are_plain(tmp_path: Path) -> None
     ],
 )
 def test_a_wrong_value_is_refused_by_file_key_and_value(key: str, value: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=rf"generation_config\.json: {key}: must be .*, got {re.escape(repr(value))};"):
+    with pytest.raises(
+        GenerationConfigError, match=rf"generation_config\.json: {key}: must be .*, got {re.escape(repr(value))};"
+    ):
         read(tmp_path, **{key: value})
     assert SamplingDefaults.read(tmp_path, "none") == PLAIN
 
@@ -65,7 +67,7 @@ def test_a_wrong_value_is_refused_by_file_key_and_value(key: str, value: Any, tm
 @pytest.mark.parametrize(("content", "problem"), [(b"{", "is not valid JSON"), (b"[]", "must hold a JSON object")])
 def test_a_broken_file_is_named(content: bytes, problem: str, tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_bytes(content)
-    with pytest.raises(ValueError, match=rf"generation_config\.json {problem}"):
+    with pytest.raises(GenerationConfigError, match=rf"generation_config\.json {problem}"):
         SamplingDefaults.read(tmp_path)
 
 
