@@ -19,7 +19,7 @@ from slipstream.kernels.quantized_weight import (
     quantize_int8,
 )
 from slipstream.workers.models.checkpoint import READABLE_DTYPES, Checkpoint
-from slipstream.workers.models.directory.quantized_shares import check_share, columns_of
+from slipstream.workers.models.directory.quantized_shares import check_share, columns_of, reordered_sentence
 from slipstream.workers.models.json_keys import ModelError
 from slipstream.workers.models.quantization import AwqStored, Fp8Stored, GptqStored, OnLoad, Stored, int4_group
 from slipstream.workers.models.rank_share import LinearShare, Part
@@ -132,10 +132,7 @@ class QuantizedReader:
             stored = Part(_sibling(part, "g_idx"), (num_columns,), columns)
             g_idx = self.checkpoint.mapped(stored, (torch.int32, torch.int64)) - groups.start
             if g_idx.min() < 0 or g_idx.max() >= groups.stop - groups.start:
-                raise ModelError(
-                    f"{self.checkpoint.model_dir}: tensor {part.name} is quantised in activation order, so its inputs"
-                    " cannot be dealt out to tensor-parallel ranks"
-                )
+                raise ModelError(reordered_sentence(self.checkpoint.model_dir, part.name))
         return int4_from_gptq(
             self.checkpoint.mapped(qweight, (torch.int32,)),
             qzeros,

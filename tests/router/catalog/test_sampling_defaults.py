@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slipstream.router.catalog.sampling_defaults import PLAIN, GenerationConfigError, SamplingDefaults
-from tests.router.fake_cluster import front, run
+from slipstream.router.config import HttpConfig, RouterConfig
+from slipstream.router.router import Router
+from tests.router.fake_cluster import MODEL, MODEL_DIR, front, run
 
 RECOMMENDED = SamplingDefaults(0.6, 0.95, 20, 0.1, 1.05)
 HI = [{"role": "user", "content": "hi"}]
@@ -107,5 +110,20 @@ def test_max_new_tokens_bounds_every_output() -> None:
                 assert (await site.post(CHAT, messages=HI, **fields))[0] == 200
                 assert (await site.post(COMPLETIONS, prompt="hi", **fields))[0] == 200
             assert [request.sampling.max_tokens for request in site.service.requests] == [8, 8, 8, 8, 5, 5]
+
+    run(main)
+
+
+def test_a_router_with_a_wrong_file_does_not_start_unless_it_leaves_the_file_aside(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(MODEL_DIR, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors")))
+    (folder / "generation_config.json").write_text('{"temperature": -1}')
+    config = RouterConfig(http=HttpConfig(port=0))
+
+    async def main() -> None:
+        with pytest.raises(GenerationConfigError, match="temperature: must be a number from 0 to 2, got -1"):
+            await Router(config, MODEL, folder, "token").start()
+        router = Router(config, MODEL, folder, "token", generation_config="none")
+        await router.start()
+        await router.stop()
 
     run(main)

@@ -15,6 +15,14 @@ def columns_of(part: Part) -> slice:
     return slice(0, part.stored_shape[1]) if part.columns is None else part.columns
 
 
+def reordered_sentence(model_dir: Path, name: str) -> str:
+    """Why a tensor whose inputs are in an order of their own is refused."""
+    return (
+        f"{model_dir}: tensor {name} is quantised in activation order, so its inputs cannot be dealt out to"
+        " tensor-parallel ranks"
+    )
+
+
 def check_share(model_dir: Path, part: Part, stored: Stored) -> None:
     """Raises ModelError, naming the tensor, if the share cuts a block, group or word of codes."""
     num_rows, num_columns = part.stored_shape

@@ -8,11 +8,12 @@ of another family, more layers. transformers ignores such tensors with a warning
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
 from slipstream.workers.models.config import ModelConfig
-from slipstream.workers.models.directory.quantized_shares import check_share
+from slipstream.workers.models.directory.quantized_shares import check_share, reordered_sentence
 from slipstream.workers.models.directory.weight_files import StoredTensor, WeightFiles
 from slipstream.workers.models.json_keys import ModelError
 from slipstream.workers.models.quantization import CODES_PER_WORD, AwqStored, Fp8Stored, GptqStored
@@ -56,13 +57,26 @@ def check_tensors(config: ModelConfig, files: WeightFiles) -> None:
 
 def check_ranks(config: ModelConfig, files: WeightFiles, num_ranks: int) -> None:
     """Raises ModelError, naming the tensor, if a quantised one cannot be dealt out to so many ranks."""
-    if config.quantization is None:
+    if config.quantization is None or num_ranks == 1:
         return
     for rank in range(num_ranks):
         share = RankShare.of(config, Rank(rank, num_ranks), VocabularyTensors.of(config, files.tensors))
         for part in _linear_parts(share):
             if next(_stored_as(config, files, part)) != (part.name, part.stored_shape, FLOATS):
                 check_share(files.model_dir, part, config.quantization)
+                if isinstance(config.quantization, GptqStored):
+                    _check_order(config.quantization, files, part)
+
+
+def _check_order(stored: GptqStored, files: WeightFiles, part: Part) -> None:
+    """Raises ModelError if a rank's inputs are in groups (GPTQ's act-order) that other ranks hold."""
+    name = f"{part.name.removesuffix('weight')}g_idx"
+    if part.columns is None or stored.group_size is None or name not in files.tensors:
+        return
+    groups = array("i" if files.tensors[name].dtype == "I32" else "q", files.content(name))[part.columns]
+    first, end = part.columns.start // stored.group_size, -(-part.columns.stop // stored.group_size)
+    if min(groups) < first or max(groups) >= end:
+        raise ModelError(reordered_sentence(files.model_dir, part.name))
 
 
 def parts_of(share: RankShare) -> list[Part]:
@@ -129,7 +143,7 @@ def _why_not_ignored(config: ModelConfig, files: WeightFiles, name: str) -> str 
     if HARMLESS.fullmatch(name):
         return None
     if name.endswith(".bias"):
-        if files.is_zero(name):  # as GPTQ's tools write it
+        if not any(files.content(name)):  # as GPTQ's tools write it
             return None
         return "is not zero, but the model that config.json describes has no such bias (attention_bias, mlp_bias)"
     layer = LAYER.match(name)
