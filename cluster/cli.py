@@ -13,10 +13,10 @@ import click
 import psutil
 
 from slipstream.cluster import console, processes, run_state
-from slipstream.cluster.config_file import load_config
 from slipstream.cluster.doubts import Machine, doubts_about
 from slipstream.cluster.run_state import ClusterPhase, ClusterState, NoHome
 from slipstream.cluster.settings_file import ConfigError
+from slipstream.cluster.sizing.command import checked_config
 
 DOWN_PATIENCE_S = 20.0
 ENDING: tuple[ClusterPhase, ...] = ("draining", "stopping")
@@ -28,6 +28,7 @@ COMMANDS = {
     "mock-worker": "slipstream.workers.mock.main:mock_worker_command",
     "plan": "slipstream.cluster.plan.command:plan_command",
     "planner": "slipstream.cluster.planner.command:planner_command",
+    "restart": "slipstream.cluster.restart_command:restart_command",
     "role": "slipstream.cluster.operator.command:role_command",
     "rollback": "slipstream.cluster.update.command:rollback_command",
     "scale": "slipstream.cluster.operator.command:scale_command",
@@ -66,17 +67,18 @@ def main() -> None:
 
 
 @main.command("check")
-@click.argument("configs", metavar="CONFIG...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("configs", metavar="CONFIG|MODEL...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--elsewhere", is_flag=True, help="They are for other machines: leave ports, addresses and sizes aside.")
 def check_command(configs: tuple[Path, ...], elsewhere: bool) -> None:
-    """Check configurations without starting anything: whatever `serve` would refuse on this machine."""
+    """Check configurations, or what would be chosen for models, without starting anything: whatever `serve` would
+    refuse on this machine."""
     from slipstream.cluster.commands.start_check import refusals_here  # imported here: other commands need none of it
     from slipstream.cluster.model_dir import text_problem
 
     failed = False
     for path in configs:
         try:
-            config = load_config(path)
+            config = checked_config(path)
         except ConfigError as error:
             failed = True
             for problem in error.problems:
@@ -100,8 +102,13 @@ def check_command(configs: tuple[Path, ...], elsewhere: bool) -> None:
 @main.command("down")
 @click.argument("name", required=False)
 @click.option("--now", is_flag=True, help="Do not wait for running requests.")
-def down_command(name: str | None, now: bool) -> None:
+@click.option(
+    "--grace", is_flag=True, help="Serve for drain_grace_s more, so that load balancers notice, as SIGTERM does."
+)
+def down_command(name: str | None, now: bool, grace: bool) -> None:
     """Drain and stop the cluster called NAME (not needed if there is only one)."""
+    if now and grace:
+        raise click.UsageError("--now and --grace contradict each other")
     states = run_state.read_all(run_state.run_folder())
     for ended in run_state.sweep(run_state.run_folder()):
         console.warning(f"{ended.name} has ended: {ended.last_words}")
@@ -113,18 +120,18 @@ def down_command(name: str | None, now: bool) -> None:
     if len(states) > 1:
         console.error(f"several clusters run here, say which one: {', '.join(state.name for state in states)}")
         sys.exit(2)
-    sys.exit(_stop(states[0], now))
+    sys.exit(_stop(states[0], now, grace))
 
 
-def _stop(state: ClusterState, now: bool) -> int:
-    """Asks the guardian to end, as Ctrl-C does, and waits for it. Returns the exit code."""
+def _stop(state: ClusterState, now: bool, grace: bool) -> int:
+    """Asks the guardian to end, as Ctrl-C does, or with `grace` as SIGTERM, and waits for it. Returns the exit code."""
     try:
         guardian = psutil.Process(state.pid)
         waiting = "" if state.is_up or state.phase in ENDING else ", which is not up; requests that wait for it end"
         click.echo(f"stopping {state.name} (pid {state.pid}){waiting}")
-        guardian.send_signal(signal.SIGTERM)  # psutil compares start times first
+        guardian.send_signal(signal.SIGTERM if grace else signal.SIGINT)  # psutil compares start times first
         if now:
-            guardian.send_signal(signal.SIGINT)  # a second SIGTERM could be merged with the first
+            guardian.send_signal(signal.SIGTERM)  # a second SIGINT could be merged with the first
     except psutil.NoSuchProcess:
         pass
     except psutil.AccessDenied:

@@ -12,7 +12,7 @@ from slipstream.cluster.host_name import is_host
 from slipstream.cluster.planner.config import PlannerConfig
 from slipstream.kv_transfer.config import TransferConfig
 from slipstream.router.catalog.sampling_defaults import GenerationConfigUse
-from slipstream.router.config import RouterConfig
+from slipstream.router.config import ContentFormat, RouterConfig
 from slipstream.router.messages import Role
 from slipstream.workers.config import EngineConfig
 
@@ -28,7 +28,8 @@ class ModelConfig:
     `version` selects one (null: the highest number). For a plain directory, `version` is a name for its content (null:
     a name is derived from the content). `name` is the name that clients ask for, by default that of the directory.
     `generation_config: none` leaves aside what generation_config.json recommends for sampling; its end tokens count in
-    any case."""
+    any case. `chat_template_content_format` says whether the chat template takes the content of messages as `string` or
+    as a list of parts (`openai`); by default (`auto`) it is tried out."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -36,6 +37,7 @@ class ModelConfig:
     name: str = ""
     version: str | int | None = None
     generation_config: GenerationConfigUse = "auto"
+    chat_template_content_format: ContentFormat = "auto"
 
     def __post_init__(self) -> None:
         if not self.path:
@@ -151,7 +153,7 @@ class OperatorConfig:
 
     def __post_init__(self) -> None:
         if not self.host:
-            raise ValueError("host must not be empty; 0.0.0.0 means all interfaces")
+            raise ValueError('host must not be empty; "::" or 0.0.0.0 means all interfaces')
         if self.port is not None and not 0 <= self.port < 65536:
             raise ValueError(f"port must be a port number (0: a free one) or null, got {self.port}")
         if self.token_file == "":
@@ -178,6 +180,7 @@ class ClusterConfig:
     planner: PlannerConfig = field(default_factory=PlannerConfig)
     startup_timeout_s: float = 300.0
     drain_timeout_s: float = 30.0
+    drain_grace_s: float = 2.0  # after SIGTERM, before that: new requests are still served, readiness is 503
 
     def pools(self) -> Iterator[tuple[Role, PoolConfig]]:
         yield "prefill", self.prefill
@@ -201,6 +204,8 @@ class ClusterConfig:
             raise ValueError(f"startup_timeout_s must be positive and finite, got {self.startup_timeout_s}")
         if not (self.drain_timeout_s >= 0 and math.isfinite(self.drain_timeout_s)):
             raise ValueError(f"drain_timeout_s must be finite and not negative, got {self.drain_timeout_s}")
+        if not (self.drain_grace_s >= 0 and math.isfinite(self.drain_grace_s)):
+            raise ValueError(f"drain_grace_s must be finite and not negative, got {self.drain_grace_s}")
         for key, port in (
             ("router.http.port", self.router.http.port),
             ("router.worker_port", self.router.worker_port),

@@ -15,6 +15,7 @@ from slipstream.cluster.operator.token import read_token
 from slipstream.cluster.planner.load import load_planner
 from slipstream.cluster.setting_errors import settings_at, validated
 from slipstream.cluster.settings_file import ConfigError, Key, SettingsFile
+from slipstream.kv_transfer.ucx_presence import MISSING, has_ucx
 from slipstream.router.access.key_file import KeyFileError, read_keys
 from slipstream.router.http.tls import ServerTls, TlsFileError
 
@@ -38,12 +39,17 @@ def load_config(path: Path) -> ClusterConfig:
         raise ConfigError([f"{file.place(('model', 'path'))}: {reason}"])
     model = dataclasses.replace(config.model, path=str(model_dir), name=name, version=version)
     config = dataclasses.replace(config, model=model)
-    config = _with_absolute_paths(config, path.resolve().parent)
+    try:
+        config = _with_absolute_paths(config, path.resolve().parent)
+    except ValueError as error:  # made absolute, a path may be too long for a Unix socket
+        setting, _, reason = str(error).partition(" ")
+        raise ConfigError([f"{file.place(('router', 'http', setting))}: {reason}"]) from None
     for key, check in (
         (("router", "access", "keys_file"), _check_keys),
         (("router", "access", "usage_file"), _check_usage),
         (("operator", "token_file"), _check_token),
         (("planner", "class_name"), _check_planner),
+        (("kv_transfer", "transport"), _check_transport),
     ):
         problem = check(config)
         if problem:
@@ -63,7 +69,7 @@ def _with_absolute_paths(config: ClusterConfig, folder: Path) -> ClusterConfig:
     access, tls = config.router.access, config.router.http.tls
     access = dataclasses.replace(access, keys_file=absolute(access.keys_file), usage_file=absolute(access.usage_file))
     tls = dataclasses.replace(tls, cert_file=absolute(tls.cert_file), key_file=absolute(tls.key_file))
-    http = dataclasses.replace(config.router.http, tls=tls)
+    http = dataclasses.replace(config.router.http, tls=tls, unix_socket=absolute(config.router.http.unix_socket))
     operator = dataclasses.replace(config.operator, token_file=absolute(config.operator.token_file))
     router = dataclasses.replace(config.router, access=access, http=http)
     return dataclasses.replace(config, router=router, operator=operator)
@@ -102,6 +108,10 @@ def _check_planner(config: ClusterConfig) -> str | None:
     except ValueError as error:
         return str(error).removeprefix("class_name: ")
     return None
+
+
+def _check_transport(config: ClusterConfig) -> str | None:
+    return MISSING if config.kv_transfer.transport == "ucx" and not has_ucx() else None
 
 
 def _check_tls(config: ClusterConfig) -> Iterator[tuple[Key, str]]:

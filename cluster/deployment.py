@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.cluster.config import ClusterConfig
+from slipstream.router.process.listening import is_any
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,4 +31,4 @@ class Deployment:
 
 def reachable(listening: str, node_ip: str) -> str:
     """The address by which others can reach something that listens at `listening`."""
-    return node_ip if listening in ("0.0.0.0", "::") else listening
+    return node_ip if is_any(listening) else listening

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 
+from slipstream import __version__
 from slipstream.cluster import processes
 from slipstream.cluster.cluster_fleet import ClusterFleet
 from slipstream.cluster.console import Console
@@ -64,6 +65,8 @@ class Driver:
             served=as_plain(task.config),
             model=task.config.model.name,
             log_dir=str(log_dir or ""),
+            slipstream=__version__,
+            guardian_slipstream=task.guardian.slipstream,
         )
         if task.before is not None:
             self._state.carry_on(task.before)
@@ -99,30 +102,37 @@ class Driver:
             return 1
 
     async def _serve(self, session: RaySession, own: OwnRay | None) -> int:
-        stop, at_once = asyncio.Event(), asyncio.Event()
+        stop, at_once = StopOrder(), asyncio.Event()
         watch = Watch(self._console, self._state_file, own, self._config.router.http.tls.is_on)
         with _signals(stop, at_once), self._guardian.watched(partial(self._on_guardian_gone, stop)):
             supervisor, fleet = self._supervised(session, watch)
             try:
-                if not await _unless(stop, self._bring_up(supervisor, fleet, watch)):
+                if not await _unless(stop.given, self._bring_up(supervisor, fleet, watch)):
                     self._console.say("interrupted before it was up; everything is being stopped")
                     return 130
                 async with self._operating(supervisor, fleet, watch):
-                    await _unless(stop, supervisor.unless_failed(asyncio.Event().wait()))
+                    await _unless(stop.given, supervisor.unless_failed(asyncio.Event().wait()))
                 if self._leaves_clients:
                     self._console.say("slipstream: the driver was told to end, but not by the process that was started")
                     return 0
                 self._phase("draining")
+                grace_s = self._config.drain_grace_s if stop.has_grace else 0.0
+                grace = f"new requests are served for {grace_s:g} s more, " if grace_s else ""
                 self._console.say(
-                    f"draining: running requests may finish, within {self._config.drain_timeout_s:g} s "
+                    f"draining: {grace}running requests may finish, within {self._config.drain_timeout_s:g} s "
                     "(Ctrl-C again stops at once)"
                 )
-                if not await _unless(at_once, supervisor.router.drain(self._config.drain_timeout_s)):
+                if not await _unless(at_once, self._drain(supervisor, grace_s)):
                     self._console.say("stopping at once")
                 return 0
             finally:
                 self._phase("stopping")
                 await supervisor.stop(leaves_clients=self._leaves_clients)
+
+    async def _drain(self, supervisor: Supervisor, grace_s: float) -> None:
+        if grace_s:
+            await supervisor.router.leave(grace_s)
+        await supervisor.router.drain(self._config.drain_timeout_s)
 
     @property
     def _leaves_clients(self) -> bool:
@@ -244,10 +254,10 @@ class Driver:
             return self._before.wanted
         return {role: pool.replicas for role, pool in self._config.pools()}
 
-    def _on_guardian_gone(self, stop: asyncio.Event) -> None:
-        if not stop.is_set():
+    def _on_guardian_gone(self, stop: StopOrder) -> None:
+        if not stop.given.is_set():
             self._console.say("slipstream: the process that was started (the guardian) is gone, so this ends, too")
-            stop.set()
+            stop.given.set()
 
     def _show_url(self) -> None:
         url = self._state.url
@@ -296,17 +306,30 @@ async def _unless(event: asyncio.Event, work: Awaitable[object]) -> bool:
         await asyncio.gather(task, event_task, return_exceptions=True)
 
 
+class StopOrder:
+    """That the cluster is to end. A person at a terminal waits for that (SIGINT: Ctrl-C, `slipstream down`); a system
+    that sends SIGTERM may have load balancers that go on sending requests for a moment."""
+
+    def __init__(self) -> None:
+        self.given = asyncio.Event()
+        self.has_grace = True
+
+
 @contextmanager
-def _signals(stop: asyncio.Event, at_once: asyncio.Event) -> Iterator[None]:
-    """While this is open, the first SIGINT or SIGTERM sets the first event, and another one sets the second."""
+def _signals(stop: StopOrder, at_once: asyncio.Event) -> Iterator[None]:
+    """While this is open, the first SIGINT or SIGTERM gives the order, and another one sets the event."""
     loop = asyncio.get_running_loop()
 
-    def received() -> None:
-        (at_once if stop.is_set() else stop).set()
+    def received(number: signal.Signals) -> None:
+        if stop.given.is_set():
+            at_once.set()
+            return
+        stop.has_grace = number == signal.SIGTERM
+        stop.given.set()
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     for number in numbers:
-        loop.add_signal_handler(number, received)
+        loop.add_signal_handler(number, received, number)
     try:
         yield
     finally:

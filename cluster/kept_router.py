@@ -17,7 +17,17 @@ PATIENCE_S = 5.0
 
 @dataclass(slots=True)
 class KeptRouter(Kept[Router]):
-    """Every call gives up after `PATIENCE_S`, except `drain`."""
+    """Every call gives up after `PATIENCE_S`, except `leave` and `drain`."""
+
+    async def leave(self, grace_s: float) -> None:
+        """Makes the router unready, and returns after so many seconds, in which load balancers notice and clients that
+        still come are served. A router that follows meanwhile is unready as well."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + grace_s
+        with suppress(OSError):
+            async with asyncio.timeout_at(end_s):
+                await self.member.leave()
+        await asyncio.sleep(end_s - loop.time())
 
     async def drain(self, deadline_s: float) -> None:
         """Lets running requests finish, for at most `deadline_s` seconds; it takes no new ones meanwhile. If there is

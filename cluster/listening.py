@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
-import socket
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from slipstream.cluster.config import ClusterConfig
+from slipstream.router.process.listening import bound_at, close_all, why_path_is_taken
 
 
 class Listener(NamedTuple):
@@ -34,10 +36,7 @@ def why_not_there(listener: Listener) -> str | None:
     section, host, port = listener
     prefix = "worker_" if section == "router" else ""
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
+        close_all(bound_at(host, port))
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             key = f"{section}.{prefix}port"
@@ -46,3 +45,21 @@ def why_not_there(listener: Listener) -> str | None:
             return f"{section}.{prefix}port: port {port} at {host} cannot be used: {error.strerror}"
         return f"{section}.{prefix}host: nothing can listen at {host} on this machine: {error.strerror or error}"
     return None
+
+
+def why_no_unix_socket(config: ClusterConfig) -> str | None:
+    """Why `router.http.unix_socket` cannot be made now, as one sentence that begins with the key; None if it can."""
+    path = config.router.http.unix_socket
+    if path is None:
+        return None
+    folder = Path(path).parent
+    if not folder.is_dir():
+        why: str | None = f"there is no folder {folder}"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        why = f"nothing can be created in the folder {folder}"
+    else:
+        try:
+            why = why_path_is_taken(path)
+        except OSError as error:
+            why = error.strerror or str(error)
+    return None if why is None else f"router.http.unix_socket: nothing can listen at {path}: {why}"

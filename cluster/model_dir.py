@@ -12,10 +12,11 @@ from pathlib import Path
 from slipstream.cluster.config import ClusterConfig, PoolConfig
 from slipstream.cluster.settings_file import Key
 from slipstream.router.catalog.sampling_defaults import GenerationConfigError, SamplingDefaults
+from slipstream.router.text.conversion import VOCABULARIES
 from slipstream.router.text.unknown_tokens import unknown_tokens, warning_about
 from slipstream.workers.engine.errors import EngineConfigError
 from slipstream.workers.engine.pool_size import longest_sequence, stated_num_pages
-from slipstream.workers.models.config import ModelConfig
+from slipstream.workers.models.config import CONFIG_FILE, ModelConfig
 from slipstream.workers.models.directory.end_tokens import end_token_ids
 from slipstream.workers.models.directory.tensor_check import check_ranks, check_tensors
 from slipstream.workers.models.directory.token_ids import TOKENIZER_FILE, token_ids
@@ -27,26 +28,35 @@ from slipstream.workers.models.rank_share import Rank
 PATH: Key = ("model", "path")
 
 
+def check_model_dir(model_dir: Path) -> str | None:
+    """One sentence about the first mistake in a model directory, whatever is to be done with it; None if there is
+    none."""
+    if not model_dir.is_dir():
+        return f"{'not a' if model_dir.exists() else 'no such'} directory: {model_dir}"
+    if not (model_dir / CONFIG_FILE).exists():
+        return f"no {CONFIG_FILE} in {model_dir}"
+    try:
+        check_tensors(ModelConfig.read(model_dir), WeightFiles.read(model_dir))
+        end_token_ids(model_dir)
+    except ModelError as error:
+        return str(error)
+    if not any((model_dir / name).exists() for name in (TOKENIZER_FILE, *VOCABULARIES)):
+        return f"no {TOKENIZER_FILE} in {model_dir}"
+    return None
+
+
 def model_problems(model_dir: Path, config: ClusterConfig) -> Iterator[tuple[Key, str]]:
     """The mistakes in a model directory, and in what the pools demand of the model: the key of the configuration that
     each belongs to, and a sentence."""
-    if not model_dir.is_dir():
-        yield PATH, f"{'not a' if model_dir.exists() else 'no such'} directory: {model_dir}"
+    problem = check_model_dir(model_dir)
+    if problem is not None:
+        yield PATH, problem
         return
-    try:
-        model = ModelConfig.read(model_dir)
-        files = WeightFiles.read(model_dir)
-        check_tensors(model, files)
-        end_token_ids(model_dir)
-    except ModelError as error:
-        yield PATH, str(error)
-        return
+    model, files = ModelConfig.read(model_dir), WeightFiles.read(model_dir)
     try:
         SamplingDefaults.read(model_dir, config.model.generation_config)
     except GenerationConfigError as error:
         yield PATH, str(error)
-    if not (model_dir / TOKENIZER_FILE).exists():
-        yield PATH, f"no {TOKENIZER_FILE} in {model_dir}"
     for role, pool in config.pools():
         for what in ("num_heads", "num_kv_heads", "intermediate_size"):
             count = getattr(model, what)
@@ -83,7 +93,7 @@ def text_problem(config: ClusterConfig) -> str | None:
 
     try:
         with encode_pool() as pool:
-            Tokenizer.from_directory(config.model.path, pool)
+            Tokenizer.from_directory(config.model.path, pool, config.model.chat_template_content_format)
     except (OSError, TokenizerError) as error:
         return f"model.path: {error}"
     return None

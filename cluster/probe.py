@@ -6,6 +6,8 @@ import asyncio
 import json
 import ssl
 
+from slipstream.router.addresses import Endpoint
+
 PAUSE_S = 0.05
 
 
@@ -28,7 +30,9 @@ async def why_not_ready(host: str, port: int, tls: bool) -> str | None:
     """None if the router is ready, otherwise its reason. Raises OSError."""
     reader, writer = await asyncio.open_connection(host, port, ssl=unverified() if tls else None)
     try:
-        writer.write(f"GET /health/ready HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
+        writer.write(
+            f"GET /health/ready HTTP/1.1\r\nHost: {Endpoint(host, port)}\r\nConnection: close\r\n\r\n".encode()
+        )
         await writer.drain()
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     finally:

@@ -17,6 +17,7 @@ from slipstream.cluster.actor_handles import end_by_force, first_death, reason_o
 from slipstream.cluster.actors import Place, ServingRouter
 from slipstream.cluster.config import ROUTER_CPUS, ClusterConfig
 from slipstream.cluster.deployment import Deployment, reachable
+from slipstream.cluster.settings_by_name import by_name
 from slipstream.cluster.update.changes import live_dispatch
 from slipstream.router.addresses import Addresses, Endpoint
 from slipstream.router.config import RouterConfig
@@ -54,6 +55,7 @@ class RouterMember:
         self._run: Any = None
         self._place: Place | None = None
         self._num_ports_taken = 0  # how many times in a row
+        self._is_leaving = False  # it is unready for good
         self._is_ending = False  # it drains for the last time
 
     def stay_at(self, http_port: int | None, admin_port: int | None) -> None:
@@ -96,10 +98,11 @@ class RouterMember:
         worker_host = self._deployment.host(self._config.worker_host, self._place.node_ip)
         config = dataclasses.replace(self._config, worker_host=worker_host)
         self._run = self._actor.run.remote(
-            config,
+            by_name(config),
             model.name,
             model.path,
             model.generation_config,
+            model.chat_template_content_format,
             self._deployment.worker_token,
             expected,
             keeper,
@@ -117,6 +120,8 @@ class RouterMember:
         finally:
             listening.cancel()
             run.cancel()
+        if self._is_leaving:
+            await self._actor.leave.remote()
         self._num_ports_taken = 0
         http = dataclasses.replace(self._config.http, port=addresses.http.port)
         admin = self._config.admin
@@ -149,6 +154,11 @@ class RouterMember:
             return await call(self._actor)
         except RayError as error:
             raise ConnectionError(reason_of(error)) from error
+
+    async def leave(self) -> None:
+        """Makes this and later incarnations unready, so that load balancers send requests elsewhere."""
+        self._is_leaving = True
+        await self._ask(lambda actor: actor.leave.remote())
 
     async def drain(self, deadline_s: float) -> None:
         """Lets running requests finish. Neither this nor a later incarnation takes new clients any more."""
@@ -190,7 +200,7 @@ class RouterMember:
         if dispatch != self._config.dispatch:
             self._config = dataclasses.replace(self._config, dispatch=dispatch)
             if self._run is not None:
-                await self._ask(lambda actor: actor.follow.remote(dispatch))
+                await self._ask(lambda actor: actor.follow.remote(by_name(dispatch)))
 
     async def status(self) -> dict[str, Any]:
         """The contents of `/cluster/status`."""

@@ -60,7 +60,8 @@ class ClusterState:
     """The state of a cluster. `pid` and `started` (`processes.start_time`) identify the process that gets signals for
     it (`guardian`), `driver` and `driver_started` its driver. `wanted` is how many groups of each role are to be there;
     empty: as the configuration says. `served` is the content of the file `config` as it was when it was read
-    (`served_config`). `version` is what is served of it is called, `content` what `version_of` returned for it."""
+    (`served_config`). `version` is what is served of it is called, `content` what `version_of` returned for it.
+    `slipstream` and `guardian_slipstream` are the versions of this program that the two processes run."""
 
     name: str
     pid: int
@@ -82,6 +83,8 @@ class ClusterState:
     served: dict[str, Any] = field(default_factory=dict)
     version: str = ""
     content: str = ""
+    slipstream: str = ""  # the driver's version
+    guardian_slipstream: str = ""
 
     def public(self) -> dict[str, Any]:
         """The state as plain values, without secrets, and without what only the next driver has a use for."""

@@ -74,9 +74,16 @@ def describe(
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    for refused in router.get("refused_pairs", ()) if router else ():
+        sides = (", ".join(refused["prefills"]), ", ".join(refused["decodes"]))
+        yield f"  never paired: {sides[0]} and {sides[1]} exchange no pages: {refused['reason']}"
+    for remark in router.get("drift", ()) if router else ():
+        yield f"  drift: {remark}"
     if state.update:
         yield f"  update: {state.update}"
-    yield f"  driver: pid {state.driver}, of guardian {state.pid}, {state.config}"
+    ours = f", Slipstream {state.slipstream}" if state.slipstream else ""
+    its = f" ({state.guardian_slipstream or '0.1'})" if state.guardian_slipstream != state.slipstream else ""
+    yield f"  driver: pid {state.driver}{ours}, of guardian {state.pid}{its}, {state.config}"
     if state.operator_url:
         yield f"  operator: {state.operator_url}/docs"
     if state.admin_url:

@@ -5,11 +5,7 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from slipstream.router.addresses import Endpoint
-
-
-def here(host: str) -> str:
-    """The address by which this machine reaches something that listens on `host`."""
-    return "127.0.0.1" if host in ("0.0.0.0", "::") else host
+from slipstream.router.process.listening import here
 
 
 def port_of(url: str) -> int | None:
@@ -18,5 +14,4 @@ def port_of(url: str) -> int | None:
 
 
 def url_of(scheme: str, at: Endpoint) -> str:
-    host = here(at.host)
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{at.port}"
+    return f"{scheme}://{Endpoint(here(at.host), at.port)}"

@@ -6,9 +6,10 @@ from slipstream.cluster.cluster_fleet import ClusterFleet
 from slipstream.cluster.console import Console
 from slipstream.cluster.own_ray import OwnRay
 from slipstream.cluster.run_state import MemberStatus, StateFile
-from slipstream.cluster.urls import here, url_of
+from slipstream.cluster.urls import url_of
 from slipstream.router.addresses import Addresses
 from slipstream.router.expected_workers import ExpectedWorkers
+from slipstream.router.process.listening import here
 
 
 class Watch:

@@ -12,6 +12,10 @@ class Endpoint:
     host: str
     port: int
 
+    def __str__(self) -> str:
+        """`HOST:PORT` as URLs have it: an IPv6 address stands in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
 
 @dataclass(frozen=True, slots=True)
 class Addresses:

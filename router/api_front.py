@@ -12,13 +12,15 @@ from slipstream import __version__
 from slipstream.router.access.access import Access
 from slipstream.router.access.caller import forbidden
 from slipstream.router.catalog.sampling_defaults import PLAIN, SamplingDefaults
-from slipstream.router.config import ApiConfig
+from slipstream.router.config import ApiConfig, HttpConfig
+from slipstream.router.http.body_coding import decode_body
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.reader import CheckCaller, Request
 from slipstream.router.http.routes import Routes
 from slipstream.router.metrics import FrontMetrics
 from slipstream.router.openai.api import Generations, OpenAiApi
+from slipstream.router.pages.pages import PAGE_PATHS
 from slipstream.router.random_bytes import random_bytes
 from slipstream.router.tokenizer import Tokenizer
 from slipstream.router.tracing.context import trace_context
@@ -26,9 +28,10 @@ from slipstream.router.tracing.tracer import TraceCounts, Tracer
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 READY_PATHS = ("/health/ready", "/health", "/ping")  # the latter two are where clients of vLLM and SageMaker ask
-OPEN_PATHS = frozenset({"/health/live", *READY_PATHS})
+OPEN_PATHS = frozenset({"/health/live", *READY_PATHS, *PAGE_PATHS})  # that need no key
 ADMIN_PATHS = ("/metrics", "/cluster/")  # and everything below them
 DEFAULT_API = ApiConfig()
+DEFAULT_HTTP = HttpConfig()
 CLIENT_LEFT = 499  # nginx's status for a client that disconnected; counted, never sent
 
 
@@ -43,20 +46,25 @@ class ApiFront:
         access: Access | None = None,
         tracer: Tracer | None = None,
         api: ApiConfig = DEFAULT_API,
+        http: HttpConfig = DEFAULT_HTTP,
         defaults: SamplingDefaults = PLAIN,
     ) -> None:
         self._metrics = FrontMetrics()
         self._access = access or Access()
         self._tracer = tracer
+        self._open_paths = OPEN_PATHS | {http.path_prefix}  # which leads to the home page
+        self._max_body_bytes = http.max_body_mib * 1024 * 1024
         self._routes = Routes()
-        OpenAiApi(model, tokenizer, service, self._metrics, self._access, api, defaults).add_to(self._routes)
+        OpenAiApi(model, tokenizer, service, self._metrics, self._access, api, http.sse_ping_s, defaults).add_to(
+            self._routes
+        )
         self._routes.add("GET", "/health/live", self.live)
         self._routes.add("GET", "/version", self.version)
 
     def __call__(self, request: Request, exchange: Exchange) -> Awaitable[None]:
         """Serve one request. The response carries the client's X-Request-Id if that is a harmless one, else a new
         id."""
-        return self._serve(self._routes, request, exchange, is_open=request.path in OPEN_PATHS)
+        return self._serve(self._routes, request, exchange, is_open=request.path in self._open_paths)
 
     @staticmethod
     def request_id_of(request: Request) -> str:
@@ -92,10 +100,12 @@ class ApiFront:
         self._begin_trace(request, exchange)
         status = 500
         try:
-            if not is_open:
+            if not is_open and request.method != "OPTIONS":
                 exchange.caller = self._access.keys.authenticate(request)
                 if request.path.startswith(ADMIN_PATHS) and not exchange.caller.is_admin:
                     raise forbidden(f"{request.path} needs an API key of an administrator.", None, "admin_only")
+            if b"content-encoding" in request.headers:
+                await decode_body(request, self._max_body_bytes)
             await routes(request, exchange)
             status = exchange.status
         except HttpError as error:

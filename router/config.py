@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -10,11 +11,19 @@ from urllib.parse import urlsplit
 from slipstream.router.access.config import AccessConfig
 from slipstream.router.generation import Levels
 
+ContentFormat = Literal["auto", "string", "openai"]  # of messages, for the chat template; vLLM's names
 PolicyName = Literal["slo", "kv", "least_loaded", "round_robin", "isl_threshold"]
 
 MAX_HISTORY_REQUESTS = 100_000
 MAX_FRONTS = 64
 MAX_TRACING_TIMEOUT_S = 60.0
+ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#@,*\s]+")  # RFC 6454, 6.2
+PATH_PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
+# With which paths of the API begin: below such a prefix, it could not be told whose path one is.
+OWN_SEGMENTS = frozenset(
+    ("v1", "health", "ping", "version", "tokenize", "detokenize", "metrics", "cluster", "docs", "openapi.json")
+)
+MAX_UNIX_PATH_BYTES = 107  # `sun_path` of unix(7)
 MIN_LEASE_S = 0.1  # workers are pinged several times per lease
 
 
@@ -52,13 +61,32 @@ class HttpConfig:
     write_timeout_s: float = 60.0  # a client that reads nothing for this long is disconnected
     max_connections: int = 10_000  # further ones get a 503 (except for /health) and are closed
     tls: TlsConfig = field(default_factory=TlsConfig)
+    cors_origins: tuple[str, ...] = ()  # whose pages may read answers in a browser; "*": all
+    path_prefix: str = ""  # every path is served below it as well
+    unix_socket: str | None = None  # also listen there, without TLS
+    sse_ping_s: float | None = None  # after so long without a token, a stream gets a comment
 
     def __post_init__(self) -> None:
         if not self.host:  # a socket takes an empty host for "all interfaces"
-            raise ValueError("host must not be empty; 0.0.0.0 means all interfaces")
+            raise ValueError('host must not be empty; "::" or 0.0.0.0 means all interfaces')
+        for origin in self.cors_origins:
+            if origin != "*" and not ORIGIN.fullmatch(origin):
+                example = 'must be "*" or origins such as https://app.example.com, without a path'
+                raise ValueError(f"cors_origins {example}, got {origin!r}")
+        if self.path_prefix and not PATH_PREFIX.fullmatch(self.path_prefix):
+            raise ValueError(
+                f"path_prefix must begin with a slash and not end with one, as in /llm, got {self.path_prefix!r}"
+            )
+        if self.path_prefix and self.path_prefix.split("/")[1] in OWN_SEGMENTS:
+            raise ValueError(f"path_prefix must not begin as a path that is served, got {self.path_prefix!r}")
+        if self.unix_socket is not None and not 0 < len(self.unix_socket.encode()) <= MAX_UNIX_PATH_BYTES:
+            limit = f"a path of at most {MAX_UNIX_PATH_BYTES} bytes"
+            raise ValueError(f"unix_socket must be null or {limit}, got {self.unix_socket!r}")
         for key in ("max_body_mib", "max_header_kib", "max_connections"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
+        if self.sse_ping_s is not None and not 0 < self.sse_ping_s < float("inf"):
+            raise ValueError(f"sse_ping_s must be null, or over 0 and finite, got {self.sse_ping_s}")
         for key in ("header_timeout_s", "body_timeout_s", "keep_alive_s", "write_timeout_s"):
             if not 0 < getattr(self, key) < float("inf"):
                 raise ValueError(f"{key} must be over 0 and finite, got {getattr(self, key)}")
@@ -77,7 +105,7 @@ class AdminConfig:
 
     def __post_init__(self) -> None:
         if not self.host:
-            raise ValueError("host must not be empty; 0.0.0.0 means all interfaces")
+            raise ValueError('host must not be empty; "::" or 0.0.0.0 means all interfaces')
         if self.port is not None and not 0 <= self.port < 65536:
             raise ValueError(f"port must be a port number (0: a free one), got {self.port}")
 
@@ -292,7 +320,7 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         if not self.worker_host:
-            raise ValueError("worker_host must not be empty; 0.0.0.0 means all interfaces")
+            raise ValueError('worker_host must not be empty; "::" or 0.0.0.0 means all interfaces')
         if not 1 <= self.fronts <= MAX_FRONTS:
             raise ValueError(f"fronts must be 1 to {MAX_FRONTS}, got {self.fronts}")
         if not 1 <= self.history_requests <= MAX_HISTORY_REQUESTS:

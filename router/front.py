@@ -7,11 +7,12 @@ from typing import Protocol
 
 import orjson
 
+from slipstream import __version__
 from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.access.access import Access
-from slipstream.router.api_front import DEFAULT_API, READY_PATHS, ApiFront
+from slipstream.router.api_front import DEFAULT_API, DEFAULT_HTTP, OPEN_PATHS, READY_PATHS, ApiFront
 from slipstream.router.catalog.sampling_defaults import PLAIN, SamplingDefaults
-from slipstream.router.config import ApiConfig
+from slipstream.router.config import ApiConfig, HttpConfig
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.reader import Request
@@ -20,6 +21,7 @@ from slipstream.router.measured import RoleMeasured
 from slipstream.router.messages import Role
 from slipstream.router.metrics_page import CONTENT_TYPE, MetricsPage
 from slipstream.router.openai.api import Generations
+from slipstream.router.pages.pages import Pages
 from slipstream.router.request_pages import Records, RequestPages
 from slipstream.router.signals import Signals
 from slipstream.router.status import Snapshot
@@ -53,9 +55,10 @@ class Front(ApiFront):
         has_admin_port: bool = False,
         tracer: Tracer | None = None,
         api: ApiConfig = DEFAULT_API,
+        http: HttpConfig = DEFAULT_HTTP,
         defaults: SamplingDefaults = PLAIN,
     ) -> None:
-        super().__init__(model, tokenizer, service, access, tracer, api, defaults)
+        super().__init__(model, tokenizer, service, access, tracer, api, http, defaults)
         self._model = model
         self._service = service
         self._unready_because = unready_because
@@ -81,6 +84,8 @@ class Front(ApiFront):
         pages.add_to(self._admin_routes)
         if has_keys or not has_admin_port:  # with keys, each caller may ask about its own requests
             pages.add_to(self._routes)
+        for_people = Pages(model, self._routes, has_keys=has_keys, open_paths=OPEN_PATHS)
+        for_people.add_to(self._routes, http.path_prefix)
 
     def admin(self, request: Request, exchange: Exchange) -> Awaitable[None]:
         """Serve one request at the operators' port. No key is asked for: whoever can reach the port may use it."""
@@ -94,9 +99,11 @@ class Front(ApiFront):
         exchange.respond(200, b'{"status":"ready"}')
 
     async def metrics(self, request: Request, exchange: Exchange) -> None:
+        """What Prometheus collects."""
         exchange.respond(200, self._page.render(), CONTENT_TYPE)
 
     async def status(self, request: Request, exchange: Exchange) -> None:
+        """Queue, workers, credits and totals."""
         exchange.respond(200, self.status_body())
 
     def status_body(self) -> bytes:
@@ -114,6 +121,9 @@ class Front(ApiFront):
             "queue_depth": snapshot.queue_depth,
             "workers": snapshot.workers,
             "versions": snapshot.versions,
+            "slipstream": __version__,
+            "refused_pairs": snapshot.refused_pairs,
+            "drift": snapshot.drift,
             "closed_links": snapshot.closed_links,
             "totals": snapshot.totals,
         }

@@ -5,8 +5,10 @@ its own work by counting lexer states, Earley items and symbols; the trial and t
 `parser_limits`. What it does not count is refused here (a `multipleOf` of many digits, which becomes an automaton of as
 many states, and unbounded repetition), or ends the process in which guides are tried (`guide_trial.py`).
 
-White space is allowed between the parts of JSON, but at most `MAX_WHITE_SPACE` characters: otherwise a small model that
-has begun to write spaces would go on with them to the end.
+A JSON schema comes as `router.json_schema` has rewritten it, with llguidance's options in it (`x-guidance`). One
+without them comes from an older router, and allows white space between the parts of JSON. There are at most
+`MAX_WHITE_SPACE` characters of it: otherwise a small model that has begun to write spaces would go on with them to the
+end.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ import json
 import math
 import re
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from slipstream.router.json_schema.anything import DEFINITION, FREE_OBJECT, NAME
 from slipstream.router.messages import Guide
 
 if TYPE_CHECKING:
@@ -29,6 +32,17 @@ MAX_STEP_FUEL = 50_000  # for one mask; a quarter of llguidance's default, with 
 NUM_TRIED_BYTES = 24
 
 
+class JsonStyle(NamedTuple):
+    """How JSON is written: without white space or with `any`, and whether an object with `properties` may have others,
+    which in JSON Schema it may."""
+
+    whitespace: Literal["compact", "any"] = "compact"
+    open_objects: bool = False
+
+
+COMPACT_JSON = JsonStyle()
+
+
 class GrammarError(ValueError):
     """A guide cannot be used; the text says why in one sentence."""
 
@@ -38,23 +52,42 @@ def grammar_of(guide: Guide) -> str:
     grammar is used."""
     from llguidance import LLMatcher
 
-    _check_repeats(guide)
     match guide.kind:
         case "json":
             _check_divisors(guide.spec)
+            if '"x-guidance":' in guide.spec:
+                return LLMatcher.grammar_from_json_schema(guide.spec)
+            _check_repeats(guide)
             white_space = rf"[ \t\n\r]{{1,{MAX_WHITE_SPACE}}}"
             try:
                 return LLMatcher.grammar_from_json_schema(guide.spec, overrides={"whitespace_pattern": white_space})
             except ValueError as error:
                 raise GrammarError(str(error)) from error
         case "regex":
+            _check_repeats(guide)
             return LLMatcher.grammar_from_regex(guide.spec)
         case "choice":
             # Strings in Lark's syntax have the same escapes as in JSON.
             choices = map(json.dumps, json.loads(guide.spec))
             return LLMatcher.grammar_from_lark(f"start: {' | '.join(choices)}")
         case "grammar":
+            _check_repeats(guide)
             return LLMatcher.grammar_from_lark(_as_lark(guide.spec))
+
+
+def json_options(style: JsonStyle) -> dict[str, Any]:
+    """What a JSON schema says to llguidance about itself. A `oneOf` whose branches llguidance cannot tell apart is an
+    `anyOf`."""
+    white_space: dict[str, Any] = {"whitespace_flexible": False}
+    if style.whitespace == "any":
+        white_space = {"whitespace_pattern": rf"[ \t\n\r]{{1,{MAX_WHITE_SPACE}}}"}
+    return {"x-guidance": {**white_space, "coerce_one_of": True}}
+
+
+def any_object(style: JsonStyle) -> Guide:
+    """The guide of answers that are some JSON object."""
+    schema = {"type": "object"} if style.open_objects else {**FREE_OBJECT, "$defs": {NAME: DEFINITION}}
+    return Guide("json", json.dumps({**schema, **json_options(style)}, separators=(",", ":")))
 
 
 def parser_limits() -> LLParserLimits:
@@ -67,8 +100,6 @@ def parser_limits() -> LLParserLimits:
 
 def _check_repeats(guide: Guide) -> None:
     """Raises GrammarError if a regular expression repeats something too often."""
-    if guide.kind == "choice":
-        return
     for count in re.findall(r"\{\s*(\d{0,9}\s*,\s*\d{7,}|\d{7,})", guide.spec):
         digits = count.rpartition(",")[2].strip().lstrip("0") or "0"
         if len(digits) > len(str(MAX_REPEATS)) or int(digits) > MAX_REPEATS:
@@ -125,9 +156,9 @@ def _as_lark(text: str) -> str:
 
 
 def complaint(guide: Guide) -> str | None:
-    """Why no output could follow this guide, whatever the vocabulary, or only at too high a cost; None if it is fine.
-    To be called in a process that may be killed (`guide_trial.py`): most guides take milliseconds, but nothing here
-    bounds the time."""
+    """Why no output could follow this guide, as workers are given it, whatever the vocabulary, or only at too high a
+    cost; None if it is fine. To be called in a process that may be killed (`guide_trial.py`): most guides take
+    milliseconds, but nothing here bounds the time."""
     from llguidance import LLMatcher, LLTokenizer
 
     try:

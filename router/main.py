@@ -3,8 +3,8 @@
     python -m slipstream.router.main --config router.yaml
 
 The file (YAML or JSON) has the fields of `RouterProgram`. Once the router listens, it prints one line of JSON that says
-where: `{"http": "http://127.0.0.1:8000", "workers": "127.0.0.1:40123"}`. SIGTERM and SIGINT drain it; a second signal
-ends it at once.
+where: `{"http": "http://127.0.0.1:8000", "workers": "127.0.0.1:40123"}`. SIGTERM and SIGINT drain it, the former after
+`drain_grace_s`, in which load balancers notice; a second signal ends it at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from slipstream.router.catalog.sampling_defaults import GenerationConfigUse
-from slipstream.router.config import RouterConfig
+from slipstream.router.config import ContentFormat, RouterConfig
 from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.garbage import spare_garbage_collector
 from slipstream.router.log_level import log_level
@@ -45,9 +45,11 @@ class RouterProgram:
     token: str
     has_prefill_pool: bool = False
     drain_s: float = 30.0
+    drain_grace_s: float = 2.0  # after SIGTERM, before that: new requests are still served, readiness is 503
     keeper: Path | None = None
     is_ending: bool = False
     generation_config: GenerationConfigUse = "auto"
+    chat_template_content_format: ContentFormat = "auto"
     router: RouterConfig = field(default_factory=RouterConfig)
 
 
@@ -70,16 +72,16 @@ def main(path: Path) -> None:
 async def serve(program: RouterProgram) -> None:
     """Runs the router until a signal has drained it. Raises OSError if it cannot listen, and FileNotFoundError or
     ValueError if the model directory has no usable tokenizer."""
-    ended = asyncio.Event()
     loop = asyncio.get_running_loop()
+    ended: asyncio.Future[signal.Signals] = loop.create_future()
 
-    def end() -> None:
-        if ended.is_set():
+    def end(number: signal.Signals) -> None:
+        if ended.done():
             os._exit(1)
-        ended.set()
+        ended.set_result(number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end)
+        loop.add_signal_handler(number, end, number)
     router = Router(
         program.router,
         program.model,
@@ -88,6 +90,7 @@ async def serve(program: RouterProgram) -> None:
         has_prefill_pool=program.has_prefill_pool,
         keeper=program.keeper,
         is_ending=program.is_ending,
+        content_format=program.chat_template_content_format,
     )
     addresses = await router.start()
     if program.keeper is not None:
@@ -96,11 +99,13 @@ async def serve(program: RouterProgram) -> None:
     spare_garbage_collector()
     http, workers, admin = addresses.http, addresses.workers, addresses.admin
     scheme = "https" if program.router.http.tls.is_on else "http"
-    listening = {"http": f"{scheme}://{http.host}:{http.port}", "workers": f"{workers.host}:{workers.port}"}
+    listening = {"http": f"{scheme}://{http}", "workers": str(workers)}
     if admin is not None:
-        listening["admin"] = f"http://{admin.host}:{admin.port}"
+        listening["admin"] = f"http://{admin}"
     print(json.dumps(listening), flush=True)
-    await ended.wait()
+    if await ended == signal.SIGTERM and program.drain_grace_s:
+        router.leave()
+        await asyncio.sleep(program.drain_grace_s)
     await router.drain(program.drain_s)
     await router.stop()
 

@@ -20,6 +20,8 @@ from slipstream.router.http.routes import Routes
 TEXT = "text/plain; charset=utf-8"
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 1000
+LIST_FIELDS = ("limit", "tenant", "outcome", "format")  # of the query
+EXPLAIN_FIELDS = ("format",)
 
 
 class Records(Protocol):
@@ -37,12 +39,12 @@ class RequestPages:
 
     def add_to(self, routes: Routes) -> None:
         """Register the pages."""
-        routes.add("GET", "/v1/requests", self.list)
-        routes.add_item("GET", "/v1/requests/", "/explain", self.explain)
+        routes.add("GET", "/v1/requests", self.list, query=LIST_FIELDS)
+        routes.add_item("GET", "/v1/requests/", "/explain", self.explain, query=EXPLAIN_FIELDS)
 
     async def list(self, request: Request, exchange: Exchange) -> None:
         """The latest requests, newest first; `limit`, `tenant` and `outcome` (or phase) select among them."""
-        fields = query_fields(request, ("limit", "tenant", "outcome", "format"))
+        fields = query_fields(request, LIST_FIELDS)
         limit = limit_of(fields.get("limit", str(DEFAULT_LIMIT)))
         tenant, wanted = fields.get("tenant"), outcome_of(fields.get("outcome"))
         records = (
@@ -61,7 +63,7 @@ class RequestPages:
 
     async def explain(self, request: Request, exchange: Exchange, request_id: str) -> None:
         """The way one request took through the cluster, and why."""
-        as_text = wants_text(request, query_fields(request, ("format",)))
+        as_text = wants_text(request, query_fields(request, EXPLAIN_FIELDS))
         record = self._records.explain(request_id)
         may_see = exchange.caller.may_see
         if record is not None and not may_see(record.tenant):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -16,7 +17,7 @@ from slipstream.router.access.config import AccessConfig
 from slipstream.router.addresses import Addresses, Endpoint
 from slipstream.router.canary import Canary
 from slipstream.router.catalog.sampling_defaults import GenerationConfigUse, SamplingDefaults
-from slipstream.router.config import DispatchConfig, RouterConfig, TlsConfig, TracingConfig
+from slipstream.router.config import ContentFormat, DispatchConfig, RouterConfig, TlsConfig, TracingConfig
 from slipstream.router.encoding import encode_pool
 from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.front import Front
@@ -26,14 +27,16 @@ from slipstream.router.fronts.pool import FrontPool
 from slipstream.router.fronts.setup import FrontSetup, LogStyle
 from slipstream.router.fronts.tally import FrontTally
 from slipstream.router.generation import SHUTTING_DOWN
-from slipstream.router.http.server import HttpServer
+from slipstream.router.http.server import BACKLOG, HttpServer
 from slipstream.router.messages import Role
 from slipstream.router.open_files import allow_all_files
+from slipstream.router.process.listening import listening_at_path, remove_path
 from slipstream.router.service import GenerationService
 from slipstream.router.signals import Signals
 from slipstream.router.takeover.estate import Estate
+from slipstream.router.text.tokenizer_files import read_json
 from slipstream.router.text.unknown_tokens import warning_about
-from slipstream.router.tokenizer import Tokenizer, read_json
+from slipstream.router.tokenizer import Tokenizer
 from slipstream.router.tracing.tracer import Tracer
 from slipstream.router.version_status import VersionStatus
 
@@ -43,7 +46,7 @@ LAST_WORDS_S = 1.0  # how long streams that are cut off have to send their error
 
 
 class Router:
-    """Life cycle: `start`, `drain` (optional), `stop`, all on the event loop that `start` ran on.
+    """Life cycle: `start`, `leave` and `drain` (optional), `stop`, all on the event loop that `start` ran on.
 
     `model_dir` is only needed for its tokenizer, its chat template and, unless `generation_config` is none, the
     defaults of requests; the workers tell how long sequences may be.
@@ -65,6 +68,7 @@ class Router:
         keeper: Path | None = None,
         is_ending: bool = False,
         generation_config: GenerationConfigUse = "auto",
+        content_format: ContentFormat = "auto",
     ) -> None:
         self._config = config
         self._model_name = model_name
@@ -73,10 +77,12 @@ class Router:
         self._keeper = keeper
         self._generation_config = generation_config
         self._defaults = SamplingDefaults()
+        self._content_format = content_format
         self._expected = ExpectedWorkers(num_prefill=int(has_prefill_pool))
         self._asleep_since: int | None = None  # `num_decode_joins` when it fell asleep
         self._model_positions: int | None = None  # the longest sequence that the model allows, if its config says so
         self._cleanup = AsyncExitStack()
+        self._is_leaving = False
         self._is_draining = is_ending
         self._service: GenerationService
         self._server: HttpServer | FrontPool
@@ -93,7 +99,9 @@ class Router:
         async with AsyncExitStack() as cleanup:
             pool = cleanup.enter_context(encode_pool())
             loop = asyncio.get_running_loop()
-            tokenizer = await loop.run_in_executor(pool, Tokenizer.from_directory, self._model_dir, pool)
+            tokenizer = await loop.run_in_executor(
+                pool, Tokenizer.from_directory, self._model_dir, pool, self._content_format
+            )
             if tokenizer.unknown_to_model:
                 log.warning("%s", warning_about(tokenizer.unknown_to_model, tokenizer.vocab_size))
             self._defaults = SamplingDefaults.read(self._model_dir, self._generation_config)
@@ -118,12 +126,17 @@ class Router:
                 tracer=begin_tracing(self._config.tracing, self._model_name, cleanup),
                 defaults=self._defaults,
                 api=self._config.api,
+                http=self._config.http,
             )
             if estate is not None and estate.listening and self._model_positions is not None:
                 # Accept the previous router's clients even before it is known which workers will come.
                 self._service.expect_max_model_len(self._model_positions)
-            self._server = self._serving(self._front, access, estate)
+            unix_socket = self._listen_at_path(estate)
+            if unix_socket is not None:
+                cleanup.callback(unix_socket.close)
+            self._server = self._serving(self._front, access, estate, unix_socket)
             if self._is_draining:
+                self._end_listening_at_path()
                 self._service.stop_admission()
                 self._server.refuse_clients()
             await self._service.start(estate)
@@ -140,12 +153,34 @@ class Router:
         """What the previous router has left; None without a keeper. Blocks."""
         return None if self._keeper is None else Estate.of_keeper(self._keeper, num_fronts=self._config.fronts)
 
+    def _listen_at_path(self, estate: Estate | None) -> socket.socket | None:
+        """The Unix socket for clients, that of the previous router if it has left it. Raises OSError."""
+        path = self._config.http.unix_socket
+        if path is None:
+            return None
+        if estate is not None:
+            inherited = estate.take_unix_socket()
+            if inherited is not None:
+                return inherited
+        try:
+            sock = listening_at_path(path, BACKLOG)
+        except OSError as error:
+            raise OSError(error.errno, f"cannot listen for HTTP at {path}: {error.strerror or error}") from error
+        if estate is not None:
+            estate.keep_listening([sock])
+        return sock
+
+    def _end_listening_at_path(self) -> None:
+        if self._config.http.unix_socket is not None:
+            remove_path(self._config.http.unix_socket)
+
     async def _start_admin(self, front: Front, cleanup: AsyncExitStack) -> Endpoint | None:
         """The administrators' port, if there is one. Raises OSError if it cannot be had."""
         admin = self._config.admin
         if admin.port is None:
             return None
-        server = HttpServer(replace(self._config.http, host=admin.host, port=admin.port, tls=TlsConfig()), front.admin)
+        http = replace(self._config.http, host=admin.host, port=admin.port, tls=TlsConfig(), cors_origins=())
+        server = HttpServer(http, front.admin)
         port = await server.start()
         cleanup.push_async_callback(server.stop)
         return Endpoint(admin.host, port)
@@ -159,14 +194,26 @@ class Router:
         canary.add_done_callback(log_failure)
         cleanup.push_async_callback(cancel_and_wait, canary)
 
-    def _serving(self, front: Front, access: Access, estate: Estate | None) -> HttpServer | FrontPool:
+    def _serving(
+        self, front: Front, access: Access, estate: Estate | None, unix_socket: socket.socket | None
+    ) -> HttpServer | FrontPool:
         """What clients connect to: a server in this process, or a pool of front processes."""
         if self._config.fronts == 1:
-            return HttpServer(self._config.http, front, check_caller=front.check_caller, estate=estate)
+            check_caller = front.check_caller
+            return HttpServer(
+                self._config.http, front, check_caller=check_caller, estate=estate, unix_socket=unix_socket
+            )
         log_style = LogStyle.of_this_process()
         longest, keeper = self._service.max_model_len, self._keeper if estate is not None else None
         setup = FrontSetup(
-            self._config, self._model_name, self._model_dir, longest, log_style, keeper=keeper, defaults=self._defaults
+            self._config,
+            self._model_name,
+            self._model_dir,
+            longest,
+            log_style,
+            keeper=keeper,
+            defaults=self._defaults,
+            content_format=self._content_format,
         )
 
         def link_of(send: Callable[[DispatcherMessage], None]) -> FrontLink:
@@ -174,7 +221,7 @@ class Router:
             is_kept = keeper is not None and not self._config.http.tls.is_on
             return FrontLink(self._service, access, tally, front, send, clients_outlive_it=is_kept)
 
-        return FrontPool(self._config.fronts, setup, link_of, estate)
+        return FrontPool(self._config.fronts, setup, link_of, estate, unix_socket)
 
     async def _tell_limits(self, fronts: FrontPool) -> None:
         while True:
@@ -205,10 +252,17 @@ class Router:
         """The state and the counts of each version of the model."""
         return self._service.version_status
 
+    def leave(self) -> None:
+        """Be unready from now on, so that load balancers send their requests elsewhere. Those that still come are
+        served, and their connections closed after the answer."""
+        self._is_leaving = True
+        self._server.leave()
+
     async def drain(self, deadline_s: float) -> None:
         """Accept no new requests and let running answers end, for at most `deadline_s` seconds."""
         self._is_draining = True
         self._service.stop_admission()
+        self._end_listening_at_path()
         await self._server.drain(deadline_s)
 
     def expect_workers(self, expected: ExpectedWorkers) -> None:
@@ -249,7 +303,7 @@ class Router:
         await self._cleanup.aclose()
 
     def _unready_because(self) -> str | None:
-        if self._is_draining:
+        if self._is_leaving or self._is_draining:
             return SHUTTING_DOWN.message
         if self._is_asleep:
             return None

@@ -83,10 +83,10 @@ class GenerationService:
         self._is_closed = False
 
     async def start(self, estate: Estate | None = None) -> None:
-        """Starts to listen for workers, on the previous router's socket if there is an estate of one. Raises OSError if
-        it cannot listen."""
+        """Starts to listen for workers, on the previous router's sockets if there is an estate of one. Raises OSError
+        if it cannot listen."""
         inherited = estate.for_workers if estate is not None else []
-        await self._port.start(inherited[0] if inherited else None)
+        await self._port.start(inherited)
         if estate is not None and not inherited:
             estate.keep_listening(self._port.sockets, for_workers=True)
 

@@ -39,7 +39,7 @@ class WorkerPages:
         self._workers = workers
 
     def add_to(self, routes: Routes) -> None:
-        routes.add_item("POST", "/cluster/workers/", "/drain", self.drain)
+        routes.add_item("POST", "/cluster/workers/", "/drain", self.drain, body=DrainBody)
 
     async def drain(self, request: Request, exchange: Exchange, item: str) -> None:
         """Starts to empty a worker and answers 202. The worker's connection ends when it is empty."""

@@ -20,7 +20,9 @@ from slipstream.router.config import RouterConfig
 from slipstream.router.dispatcher import Dispatcher
 from slipstream.router.hello_check import why_refused
 from slipstream.router.messages import Hello, Ping, Rejected, Role, Welcome, WorkerMessage
-from slipstream.router.wire import MAX_FRAME_BYTES, FrameProtocol, Message, WireError
+from slipstream.router.page_exchange import about_newcomer
+from slipstream.router.process.listening import listening_at
+from slipstream.router.wire import FrameProtocol, Message, WireError
 
 # How much a stranger can make us buffer before it has shown the token.
 MAX_HELLO_BYTES = 64 << 10
@@ -61,7 +63,8 @@ class WorkerPort:
         self._joined = asyncio.Event()
         self._changed = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
+        self._listening: Sequence[socket.socket] = ()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_s = 0.0
         self._is_timer_set_soon = False
@@ -72,28 +75,25 @@ class WorkerPort:
 
     # ---- life cycle
 
-    async def start(self, listening: socket.socket | None = None) -> None:
-        """Listens on `worker_host:worker_port`, or on the socket of a previous router. Raises OSError if it cannot
+    async def start(self, listening: Sequence[socket.socket] = ()) -> None:
+        """Listens on `worker_host:worker_port`, or on the sockets of a previous router. Raises OSError if it cannot
         listen."""
         loop = self._loop = asyncio.get_running_loop()
-        if listening is not None:
-            self._server = await loop.create_server(self._accept, sock=listening, backlog=BACKLOG)
-        else:
-            host, port = self._config.worker_host, self._config.worker_port
-            self._server = await loop.create_server(self._accept, host, port, backlog=BACKLOG)
+        host, port = self._config.worker_host, self._config.worker_port
+        self._listening = listening or await asyncio.to_thread(listening_at, host, port, BACKLOG)
+        for sock in self._listening:
+            self._servers.append(await loop.create_server(self._accept, sock=sock, backlog=BACKLOG))
         self._schedule_beat()
 
     @property
     def sockets(self) -> Sequence[socket.socket]:
         """The sockets that listen for workers. Valid between `start` and `close`."""
-        assert self._server is not None
-        return self._server.sockets
+        return self._listening
 
     @property
     def address(self) -> tuple[str, int]:
         """The host and port that workers connect to. Valid between `start` and `close`."""
-        assert self._server is not None
-        host, port = self._server.sockets[0].getsockname()[:2]
+        host, port = self._listening[0].getsockname()[:2]
         return host, port
 
     async def close(self) -> None:
@@ -102,9 +102,10 @@ class WorkerPort:
         for handle in (self._timer, self._beat):
             if handle is not None:
                 handle.cancel()
-        if self._server is None:
+        if not self._servers:
             return
-        self._server.close()
+        for server in self._servers:
+            server.close()
         for connection in list(self._connections):
             connection.protocol.close()
         try:
@@ -114,8 +115,9 @@ class WorkerPort:
             for connection in list(self._connections):
                 connection.protocol.abort()
             await self._all_gone.wait()
-        await self._server.wait_closed()
-        self._server = None
+        for server in self._servers:
+            await server.wait_closed()
+        self._servers.clear()
 
     # ---- driving the dispatcher
 
@@ -203,12 +205,14 @@ class WorkerPort:
             connection.send(Rejected(reason))
             connection.protocol.close()
             return
+        for remark in about_newcomer(hello, connected):
+            log.warning("%s", remark)
         now = time.monotonic()
         older = self._peer_named(hello.worker.name)
         if older is not None:
             self._workers.pop(older).protocol.abort()  # it may be dead, and never take what is queued
             self.perform(self._dispatcher.worker_lost(older, now, "it connected anew"))
-        connection.protocol.reader.max_frame_bytes = MAX_FRAME_BYTES
+        connection.protocol.reader.trust()
         connection.hello = hello
         self._workers[hello.worker] = connection
         log.info("%s worker %s has joined (pid %d)", hello.role, hello.worker, hello.pid)

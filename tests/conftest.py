@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 TESTS = Path(__file__).resolve().parent
+collect_ignore = ["clients"]  # they need packages of another environment: scripts/test --clients
 
 # Triton decides when it is first imported, and transformers imports it too, whether its kernels are interpreted.
 if not Path("/dev/nvidiactl").exists():

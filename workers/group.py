@@ -78,7 +78,8 @@ class MeetingPoint:
 
     def __init__(self, host: str, size: int) -> None:
         """Raises OSError if the host is not one of this machine's."""
-        self._listener = socket.create_server((host, 0))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family)
         self.store = TCPStore(host, 0, size, is_master=True, wait_for_workers=False)
         self.address = GroupAddress(host, self.store.port, self._listener.getsockname()[1], secrets.token_hex(16))
         self._size = size

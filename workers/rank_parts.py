@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 
@@ -12,12 +11,14 @@ import torch
 
 from slipstream.kv_transfer.agent import TransferAgent
 from slipstream.kv_transfer.events import Received, ReceiveFailed, SendFailed, Sent, TransferEvent
+from slipstream.kv_transfer.greeting import PROTOCOL_NAME
 from slipstream.kv_transfer.plan import TicketError
 from slipstream.kv_transfer.pool import HostPagePool
 from slipstream.kv_transfer.pool_memory import PoolMemory
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
-from slipstream.router.messages import Role, unpack_ids
+from slipstream.router.messages import PageLayout, Role, unpack_ids
 from slipstream.router.prefix.block_hash import model_key
+from slipstream.router.process.container_limits import num_cores
 from slipstream.workers.config import EngineConfig, WorkerConfig
 from slipstream.workers.device_staging import device_page_pool
 from slipstream.workers.engine.build import build_runner, engine_limits
@@ -151,6 +152,17 @@ class RankParts:
             max_queued_tokens=config.in_role(role).max_queued_tokens,
         )
 
+    def page_layout(self, tickets: TicketOffice) -> PageLayout:
+        """What a page is made of, for the greeting: the same as on tickets."""
+        return PageLayout(
+            num_layers=tickets.num_layers,
+            num_kv_heads=tickets.num_kv_heads,
+            head_dim=self.runner.model.config.head_dim,
+            head_bytes=tickets.head_bytes,
+            page_dtype=tickets.page_dtype,
+            transfer=PROTOCOL_NAME,
+        )
+
     def ticket_office(self, worker: PeerId, addresses: tuple[TransferAddress, ...], slab_pages: int) -> TicketOffice:
         """An office that issues tickets for pools of this rank's shape."""
         kv = self.runner.kv  # [layers, pages, kv_heads, ...]
@@ -186,7 +198,7 @@ def rank_parts(config: WorkerConfig, tp: TensorParallel, ended: Callable[[RankOu
     """
     engine = config.engine
     # By default a fair share of the cores; native kernels may get more (see `build_runner`).
-    torch.set_num_threads(engine.num_threads or max(1, len(os.sched_getaffinity(0)) // config.ranks_on_host))
+    torch.set_num_threads(engine.num_threads or max(1, num_cores() // config.ranks_on_host))
     # We run no graphs of independent operators, so a second pool of threads would only compete for the cores.
     torch.set_num_interop_threads(1)
     limits = engine_limits(

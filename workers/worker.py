@@ -21,7 +21,7 @@ import uvloop
 from slipstream.kv_transfer.staging import StagingError
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
 from slipstream.kv_transfer.transport import TransportError
-from slipstream.router.messages import PROTOCOL_VERSION, Hello, StepTime
+from slipstream.router.messages import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, Build, Hello, PageLayout, StepTime
 from slipstream.router.messages import Role as RoleName
 from slipstream.workers.compute_thread import ComputeThread
 from slipstream.workers.config import WorkerConfig
@@ -52,6 +52,7 @@ from slipstream.workers.role import Role
 from slipstream.workers.router_link import RouterLink
 from slipstream.workers.stats_book import StatsBook
 from slipstream.workers.step_times import StepSampler
+from slipstream.workers.telemetry.engine_build import build_of
 from slipstream.workers.ticket_office import TicketOffice
 from slipstream.workers.watchdog import Watchdog
 
@@ -99,6 +100,7 @@ class Worker:
         self._broken = threading.Event()
         self._broken_reason = ""
         self._router = (config.router_host, config.router_port)
+        self._build, self._layout = Build(), PageLayout()  # known once the model is loaded
 
     def prepare(self) -> GroupAddress | None:
         """Binds the ports where the other ranks meet this one. Idempotent. Raises OSError if `host` is not ours."""
@@ -214,6 +216,7 @@ class Worker:
             transfers = GroupTransfers([parts.agent, *ranks])
             tickets = parts.ticket_office(self._last_epoch(), addresses, config.transfer.slab_pages)
             self._reporter.show("warming_up", "generating the first tokens, timing steps")
+            self._build, self._layout = build_of(parts.runner), parts.page_layout(tickets)
             build = partial(self._warm_engine, parts, GroupExecutor(parts.runner, ranks, transfers))
             engine, profile = self._compute(build, config.role, parts)
             stats, steps = StatsBook(engine, transfers), StepSampler(profile)
@@ -321,6 +324,9 @@ class Worker:
             max_step_tokens=limits.max_step_tokens,
             prefix_caching=limits.prefix_caching,
             model_version=self._config.model_version,
+            oldest_version=OLDEST_PROTOCOL_VERSION,
+            build=self._build,
+            layout=self._layout,
         )
 
     # ---- on any thread

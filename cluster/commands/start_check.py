@@ -10,7 +10,7 @@ from slipstream.cluster import run_state
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.doubts import Machine
 from slipstream.cluster.driver_process import ray_address
-from slipstream.cluster.listening import listeners, why_not_there
+from slipstream.cluster.listening import listeners, why_no_unix_socket, why_not_there
 from slipstream.cluster.own_ray import offered_cpus
 from slipstream.cluster.placement import CannotPlace, check_fits, pool_resources
 
@@ -24,7 +24,7 @@ def refusals_here(config: ClusterConfig, machine: Machine, devices: Path = Path(
         return
     states = run_state.read_all(run_state.run_folder())
     if not any(state.name == config.name for state in states):  # whose ports these may be
-        yield from filter(None, map(why_not_there, listeners(config)))
+        yield from filter(None, (*map(why_not_there, listeners(config)), why_no_unix_socket(config)))
     num_gpus = config.ray.num_gpus
     if num_gpus is None:
         num_gpus = sum(GPU_DEVICE.fullmatch(path.name) is not None for path in devices.glob("nvidia*"))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from slipstream.cluster.config import OperatorConfig
 from slipstream.cluster.operator.parts import DriverParts
+from slipstream.router.process.listening import close_all, listening_at
 
 if TYPE_CHECKING:
     from slipstream.cluster.operator.web import Server
+
+BACKLOG = 128
 
 
 class OperatorPort:
@@ -20,13 +22,11 @@ class OperatorPort:
 
     def __init__(self, config: OperatorConfig, port: int) -> None:
         """Starts to listen. Raises OSError if it cannot."""
-        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-        self.socket = socket.create_server((config.host, port), family=family, backlog=128)
-        self.host = config.host
-        self.port: int = self.socket.getsockname()[1]
+        self.sockets = listening_at(config.host, port, BACKLOG)
+        self.port: int = self.sockets[0].getsockname()[1]
 
     def close(self) -> None:
-        self.socket.close()
+        close_all(self.sockets)
 
 
 @contextlib.asynccontextmanager
@@ -34,7 +34,7 @@ async def operating(port: OperatorPort, parts: DriverParts) -> AsyncIterator[Non
     """Serves the API while the context is open."""
     # In a thread, because the import takes longer than the loop should be blocked.
     server = await asyncio.to_thread(_web_server, parts)
-    task = asyncio.create_task(server.serve(sockets=[port.socket]), name="operator")
+    task = asyncio.create_task(server.serve(sockets=port.sockets), name="operator")
     try:
         yield
     finally:

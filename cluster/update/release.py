@@ -22,9 +22,10 @@ class Release:
 
 
 def check_same_text(old: ClusterConfig, new: ClusterConfig) -> None:
-    """Raises FleetError if tokenizer, chat template or the sampling that generation_config.json recommends
-    differ, because the router has one of each for all versions."""
-    from slipstream.router.tokenizer import TokenizerFiles  # imported here because it imports the tokenizers library
+    """Raises FleetError if tokenizer, chat template or the sampling that generation_config.json recommends differ,
+    because the router has one of each for all versions."""
+    # imported here because it imports the tokenizers library
+    from slipstream.router.text.tokenizer_files import TokenizerFiles
 
     try:
         before, after = (TokenizerFiles.read(Path(config.model.path)) for config in (old, new))

@@ -9,7 +9,7 @@
       ------------ Refused ----------->          by a limit, or before it was submitted
       ------------ Ask --------------->  Answer           every path that is not a generation's
       <----------- TakeOver -----------          once, when the workers to come are known
-      <----------- Limits, Drain ------
+      <----------- Limits, Leave, Drain
 
 Requests have numbers that the front gives; ids would be most of each token's message. Fields called `pickled` hold
 objects that only Slipstream's own processes, of one version, ever exchange.
@@ -234,6 +234,11 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Leave:
+    """Connections are to be closed after their next response."""
+
+
+@dataclass(frozen=True, slots=True)
 class Drain:
     """Accept no more connections, end what runs within `deadline_s`, then exit."""
 
@@ -241,7 +246,7 @@ class Drain:
 
 
 FrontMessage = Listening | Submit | Cancel | Enter | Settle | Counts | Ask | Forget | Refused
-DispatcherMessage = Begin | Limits | TakeOver | Output | Entered | Answer | Drain
+DispatcherMessage = Begin | Limits | TakeOver | Output | Entered | Answer | Leave | Drain
 
 FRONTS = Vocabulary(
     {
@@ -261,5 +266,6 @@ FRONTS = Vocabulary(
         Answer: 36,
         Drain: 37,
         TakeOver: 38,
+        Leave: 39,
     }
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import pickle
@@ -18,8 +17,18 @@ from typing import Any
 
 from slipstream.router.fronts.connection_counts import ConnectionCounts
 from slipstream.router.fronts.link import FrontLink
-from slipstream.router.fronts.messages import FRONTS, Begin, DispatcherMessage, Drain, Limits, Listening, TakeOver
+from slipstream.router.fronts.messages import (
+    FRONTS,
+    Begin,
+    DispatcherMessage,
+    Drain,
+    Leave,
+    Limits,
+    Listening,
+    TakeOver,
+)
 from slipstream.router.fronts.setup import FrontSetup
+from slipstream.router.process.listening import bound_at, cannot_listen, close_all
 from slipstream.router.takeover.estate import Estate
 from slipstream.router.wire import FrameProtocol, WireError
 
@@ -35,7 +44,7 @@ log = logging.getLogger(__name__)
 class FrontPool:
     """`link_of` makes the dispatcher's end of a connection, given how to send on it. All fronts share one port: each
     listens on it, and the system divides new connections between them. With an `estate` the port is that of the router
-    before, and each front goes on with the clients of the one before it."""
+    before, and each front goes on with the clients of the one before it. All fronts accept at the one `unix_socket`."""
 
     def __init__(
         self,
@@ -43,17 +52,20 @@ class FrontPool:
         setup: FrontSetup,
         link_of: Callable[[Callable[[DispatcherMessage], None]], FrontLink],
         estate: Estate | None = None,
+        unix_socket: socket.socket | None = None,
     ) -> None:
         self._num_fronts = num_fronts
+        self._unix_socket = unix_socket
         self._estate = estate
         self._takes_over = False
         self._setup = setup
         self._link_of = link_of
         self._counts = ConnectionCounts(num_fronts)
-        self._reserved: socket.socket | None = None
+        self._reserved: list[socket.socket] = []
         self._fronts: set[_Front] = set()
         self._keepers: list[asyncio.Task[None]] = []  # one a front
         self._watch: asyncio.Task[None] | None = None
+        self._is_leaving = False
         self._drained_s: float | None = None  # when the drain that has begun is to be over (monotonic)
 
     @property
@@ -80,10 +92,10 @@ class FrontPool:
         """The port that the fronts are to share, from now on ours. Raises OSError."""
         http = self._setup.config.http
         inherited = self._estate.listening if self._estate is not None else []
-        self._reserved = inherited[0] if inherited else reserve_port(http.host, http.port)
+        self._reserved = inherited or reserve_port(http.host, http.port)
         if self._estate is not None and not inherited:
-            self._estate.keep_listening([self._reserved])
-        port: int = self._reserved.getsockname()[1]
+            self._estate.keep_listening(self._reserved)
+        port: int = self._reserved[0].getsockname()[1]
         self._setup = replace(self._setup, config=replace(self._setup.config, http=replace(http, port=port)))
         return port
 
@@ -92,6 +104,12 @@ class FrontPool:
         self._setup = replace(self._setup, is_ending=True)
         if self._estate is not None:
             self._estate.stop_listening()
+        self._close_unix_socket()
+
+    def _close_unix_socket(self) -> None:
+        if self._unix_socket is not None:
+            self._unix_socket.close()
+            self._unix_socket = None
 
     async def take_over(self) -> None:
         """Has the fronts go on with the clients of those before them, from now on also when one is started anew."""
@@ -105,6 +123,12 @@ class FrontPool:
             self._setup = replace(self._setup, max_model_len=max_model_len, versions=versions)
             for front in self._fronts:
                 front.protocol.send(Limits(max_model_len, versions))
+
+    def leave(self) -> None:
+        """Clients still come and are served, and each connection is closed after its next response."""
+        self._is_leaving = True
+        for front in self._fronts:
+            self._tell_what_to_do(front)
 
     async def drain(self, deadline_s: float) -> bool:
         """No new connections; returns when all fronts have ended what ran there, True if within `deadline_s`. A front
@@ -127,6 +151,8 @@ class FrontPool:
         if self._takes_over and not front.takes_over:
             front.takes_over = True
             front.protocol.send(TakeOver(self._setup.max_model_len, self._setup.versions))
+        if self._is_leaving:
+            front.protocol.send(Leave())
         if self._drained_s is not None:
             front.protocol.send(Drain(max(self._drained_s - time.monotonic(), 0.0)))
 
@@ -141,14 +167,14 @@ class FrontPool:
         await asyncio.gather(*map(self._end, list(self._fronts)))
         if self._estate is not None:
             self._estate.close()
-        if self._reserved is not None:
-            self._reserved.close()
+        close_all(self._reserved)
+        self._close_unix_socket()
         self._counts.close()
 
     def _spawn(self, slot: int) -> _Front:
         cell = self._counts.take_cell()
         try:
-            front = _Front(self._setup, self._link_of, self._counts.fd, cell, slot)
+            front = _Front(self._setup, self._link_of, self._counts.fd, cell, slot, self._unix_socket)
         except OSError:
             self._counts.give_back(cell)
             raise
@@ -206,6 +232,7 @@ class _Front:
         counts_fd: int,
         cell: int,
         slot: int,
+        unix_socket: socket.socket | None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.cell = cell  # in the connection counts
@@ -217,6 +244,10 @@ class _Front:
         self.heard_s = time.monotonic()
         self.protocol = FrameProtocol(self._received, self._on_lost, vocabulary=FRONTS)
         self.link = link_of(self._send)
+        inherited = [counts_fd]
+        if unix_socket is not None:
+            setup = replace(setup, unix_socket_fd=unix_socket.fileno())
+            inherited.append(unix_socket.fileno())
         ours, theirs = socket.socketpair()
         with theirs:
             # Where this process found its modules, that one shall.
@@ -225,11 +256,12 @@ class _Front:
                 self.process = subprocess.Popen(
                     [
                         sys.executable,
+                        "-P",  # they are on PYTHONPATH
                         "-m",
                         "slipstream.router.fronts.process",
                         *map(str, (theirs.fileno(), counts_fd, cell, slot)),
                     ],
-                    pass_fds=[theirs.fileno(), counts_fd],
+                    pass_fds=[theirs.fileno(), *inherited],
                     stdin=subprocess.DEVNULL,
                     env=environment,
                 )
@@ -274,19 +306,15 @@ class _Front:
         self.lost.set_result(None)
 
 
-def reserve_port(host: str, port: int) -> socket.socket:
-    """A socket bound to the address, without listening, so that fronts may share it. Raises OSError if somebody else,
+def reserve_port(host: str, port: int) -> list[socket.socket]:
+    """Sockets bound to the address, without listening, so that fronts may share it. Raises OSError if another program,
     even a router of the same user that shares its port among fronts, listens there."""
-    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     try:
-        with socket.socket(family, socket.SOCK_STREAM) as alone:
-            alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            alone.bind((host, port))
-            port = alone.getsockname()[1]
-        shared = socket.socket(family, socket.SOCK_STREAM)
-        shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        shared.bind((host, port))
+        alone = bound_at(host, port)
+        try:
+            port = alone[0].getsockname()[1]
+        finally:
+            close_all(alone)
+        return bound_at(host, port, reuse_port=True)
     except OSError as error:
-        why = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
-        raise OSError(error.errno, f"cannot listen for HTTP on {host}:{port}: {why}") from error
-    return shared
+        raise cannot_listen(error, host, port) from error

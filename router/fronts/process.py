@@ -27,7 +27,7 @@ import uvloop
 from slipstream.router.api_front import ApiFront
 from slipstream.router.encoding import encode_pool
 from slipstream.router.fronts.connection_counts import SharedConnectionCount
-from slipstream.router.fronts.messages import FRONTS, Begin, Counts, Drain, Limits, Listening, TakeOver
+from slipstream.router.fronts.messages import FRONTS, Begin, Counts, Drain, Leave, Limits, Listening, TakeOver
 from slipstream.router.fronts.remote import RemoteAccess, RemoteDispatcher
 from slipstream.router.fronts.setup import FrontSetup
 from slipstream.router.fronts.tally import counts_of
@@ -91,14 +91,16 @@ class FrontProcess:
             self._leaves_clients = estate is not None and not config.http.tls.is_on
         pool = cleanup.enter_context(encode_pool())
         files = cleanup.enter_context(ThreadPoolExecutor(1, thread_name_prefix="access"))
-        tokenizer = await loop.run_in_executor(pool, Tokenizer.from_directory, setup.model_dir, pool)
+        tokenizer = await loop.run_in_executor(
+            pool, Tokenizer.from_directory, setup.model_dir, pool, setup.content_format
+        )
         tracer = begin_tracing(config.tracing, setup.model, cleanup)
         dispatcher = self._dispatcher = RemoteDispatcher(self._link.send, traces=tracer is not None)
         dispatcher.max_model_len, dispatcher.versions = setup.max_model_len, setup.versions
         access = RemoteAccess(config.access, files, dispatcher)
         access.open()
         cleanup.push_async_callback(access.close)
-        front = ApiFront(setup.model, tokenizer, dispatcher, access, tracer, api=config.api, defaults=setup.defaults)
+        front = ApiFront(setup.model, tokenizer, dispatcher, access, tracer, config.api, config.http, setup.defaults)
         server = self._server = HttpServer(
             config.http,
             DividedHandler(front, dispatcher, self._tell_counts),
@@ -106,6 +108,7 @@ class FrontProcess:
             shares_port=True,
             count=self._connections,
             estate=estate,
+            unix_socket=None if setup.unix_socket_fd is None else socket.socket(fileno=setup.unix_socket_fd),
         )
         self._count = lambda: Counts(
             counts_of(front.counts, access.keys.num_unauthenticated, front.trace_counts), server.num_connections
@@ -148,6 +151,8 @@ class FrontProcess:
             case TakeOver(max_model_len, versions) if self._dispatcher is not None and self._server is not None:
                 self._dispatcher.received(Limits(max_model_len, versions))
                 self._taking_over = asyncio.create_task(self._server.take_over())
+            case Leave() if self._server is not None:
+                self._server.leave()
             case Drain(deadline_s):
                 self._draining = asyncio.create_task(self._drain(deadline_s))
             case _ if self._dispatcher is not None:

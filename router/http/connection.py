@@ -52,10 +52,12 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         max_header_bytes, max_body_bytes = config.max_header_kib * 1024, config.max_body_mib * 1024 * 1024
-        self._reader = RequestReader(max_header_bytes, max_body_bytes, owner.check_caller)
+        self._reader = RequestReader(max_header_bytes, max_body_bytes, owner.check_caller, config.path_prefix)
+        self._cors = owner.cors
         self._pending: deque[Request | HttpError] = deque()
         self._transport: asyncio.Transport
         self._is_tls = False
+        self._can_outlive = False  # this process
         self._exchange: Exchange | None = None
         self._task: asyncio.Task[None] | None = None
         self._discards_input = False
@@ -75,14 +77,14 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     @property
     def draining(self) -> bool:
-        return self._owner.draining
+        return self._owner.leaving
 
     def close_when_idle(self) -> None:
-        """Finish the request that is running, if any, then close."""
-        if self._exchange is None:
-            self.close()
-        else:
+        """Close after the request that is running or on its way, if any."""
+        if self._exchange is not None:
             self._exchange.keep_alive = False
+        elif self._reader.state not in ("header", "body"):
+            self.close()
 
     def send(self, data: bytes) -> None:
         if self._transport.is_closing():
@@ -109,6 +111,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._is_tls = self._transport.get_extra_info("ssl_object") is not None
+        self._can_outlive = not self._is_tls and sock.family != socket.AF_UNIX
         welcome = self._owner.joined(self)
         if self._inherited is not None:
             self._go_on(self._inherited)
@@ -118,11 +121,9 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         if welcome == "turned_away":
             self._handler = self._owner.turn_away
+        if welcome == "turned_away" or self._owner.draining:  # it had come before the listening socket was closed
             self._timers.hurry()
-        if self._owner.draining:
-            self.close()
-        else:
-            self._watch()
+        self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timers.stop()
@@ -200,6 +201,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._journal.begun()
             notes = JournalNotes(self._journal, before)
         self._exchange = Exchange(request, self, notes, head_sent=before is not None and before.head_sent)
+        if self._cors is not None:
+            self._exchange.cors_lines = self._cors.lines_of(request)
         if self._discards_input:
             self._exchange.keep_alive = False
         self._task = self._loop.create_task(self._serve(request, self._exchange))
@@ -242,7 +245,10 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _refuse(self, error: HttpError) -> None:
         unread = Request("", "", "", {}, b"", keep_alive=False, http10=False)
-        Exchange(unread, self).fail(error)
+        exchange = Exchange(unread, self)
+        if self._cors is not None:
+            exchange.cors_lines = self._cors.lines_for(self._reader.origin)
+        exchange.fail(error)
         self._close_after_input()
 
     # ---- what outlives this process
@@ -251,7 +257,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Clears the journal between two requests. A connection that could not be kept before, or that the keeper has
         lost, may be kept from now on."""
         estate = self._owner.estate
-        if estate is None or self._is_tls:
+        if estate is None or not self._can_outlive:
             return
         if self._journal is not None:
             self._journal.rest()

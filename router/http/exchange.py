@@ -14,6 +14,8 @@ from slipstream.router.takeover.notes import NO_NOTES, Notes
 from slipstream.router.tracing.request_trace import RequestTrace
 
 JSON = "application/json"
+NO_CONTENT = HTTPStatus.NO_CONTENT.value  # has neither a type nor a length (RFC 9110, 8.6)
+CHUNKED = "transfer-encoding: chunked\r\n"
 PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
@@ -23,7 +25,10 @@ class ResponseSink(Protocol):
     @property
     def date(self) -> str: ...
     @property
-    def draining(self) -> bool: ...
+    def draining(self) -> bool:
+        """The connection is to be closed after the response that begins now."""
+        ...
+
     def send(self, data: bytes) -> None: ...
     def abort(self) -> None: ...
 
@@ -45,6 +50,7 @@ class Exchange:
         "_sink",
         "caller",
         "congested",
+        "cors_lines",
         "ended",
         "head_sent",
         "header_lines",
@@ -69,6 +75,7 @@ class Exchange:
         self.request_id = ""  # goes with the response, whatever it will be, as X-Request-Id
         self.caller: Caller = ANYBODY
         self.header_lines = ""  # further lines of the head, whatever the response will be
+        self.cors_lines = ""  # the same, for the browser in which the client runs
         self.trace: RequestTrace | None = None  # if the request is traced
         self.trace_id = ""  # the caller's, or the one that it was given
         self.status = 0
@@ -83,9 +90,10 @@ class Exchange:
         content_type: str = JSON,
         headers: Iterable[tuple[str, str]] = (),
     ) -> None:
-        """Send one whole response."""
+        """Send one whole response; one with status 204 has no body."""
         assert not self.head_sent, "the head of the response has left already"
-        head = self._render_head(status, content_type, headers, f"content-length: {len(body)}\r\n")
+        framing = f"content-type: {content_type}\r\ncontent-length: {len(body)}\r\n"
+        head = self._render_head(status, headers, framing if status != NO_CONTENT else "")
         self.head_sent = True
         self.ended = True
         self._sink.send(head + body if self._body_allowed else head)
@@ -98,8 +106,8 @@ class Exchange:
         """Prepare the head of a streamed response; nothing is sent before the first `write` or `finish`."""
         assert not self.head_sent or self._is_resumed, "the head of the response has left already"
         self.keep_alive = self.keep_alive and not self._http10  # without chunks only closing can mark the end
-        framing = "" if self._http10 else "transfer-encoding: chunked\r\n"
-        self._head = self._render_head(status, content_type, headers, framing)
+        framing = f"content-type: {content_type}\r\n{'' if self._http10 else CHUNKED}"
+        self._head = self._render_head(status, headers, framing)
 
     def write(self, data: bytes) -> None:
         """Send one non-empty part of a streamed response."""
@@ -153,17 +161,16 @@ class Exchange:
             self._can_write.set_result(None)
             self._can_write = None
 
-    def _render_head(self, status: int, content_type: str, headers: Iterable[tuple[str, str]], framing: str) -> bytes:
+    def _render_head(self, status: int, headers: Iterable[tuple[str, str]], framing: str) -> bytes:
         self.status = status
-        extra = self.header_lines + "".join([f"{name}: {value}\r\n" for name, value in headers])
+        extra = self.cors_lines + self.header_lines + "".join([f"{name}: {value}\r\n" for name, value in headers])
         if self.request_id:
             extra += f"x-request-id: {self.request_id}\r\n"
         connection = "connection: keep-alive\r\n" if self._http10 else ""
         if not self.keep_alive:
             connection = "connection: close\r\n"
         return (
-            f"HTTP/1.1 {status} {PHRASES[status]}\r\ndate: {self._sink.date}\r\ncontent-type: {content_type}\r\n"
-            f"{framing}{connection}{extra}\r\n"
+            f"HTTP/1.1 {status} {PHRASES[status]}\r\ndate: {self._sink.date}\r\n{framing}{connection}{extra}\r\n"
         ).encode("latin-1")
 
 

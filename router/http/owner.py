@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
+from slipstream.router.http.cors import CorsPolicy
 from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.reader import CheckCaller, Request
 from slipstream.router.takeover.estate import Estate
@@ -25,9 +26,13 @@ class ConnectionOwner(Protocol):
     @property
     def date(self) -> str: ...
     @property
+    def leaving(self) -> bool: ...
+    @property
     def draining(self) -> bool: ...
     @property
     def check_caller(self) -> CheckCaller | None: ...
+    @property
+    def cors(self) -> CorsPolicy | None: ...
     @property
     def estate(self) -> Estate | None: ...
     @property

@@ -52,13 +52,21 @@ class Request:
 class RequestReader:
     """Turns what arrives into `Request`s and, at most once and at the end, one `HttpError` that refuses the rest."""
 
-    def __init__(self, max_header_bytes: int, max_body_bytes: int, check_caller: CheckCaller | None = None) -> None:
+    def __init__(
+        self,
+        max_header_bytes: int,
+        max_body_bytes: int,
+        check_caller: CheckCaller | None = None,
+        path_prefix: str = "",
+    ) -> None:
+        """A path below `path_prefix` is served as what follows it."""
         self.state: ReaderState = "idle"
         self.num_begun = 0
         self.expects_continue = False  # the client waits for "100 Continue" before it sends the body
         self._max_header_bytes = max_header_bytes
         self._max_body_bytes = max_body_bytes
         self._check_caller = check_caller
+        self._path_prefix = path_prefix
         self._parser = httptools.HttpRequestParser(self)
         self._arrived: deque[Request | HttpError] = deque()
         self._refusal: HttpError | None = None
@@ -101,6 +109,11 @@ class RequestReader:
         self._body = bytearray()
         self._whole_body = b""
         self._arrived.append(error)
+
+    @property
+    def origin(self) -> bytes | None:
+        """The Origin header of the latest request, as far as it has come."""
+        return next((value for name, value in self._headers if name == b"origin"), None)
 
     def close(self) -> None:
         """Nothing more will come. The parser and this object hold each other: whatever arrived of a request would stay
@@ -278,7 +291,12 @@ class RequestReader:
         except ValueError:
             raise self._fail(HttpError(400, "The request target is not a valid URL.", code="malformed_http")) from None
         path, _, query = target.partition("#")[0].partition("?")
-        return (unquote(path, errors="replace") if "%" in path else path), query
+        if "%" in path:
+            path = unquote(path, errors="replace")
+        prefix = self._path_prefix
+        if prefix and path.startswith(prefix) and path.startswith("/", len(prefix)):
+            path = path[len(prefix) :]
+        return path, query
 
 
 def joined(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:

@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+
+from pydantic import BaseModel
 
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange, Handler
 from slipstream.router.http.reader import Request
 
 ItemHandler = Callable[[Request, Exchange, str], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A route as it is described to people: `{id}` in `path` stands for any text. `body` is what the request's body is
+    parsed into, `query` are the names that its query may have."""
+
+    method: str
+    path: str
+    handler: Callable[..., Awaitable[None]]
+    body: type[BaseModel] | None
+    query: tuple[str, ...]
+
+    @property
+    def path_fields(self) -> tuple[str, ...]:
+        return ("id",) if "{id}" in self.path else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,39 +48,88 @@ class ItemRoute:
 
 
 class Routes:
-    """A table of paths. Unknown ones get 404, known ones with another method 405; HEAD is served as GET."""
+    """A table of paths. Unknown ones get 404, known ones with another method 405; HEAD is served as GET, and OPTIONS
+    answers with the methods that a path has."""
 
     def __init__(self) -> None:
         self._exact: dict[str, dict[str, Handler]] = {}
         self._items: list[ItemRoute] = []
+        self._described: list[Route] = []
 
-    def add(self, method: str, path: str, handler: Handler) -> None:
-        """Serve `path` exactly."""
+    def add(
+        self,
+        method: str,
+        path: str,
+        handler: Handler,
+        *,
+        body: type[BaseModel] | None = None,
+        query: tuple[str, ...] = (),
+        is_described: bool = True,
+    ) -> None:
+        """Serve `path` exactly. What is described (see `Route`) is shown to people."""
         self._exact.setdefault(path, {})[method] = handler
+        if is_described:
+            self._described.append(Route(method, path, handler, body, query))
 
-    def add_item(self, method: str, prefix: str, suffix: str, handler: ItemHandler) -> None:
+    def add_item(
+        self,
+        method: str,
+        prefix: str,
+        suffix: str,
+        handler: ItemHandler,
+        *,
+        body: type[BaseModel] | None = None,
+        query: tuple[str, ...] = (),
+    ) -> None:
         """Serve every path between `prefix` and `suffix`; the handler gets what lies between."""
         self._items.append(ItemRoute(method, prefix, suffix, handler))
+        self._described.append(Route(method, f"{prefix}{{id}}{suffix}", handler, body, query))
+
+    def described(self) -> Sequence[Route]:
+        """What is shown to people."""
+        return self._described
+
+    def has(self, path: str) -> bool:
+        return path in self._exact
 
     def __call__(self, request: Request, exchange: Exchange) -> Awaitable[None]:
         """What the handler of the request's path does. Raises HttpError 404 or 405."""
+        if request.method == "OPTIONS":
+            return self._options(request, exchange)
         method = "GET" if request.method == "HEAD" else request.method
         methods = self._exact.get(request.path)
         if methods is not None:
             handler = methods.get(method)
             if handler is None:
-                raise self._not_allowed(request, sorted(methods))
+                raise self._not_allowed(request)
             return handler(request, exchange)
-        allowed = []
+        is_known = False
         for route in self._items:
             item = route.item(request.path)
             if item is not None:
                 if route.method == method:
                     return route.handler(request, exchange, item)
-                allowed.append(route.method)
-        if allowed:
-            raise self._not_allowed(request, allowed)
-        raise HttpError(404, f"There is nothing at {request.path}.{self._hint(request.path)}", code="not_found")
+                is_known = True
+        raise self._not_allowed(request) if is_known else self._not_found(request)
+
+    async def _options(self, request: Request, exchange: Exchange) -> None:
+        if request.path == "*":  # the server as a whole (RFC 9110, 9.3.7)
+            allowed = [*{method: None for methods in self._exact.values() for method in methods}]
+        else:
+            allowed = self._methods_of(request.path)
+        if not allowed:
+            raise self._not_found(request)
+        exchange.respond(204, b"", headers=(("allow", ", ".join(with_head_and_options(allowed))),))
+
+    def _methods_of(self, path: str) -> list[str]:
+        """Those that are served at a path; none: it is unknown."""
+        methods = self._exact.get(path)
+        if methods is not None:
+            return sorted(methods)
+        return [route.method for route in self._items if route.item(path) is not None]
+
+    def _not_found(self, request: Request) -> HttpError:
+        return HttpError(404, f"There is nothing at {request.path}.{self._hint(request.path)}", code="not_found")
 
     def _hint(self, path: str) -> str:
         """What may have been meant, or, for an endpoint of OpenAI's that is not served, those that are."""
@@ -72,13 +139,16 @@ class Routes:
         served = sorted(known for known in self._exact if known.startswith("/v1/"))
         return f" Under /v1 there are {', '.join(served)}." if served and path.startswith("/v1") else ""
 
-    @staticmethod
-    def _not_allowed(request: Request, allowed: list[str]) -> HttpError:
-        if "GET" in allowed:
-            allowed = [*allowed, "HEAD"]
+    def _not_allowed(self, request: Request) -> HttpError:
+        allowed = with_head_and_options(self._methods_of(request.path))
         return HttpError(
             405,
-            f"{request.method} is not allowed on {request.path}, only {' and '.join(allowed)}.",
+            f"{request.method} is not allowed on {request.path}, only {' and '.join(allowed[:-1])}.",
             code="method_not_allowed",
             headers=(("allow", ", ".join(allowed)),),
         )
+
+
+def with_head_and_options(methods: list[str]) -> list[str]:
+    """What an Allow header names, OPTIONS last."""
+    return [*methods, *(["HEAD"] if "GET" in methods else []), "OPTIONS"]

@@ -1,28 +1,29 @@
-"""The HTTP/1.1 server: listens, counts its connections, drains."""
+"""The HTTP/1.1 server: listens, counts its connections, leaves, drains."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import functools
 import logging
 import socket
 import time
 from collections.abc import Sequence
 from email.utils import formatdate
-from typing import Any, Protocol
+from typing import Protocol
 
 from slipstream.router.config import HttpConfig
 from slipstream.router.http.connection import HttpConnection
+from slipstream.router.http.cors import CorsPolicy
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange, Handler
 from slipstream.router.http.owner import OwnedConnection, Welcome
 from slipstream.router.http.reader import CheckCaller, Request
 from slipstream.router.http.tls import ServerTls
+from slipstream.router.process.listening import cannot_listen, close_all, listening_at
 from slipstream.router.takeover.estate import Estate
 from slipstream.router.takeover.kept_connection import InheritedConnection, KeptConnection
 from slipstream.router.takeover.landing import Landing
-from slipstream.router.takeover.listener import Listener, listening_at
+from slipstream.router.takeover.listener import Listener
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +40,12 @@ class ConnectionCount(Protocol):
 
 
 class HttpServer:
-    """Life cycle: `start`, then `drain` (optional), then `stop`. All on one event loop.
+    """Life cycle: `start`, then `leave` and `drain` (optional), then `stop`. All on one event loop.
 
     `check_caller` is asked before a large body is taken. With `shares_port` other processes may listen on the same
     port, and the system divides new connections between them; `count` knows of theirs. With an `estate` it listens
-    where the router before did, and leaves what it has to the next one."""
+    where the router before did, and leaves what it has to the next one. Clients can also come by a `unix_socket` that
+    listens; their connections end with this process."""
 
     def __init__(
         self,
@@ -54,14 +56,17 @@ class HttpServer:
         shares_port: bool = False,
         count: ConnectionCount | None = None,
         estate: Estate | None = None,
+        unix_socket: socket.socket | None = None,
     ) -> None:
         self.check_caller = check_caller
+        self.cors = CorsPolicy.of(config.cors_origins)
         self.estate = estate
         self.landing = (estate.landing if estate is not None else None) or Landing()
         self._config = config
         self._handler = handler
         self._shares_port = shares_port
         self._count = count
+        self._unix_socket = unix_socket
         self._tls = ServerTls(config.tls) if config.tls.is_on else None
         self._watch: asyncio.Task[None] | None = None  # of the certificate
         self._servers: list[asyncio.Server] = []
@@ -69,12 +74,19 @@ class HttpServer:
         self._connections: set[OwnedConnection] = set()
         self._empty = asyncio.Event()
         self._empty.set()
+        self._leaving = False
         self._draining = False
         self._date = ""
         self._date_s = 0
 
     @property
+    def leaving(self) -> bool:
+        """Connections are closed after the response that begins now."""
+        return self._leaving
+
+    @property
     def draining(self) -> bool:
+        """No new connections are accepted."""
         return self._draining
 
     @property
@@ -102,50 +114,55 @@ class HttpServer:
             self._close_listening()
             return port
         try:
-            if self.estate is not None:
-                sockets = await self._listen_with(self.estate)
-            else:
-                sockets = await self._listen(host=host, port=port, reuse_port=self._shares_port)
+            sockets = await self._listening_sockets()
         except OSError as error:
-            why = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
-            raise OSError(error.errno, f"cannot listen for HTTP on {host}:{port}: {why}") from error
+            raise cannot_listen(error, host, port) from error
+        if self.estate is not None and self._tls is None:
+            self._listeners = [Listener(sock, self.estate, self._serve_kept) for sock in sockets]
+        else:  # with TLS, whose state ends with its process, only clients to come wait for the next one
+            for sock in sockets:
+                await self._accept_at(sock)
+        if self._unix_socket is not None:
+            loop = asyncio.get_running_loop()
+            self._servers.append(await loop.create_unix_server(self._connection, sock=self._unix_socket))
         if self._tls is not None:
             self._watch = asyncio.create_task(self._tls.watch(), name="certificate")
         chosen: int = sockets[0].getsockname()[1]
         return chosen
 
-    async def _listen(self, **where: Any) -> Sequence[socket.socket]:
-        """`where` is what the event loop's `create_server` wants to know of an address or a socket."""
+    async def _listening_sockets(self) -> Sequence[socket.socket]:
+        """Those of the server before, or new ones. Raises OSError."""
+        if self.estate is not None and self.estate.listening:
+            return self.estate.listening
+        host, port = self._config.host, self._config.port
+        # In a thread, because a name may have to be looked up.
+        sockets = await asyncio.to_thread(listening_at, host, port, BACKLOG, reuse_port=self._shares_port)
+        if self.estate is not None:
+            self.estate.keep_listening(sockets)
+        return sockets
+
+    async def _accept_at(self, sock: socket.socket) -> None:
+        """The event loop accepts there."""
         context = self._tls.context if self._tls is not None else None
         server = await asyncio.get_running_loop().create_server(
-            lambda: HttpConnection(self._config, self._handler, self),
+            self._connection,
+            sock=sock,
             backlog=BACKLOG,
             ssl=context,
             ssl_handshake_timeout=self._config.header_timeout_s if context is not None else None,
-            **where,
         )
         self._servers.append(server)
-        return server.sockets
 
-    async def _listen_with(self, estate: Estate) -> Sequence[socket.socket]:
-        sockets = estate.listening
-        if not sockets:
-            host, port = self._config.host, self._config.port
-            sockets = await asyncio.to_thread(listening_at, host, port, BACKLOG, self._shares_port)
-            estate.keep_listening(sockets)
-        if self._tls is not None:  # whose state ends with its process: only clients to come wait for the next one
-            for sock in sockets:
-                await self._listen(sock=sock)
-        else:
-            self._listeners = [Listener(sock, estate, self._serve_kept) for sock in sockets]
-        return sockets
+    def _connection(self) -> HttpConnection:
+        return HttpConnection(self._config, self._handler, self)
 
     def _close_listening(self) -> None:
         """Refuses who would otherwise wait in vain, until this process ends, where the server before listened."""
         if self.estate is not None:
-            for sock in self.estate.listening:
-                sock.close()
+            close_all(self.estate.listening)
             self.estate.listening = []
+        if self._unix_socket is not None:
+            self._unix_socket.close()
 
     async def _serve_kept(
         self, sock: socket.socket, kept: KeptConnection | None, inherited: InheritedConnection | None = None
@@ -173,6 +190,11 @@ class HttpServer:
         if connections:
             num_running = sum([inherited.is_running for inherited in connections])
             log.info("took over %d connections, %d of them with a request", len(connections), num_running)
+
+    def leave(self) -> None:
+        """Clients still come and are served, but each connection is closed after its next response, so that they come
+        elsewhere next time."""
+        self._leaving = True
 
     async def drain(self, deadline_s: float) -> bool:
         """Stop accepting, let running responses end. True if all did within `deadline_s`. Until then, they outlive this
@@ -207,7 +229,7 @@ class HttpServer:
         await self._empty.wait()
 
     def _end_listening(self) -> None:
-        self._draining = True
+        self._leaving = self._draining = True
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None

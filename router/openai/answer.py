@@ -16,9 +16,12 @@ from slipstream.router.openai.choice import Choice, ChoiceRun, OnText
 from slipstream.router.openai.failures import GenerationFailed, as_http_error
 from slipstream.router.openai.formats import DONE, AnswerFormat, TokenUsage, WholeChoice
 from slipstream.router.openai.output_text import TokenEntry
+from slipstream.router.openai.pings import Pings
 from slipstream.router.takeover.notes import NO_NOTES, Notes
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
+# Proxies must not keep, compress (`no-transform`: they would collect for that) or, as nginx does, buffer a stream.
+STREAM_HEADERS = (("cache-control", "no-cache, no-transform"), ("x-accel-buffering", "no"))
 
 T = TypeVar("T")
 
@@ -75,14 +78,20 @@ class Answer:
             raise as_http_error(failure.error, self._prompt_param) from failure
         exchange.respond(200, self._form.whole(choices, self._usage(), self._explained()))
 
-    async def send_stream(self, exchange: Exchange, include_usage: bool, tells_usage_so_far: bool = False) -> None:
+    async def send_stream(
+        self,
+        exchange: Exchange,
+        include_usage: bool,
+        tells_usage_so_far: bool = False,
+        ping_s: float | None = None,
+    ) -> None:
         """Send text as soon as it is certain, and `[DONE]` at the end. With `tells_usage_so_far`, each chunk carries
-        the usage so far.
+        the usage so far. For `ping_s` see `Pings`.
 
-        A failure before the first text raises HttpError. After that the status 200 has already been sent, so the stream
-        ends with an event `{"error": ...}`, without `[DONE]`, and the connection is closed.
+        A failure before the first text or ping raises HttpError. After that the status 200 has already been sent, so
+        the stream ends with an event `{"error": ...}`, without `[DONE]`, and the connection is closed.
         """
-        exchange.start(200, EVENT_STREAM, (("cache-control", "no-cache"),))
+        exchange.start(200, EVENT_STREAM, STREAM_HEADERS)
         is_only = len(self._choices) == 1
         notes = self._notes = exchange.notes
 
@@ -107,7 +116,8 @@ class Answer:
             return b""
 
         try:
-            finals = await self._for_all(stream)
+            with Pings(exchange, ping_s, self._num_output_tokens):
+                finals = await self._for_all(stream)
         except GenerationFailed as failure:
             error = as_http_error(failure.error, self._prompt_param)
             if not exchange.head_sent:
@@ -165,8 +175,10 @@ class Answer:
         return orjson.dumps({"explain": explained_now(choice.stream.record for choice in self._choices)})
 
     def _usage(self) -> TokenUsage:
-        num_output_tokens = sum([choice.output.num_tokens for choice in self._choices])
-        return TokenUsage(self._num_prompt_tokens, num_output_tokens, self._num_cached_tokens)
+        return TokenUsage(self._num_prompt_tokens, self._num_output_tokens(), self._num_cached_tokens)
+
+    def _num_output_tokens(self) -> int:
+        return sum([choice.output.num_tokens for choice in self._choices])
 
 
 def first_of(failures: BaseExceptionGroup[GenerationFailed]) -> GenerationFailed:

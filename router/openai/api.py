@@ -64,8 +64,11 @@ class OpenAiApi:
         metrics: FrontMetrics,
         access: Access,
         config: ApiConfig,
+        ping_s: float | None = None,
         defaults: SamplingDefaults = PLAIN,
     ) -> None:
+        """`ping_s`: see `Pings`."""
+        self._ping_s = ping_s
         self._model = model
         self._tokenizer = tokenizer
         self._service = service
@@ -83,17 +86,19 @@ class OpenAiApi:
         """Register the endpoints."""
         routes.add("GET", "/v1/models", self.models)
         routes.add_item("GET", "/v1/models/", "", self.model)
-        routes.add("POST", "/v1/chat/completions", self.chat_completions)
-        routes.add("POST", "/v1/completions", self.completions)
+        routes.add("POST", "/v1/chat/completions", self.chat_completions, body=ChatRequest)
+        routes.add("POST", "/v1/completions", self.completions, body=CompletionRequest)
         routes.add("GET", "/v1/usage", self.usage)
         TokenPages(self._tokenizer, self._prompts, self._service, self._bodies, self._check_model).add_to(routes)
 
     async def models(self, request: Request, exchange: Exchange) -> None:
+        """The served model; during an update also each of its versions."""
         versions = self._service.versions
         names = [self._model, *(f"{self._model}@{version}" for version in versions if len(versions) > 1)]
         exchange.respond(200, orjson.dumps({"object": "list", "data": list(map(self._model_card, names))}))
 
     async def model(self, request: Request, exchange: Exchange, name: str) -> None:
+        """One served model."""
         self._version_of(name)
         exchange.respond(200, orjson.dumps(self._model_card(name)))
 
@@ -116,6 +121,7 @@ class OpenAiApi:
         exchange.respond(200, orjson.dumps({"object": "list", "data": told}))
 
     async def chat_completions(self, request: Request, exchange: Exchange) -> None:
+        """The next message of a conversation."""
         arrived_s = time.monotonic()
         max_model_len = self._service.max_model_len
         body = self._bodies.parse(request, exchange, ChatRequest, max_model_len)
@@ -124,6 +130,7 @@ class OpenAiApi:
             await self._serve(exchange, asked, self._chat_job(asked, body, max_model_len))
 
     async def completions(self, request: Request, exchange: Exchange) -> None:
+        """The continuation of a text."""
         arrived_s = time.monotonic()
         max_model_len = self._service.max_model_len
         body = self._bodies.parse(request, exchange, CompletionRequest, max_model_len)
@@ -235,7 +242,7 @@ class OpenAiApi:
                 explains=bool(body.explain),
             )
             if body.stream:
-                await answer.send_stream(exchange, body.wants_usage, body.wants_usage_so_far)
+                await answer.send_stream(exchange, body.wants_usage, body.wants_usage_so_far, self._ping_s)
             else:
                 await answer.send_whole(exchange)
         finally:
@@ -259,7 +266,7 @@ class OpenAiApi:
         return Choice(
             index,
             stream,
-            OutputText(self._tokenizer.pieces, job.body.stop or (), includes_stop),
+            OutputText(self._tokenizer.pieces, job.body.stop or (), includes_stop, job.body.min_tokens or 0),
             self._metrics.begin(job.asked.arrived_s),
             prefix=job.prompt_of(index).text,
             hides_stop_token=not includes_stop,

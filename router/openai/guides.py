@@ -2,7 +2,7 @@
 
 A guide is tried out in a separate process (`router/guide_trial.py`), one at a time, before it is accepted, and the
 verdict is remembered for later requests with the same guide. So a bad guide is a 400 that names its field, and never
-reaches a worker.
+reaches a worker. A JSON schema reaches it in the form that the trial has given it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from slipstream.router.guide_trial import Trials
+from slipstream.router.grammar import COMPACT_JSON, JsonStyle, any_object
+from slipstream.router.guide_trial import Trials, Verdict
 from slipstream.router.http.errors import HttpError
 from slipstream.router.messages import Guide, GuideKind
 from slipstream.router.openai.sampling import invalid
@@ -23,7 +24,7 @@ MAX_GUIDE_BYTES = 64 << 10
 MAX_VERDICTS = 256
 MAX_WAITING = 64  # guides that wait for their trial, which takes a second at most
 ENDLESS = "NoExtensionBias"  # llguidance's word for a rule that only leads to itself
-ANY_OBJECT = Guide("json", '{"type":"object"}')
+ANY_OBJECT = '{"type":"object"}'
 FIELDS = frozenset(
     {"response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
 )
@@ -41,7 +42,7 @@ class Guides:
     """The guides of one API and their verdicts. Used on its event loop only."""
 
     def __init__(self) -> None:
-        self._verdicts: OrderedDict[Guide, str | None] = OrderedDict()
+        self._verdicts: OrderedDict[tuple[Guide, JsonStyle], Verdict] = OrderedDict()
         self._trials = Trials()
         self._turn = asyncio.Lock()
         self._waiting: set[asyncio.Task[None]] = set()  # trials that wait for their turn or for a verdict
@@ -51,21 +52,28 @@ class Guides:
         no output can follow, 503 if too many guides are waiting for their trial."""
         named = guide_fields(body)
         if not named:
+            if body.structured_outputs is not None:
+                message = "'structured_outputs.json', or another guide here or in the request, is required."
+                raise invalid("structured_outputs.json", message)
             return None
         if len(named) > 1:
             names = " and ".join(f"'{one.field}'" for one in named)
             raise invalid(named[1].field, f"Only one of {names} can be followed at a time.")
         field, kind, value = named[0]
-        guide = guide_from(field, kind, value)
-        if guide == ANY_OBJECT:
-            return guide
-        fault = await self._verdict(guide)
-        if fault is not None:
-            raise invalid(field, f"'{field}' cannot be followed: {_told(fault)}")
+        outputs = body.structured_outputs
+        style = COMPACT_JSON if outputs is None else outputs.style
+        if kind != "json" and style != COMPACT_JSON:
+            raise invalid("structured_outputs", f"'whitespace' and 'open_objects' are for JSON, not for '{field}'.")
+        if value is ANY_OBJECT:
+            return any_object(style)
+        guide, fault = await self._verdict(guide_from(field, kind, value), style)
+        if guide is None:
+            raise invalid(field, f"'{field}' cannot be followed: {_told(fault or '')}")
         return guide
 
-    async def _verdict(self, guide: Guide) -> str | None:
-        if guide not in self._verdicts:
+    async def _verdict(self, guide: Guide, style: JsonStyle) -> Verdict:
+        key = guide, style
+        if key not in self._verdicts:
             if len(self._waiting) >= MAX_WAITING:
                 raise HttpError(
                     503,
@@ -74,37 +82,37 @@ class Guides:
                     code="overloaded",
                     headers=(("retry-after", "1"),),
                 )
-            trial = asyncio.create_task(self._try(guide))
+            trial = asyncio.create_task(self._try(guide, style))
             self._waiting.add(trial)
             trial.add_done_callback(self._waiting.discard)
             await asyncio.shield(trial)
-        self._verdicts.move_to_end(guide)
-        return self._verdicts[guide]
+        self._verdicts.move_to_end(key)
+        return self._verdicts[key]
 
-    async def _try(self, guide: Guide) -> None:
+    async def _try(self, guide: Guide, style: JsonStyle) -> None:
         """Try a guide out and remember the verdict. This runs as a separate task because the trial goes on even if its
         client has left, and the next guide has to wait for it, or it would get the wrong verdict."""
         async with self._turn:
-            if guide not in self._verdicts:
-                self._verdicts[guide] = await asyncio.to_thread(self._trials.verdict, guide)
+            if (guide, style) not in self._verdicts:
+                self._verdicts[guide, style] = await asyncio.to_thread(self._trials.verdict, guide, style)
         if len(self._verdicts) > MAX_VERDICTS:
             self._verdicts.popitem(last=False)
 
 
 def guide_fields(body: GenerationFields) -> list[GuideField]:
-    """All fields of a request that can hold a guide."""
+    """The fields of a request that hold a guide."""
     if body.model_fields_set.isdisjoint(FIELDS):
         return []
     form, outputs = body.response_format, body.structured_outputs
     named: list[GuideField] = []
     if form is not None and form.type == "json_object":
-        named.append(GuideField("response_format", "json", ANY_OBJECT.spec))
+        named.append(GuideField("response_format", "json", ANY_OBJECT))
     elif form is not None and form.json_schema is not None:
         named.append(GuideField("response_format.json_schema.schema", "json", form.json_schema.schema_))
     if outputs is not None:
         named += [
             GuideField("structured_outputs.json", "json", outputs.json_),
-            GuideField("structured_outputs.json_object", "json", ANY_OBJECT.spec if outputs.json_object else None),
+            GuideField("structured_outputs.json_object", "json", ANY_OBJECT if outputs.json_object else None),
             GuideField("structured_outputs.regex", "regex", outputs.regex),
             GuideField("structured_outputs.choice", "choice", outputs.choice),
             GuideField("structured_outputs.grammar", "grammar", outputs.grammar),

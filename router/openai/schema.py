@@ -19,6 +19,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from slipstream.router.generation import Slo
+from slipstream.router.grammar import JsonStyle
 from slipstream.router.openai.fields import (
     INT32_MAX,
     FiniteFloat,
@@ -113,20 +114,31 @@ class ResponseFormat(Strict):
 
 
 class StructuredOutputs(Strict):
-    """vLLM's field for guided output."""
+    """vLLM's field for guided output. `whitespace` and `open_objects` are for JSON schemas, also for those in other
+    fields; vLLM's `disable_...` ask for what is the default here."""
 
     json_: Annotated[JsonSchema | None, Field(alias="json")] = None
     json_object: bool | None = None
     regex: Pattern | None = None
     choice: Choices | None = None
     grammar: Pattern | None = None
+    whitespace: Literal["compact", "any"] | None = None
+    open_objects: bool | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
     structural_tag: Unserved = None
     whitespace_pattern: Unserved = None
 
+    @property
+    def style(self) -> JsonStyle:
+        return JsonStyle(self.whitespace or "compact", bool(self.open_objects))
+
     @model_validator(mode="after")
-    def _something_is_asked_for(self) -> StructuredOutputs:
-        if not any((self.json_ is not None, self.json_object, self.regex, self.choice, self.grammar)):
-            raise field_error("json", "or `json_object`, `regex`, `choice` or `grammar` is required")
+    def _fields_fit_together(self) -> StructuredOutputs:
+        if self.disable_any_whitespace and self.whitespace == "any":
+            raise field_error("whitespace", "differs from `disable_any_whitespace`; give one of them")
+        if self.disable_additional_properties and self.open_objects:
+            raise field_error("open_objects", "differs from `disable_additional_properties`; give one of them")
         return self
 
 

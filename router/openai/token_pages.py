@@ -80,8 +80,8 @@ class TokenPages:
 
     def add_to(self, routes: Routes) -> None:
         """Register the endpoints."""
-        routes.add("POST", "/tokenize", self.tokenize)
-        routes.add("POST", "/detokenize", self.detokenize)
+        routes.add("POST", "/tokenize", self.tokenize, body=TokenizeRequest)
+        routes.add("POST", "/detokenize", self.detokenize, body=DetokenizeRequest)
 
     async def tokenize(self, request: Request, exchange: Exchange) -> None:
         """The token ids of a text or a conversation. Raises HttpError 400 for one that is far too long for the model,

@@ -142,6 +142,14 @@ class Estate:
             self._lasting[self._last_number] = kind, sock
             self._send(kind, self._last_number, [sock.fileno()])
 
+    def take_unix_socket(self) -> socket.socket | None:
+        """The Unix socket among those that listen for clients, which is the caller's from now on."""
+        for sock in self.listening:
+            if sock.family == socket.AF_UNIX:
+                self.listening.remove(sock)
+                return sock
+        return None
+
     def keep(self, sock: socket.socket) -> KeptConnection | None:
         """Leaves a connection to the next router, before anything is read from it. None: it ends with this process."""
         return self._keep(sock, NO_BYTES) if self._may_keep(sock) else None

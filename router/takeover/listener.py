@@ -90,20 +90,3 @@ class Listener:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.debug("a client was gone before it was served: %s", error)
-
-
-def listening_at(host: str, port: int, backlog: int, reuse_port: bool) -> list[socket.socket]:
-    """A socket for each address that `host` stands for, with one port for all, which with `reuse_port` others may share
-    that say so as well. Raises OSError."""
-    sockets: list[socket.socket] = []
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    try:
-        for family, address in dict.fromkeys((info[0], info[4][0]) for info in found):
-            chosen = port or (sockets[0].getsockname()[1] if sockets else 0)
-            at = (str(address), chosen)
-            sockets.append(socket.create_server(at, family=family, backlog=backlog, reuse_port=reuse_port))
-    except OSError:
-        for sock in sockets:
-            sock.close()
-        raise
-    return sockets

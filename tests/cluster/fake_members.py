@@ -68,6 +68,7 @@ class FakeRouter(FakeMember):
     expected: list[ExpectedWorkers] = field(default_factory=list)
     drained: list[tuple[str, Role | None, bool]] = field(default_factory=list)
     groups: dict[str, FakeGroup] = field(default_factory=dict)
+    left_in: list[int] = field(default_factory=list)  # which of its incarnations were told to leave
     drained_in: list[int] = field(default_factory=list)  # which of its incarnations were drained themselves
     dies_in_drain: bool = False  # its first incarnation
     knows_workers: bool = True
@@ -85,6 +86,11 @@ class FakeRouter(FakeMember):
     async def serve(self, expected: ExpectedWorkers) -> tuple[Addresses, Endpoint]:
         self.expected.append(expected)
         return Addresses(Endpoint("h", 1), Endpoint("h", 2)), Endpoint("h", 2)
+
+    async def leave(self) -> None:
+        self.left_in.append(self.num_launches)
+        if self.dies_in_drain and self.num_launches == 1:
+            raise ConnectionError("there is no router")
 
     async def drain(self, deadline_s: float) -> None:
         self.drained_in.append(self.num_launches)

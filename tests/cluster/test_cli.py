@@ -116,7 +116,9 @@ def test_check_warns_of_what_is_hardly_meant(slipstream: CommandLine) -> None:
     assert "ok: slipstream-demo" in done.stdout
     quantization, memory = sentences(done)
     assert quantization.startswith(f"slipstream: warning: {path}: quantization is fp8 for prefill and none for decode")
-    assert memory.startswith(f"slipstream: warning: {path}: decode.engine.kv_cache_mib is 1000000000, and this machine")
+    assert memory.startswith(
+        f"slipstream: warning: {path}: decode.engine.kv_cache_mib 1000000000, 1000000000 MiB: this machine"
+    )
 
 
 @pytest.mark.parametrize("command", ["check", "serve"])
@@ -281,14 +283,16 @@ def test_down_asks_which_one_when_there_are_several(slipstream: CommandLine) -> 
     assert sentences(done) == ["slipstream: several clusters run here, say which one: one, two"]
 
 
-def test_down_ends_the_driver_and_waits_for_it(slipstream: CommandLine) -> None:
-    code = "import signal, sys; print('up', flush=True); signal.sigwait([signal.SIGTERM]); sys.exit(7)"
-    blocked = f"import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); {code}"
+@pytest.mark.parametrize(("option", "number"), [((), "SIGINT"), (("--grace",), "SIGTERM")])
+def test_down_ends_the_driver_and_waits_for_it(slipstream: CommandLine, option: tuple[str, ...], number: str) -> None:
+    signals = "[signal.SIGINT, signal.SIGTERM]"
+    code = f"print('up', flush=True); sys.exit(7 if signal.sigwait({signals}) == signal.{number} else 1)"
+    blocked = f"import signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, {signals}); {code}"
     with subprocess.Popen([sys.executable, "-c", blocked], stdout=subprocess.PIPE) as driver:
         assert driver.stdout is not None
         driver.stdout.readline()
         announce(slipstream, "one", driver.pid)
-        done = slipstream("down", "one")
+        done = slipstream("down", *option, "one")
         assert done.returncode == 0, done.stderr
         assert done.stdout.endswith("one is down\n")
         assert driver.wait(0) == 7

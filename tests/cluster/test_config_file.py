@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.cluster import config_file
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.config_file import load_config
 from slipstream.cluster.model_dir import text_problem
@@ -135,6 +136,10 @@ MODEL = "model: {path: tiny}\n"
         ("aws_key: s3cret\n", "c.yaml: none of its keys is a setting; at least model.path is needed"),
         ("name: x\n", "c.yaml: model: missing"),
         ("model: {name: x}\n", "c.yaml:1: model.path: missing"),
+        (
+            "model: {path: tiny, chat_template_content_format: parts}\n",
+            "c.yaml:1: model.chat_template_content_format: ",
+        ),
         (MODEL + "routr: {}\n", "c.yaml:2: routr: unknown setting; did you mean router?"),
         (
             MODEL + "router:\n  http:\n    prot: 1\n",
@@ -200,7 +205,10 @@ MODEL = "model: {path: tiny}\n"
             )
         ),
         *(
-            (MODEL + f"router: {setting}\n", f"c.yaml:2: router.{key}: must not be empty; 0.0.0.0 means all interfaces")
+            (
+                MODEL + f"router: {setting}\n",
+                f'c.yaml:2: router.{key}: must not be empty; "::" or 0.0.0.0 means all interfaces',
+            )
             for setting, key in (
                 ("{http: {host: ''}}", "http.host"),
                 ("{admin: {host: ''}}", "admin.host"),
@@ -241,6 +249,18 @@ MODEL = "model: {path: tiny}\n"
             'c.yaml:2: ray.object_store_mib: must be a valid integer, got "1e3"',
         ),
         (MODEL + "drain_timeout_s: .nan\n", "c.yaml:2: drain_timeout_s: "),
+        (MODEL + "drain_grace_s: -1\n", "c.yaml:2: drain_grace_s: must be finite and not negative, got -1"),
+        (
+            MODEL + "router: {http: {cors_origins: [app.example.com]}}\n",
+            'c.yaml:2: router.http.cors_origins: must be "*" or origins such as https://app.example.com, without a '
+            "path, got 'app.example.com'",
+        ),
+        (MODEL + "router: {http: {cors_origins: '*'}}\n", "c.yaml:2: router.http.cors_origins: "),
+        (MODEL + "router: {http: {path_prefix: llm}}\n", "c.yaml:2: router.http.path_prefix: must begin with a slash"),
+        (
+            MODEL + f"router: {{http: {{unix_socket: {'a' * 100}}}}}\n",
+            "c.yaml:2: router.http.unix_socket: must be null or a path of at most 107 bytes, got ",
+        ),
         (MODEL + "name: a b\n", "c.yaml:2: name: must consist of 1 to 64 letters, digits, - and _"),
         (MODEL + "name: -x\n", "c.yaml:2: name: must consist of 1 to 64 letters, digits, - and _"),
         (MODEL + f"name: {'a' * 65}\n", "c.yaml:2: name: must consist of 1 to 64 letters, digits, - and _"),
@@ -349,7 +369,7 @@ def test_the_configurations_that_come_along_are_valid(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "contents", "expected"),
     [
-        ("config.json", None, "config.json does not exist"),
+        ("config.json", None, "no config.json in "),
         ("config.json", b"{", "config.json is not valid JSON: "),
         ("config.json", b"[]", "config.json must hold a JSON object"),
         (
@@ -523,3 +543,11 @@ def test_a_weight_file_that_ends_too_soon_is_named_with_both_sizes(folder: Path)
     path.write_bytes(whole[:-1])
     (only,) = problems(folder, MODEL)
     assert f"is truncated: {len(whole) - 1} bytes of {len(whole)}" in only
+
+
+def test_a_transport_that_is_not_installed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config_file, "has_ucx", lambda: False)
+    path = tmp_path / "c.yaml"
+    path.write_text(f"model: {{path: {write_model(tmp_path / 'm')}}}\nkv_transfer: {{transport: ucx}}\n")
+    with pytest.raises(ConfigError, match=r"c\.yaml:2: kv_transfer\.transport: UCX is not installed \(pip install"):
+        load_config(path)

@@ -178,7 +178,7 @@ def test_a_driver_that_cannot_even_be_started_is_one_sentence(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("sent", "heard"),
-    [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGTERM), (signal.SIGHUP, signal.SIGTERM)],
+    [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGTERM), (signal.SIGHUP, signal.SIGINT)],
 )
 def test_signals_are_passed_on_and_end_the_row_of_drivers(
     begin: Callable[..., Run], sent: signal.Signals, heard: signal.Signals

@@ -17,6 +17,7 @@ from slipstream.cluster.config import ClusterConfig, ModelConfig
 from slipstream.cluster.deployment import Deployment
 from slipstream.cluster.placement import pool_resources
 from slipstream.cluster.router_member import MAX_PORT_TRIES, RouterMember
+from slipstream.cluster.settings_by_name import ByName, settings_of
 from slipstream.cluster.worker_group import GroupMember
 from slipstream.kv_transfer.config import TransferConfig
 from slipstream.router.addresses import Addresses, Endpoint
@@ -82,7 +83,8 @@ class RouterProcess:
     def listening(self) -> SimpleNamespace:
         return SimpleNamespace(remote=lambda: self._listens)
 
-    def remote(self, config: RouterConfig, *rest: object) -> asyncio.Future[None]:
+    def remote(self, sent: ByName[RouterConfig], *rest: object) -> asyncio.Future[None]:
+        config = settings_of(sent)
         run: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         *_, self.keeper, self.is_ending = rest
         if config.worker_port in self._taken:

@@ -307,6 +307,17 @@ async def test_if_the_router_dies_while_it_drains_the_next_one_is_drained() -> N
 
 
 @scenario
+async def test_who_leaves_waits_out_the_grace_whether_there_is_a_router_or_not() -> None:
+    async with serving("decode") as it:
+        loop = asyncio.get_running_loop()
+        for it.router.dies_in_drain in (False, True):
+            begun_s = loop.time()
+            await it.supervisor.router.leave(0.05)
+            assert loop.time() - begun_s >= 0.05
+        assert it.router.left_in == [1, 1]
+
+
+@scenario
 async def test_a_drain_without_a_router_waits_no_longer_than_it_may() -> None:
     async with serving("decode") as it:
         it.supervisor.router.ready.clear()  # and nothing sets it

@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 EITHER = ("cluster", "tp2_cluster")
 # The clusters of all tests, by the fixture that gives each.
 OF_ALL: dict[str, dict[str, Any]] = {
-    "cluster": SMALL,
+    "cluster": {**SMALL, "drain_grace_s": 600},  # which SIGTERM begins, and Ctrl-C ends
     "tp2_cluster": {**SMALL, "name": "e2e-tp2", "prefill": {"tp": 2}},
     "fleet_of_all": {
         **SMALL,

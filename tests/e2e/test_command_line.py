@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from slipstream.router.process.listening import here
 from tests.e2e.conftest import SMALL
 from tests.e2e.freezing import frozen
 from tests.e2e.serving_cluster import DEMO_MODEL, ServingCluster
@@ -31,8 +33,13 @@ def slipstream(serving: ServingCluster, *arguments: str) -> subprocess.Completed
 
 @pytest.fixture
 def two_clusters(tmp_path: Path) -> Iterator[list[ServingCluster]]:
-    """Started at the same time, by the same user; the second has no worker for prefill."""
-    settings = {"first": SMALL, "second": {**SMALL, "prefill": {"replicas": 0}}}
+    """Started at the same time, by the same user. The second has no worker for prefill, and listens everywhere at all
+    interfaces."""
+    all_interfaces = {
+        "router": {**SMALL["router"], "http": {"host": "::"}, "admin": {"host": "::", "port": 0}, "worker_host": "::"},
+        "operator": {"host": "::"},
+    }
+    settings = {"first": SMALL, "second": {**SMALL, "prefill": {"replicas": 0}, **all_interfaces}}
     clusters = [
         ServingCluster(tmp_path / name, {**settings[name], "name": name}, home=tmp_path / "home") for name in settings
     ]
@@ -86,6 +93,10 @@ def test_two_clusters_run_side_by_side_and_each_ends_in_order(two_clusters: list
         assert members == [(name, "ready") for name in ("router", *workers)]
         assert all(psutil.pid_exists(pid) for member in state["members"] for pid in member["pids"])
     assert first.base_url != second.base_url
+    assert second.base_url.startswith(f"http://{'[::1]' if here('::') == '::1' else '127.0.0.1'}:")
+    with urllib.request.urlopen(f"http://127.0.0.1:{second.base_url.rpartition(':')[2]}/health/ready", timeout=30):
+        pass
+    assert slipstream(second, "scale", "--name", "second", "decode=1").returncode == 0  # over the operators' port
     shown = slipstream(first, "status", "second")
     assert shown.returncode == 0
     assert second.base_url in shown.stdout

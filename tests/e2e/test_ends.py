@@ -12,13 +12,17 @@ from tests.e2e.serving_cluster import END_TIMEOUT_S, ServingCluster, command_of
 from tests.e2e.streams import BackgroundStream, prompt_of, streaming
 
 
-def test_a_second_ctrl_c_does_not_wait_for_running_streams(cluster: ServingCluster) -> None:
+def test_a_cluster_that_leaves_its_balancers_serves_on_until_ctrl_c_which_does_not_wait_for_streams(
+    cluster: ServingCluster,
+) -> None:
     stream = BackgroundStream(cluster, prompt_of(100), 3500)
     with streaming([stream]):
         stream.wait_for_pieces(5)
         with frozen(*cluster.pids("decode-0")):  # the stream does not end by itself
-            cluster.interrupt()
-            cluster.wait_for(lambda: "draining: running requests may finish" in cluster.output, 30)
+            cluster.terminate()
+            cluster.wait_for(lambda: "draining: new requests are served for 600 s more" in cluster.output, 30)
+            cluster.wait_for(lambda: cluster.get("/health/ready")[0] == 503, 30)
+            assert cluster.get("/v1/models")[0] == 200
             cluster.interrupt()
             assert cluster.wait() == 0
     assert stream.error is not None

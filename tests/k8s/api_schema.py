@@ -55,6 +55,7 @@ CONTAINER = fields(
     resources=fields("requests", "limits", requests=QUANTITIES, limits=QUANTITIES),
     readinessProbe=PROBE,
     livenessProbe=PROBE,
+    lifecycle=fields(preStop=fields("exec", exec=fields("command", command=many(STRING)))),
     volumeMounts=many(fields("name", "mountPath", name=NAME, mountPath=STRING, readOnly=BOOL)),
 )
 VOLUME = {

@@ -144,6 +144,17 @@ def test_each_pool_fits_in_the_pods_that_carry_its_label(tmp_path: Path) -> None
         assert group["template"]["spec"]["terminationGracePeriodSeconds"] > settings.drain_timeout_s
 
 
+def test_the_head_has_the_time_to_leave_its_balancers_and_to_drain(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    [cluster] = of_kind("RayCluster")
+    pod = cluster["spec"]["headGroupSpec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] > settings.drain_grace_s + settings.drain_timeout_s
+    [container] = pod["containers"]
+    assert "slipstream down --grace" in container["lifecycle"]["preStop"]["exec"]["command"][-1]
+    probe = container["readinessProbe"]
+    assert settings.drain_grace_s >= probe["periodSeconds"] * probe["failureThreshold"]
+
+
 def test_the_job_serves_the_configuration_that_is_mounted() -> None:
     [cluster], [job] = of_kind("RayCluster"), of_kind("RayJob")
     pod = cluster["spec"]["headGroupSpec"]["template"]["spec"]

@@ -221,11 +221,15 @@ def say(tokenizer: Tokenizer, text: str, **fields: object) -> Callable[[Generate
     return lambda request: Script(list(token_ids), **fields)  # type: ignore[arg-type]
 
 
+HTTP = HttpConfig(port=0)
+
+
 @contextlib.asynccontextmanager
 async def front(
     text: str = "Hello wörld 🙂, this is it.",
     *,
     api: ApiConfig = DEFAULT_API,
+    http: HttpConfig = HTTP,
     chat_template: str | None = None,
     model_dir: Path = MODEL_DIR,
     defaults: SamplingDefaults = PLAIN,
@@ -245,8 +249,9 @@ async def front(
             lambda: under_test.server.num_connections,
             defaults=defaults,
             api=api,
+            http=http,
         )
-        server = HttpServer(HttpConfig(port=0), handler)
+        server = HttpServer(http, handler)
         port = await server.start()
         under_test = FrontUnderTest(service, tokenizer, server, port)
         try:

@@ -18,6 +18,7 @@ from slipstream.router.generation import (
     ShuttingDownError,
 )
 from slipstream.router.messages import (
+    OLDEST_PROTOCOL_VERSION,
     PROTOCOL_VERSION,
     Cancel,
     Credits,
@@ -232,7 +233,10 @@ def test_bad_bytes_cost_only_their_own_connection():
     [
         ({"token": "wrong"}, "wrong token"),
         ({"token": "sécret"}, "wrong token"),
-        ({"version": 99}, f"protocol version 99, this router speaks {PROTOCOL_VERSION}"),
+        (
+            {"version": 99},
+            f"worker d speaks version 99 of the protocol, this router {OLDEST_PROTOCOL_VERSION} to {PROTOCOL_VERSION}",
+        ),
         ({"model": "other"}, "model 'other', this router serves 'm'"),
         ({"page_tokens": 0}, "page_tokens must be at least 1, got 0"),
         ({"page_tokens": 32}, "page_tokens 32, but first has 16"),

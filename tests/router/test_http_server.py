@@ -212,6 +212,41 @@ def test_drain_finishes_running_streams_closes_idle_connections_and_accepts_noth
     run(main)
 
 
+def test_a_server_that_leaves_answers_kept_and_new_connections_and_closes_them() -> None:
+    async def main() -> None:
+        async with serving() as (_, server, port):
+            kept = await Client.connect(port)
+            kept.send(get("/hello"))
+            assert "connection" not in (await kept.response())[1]
+            server.leave()
+            for client in (kept, await Client.connect(port)):
+                client.send(get("/hello"))
+                status, headers, body = await client.response()
+                assert (status, headers["connection"], body) == (200, "close", b"hello")
+                assert await client.at_end()
+                await client.close()
+
+    run(main)
+
+
+def test_a_request_that_is_on_its_way_when_the_drain_begins_is_answered() -> None:
+    async def main() -> None:
+        async with serving() as (_, server, port):
+            client = await Client.connect(port)
+            client.send(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n1")
+            while not server._connections or next(iter(server._connections))._reader.state != "body":  # type: ignore[attr-defined]
+                await asyncio.sleep(0)
+            draining = asyncio.create_task(server.drain(10))
+            await asyncio.sleep(0)
+            client.send(b"2")
+            _, headers, body = await client.response()
+            assert (headers["connection"], body) == ("close", b"12")
+            assert await draining
+            await client.close()
+
+    run(main)
+
+
 def test_drain_gives_up_at_its_deadline_and_stop_cancels_what_is_left() -> None:
     async def main() -> None:
         async with serving() as (site, server, port):

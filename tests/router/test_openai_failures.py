@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 
 import httpx
 import openai
@@ -27,13 +28,45 @@ from slipstream.router.openai.choice import Choice
 from slipstream.router.openai.formats import AnswerHead, CompletionFormat
 from slipstream.router.openai.output_text import OutputText
 from slipstream.router.stream import GenerationStream, Handouts
-from tests.router.fake_cluster import MODEL, FrontUnderTest, Script, events_of, front, openai_client, run
+from tests.router.fake_cluster import HTTP, MODEL, FrontUnderTest, Script, events_of, front, openai_client, run
+from tests.router.raw_client import post
 
 TEXT = "Hello wörld 🙂, this is it."
 HI = [{"role": "user", "content": "hi"}]
 
 
 # ---- failures
+
+
+def test_a_stream_that_waits_is_pinged_and_a_failure_after_that_is_an_event() -> None:
+    async def main() -> None:
+        async with front(http=replace(HTTP, sse_ping_s=0.01)) as site:
+            error = GenerationError("worker_failed", "it went wrong")
+            site.service.script = lambda request: Script([5], error=error, hold_at=0)
+            reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+            body = orjson.dumps({"model": MODEL, "prompt": "a", "stream": True})
+            writer.write(post("/v1/completions", body))
+            head, _, _ = (await reader.readuntil(b": ping\n\n")).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200")
+            site.service.release.set()
+            rest = await reader.read()  # to the end of the connection
+            assert b'data: {"error":' in rest
+            assert b"[DONE]" not in rest
+            writer.close()
+
+    run(main)
+
+
+def test_clients_do_not_take_a_ping_for_text() -> None:
+    async def main() -> None:
+        async with front(TEXT, http=replace(HTTP, sse_ping_s=0.01), hold_at=2) as site, openai_client(site) as client:
+            stream = await client.completions.create(model=MODEL, prompt="a", stream=True, max_tokens=60)
+            release = asyncio.get_running_loop().call_later(0.1, site.service.release.set)
+            text = "".join([choice.text async for chunk in stream for choice in chunk.choices])
+            release.cancel()
+            assert text == TEXT
+
+    run(main)
 
 
 @pytest.mark.parametrize("stream", [False, True])

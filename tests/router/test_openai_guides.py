@@ -16,7 +16,9 @@ from typing import Any
 import orjson
 import pytest
 
-from slipstream.router.guide_trial import TOO_COMPLEX, TrialError, Trials
+from slipstream.router.grammar import COMPACT_JSON, JsonStyle
+from slipstream.router.guide_trial import TOO_COMPLEX, TrialError, Trials, Verdict
+from slipstream.router.json_schema.anything import DEFINITION, FREE_OBJECT, NAME
 from slipstream.router.messages import EngineRequest, Generate, Guide
 from slipstream.router.open_files import allow_all_files
 from slipstream.router.openai.guides import MAX_GUIDE_BYTES, Guides
@@ -28,20 +30,37 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}, "required": ["b"]}
 TEXT = orjson.dumps(SCHEMA).decode()
+COMPACT = {"x-guidance": {"whitespace_flexible": False, "coerce_one_of": True}}
+SPACED = {"x-guidance": {"whitespace_pattern": r"[ \t\n\r]{1,16}", "coerce_one_of": True}}
+
+
+def json_guide(schema: dict[str, Any], options: dict[str, Any] = COMPACT) -> Guide:
+    return Guide("json", orjson.dumps({**schema, **options}).decode())
+
+
+CLOSED = json_guide({**SCHEMA, "additionalProperties": False})
+FREE = {**FREE_OBJECT, "$defs": {NAME: DEFINITION}}
+ANY = json_guide(FREE)
+JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
 FORMS: list[tuple[dict[str, Any], Guide | None]] = [
     ({"response_format": {"type": "text"}}, None),
-    ({"response_format": {"type": "json_object"}}, Guide("json", '{"type":"object"}')),
+    ({"response_format": {"type": "json_object"}}, ANY),
+    ({"response_format": JSON_SCHEMA}, CLOSED),
     (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}},
-        Guide("json", TEXT),
+        {"response_format": JSON_SCHEMA, "structured_outputs": {"whitespace": "any", "open_objects": True}},
+        json_guide(SCHEMA, SPACED),
     ),
-    ({"structured_outputs": {"json": SCHEMA}}, Guide("json", TEXT)),
-    ({"structured_outputs": {"json_object": True}}, Guide("json", '{"type":"object"}')),
+    ({"structured_outputs": {"json": SCHEMA}}, CLOSED),
+    ({"structured_outputs": {"json": SCHEMA, "whitespace": "compact", "disable_any_whitespace": True}}, CLOSED),
+    ({"structured_outputs": {"json": SCHEMA, "open_objects": True}}, json_guide(SCHEMA)),
+    ({"structured_outputs": {"json_object": True}}, ANY),
+    ({"structured_outputs": {"json_object": True, "whitespace": "any"}}, json_guide(FREE, SPACED)),
+    ({"structured_outputs": {"json_object": True, "open_objects": True}}, json_guide({"type": "object"})),
     ({"structured_outputs": {"regex": "a+"}}, Guide("regex", "a+")),
     ({"structured_outputs": {"choice": ["a", "é"]}}, Guide("choice", '["a","é"]')),
     ({"structured_outputs": {"grammar": 'start: "a"'}}, Guide("grammar", 'start: "a"')),
-    ({"guided_json": SCHEMA}, Guide("json", TEXT)),
-    ({"guided_json": TEXT}, Guide("json", TEXT)),
+    ({"guided_json": SCHEMA}, CLOSED),
+    ({"guided_json": TEXT}, CLOSED),
     ({"guided_regex": "[0-9]{3}"}, Guide("regex", "[0-9]{3}")),
     ({"guided_choice": ["yes", "no"]}, Guide("choice", '["yes","no"]')),
     ({"guided_grammar": 'root ::= "a" root | "b"'}, Guide("grammar", 'root ::= "a" root | "b"')),
@@ -76,6 +95,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
     ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
     ({"structured_outputs": {"regex": "a", "grammar": 'start: "a"'}}, "structured_outputs.grammar"),
+    ({"structured_outputs": {"regex": "a", "whitespace": "any"}}, "structured_outputs"),
+    ({"guided_regex": "a", "structured_outputs": {"open_objects": True}}, "structured_outputs"),
+    ({"structured_outputs": {"whitespace": "any"}}, "structured_outputs.json"),
+    (
+        {"guided_json": {}, "structured_outputs": {"whitespace": "any", "disable_any_whitespace": True}},
+        "structured_outputs.whitespace",
+    ),
 ]
 
 
@@ -118,7 +144,7 @@ def test_a_guide_that_only_leads_to_itself_is_told_in_words() -> None:
         async with front("abc") as site:
             for fields in ({"guided_json": {"$ref": "#"}}, {"guided_grammar": "start: start"}):
                 answer = orjson.loads((await site.post(COMPLETIONS, **body_of(COMPLETIONS, fields)))[2])
-                assert answer["error"]["message"].endswith("cannot be followed: it refers to itself without end")
+                assert answer["error"]["message"].endswith("it refers to itself without end")
 
     run(main)
 
@@ -143,7 +169,7 @@ HOSTILE = [
 @pytest.mark.timeout(30)
 def test_hostile_guides_get_a_verdict(guide: Guide, trials: Trials) -> None:
     verdict = trials.verdict(guide)
-    assert verdict is None or isinstance(verdict, str)
+    assert (verdict.guide is None) == (verdict.fault is not None)
 
 
 @pytest.fixture(scope="module")
@@ -162,16 +188,16 @@ def test_a_guide_whose_trial_does_not_end_ends_its_process_and_the_next_one_is_t
     (tmp_path / "sitecustomize.py").write_text("import slipstream.router.grammar as g; g.MAX_DIVISOR = 10**300")
     monkeypatch.syspath_prepend(str(tmp_path))
     lenient = Trials()
-    assert lenient.verdict(Guide("regex", "a+")) is None
-    assert lenient.verdict(ENDLESS) == TOO_COMPLEX
-    assert lenient.verdict(Guide("regex", "(ab")) is not None
-    assert lenient.verdict(Guide("regex", "b+")) is None
-    assert "multipleOf" in (trials.verdict(ENDLESS) or "")
+    assert lenient.verdict(Guide("regex", "a+")) == Verdict(Guide("regex", "a+"))
+    assert lenient.verdict(ENDLESS) == Verdict(None, TOO_COMPLEX)
+    assert lenient.verdict(Guide("regex", "(ab")).guide is None
+    assert lenient.verdict(Guide("regex", "b+")) == Verdict(Guide("regex", "b+"))
+    assert "at /anyOf/1/multipleOf: " in (trials.verdict(ENDLESS).fault or "")
 
 
 def test_a_trial_process_ends_with_whoever_asks_it() -> None:
     trials = Trials()
-    assert trials.verdict(Guide("regex", "a+")) is None
+    assert trials.verdict(Guide("regex", "a+")).fault is None
     process = trials._process
     assert process is not None
     del trials
@@ -191,7 +217,7 @@ def test_a_trial_is_heard_where_many_files_are_open() -> None:
     with contextlib.ExitStack() as stack:
         while stack.enter_context(open(os.devnull)).fileno() < 1100:
             pass
-        assert Trials().verdict(Guide("regex", "a+")) is None
+        assert Trials().verdict(Guide("regex", "a+")).fault is None
 
 
 class SlowTrials(Trials):
@@ -202,11 +228,11 @@ class SlowTrials(Trials):
         self.guides: list[Guide] = []
         self.is_asked, self.is_asked_twice, self.goes_on = threading.Event(), threading.Event(), threading.Event()
 
-    def verdict(self, guide: Guide) -> str | None:
+    def verdict(self, guide: Guide, style: JsonStyle = COMPACT_JSON) -> Verdict:
         (self.is_asked_twice if self.guides else self.is_asked).set()
         self.guides.append(guide)
         assert self.goes_on.wait(10)
-        return None
+        return Verdict(guide)
 
 
 def test_a_guide_waits_for_the_trial_of_one_whose_client_has_left() -> None:

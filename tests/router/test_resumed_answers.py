@@ -20,9 +20,10 @@ from slipstream.router.messages import unpack_ids
 from slipstream.router.takeover.estate import Estate
 from slipstream.router.takeover.keeper import Keeper
 from slipstream.router.tokenizer import Tokenizer
-from tests.router.fake_cluster import MODEL, MODEL_DIR, FakeService, Script, run
+from tests.router.fake_cluster import MODEL, MODEL_DIR, FakeService, Script, run, unchunk
 
 SHORT, LONG = "It ended 🙂 before.", "This goes on, wörd for word, until the end."  # the first choice and the second
+PING_S = 0.02
 HELD_AT = 14  # tokens of the second choice, when the first one has ended
 
 
@@ -51,8 +52,9 @@ async def router(path: Path, tokenizer: Tokenizer, hold_at: int | None) -> Async
     service = FakeService(script, release=Gate())
     estate = await asyncio.to_thread(Estate.of_keeper, path)
     assert estate is not None
-    handler = Front(MODEL, tokenizer, service, lambda: None, lambda: 0)
-    server = HttpServer(HttpConfig(host="127.0.0.1", port=0), handler, estate=estate)
+    http = HttpConfig(host="127.0.0.1", port=0, sse_ping_s=PING_S)
+    handler = Front(MODEL, tokenizer, service, lambda: None, lambda: 0, http=http)
+    server = HttpServer(http, handler, estate=estate)
     port = await server.start()
     await server.take_over()
     try:
@@ -117,5 +119,32 @@ def test_both_choices_go_on_from_the_tokens_that_they_had() -> None:
         assert long.resumed is not None
         assert len(unpack_ids(long.resumed.output_ids)) == HELD_AT
         assert 0 < len(unpack_ids(short.resumed.output_ids)) < HELD_AT  # all but the last, which tells of its end
+
+    run(main)
+
+
+@pytest.mark.parametrize("held_at", [0, HELD_AT])
+def test_a_stream_that_was_pinged_goes_on_at_the_next_router_as_if_it_had_not_been(held_at: int) -> None:
+    async def main() -> None:
+        body = orjson.dumps({"model": MODEL, "prompt": "Say it", "n": 2, "max_tokens": 60, "stream": True})
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+        with ThreadPoolExecutor(1) as pool, contextlib.closing(Keeper()) as keeper:
+            tokenizer = Tokenizer.from_directory(MODEL_DIR, pool)
+            async with router(keeper.path, tokenizer, held_at) as (_, port):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(head.encode() + body)
+                data = await reader.readuntil(b": ping\n\n")
+                data += await reader.readuntil(b": ping\n\n")
+            async with router(keeper.path, tokenizer, None):
+                data += await reader.read()
+            writer.close()
+        assert data.count(b"HTTP/1.1") == data.count(b"data: [DONE]") == 1
+        _, _, rest = data.partition(b"\r\n\r\n")
+        events = [line for line in unchunk(rest).decode().split("\n\n") if line.startswith("data: {")]
+        texts = ["", ""]
+        for event in events:
+            for choice in orjson.loads(event[6:])["choices"]:
+                texts[choice["index"]] += choice["text"]
+        assert texts == [SHORT, LONG]
 
     run(main)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from pathlib import Path
 
 import torch
 
 from slipstream.kernels.cpu.library import native_library
 from slipstream.router.messages import EngineRequest, SamplingParams, pack_ids
+from slipstream.router.process.container_limits import num_cores
 from slipstream.workers.config import EngineConfig
 from slipstream.workers.engine.engine import Engine
 from slipstream.workers.engine.errors import EngineConfigError
@@ -192,10 +192,11 @@ def _weight_cache_dir(config: EngineConfig) -> Path | None:
 
 
 def _default_native_threads(tp: TensorParallel) -> int:
-    """As many threads as torch has; on a small machine, as many as there are cores, for each group. One worker often
+    """As many threads as torch has; on a small machine, as many as there are cores, for each group. A quota of the
+    container counts as so many cores: threads beyond it would be stopped for the rest of each period. One worker often
     waits while another computes, and if all of them compute, the native kernels lose nothing
     (docs/results/engine_cpu.md). The ranks of a group compute at the same time, so they share the cores."""
-    of_group = min(len(os.sched_getaffinity(0)), SMALL_MACHINE_CORES)
+    of_group = min(num_cores(), SMALL_MACHINE_CORES)
     return max(torch.get_num_threads(), of_group // tp.size)
 
 

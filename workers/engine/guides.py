@@ -72,10 +72,13 @@ class GuideBook:
         error."""
         from llguidance import LLMatcher, LLTokenizer
 
+        from slipstream.router.text.added_tokens import complete_json
+        from slipstream.router.text.tokenizer_files import TokenizerFiles
+
         try:
             if self._tokenizer is None:
-                text = self._tokenizer_json.read_text("utf-8")
-                # It must be JSON: other text would be taken for a file name.
+                # It has been read as JSON: text that is not would be taken for a file name.
+                text = complete_json(TokenizerFiles.read(self._tokenizer_json.parent))
                 text = without_tokens_beyond(json.loads(text), self._vocab_size) or text
                 self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos_ids or None)
             matcher = LLMatcher(self._tokenizer, grammar_of(guide), log_level=0, limits=parser_limits())

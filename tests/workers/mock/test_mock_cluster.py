@@ -42,6 +42,7 @@ def router(tmp_path: Path) -> Iterator[dict[str, str]]:
         "model_dir": str(MODEL_DIR),
         "token": "secret",
         "has_prefill_pool": True,
+        "drain_grace_s": 0,
         "router": {"http": {"port": 0}, "admin": {"port": 0}, "dispatch": {"local_prefill_max_tokens": 32}},
     }
     path = tmp_path / "router.json"

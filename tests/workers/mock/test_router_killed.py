@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ class Serving:
         self._path = folder / "router.json"
         self.num_fronts = num_fronts
         self._tls = tls or {}
+        self.unix_socket = folder / "http.sock"
         self.keeper = Keeper()
         self._ports = [0, 0]
         self.start_router()
@@ -57,7 +59,7 @@ class Serving:
             env={**os.environ, "SLIPSTREAM_WORKER_TOKEN": "secret"},
         )
 
-    def start_router(self, admin_port: int | None = None, is_ending: bool = False) -> bool:
+    def start_router(self, admin_port: int | None = None, is_ending: bool = False, drain_grace_s: float = 0.0) -> bool:
         """Whether it listens."""
         http_port, worker_port = self._ports
         program: dict[str, Any] = {
@@ -66,8 +68,9 @@ class Serving:
             "token": "secret",
             "keeper": str(self.keeper.path),
             "is_ending": is_ending,
+            "drain_grace_s": drain_grace_s,
             "router": {
-                "http": {"port": http_port, "tls": self._tls},
+                "http": {"port": http_port, "tls": self._tls, "unix_socket": str(self.unix_socket)},
                 "worker_port": worker_port,
                 "fronts": self.num_fronts,
                 "admin": {"port": admin_port},
@@ -442,3 +445,67 @@ def test_a_router_that_ends_in_order_leaves_nobody_waiting(serving: Serving) -> 
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(serving.address, timeout=TIMEOUT_S)
     serving.start_router()
+
+
+def test_a_router_that_leaves_is_unready_and_serves_until_a_second_signal(serving: Serving) -> None:
+    serving.kill()
+    serving.start_router(drain_grace_s=600)
+    serving.wait_until_ready()
+    fronts = children_of(serving.router.pid)
+    body = {"model": "m", "prompt": [70] * 20, "max_tokens": 5}
+    with httpx.Client(base_url=serving.url, timeout=TIMEOUT_S) as kept:
+        assert kept.post("/v1/completions", json=body).headers.get("connection") is None
+        serving.router.send_signal(signal.SIGTERM)
+        with httpx.Client(base_url=serving.url, timeout=TIMEOUT_S) as client:
+            while client.get("/health/ready").status_code != 503:
+                time.sleep(POLL_S)
+        for post in (kept.post, partial(httpx.post, timeout=TIMEOUT_S)):
+            answer = post(f"{serving.url}/v1/completions", json=body)
+            assert (answer.status_code, answer.headers.get("connection")) == (200, "close")
+            assert answer.json()["choices"][0]["text"] == text_of([70] * 20, 5)
+        for pid in fronts:  # the front that follows leaves as well
+            os.kill(pid, signal.SIGKILL)
+        while set(fronts) & set(children_of(serving.router.pid)) or len(children_of(serving.router.pid)) < len(fronts):
+            time.sleep(POLL_S)
+        with httpx.Client(base_url=serving.url, timeout=TIMEOUT_S) as client:
+            answer = client.post("/v1/completions", json=body)
+            assert (answer.status_code, answer.headers.get("connection")) == (200, "close")
+    serving.router.send_signal(signal.SIGTERM)
+    serving.router.communicate(timeout=TIMEOUT_S)
+    assert serving.router.returncode == 1
+    serving.begin_anew()
+
+
+def test_after_ctrl_c_there_is_no_grace(serving: Serving) -> None:
+    serving.kill()
+    serving.start_router(drain_grace_s=600)
+    serving.router.send_signal(signal.SIGINT)
+    serving.router.communicate(timeout=TIMEOUT_S)
+    assert serving.router.returncode == 0
+    serving.begin_anew()
+
+
+def test_clients_come_by_the_unix_socket_and_wait_there_for_the_next_router(serving: Serving) -> None:
+    body = {"model": "m", "prompt": [60] * 20, "max_tokens": 5}
+
+    def ask() -> str:
+        transport = httpx.HTTPTransport(uds=str(serving.unix_socket))
+        with httpx.Client(base_url="http://router", transport=transport, timeout=TIMEOUT_S) as client:
+            answers = [client.post("/v1/completions", json=body) for _ in range(2)]  # on one connection
+            assert {answer.status_code for answer in answers} == {200}
+            return str(answers[1].json()["choices"][0]["text"])
+
+    assert ask() == text_of([60] * 20, 5)
+    serving.kill()
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(ask)
+        serving.start_router()
+        assert waiting.result(TIMEOUT_S) == text_of([60] * 20, 5)
+    serving.router.send_signal(signal.SIGTERM)
+    serving.router.communicate(timeout=TIMEOUT_S)
+    assert not serving.unix_socket.exists()
+    serving.begin_anew()
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
