@@ -116,9 +116,7 @@ def test_check_warns_of_what_is_hardly_meant(slipstream: CommandLine) -> None:
     assert "ok: slipstream-demo" in done.stdout
     quantization, memory = sentences(done)
     assert quantization.startswith(f"slipstream: warning: {path}: quantization is fp8 for prefill and none for decode")
-    assert memory.startswith(
-        f"slipstream: warning: {path}: decode.engine.kv_cache_mib 1000000000, 1000000000 MiB: this machine"
-    )
+    assert memory.startswith(f"slipstream: warning: {path}: decode.engine.kv_cache_mib is 1000000000, and this machine")
 
 
 @pytest.mark.parametrize("command", ["check", "serve"])
