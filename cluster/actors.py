@@ -29,6 +29,7 @@ import uvloop
 from slipstream.cluster.process_log import redirect_output
 from slipstream.cluster.settings_by_name import ByName, settings_of
 from slipstream.router.addresses import Addresses
+from slipstream.router.catalog.manifest import Manifest
 from slipstream.router.catalog.sampling_defaults import GenerationConfigUse
 from slipstream.router.config import ContentFormat, DispatchConfig, RouterConfig
 from slipstream.router.expected_workers import ExpectedWorkers
@@ -135,9 +136,10 @@ class RouterHost(ProcessHost):
         expected: ExpectedWorkers,
         keeper: Path | None,
         is_ending: bool,
+        manifests: tuple[Manifest, ...],
     ) -> None:
         """Serves until stopped; one that `is_ending` only goes on with the clients of the router before. Raises OSError
-        if a port is taken."""
+        if a port is taken, FilesChanged if what it reads of the model belongs to none of the `manifests`."""
         from slipstream.router.router import Router
 
         router = Router(
@@ -150,6 +152,7 @@ class RouterHost(ProcessHost):
             is_ending=is_ending,
             generation_config=generation_config,
             content_format=content_format,
+            manifests=manifests,
         )
         uvloop.run(self._hosted.serve(router, expected))
 

@@ -177,6 +177,7 @@ class GroupMember:
             role=self._role,
             model=config.model.name,
             model_version=self._deployment.version,
+            manifest=self._deployment.manifest,
             model_dir=config.model.path,
             router_host=router.host,
             router_port=router.port,

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -16,7 +16,9 @@ from slipstream.router.access.access import Access
 from slipstream.router.access.config import AccessConfig
 from slipstream.router.addresses import Addresses, Endpoint
 from slipstream.router.canary import Canary
+from slipstream.router.catalog.manifest import Manifest
 from slipstream.router.catalog.sampling_defaults import GenerationConfigUse, SamplingDefaults
+from slipstream.router.catalog.text_copy import keep_text, read_text
 from slipstream.router.config import ContentFormat, DispatchConfig, RouterConfig, TlsConfig, TracingConfig
 from slipstream.router.encoding import encode_pool
 from slipstream.router.expected_workers import ExpectedWorkers
@@ -54,7 +56,7 @@ class Router:
     request has gone through a prefill group; without it, that first request uses a prefill group if there is one. With
     a `keeper`, the router leaves its clients' connections to the next router, and `take_over` continues those of the
     previous one. One that `is_ending` continues them and takes no new clients: the previous one was killed while it
-    drained.
+    drained. With `manifests`, those of the versions that are served, it reads no other files than theirs.
     """
 
     def __init__(
@@ -69,8 +71,10 @@ class Router:
         is_ending: bool = False,
         generation_config: GenerationConfigUse = "auto",
         content_format: ContentFormat = "auto",
+        manifests: Sequence[Manifest] = (),
     ) -> None:
         self._config = config
+        self._manifests = tuple(manifests)
         self._model_name = model_name
         self._model_dir = Path(model_dir)
         self._worker_token = worker_token
@@ -93,21 +97,19 @@ class Router:
         """Listen for clients and workers. Returns the addresses, including ports that the system has chosen.
 
         Raises FileNotFoundError, TokenizerError or GenerationConfigError if the model directory cannot be used,
+        FilesChanged (a ValueError) if its files are those of another version and there is no copy of the right ones,
         ValueError if the key file or a certificate is broken, and OSError if it cannot listen or cannot open a file;
         then nothing is left running.
         """
         async with AsyncExitStack() as cleanup:
             pool = cleanup.enter_context(encode_pool())
             loop = asyncio.get_running_loop()
-            tokenizer = await loop.run_in_executor(
-                pool, Tokenizer.from_directory, self._model_dir, pool, self._content_format
-            )
+            tokenizer, self._model_positions = await loop.run_in_executor(pool, self._read_model, pool)
             if tokenizer.unknown_to_model:
                 log.warning("%s", warning_about(tokenizer.unknown_to_model, tokenizer.vocab_size))
             self._defaults = SamplingDefaults.read(self._model_dir, self._generation_config)
             if self._defaults.recommended:
                 log.info("defaults of requests by generation_config.json: %s", self._defaults.recommended)
-            self._model_positions = await loop.run_in_executor(pool, model_positions, self._model_dir)
             self._service = GenerationService(self._config, model=self._model_name, token=self._worker_token)
             self._canary = Canary(self._service, self._needs_prefill_group)
             allow_all_files()
@@ -144,10 +146,19 @@ class Router:
             cleanup.push_async_callback(self._server.stop)  # before `start`, which may fail after some of the fronts
             http_port = await self._server.start()
             admin_at = await self._start_admin(self._front, cleanup)
+            await loop.run_in_executor(pool, keep_text, self._model_dir, self._manifests)
             self._begin_tasks(cleanup)
             self._cleanup = cleanup.pop_all()
         http = Endpoint(self._config.http.host, http_port)
         return Addresses(http, Endpoint(*self._service.worker_address), admin_at)
+
+    def _read_model(self, pool: ThreadPoolExecutor) -> tuple[Tokenizer, int | None]:
+        """The tokenizer, and how long sequences may be. Blocks. Raises ValueError, OSError."""
+
+        def read(folder: Path) -> tuple[Tokenizer, int | None]:
+            return Tokenizer.from_directory(folder, pool, self._content_format), model_positions(folder)
+
+        return read_text(self._model_dir, self._manifests, read)
 
     def _find_estate(self) -> Estate | None:
         """What the previous router has left; None without a keeper. Blocks."""
@@ -214,6 +225,7 @@ class Router:
             keeper=keeper,
             defaults=self._defaults,
             content_format=self._content_format,
+            manifests=self._manifests,
         )
 
         def link_of(send: Callable[[DispatcherMessage], None]) -> FrontLink:
@@ -270,6 +282,7 @@ class Router:
         and wait (also at a restarted router). If no decode worker is wanted, the router is asleep, and counts as ready
         until one has connected."""
         self._expected = expected
+        self._service.hinder(expected.hindrance)
         longest = expected.max_model_len or self._model_positions
         if longest is not None:
             self._service.expect_max_model_len(longest)

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 import torch
 
@@ -16,6 +17,8 @@ from slipstream.kv_transfer.plan import TicketError
 from slipstream.kv_transfer.pool import HostPagePool
 from slipstream.kv_transfer.pool_memory import PoolMemory
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
+from slipstream.router.catalog.file_digest import FilesChanged
+from slipstream.router.catalog.manifest import REFUSES
 from slipstream.router.messages import PageLayout, Role, unpack_ids
 from slipstream.router.prefix.block_hash import model_key
 from slipstream.router.process.container_limits import num_cores
@@ -24,9 +27,12 @@ from slipstream.workers.device_staging import device_page_pool
 from slipstream.workers.engine.build import build_runner, engine_limits
 from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.engine.plan import PageSend, SendProgress
+from slipstream.workers.engine.pool_size import longest_sequence
 from slipstream.workers.engine.runner import ModelRunner
 from slipstream.workers.group_transfers import RankOutcome
 from slipstream.workers.kv_memory import KvMemory
+from slipstream.workers.models.config import ModelConfig
+from slipstream.workers.models.steady_files import SteadyFiles
 from slipstream.workers.models.tensor_parallel import TensorParallel
 from slipstream.workers.ticket_office import TicketOffice
 
@@ -128,11 +134,14 @@ class RankAgent:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RankParts:
-    """The parts of one rank. `limits` are those of the role in which the worker starts."""
+    """The parts of one rank. `limits` are those of the role in which the worker starts, `model` is the configuration of
+    what it has loaded, from `files`."""
 
     limits: EngineLimits
     runner: ModelRunner
     agent: RankAgent
+    model: ModelConfig
+    files: SteadyFiles
 
     def limits_in_role(self, config: WorkerConfig, role: Role) -> EngineLimits:
         """The engine's limits in a role, given the pages that it has."""
@@ -143,10 +152,11 @@ class RankParts:
             engine = dataclasses.replace(
                 engine, max_model_len=min(engine.max_model_len, num_pages * self.limits.page_tokens)
             )
-        limits = engine_limits(config.model_dir, dataclasses.replace(engine, num_pages=num_pages))
+        # The files may be others by now.
+        longest = longest_sequence(self.model, dataclasses.replace(engine, num_pages=num_pages), num_pages)
         return dataclasses.replace(
             self.limits,
-            max_model_len=limits.max_model_len,
+            max_model_len=longest,
             max_num_seqs=engine.max_num_seqs,
             max_step_tokens=engine.max_step_tokens,
             max_queued_tokens=config.in_role(role).max_queued_tokens,
@@ -194,9 +204,11 @@ def for_both_roles(config: WorkerConfig) -> EngineConfig:
 def rank_parts(config: WorkerConfig, tp: TensorParallel, ended: Callable[[RankOutcome], None]) -> Iterator[RankParts]:
     """Loads this rank's share of the model and opens its transport, which is closed at the end.
 
-    Raises ModelError, EngineConfigError, StagingError or TransportError, each in a sentence.
+    Raises ModelError, FilesChanged, EngineConfigError, StagingError or TransportError, each in a sentence.
     """
     engine = config.engine
+    files = files_to_load(config)
+    model = ModelConfig.read(config.model_dir)
     # By default a fair share of the cores; native kernels may get more (see `build_runner`).
     torch.set_num_threads(engine.num_threads or max(1, num_cores() // config.ranks_on_host))
     # We run no graphs of independent operators, so a second pool of threads would only compete for the cores.
@@ -208,9 +220,21 @@ def rank_parts(config: WorkerConfig, tp: TensorParallel, ended: Callable[[RankOu
         max_queued_tokens=config.max_queued_tokens,
         ranks_on_host=config.ranks_on_host,
         model_id=model_key(config.model, config.model_version),  # the name by which the router knows it
+        model=model,
     )
     memory = KvMemory(is_shared=config.transfer.transport != "ucx")
-    runner = build_runner(config.model_dir, for_both_roles(config), limits.num_pages, tp=tp, memory=memory)
+    runner = build_runner(config.model_dir, for_both_roles(config), limits.num_pages, tp=tp, memory=memory, files=files)
+    files.check()
     with closing(RankAgent(runner, memory.pool, tp, config, ended)) as agent:
         runner.sink = agent
-        yield RankParts(limits, runner, agent)
+        yield RankParts(limits, runner, agent, model, files)
+
+
+def files_to_load(config: WorkerConfig) -> SteadyFiles:
+    """The files of the model's directory. Raises FilesChanged if they are not those of the version to be served."""
+    if config.manifest is None:
+        return SteadyFiles.of(Path(config.model_dir))
+    try:
+        return SteadyFiles.verified(Path(config.model_dir), config.manifest)
+    except FilesChanged as error:
+        raise FilesChanged(f"{REFUSES} version {config.model_version}: {error}") from None

@@ -13,7 +13,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import uvloop
@@ -21,6 +20,7 @@ import uvloop
 from slipstream.kv_transfer.staging import StagingError
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
 from slipstream.kv_transfer.transport import TransportError
+from slipstream.router.catalog.file_digest import FilesChanged
 from slipstream.router.messages import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, Build, Hello, PageLayout, StepTime
 from slipstream.router.messages import Role as RoleName
 from slipstream.workers.compute_thread import ComputeThread
@@ -57,7 +57,7 @@ from slipstream.workers.ticket_office import TicketOffice
 from slipstream.workers.watchdog import Watchdog
 
 # Errors that say, in one sentence, what is wrong with the settings, the model or the machine.
-SETUP_ERRORS = (ModelError, EngineConfigError, StagingError, TransportError)
+SETUP_ERRORS = (ModelError, FilesChanged, EngineConfigError, StagingError, TransportError)
 INBOX_LIMIT = 65_536
 BROKEN_TIMEOUT_S = 0.5
 END_TIMEOUT_S = 5.0  # for an engine thread that may be stuck in a collective with a dead rank
@@ -239,9 +239,12 @@ class Worker:
         """An engine that has generated tokens, and how long its steps take."""
         limits = parts.limits
         eos_ids = [token_id for token_id in limits.eos_token_ids if token_id < limits.vocab_size]
-        tokenizer_json = Path(self._config.model_dir) / "tokenizer.json"
         guides = GuideBook(
-            tokenizer_json, limits.vocab_size, eos_ids, on_ready=lambda: self._inbox.put_always(GuideReady())
+            parts.files.model_dir,
+            limits.vocab_size,
+            eos_ids,
+            on_ready=lambda: self._inbox.put_always(GuideReady()),
+            manifest=parts.files.manifest,
         )
         engine = build_engine(limits, executor, guides)
         profile = time_steps(limits, executor)

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipstream.router.catalog.manifest import Manifest
 from slipstream.router.catalog.sampling_defaults import PLAIN, SamplingDefaults
 from slipstream.router.config import ContentFormat, RouterConfig
 
@@ -35,7 +36,7 @@ class LogStyle:
 @dataclass(frozen=True, slots=True)
 class FrontSetup:
     """`config.http` has the port that all fronts share. At the `keeper` a front leaves its clients to the next one. One
-    that `is_ending` takes no new ones. `unix_socket_fd` is inherited, and listens."""
+    that `is_ending` takes no new ones. `unix_socket_fd` is inherited, and listens. `manifests`: as for `Router`."""
 
     config: RouterConfig
     model: str
@@ -45,6 +46,7 @@ class FrontSetup:
     versions: tuple[str, ...] = ()
     keeper: Path | None = None
     is_ending: bool = False
+    manifests: tuple[Manifest, ...] = ()
     unix_socket_fd: int | None = None
     content_format: ContentFormat = "auto"
     defaults: SamplingDefaults = PLAIN

@@ -247,6 +247,17 @@ def test_status_says_where_metrics_are_if_they_have_a_port_of_their_own() -> Non
     assert "  metrics: http://h:2/metrics" in list(describe(replace(state, admin_url="http://h:2"), None))
 
 
+def test_status_names_the_version_and_the_file_of_it_that_has_changed() -> None:
+    state = ClusterState("one", 1, 1.0, "/c.yaml", "m", version="march")
+    state.files = {"march": "/m/config.json is gone", "of an update that is over": "/m/config.json is gone"}
+    state.members = [MemberStatus("decode-0", "decode", version="march")]
+    lines = list(describe(state, None))
+    assert "  version: march" in lines
+    (line,) = [line for line in lines if line.startswith("  files: ")]
+    assert line.startswith("  files: /m/config.json is gone; version march is served")
+    assert "`slipstream update`" in line
+
+
 def test_status_says_how_requests_fared_lately() -> None:
     quiet = WindowSignals(300.0)
     one = ClassSignals(0, 20, 0.5, 0.05, num_first=10, num_ttft_met=9, num_finished=8, num_itl_met=8, num_good=6)

@@ -66,6 +66,7 @@ class RouterProcess:
         self._listens: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()
         self.keeper: object = None
         self.is_ending: object = None
+        self.manifests: object = None
         self.drain = SimpleNamespace(remote=self.drained)
 
     async def drained(self, deadline_s: float) -> None:
@@ -86,7 +87,7 @@ class RouterProcess:
     def remote(self, sent: ByName[RouterConfig], *rest: object) -> asyncio.Future[None]:
         config = settings_of(sent)
         run: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        *_, self.keeper, self.is_ending = rest
+        *_, self.keeper, self.is_ending, self.manifests = rest
         if config.worker_port in self._taken:
             run.set_exception(task_error(OSError(errno.EADDRINUSE, "the port is in use")))
         else:

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream.router.catalog.manifest import Manifest
+from slipstream.router.catalog.text_copy import read_text
 from slipstream.router.grammar import grammar_of, parser_limits
 from slipstream.router.messages import Guide
 
@@ -37,17 +39,21 @@ class GuideBook:
     """The compiled grammars of one model, whose `vocab_size` may be padded beyond its tokenizer's. For one thread.
 
     `on_ready` is called, on any thread, when a grammar is ready. Without it, callers wait for the grammars they need.
+    With a `manifest`, the tokenizer is read from files that are those of its version, or from the router's copy of
+    them, or not at all: others may have taken their place since the model was loaded.
     """
 
     def __init__(
         self,
-        tokenizer_json: Path,
+        model_dir: Path,
         vocab_size: int,
         eos_ids: Iterable[int],
         on_ready: Callable[[], None] | None = None,
+        manifest: Manifest | None = None,
     ) -> None:
         self._on_ready = on_ready
-        self._tokenizer_json = tokenizer_json
+        self._model_dir = model_dir
+        self._manifests = () if manifest is None else (manifest,)
         self._vocab_size = vocab_size
         self._eos_ids = sorted(eos_ids)
         self._tokenizer: LLTokenizer | None = None
@@ -72,13 +78,10 @@ class GuideBook:
         error."""
         from llguidance import LLMatcher, LLTokenizer
 
-        from slipstream.router.text.added_tokens import complete_json
-        from slipstream.router.text.tokenizer_files import TokenizerFiles
-
         try:
             if self._tokenizer is None:
                 # It has been read as JSON: text that is not would be taken for a file name.
-                text = complete_json(TokenizerFiles.read(self._tokenizer_json.parent))
+                text = read_text(self._model_dir, self._manifests, vocabulary)
                 text = without_tokens_beyond(json.loads(text), self._vocab_size) or text
                 self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos_ids or None)
             matcher = LLMatcher(self._tokenizer, grammar_of(guide), log_level=0, limits=parser_limits())
@@ -97,6 +100,14 @@ def without_tokens_beyond(tokenizer: dict[str, Any], vocab_size: int) -> str | N
     added = tokenizer.get("added_tokens") or []
     known = [token for token in added if token["id"] < vocab_size]
     return json.dumps(tokenizer | {"added_tokens": known}) if len(known) < len(added) else None
+
+
+def vocabulary(model_dir: Path) -> str:
+    """The tokens of a model's tokenizer, in the form of tokenizer.json. Raises OSError or ValueError."""
+    from slipstream.router.text.added_tokens import complete_json
+    from slipstream.router.text.tokenizer_files import TokenizerFiles
+
+    return complete_json(TokenizerFiles.read(model_dir))
 
 
 class TokenGuide:

@@ -56,7 +56,7 @@ def runner() -> ModelRunner:
 
 def make_book() -> GuideBook:
     limits = engine_limits(DEMO, EngineConfig(num_pages=64))
-    return GuideBook(DEMO / "tokenizer.json", limits.vocab_size, limits.eos_token_ids)
+    return GuideBook(DEMO, limits.vocab_size, limits.eos_token_ids)
 
 
 BOOK = make_book()
@@ -113,7 +113,7 @@ def test_tokens_that_the_model_does_not_have_are_no_reason_to_refuse_a_guide(tmp
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
     masks = [np.empty(-(-vocab_size // 8), np.uint8) for _ in range(2)]
     for folder, mask in zip((DEMO, tmp_path), masks, strict=True):
-        book = GuideBook(folder / "tokenizer.json", vocab_size, [2])
+        book = GuideBook(folder, vocab_size, [2])
         book.follow(CHOICE, array("i", [1, 2]), 2).write_allowed(mask, ())
     assert np.array_equal(*masks)
 
@@ -239,7 +239,7 @@ def test_what_cannot_be_compiled_ends_in_an_error_and_others_go_on(runner: Model
 
 
 def test_a_tokenizer_that_is_missing_ends_guided_sequences_alone(runner: ModelRunner, tmp_path: Path) -> None:
-    engine = Engine(make_engine(runner).limits, runner, GuideBook(tmp_path / "tokenizer.json", 4096, ()))
+    engine = Engine(make_engine(runner).limits, runner, GuideBook(tmp_path, 4096, ()))
     results = outcome(engine, guided("r", REGEX), guided("plain", None, max_tokens=5, ignore_eos=True))
     assert [results[name].finish_reason for name in ("r", "plain")] == ["error", "length"]
 
@@ -275,7 +275,7 @@ class SlowBook(GuideBook):
 
     def __init__(self, on_ready: Callable[[], None]) -> None:
         limits = engine_limits(DEMO, EngineConfig(num_pages=64))
-        super().__init__(DEMO / "tokenizer.json", limits.vocab_size, limits.eos_token_ids, on_ready)
+        super().__init__(DEMO, limits.vocab_size, limits.eos_token_ids, on_ready)
         self.may_compile = threading.Event()
 
     def _compile(self, guide: Guide) -> Any:
