@@ -40,6 +40,7 @@ NAMES = (
     "merges.txt",
     "tekken.json",
     "tiktoken.model",
+    "tiktoken.model",
     "chat_template.jinja",
     "chat_template.json",
     "quantize_config.json",
