@@ -30,6 +30,7 @@ from slipstream.cluster.process_log import redirect_output
 from slipstream.cluster.settings_by_name import ByName, settings_of
 from slipstream.router.addresses import Addresses
 from slipstream.router.catalog.manifest import Manifest
+from slipstream.router.catalog.sampling_defaults import GenerationConfigUse
 from slipstream.router.config import ContentFormat, DispatchConfig, RouterConfig
 from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.garbage import spare_garbage_collector
@@ -129,6 +130,7 @@ class RouterHost(ProcessHost):
         config: ByName[RouterConfig],
         model_name: str,
         model_dir: str,
+        generation_config: GenerationConfigUse,
         content_format: ContentFormat,
         worker_token: str,
         expected: ExpectedWorkers,
@@ -148,6 +150,7 @@ class RouterHost(ProcessHost):
             has_prefill_pool=expected.num_prefill > 0,
             keeper=keeper,
             is_ending=is_ending,
+            generation_config=generation_config,
             content_format=content_format,
             manifests=manifests,
         )

@@ -107,6 +107,7 @@ class RouterMember:
             by_name(config),
             model.name,
             model.path,
+            model.generation_config,
             model.chat_template_content_format,
             self._deployment.worker_token,
             expected,

@@ -11,6 +11,7 @@ from slipstream.cluster.fleet import FleetError
 from slipstream.cluster.model_version import ModelContent
 from slipstream.router.catalog.file_digest import DigestCache
 from slipstream.router.catalog.manifest import is_text
+from slipstream.router.catalog.sampling_defaults import SamplingDefaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,9 @@ def _other_meanings(old: ClusterConfig, new: ClusterConfig) -> Iterator[str]:
 
     try:
         before, after = (TokenizerFiles.read(Path(config.model.path)) for config in (old, new))
+        defaults = [
+            SamplingDefaults.read(Path(config.model.path), new.model.generation_config) for config in (old, new)
+        ]
     except (OSError, ValueError) as error:
         raise FleetError("invalid", "config", f"model.path: {error}") from None
     for name, ours, theirs in (
@@ -63,6 +67,7 @@ def _other_meanings(old: ClusterConfig, new: ClusterConfig) -> Iterator[str]:
         ("chat template", before.chat_template, after.chat_template),
         ("vocabulary size", before.vocab_size, after.vocab_size),
         ("tokenizer_config.json or special_tokens_map.json", before.config, after.config),
+        ("sampling in generation_config.json", defaults[0], defaults[1]),
     ):
         if ours != theirs:
             yield name

@@ -11,6 +11,7 @@ from slipstream.cluster import doubts
 from slipstream.cluster.config import ClusterConfig, ModelConfig, PoolConfig, RayConfig
 from slipstream.cluster.doubts import Machine, doubts_about, missing_parts
 from slipstream.workers.config import EngineConfig
+from tests.cluster.test_config_file import add_token, write_model
 
 MACHINE = Machine(memory_bytes=4096 * 2**20, num_cores=8)
 
@@ -93,6 +94,15 @@ def test_pages_by_number_count_with_their_size(tmp_path: Path) -> None:
 )
 def test_what_fits_or_cannot_be_known_is_not_doubted(engine: dict[str, Any]) -> None:
     assert list(doubts_about(cluster({}, engine), MACHINE)) == []
+
+
+def test_tokens_and_ends_beyond_the_model_are_doubted(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model")
+    add_token(path, 32, "<|turn|>")
+    (path / "generation_config.json").write_text('{"eos_token_id": [0, 40]}')
+    tokens, ends = doubts_about(ClusterConfig(model=ModelConfig(str(path))), MACHINE)
+    assert tokens.startswith("model.path: the tokenizer has 1 token beyond the model, whose vocab_size is 32")
+    assert ends == "model.path: 40 in eos_token_id: beyond the model's vocab_size = 32, so it ends no answer"
 
 
 def test_parts_that_are_not_installed_are_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,7 @@ def test_a_directory_without_a_model_says_what_is_missing_and_where_one_is(tmp_p
 def test_a_model_without_weights_is_refused(tmp_path: Path) -> None:
     model = model_in(tmp_path / "m")
     (model / "model.safetensors").unlink()
-    assert "no *.safetensors in" in problem_of(model)
+    assert "has neither model.safetensors nor" in problem_of(model)
 
 
 def test_an_architecture_that_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:

@@ -106,6 +106,18 @@ def bits_of(guide: Guide, output: list[int], held_back: tuple[int, ...] = ()) ->
     return set(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
 
 
+def test_tokens_that_the_model_does_not_have_are_no_reason_to_refuse_a_guide(tmp_path: Path) -> None:
+    spec = json.loads((DEMO / "tokenizer.json").read_text())
+    vocab_size = TOKENIZER.get_vocab_size()
+    spec["added_tokens"].append(spec["added_tokens"][-1] | {"id": vocab_size, "content": "<|new|>"})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    masks = [np.empty(-(-vocab_size // 8), np.uint8) for _ in range(2)]
+    for folder, mask in zip((DEMO, tmp_path), masks, strict=True):
+        book = GuideBook(folder, vocab_size, [2])
+        book.follow(CHOICE, array("i", [1, 2]), 2).write_allowed(mask, ())
+    assert np.array_equal(*masks)
+
+
 @pytest.mark.parametrize("written", ["", "y", "yes", "yest", 'a "'])
 def test_the_mask_is_what_going_through_the_vocabulary_finds(written: str) -> None:
     """Where the text is forced, one way to spell it remains: that of the tokenizer."""
