@@ -104,10 +104,9 @@ class Router:
         async with AsyncExitStack() as cleanup:
             pool = cleanup.enter_context(encode_pool())
             loop = asyncio.get_running_loop()
-            tokenizer, self._model_positions = await loop.run_in_executor(pool, self._read_model, pool)
+            tokenizer, self._model_positions, self._defaults = await loop.run_in_executor(pool, self._read_model, pool)
             if tokenizer.unknown_to_model:
                 log.warning("%s", warning_about(tokenizer.unknown_to_model, tokenizer.vocab_size))
-            self._defaults = SamplingDefaults.read(self._model_dir, self._generation_config)
             if self._defaults.recommended:
                 log.info("defaults of requests by generation_config.json: %s", self._defaults.recommended)
             self._service = GenerationService(self._config, model=self._model_name, token=self._worker_token)
@@ -152,11 +151,12 @@ class Router:
         http = Endpoint(self._config.http.host, http_port)
         return Addresses(http, Endpoint(*self._service.worker_address), admin_at)
 
-    def _read_model(self, pool: ThreadPoolExecutor) -> tuple[Tokenizer, int | None]:
-        """The tokenizer, and how long sequences may be. Blocks. Raises ValueError, OSError."""
+    def _read_model(self, pool: ThreadPoolExecutor) -> tuple[Tokenizer, int | None, SamplingDefaults]:
+        """The tokenizer, how long sequences may be, the defaults of requests. Blocks. Raises ValueError or OSError."""
 
-        def read(folder: Path) -> tuple[Tokenizer, int | None]:
-            return Tokenizer.from_directory(folder, pool, self._content_format), model_positions(folder)
+        def read(folder: Path) -> tuple[Tokenizer, int | None, SamplingDefaults]:
+            tokenizer = Tokenizer.from_directory(folder, pool, self._content_format)
+            return tokenizer, model_positions(folder), SamplingDefaults.read(folder, self._generation_config)
 
         return read_text(self._model_dir, self._manifests, read)
 
