@@ -88,8 +88,9 @@ class DriverEnvironment:
         return self._run("-c", VERSION)
 
     def check(self, config: str) -> None:
-        """Whether that version accepts the configuration file. Raises CannotTell."""
-        self._run("-m", "slipstream.cluster.cli", "check", config)
+        """Whether that version accepts the configuration file. What the running cluster takes of this machine, such as
+        its ports, does not count. Raises CannotTell."""
+        self._run("-m", "slipstream.cluster.cli", "check", "--elsewhere", config)
 
     def _run(self, *arguments: str) -> str:
         command = [self.python, *arguments]
@@ -106,7 +107,7 @@ class DriverEnvironment:
 
 
 def _end_driver(state: ClusterState) -> None:
-    """SIGTERM for the driver alone: its guardian, which was not told to end, starts the next one."""
+    """Sends SIGTERM to the driver alone: its guardian, which got no signal, starts the next one."""
     if processes.is_running(state.driver, state.driver_started):
         os.kill(state.driver, signal.SIGTERM)
 

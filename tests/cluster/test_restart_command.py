@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from slipstream.cluster import processes, run_state
 from slipstream.cluster.cannot_tell import CannotTell
 from slipstream.cluster.restart_command import DriverEnvironment, _chosen
 from slipstream.cluster.run_state import ClusterState
+from slipstream.cluster.sizing.target import DEMO_MODEL
 
 HERE = DriverEnvironment(sys.executable, os.getcwd(), dict(os.environ))
 
@@ -63,6 +65,15 @@ def test_a_configuration_that_the_next_version_refuses_is_named_before_anything_
     path = tmp_path / "c.yaml"
     path.write_text("model: {path: nowhere}\nnew_key: 1\n")
     with pytest.raises(CannotTell, match=r"the next driver would not start: .*c\.yaml.*; nothing was done"):
+        HERE.check(str(path))
+
+
+def test_what_the_running_cluster_takes_of_the_machine_is_not_held_against_its_configuration(tmp_path: Path) -> None:
+    """It may run under another name than that of the file (`slipstream serve --name`)."""
+    path = tmp_path / "c.yaml"
+    with socket.create_server(("127.0.0.1", 0)) as router:
+        port = router.getsockname()[1]
+        path.write_text(f"model: {{path: {DEMO_MODEL}}}\nrouter: {{http: {{port: {port}}}}}\n")
         HERE.check(str(path))
 
 
