@@ -56,6 +56,9 @@ def _run(guardian: OwnGuardian, target: Path | None, overrides: Overrides, timin
         for problem in error.problems:
             console.error(problem)
         return 2
+    except run_state.AlreadyRunning as error:
+        console.error(str(error))
+        return 2
     except run_state.NoHome as error:
         console.error(str(error))
         return 1

@@ -170,6 +170,13 @@ def claim(name: str, folder: Path, guardian: int) -> Iterator[Path]:
         yield path
 
 
+def check_unused(name: str, folder: Path) -> None:
+    """Raises AlreadyRunning if a cluster of that name runs here. `claim` is what reserves a name."""
+    other = read(folder / f"{name}.json")
+    if other is not None and (other.has_driver or not other.is_stale):
+        raise _already_running(name, other)
+
+
 def _opened(lock: Path) -> IO[str]:
     """On a file system that can only be read by now, the file of the driver before serves as well."""
     try:
