@@ -99,7 +99,7 @@ class WorkerHost(ProcessHost):
         self._prepared().redirect(host, port)
 
     def stop(self) -> None:
-        """Ends `run` at once. Requests that should finish have to be drained at the router before."""
+        """Ends `run` at once. Requests that should finish have to be drained at the router first."""
         self._prepared().stop(drain=False)
 
     def _prepared(self) -> Worker:
@@ -138,8 +138,8 @@ class RouterHost(ProcessHost):
         is_ending: bool,
         manifests: tuple[Manifest, ...],
     ) -> None:
-        """Serves until stopped; one that `is_ending` only goes on with the clients of the router before. Raises OSError
-        if a port is taken, FilesChanged if what it reads of the model belongs to none of the `manifests`."""
+        """Serves until stopped; one that `is_ending` only goes on with the clients of the previous router. Raises
+        OSError if a port is taken, FilesChanged if what it reads of the model belongs to none of the `manifests`."""
         from slipstream.router.router import Router
 
         router = Router(

@@ -88,7 +88,7 @@ def _run(guardian: OwnGuardian, target: Path | None, overrides: Overrides, timin
 
 
 def state_before(guardian: OwnGuardian) -> ClusterState | None:
-    """What the driver before this one of the same guardian has left, with the configuration that it served: that of the
+    """What the previous driver of the same guardian has left, with the configuration that it served: that of the
     latest update, or the file as it was then. What has been written into the file since is no part of it."""
     if not guardian.is_again:
         return None

@@ -22,7 +22,7 @@ NUMERIC = ("dtype", "quantization", "kv_cache_dtype", "cpu_kernels", "device")
 @dataclass(frozen=True, slots=True)
 class ModelContent:
     """What a configuration serves. `name` is `model.version` or follows from the content. `digest` is the same for the
-    same content, whatever that is called."""
+    same content under every name."""
 
     name: str
     digest: str

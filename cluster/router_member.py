@@ -61,7 +61,7 @@ class RouterMember:
         self._manifests = tuple(filter(None, [deployment.manifest]))
 
     def stay_at(self, http_port: int | None, admin_port: int | None) -> None:
-        """The ports that clients know from a router before the first one here."""
+        """The ports that clients know from the router of the previous driver."""
         http, admin = self._config.http, self._config.admin
         if http_port is not None:
             http = dataclasses.replace(http, port=http_port)
