@@ -28,7 +28,7 @@ COMMANDS = {
     "mock-worker": "slipstream.workers.mock.main:mock_worker_command",
     "plan": "slipstream.cluster.plan.command:plan_command",
     "planner": "slipstream.cluster.planner.command:planner_command",
-    "restart": "slipstream.cluster.restart_command:restart_command",
+    "restart": "slipstream.cluster.commands.restart:restart_command",
     "role": "slipstream.cluster.operator.command:role_command",
     "rollback": "slipstream.cluster.update.command:rollback_command",
     "scale": "slipstream.cluster.operator.command:scale_command",

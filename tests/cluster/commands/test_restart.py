@@ -13,7 +13,7 @@ import pytest
 from slipstream import __version__
 from slipstream.cluster import processes, run_state
 from slipstream.cluster.cannot_tell import CannotTell
-from slipstream.cluster.restart_command import DriverEnvironment, _chosen
+from slipstream.cluster.commands.restart import DriverEnvironment, _chosen
 from slipstream.cluster.run_state import ClusterState
 from slipstream.cluster.sizing.target import DEMO_MODEL
 
