@@ -133,28 +133,29 @@ class RouterHost(ProcessHost):
         generation_config: GenerationConfigUse,
         content_format: ContentFormat,
         worker_token: str,
-        expected: ExpectedWorkers,
+        expected: ByName[ExpectedWorkers],
         keeper: Path | None,
         is_ending: bool,
-        manifests: tuple[Manifest, ...],
+        manifests: tuple[ByName[Manifest], ...],
     ) -> None:
         """Serves until stopped; one that `is_ending` only goes on with the clients of the previous router. Raises
         OSError if a port is taken, FilesChanged if what it reads of the model belongs to none of the `manifests`."""
         from slipstream.router.router import Router
 
+        workers = settings_of(expected)
         router = Router(
             settings_of(config),
             model_name,
             model_dir,
             worker_token,
-            has_prefill_pool=expected.num_prefill > 0,
+            has_prefill_pool=workers.num_prefill > 0,
             keeper=keeper,
             is_ending=is_ending,
             generation_config=generation_config,
             content_format=content_format,
-            manifests=manifests,
+            manifests=tuple(map(settings_of, manifests)),
         )
-        uvloop.run(self._hosted.serve(router, expected))
+        uvloop.run(self._hosted.serve(router, workers))
 
     def listening(self) -> Addresses:
         """Blocks until the router listens."""
@@ -176,9 +177,9 @@ class RouterHost(ProcessHost):
         """The JSON of `/cluster/status`."""
         return self._hosted.status_body()
 
-    def expect_workers(self, expected: ExpectedWorkers) -> None:
+    def expect_workers(self, expected: ByName[ExpectedWorkers]) -> None:
         """Tells the router how many workers are wanted."""
-        self._hosted.expect_workers(expected)
+        self._hosted.expect_workers(settings_of(expected))
 
     def set_split(self, split: dict[str, float] | None) -> None:
         """Sets each version's share of new requests."""

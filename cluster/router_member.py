@@ -110,10 +110,10 @@ class RouterMember:
             model.generation_config,
             model.chat_template_content_format,
             self._deployment.worker_token,
-            expected,
+            by_name(expected),
             keeper,
             self._is_ending,
-            self._manifests,
+            tuple(map(by_name, self._manifests)),
         )
         listening, run = (asyncio.ensure_future(_result(ref)) for ref in (self._actor.listening.remote(), self._run))
         try:
@@ -179,7 +179,7 @@ class RouterMember:
 
     async def expect_workers(self, expected: ExpectedWorkers) -> None:
         """Tells the router how many workers are wanted, connected or not."""
-        await self._ask(lambda actor: actor.expect_workers.remote(expected))
+        await self._ask(lambda actor: actor.expect_workers.remote(by_name(expected)))
 
     async def set_split(self, split: dict[str, float] | None) -> None:
         """Sets each version's share of new requests, in this and in later incarnations."""
