@@ -26,12 +26,12 @@ import ray
 import ray.util
 import uvloop
 
+from slipstream.cluster.config import ModelConfig
 from slipstream.cluster.process_log import redirect_output
 from slipstream.cluster.settings_by_name import ByName, settings_of
 from slipstream.router.addresses import Addresses
 from slipstream.router.catalog.manifest import Manifest
-from slipstream.router.catalog.sampling_defaults import GenerationConfigUse
-from slipstream.router.config import ContentFormat, DispatchConfig, RouterConfig
+from slipstream.router.config import DispatchConfig, RouterConfig
 from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.garbage import spare_garbage_collector
 from slipstream.router.messages import Role
@@ -128,10 +128,7 @@ class RouterHost(ProcessHost):
     def run(
         self,
         config: ByName[RouterConfig],
-        model_name: str,
-        model_dir: str,
-        generation_config: GenerationConfigUse,
-        content_format: ContentFormat,
+        model: ByName[ModelConfig],
         worker_token: str,
         expected: ByName[ExpectedWorkers],
         keeper: Path | None,
@@ -142,17 +139,17 @@ class RouterHost(ProcessHost):
         OSError if a port is taken, FilesChanged if what it reads of the model belongs to none of the `manifests`."""
         from slipstream.router.router import Router
 
-        workers = settings_of(expected)
+        served, workers = settings_of(model), settings_of(expected)
         router = Router(
             settings_of(config),
-            model_name,
-            model_dir,
+            served.name,
+            served.path,
             worker_token,
             has_prefill_pool=workers.num_prefill > 0,
             keeper=keeper,
             is_ending=is_ending,
-            generation_config=generation_config,
-            content_format=content_format,
+            generation_config=served.generation_config,
+            content_format=served.chat_template_content_format,
             manifests=tuple(map(settings_of, manifests)),
         )
         uvloop.run(self._hosted.serve(router, workers))

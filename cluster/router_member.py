@@ -95,7 +95,6 @@ class RouterMember:
     async def serve(self, expected: ExpectedWorkers) -> tuple[Addresses, Endpoint]:
         """Starts to listen. Ports stay the same once chosen, so that workers and clients find the next incarnation."""
         assert self._place is not None
-        model = self._deployment.config.model
         keeper = None
         if self._keeper is not None and self._place.node_id == self._node_id:
             keeper = self._keeper.path
@@ -105,10 +104,7 @@ class RouterMember:
         config = dataclasses.replace(self._config, worker_host=worker_host)
         self._run = self._actor.run.remote(
             by_name(config),
-            model.name,
-            model.path,
-            model.generation_config,
-            model.chat_template_content_format,
+            by_name(self._deployment.config.model),
             self._deployment.worker_token,
             by_name(expected),
             keeper,
