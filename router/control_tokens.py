@@ -18,13 +18,16 @@ import json
 import re
 import secrets
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import tokenizers
 
 from slipstream.router.messages import pack_ids
+from slipstream.router.text.composed_tokens import ComposedTokens
 
 # Unicode noncharacters: never part of real text, and left alone by templates.
 DISGUISES = [chr(code) for code in range(0xFDD0, 0xFDEF)]
@@ -40,11 +43,11 @@ class ControlTokenError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class DisguisedMessages:
-    """Messages in which `texts[i]` was replaced by `mark` + i + `mark`. Each is a control token, or the part of one
-    that runs from one part of a content into the next."""
+    """Messages in which `texts[i]` was replaced by `marks[0]` + i + `marks[1]`. Each is a control token, or the part of
+    one that runs from one part of a content into the next."""
 
     messages: list[Message]
-    mark: str
+    marks: tuple[str, str]
     texts: list[str]
 
 
@@ -61,6 +64,10 @@ class ControlTokens:
         texts = [token["content"] for token in controls]
         self._ids = frozenset(int(token["id"]) for token in controls)
         self._pattern = any_of(texts)
+        self._special = any_of(token["content"] for token in controls if token["special"])
+        self.composed = ComposedTokens(texts, chat_template)
+        # Then texts without these characters have no control token, which is found out faster.
+        self._have_edges = all(not self.composed.edges.isdisjoint(text) for text in texts)
         # The user cannot know it, so that no text of theirs is removed.
         self._separator = f"{SEPARATOR}{secrets.token_hex(8)}{SEPARATOR}"
         variants = self._variants = Variants.of(spec, [token["content"] for token in controls if token["normalized"]])
@@ -83,53 +90,88 @@ class ControlTokens:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 
-    def disguise(self, messages: list[Message]) -> DisguisedMessages | None:
-        """The messages with their control tokens disguised; None if they contain none. Raises ControlTokenError."""
-        values = [value for message in messages for value in message.values()]
-        texts = [value for value in values if isinstance(value, str)]
-        if len(texts) < len(values):
-            texts += texts_of([value for value in values if not isinstance(value, str)])
-        if not any(map(self._pattern.search, texts)) and not self._has_variant(texts):
+    def has_pieces(self, messages: list[Message]) -> bool:
+        """Whether a template could make a control token out of pieces in the messages. They have none without these,
+        but for other spellings."""
+        find = self.composed.pattern.search
+        return any(map(find, all_texts(messages))) or self.composed.has_telling_name(messages)
+
+    def disguise(self, messages: list[Message], has_pieces: bool = True) -> DisguisedMessages | None:
+        """The messages with their control tokens disguised; None if they contain none. Raises ControlTokenError.
+
+        An assistant's message keeps tokens that are not special, such as `</think>`: the model wrote them, and
+        templates look for them."""
+        if not has_pieces and self._have_edges and self._variants is None:
             return None
-        mark = next((mark for mark in DISGUISES if not any(mark in text for text in texts)), None)
-        if mark is None:
+        texts = all_texts(messages)
+        has_variant = self._has_variant(texts)
+        if not has_variant and not any(map(self._pattern.search, texts)):
+            return None
+        marks = list(islice((mark for mark in DISGUISES if not has_mark("\0".join(texts), mark)), 2))
+        if len(marks) < 2:
             raise ControlTokenError("the messages contain every Unicode noncharacter from U+FDD0 to U+FDEE")
+        begin_mark, end_mark = marks
         hidden: list[str] = []
 
-        def hide(value: Any) -> Any:
+        def hide(value: Any, pattern: re.Pattern[str]) -> Any:
             if isinstance(value, str):
-                return hide_parts([value])[0]
+                return hide_parts([value], pattern)[0]
             if is_content(value):
-                pieces = iter(hide_parts([part["text"] for part in value]))
+                pieces = iter(hide_parts([part["text"] for part in value], pattern))
                 return [part | {"text": next(pieces)} for part in value]
             if isinstance(value, list):
-                return [hide(item) for item in value]
-            return {key: hide(item) for key, item in value.items()} if isinstance(value, dict) else value
+                return [hide(item, pattern) for item in value]
+            return {key: hide(item, pattern) for key, item in value.items()} if isinstance(value, dict) else value
 
-        def hide_parts(parts: list[str]) -> list[str]:
+        def hide_parts(parts: list[str], pattern: re.Pattern[str]) -> list[str]:
             """The parts, which a template may join."""
             made, begin = [], 0
-            spans = [match.span() for match in self._pattern.finditer("".join(parts))]
+            spans = [match.span() for match in pattern.finditer("".join(parts))]
             for part in parts:
                 pieces, at = [], 0
                 for start, end in spans:
                     first, last = max(start - begin, at), min(end - begin, len(part))
                     if first < last:
-                        pieces.append(f"{part[at:first]}{mark}{len(hidden)}{mark}")
+                        pieces.append(f"{part[at:first]}{begin_mark}{len(hidden)}{end_mark}")
                         hidden.append(part[first:last])
                         at = last
                 made.append("".join(pieces) + part[at:])
                 begin += len(part)
             return made
 
-        return DisguisedMessages([hide(message) for message in messages], mark, hidden)
+        disguised = [
+            hide(message, self._special if message.get("role") == "assistant" else self._pattern)
+            for message in messages
+        ]
+        if not hidden and not has_variant:
+            return None
+        return DisguisedMessages(disguised, (begin_mark, end_mark), hidden)
+
+    def check_composed(self, rendered: str, broken: str, disguised: DisguisedMessages | None) -> None:
+        """Raises ControlTokenError if a prompt has more control tokens than with the pieces of such broken up."""
+        variants = self._variants
+        if variants is not None and variants.are_known and disguised is not None:
+            variants = None  # `encode` finds no other spellings
+        if Counter(self._found_in(rendered, variants)) - Counter(self._found_in(broken, variants)):
+            raise ControlTokenError("the chat template would make control tokens of pieces in the messages")
+
+    def _found_in(self, text: str, variants: Variants | None) -> list[str]:
+        """The control tokens in a prompt, and those in its normalised text if some are looked for there."""
+        in_normalised = [] if variants is None else variants.found_in(text)
+        return [match[0] for match in self._pattern.finditer(text)] + in_normalised
 
     def encode(self, rendered: str, disguised: DisguisedMessages) -> bytes:
         """The packed token ids of a prompt that was rendered from `disguised`. Raises ControlTokenError."""
         pieces: list[str] = []
         spans: list[tuple[int, int]] = []  # of what was typed, in `text`
         at = length = 0
-        for match in re.finditer(f"{disguised.mark}(\\d+){disguised.mark}", rendered):
+        begin_mark, end_mark = disguised.marks
+        disguises = re.compile(f"{begin_mark}([0-9]{{1,9}}){end_mark}")
+        beside = disguises.sub("\0", rendered)
+        indices = map(int, disguises.findall(rendered))
+        if any(has_mark(beside, mark) for mark in disguised.marks) or max(indices, default=-1) >= len(disguised.texts):
+            raise ControlTokenError("the chat template changes texts that have control tokens")
+        for match in disguises.finditer(rendered):
             typed = "".join([character + self._separator for character in disguised.texts[int(match[1])]])
             before = rendered[at : match.start()]
             pieces += before, typed
@@ -163,6 +205,13 @@ class ControlTokens:
         return True
 
 
+def has_mark(text: str, mark: str) -> bool:
+    """Whether a text has a mark, also as templates escape it: in JSON, URLs, HTML, and bytes."""
+    utf8, lowered = [f"{byte:02x}" for byte in mark.encode()], text.lower()
+    forms = (mark, f"u{ord(mark):04x}", "%".join(utf8), r"\x".join(utf8), f"#{ord(mark)};")
+    return any(form in lowered for form in forms)
+
+
 class Variants:
     """Other spellings of control tokens, which the tokenizer looks for in normalised text: `<|END|>` where the
     normalizer writes everything in lower case. They `are_known` if it leaves the tokens themselves alone and treats
@@ -190,6 +239,19 @@ class Variants:
         return any(
             self._folded.search(self._normalizer.normalize_str(part)) is not None for part in self._exact.split(text)
         )
+
+    def found_in(self, text: str) -> list[str]:
+        """The control tokens, in any spelling, that the tokenizer finds in a normalised text."""
+        return [match[0] for match in self._folded.finditer(self._normalizer.normalize_str(text))]
+
+
+def all_texts(messages: list[Message]) -> list[str]:
+    """All texts in messages; see `texts_of`."""
+    values = [value for message in messages for value in message.values()]
+    texts = [value for value in values if isinstance(value, str)]
+    if len(texts) < len(values):
+        texts += texts_of([value for value in values if not isinstance(value, str)])
+    return texts
 
 
 def without_pieces(model: dict[str, Any], texts: list[str]) -> dict[str, Any]:

@@ -179,13 +179,16 @@ class Tokenizer:
         return encode_unlocked(self._tokenizer, text, add_special_tokens=add_special_tokens)
 
     def _render(self, template: ChatTemplate, messages: list[Message], variables: Mapping[str, Any]) -> RenderedChat:
-        if not variables:
-            disguised = self._control.disguise(messages)
-            return RenderedChat(template.render(messages if disguised is None else disguised.messages), disguised)
-        both = [*messages, dict(variables)]
-        disguised = self._control.disguise(both)
-        *messages, variables = both if disguised is None else disguised.messages
-        return RenderedChat(template.render(messages, variables), disguised)
+        # The variables have no role: what one of that name says makes them no assistant's.
+        both = [*messages, {"": dict(variables)}] if variables else messages
+        has_pieces = self._control.has_pieces(both)
+        disguised = self._control.disguise(both, has_pieces)
+        shown = both if disguised is None else disguised.messages
+        text = render_all(template, shown, bool(variables))
+        if has_pieces:
+            broken = render_all(template, self._control.composed.broken(shown), bool(variables))
+            self._control.check_composed(text, broken, disguised)
+        return RenderedChat(text, disguised)
 
     def _encode_chat(self, rendered: RenderedChat, max_tokens: int) -> bytes:
         self._check_length(rendered.text, max_tokens)
@@ -197,6 +200,11 @@ class Tokenizer:
         num_tokens = len(text) // self._chars_per_token
         if num_tokens > max_tokens:
             raise TextTooLongError(num_tokens)
+
+
+def render_all(template: ChatTemplate, messages: list[Message], has_variables: bool) -> str:
+    """The prompt; with variables, they are in the last of the messages."""
+    return template.render(messages[:-1], messages[-1][""]) if has_variables else template.render(messages)
 
 
 def size_of(parts: list[dict[str, str]]) -> int:

@@ -1,0 +1,58 @@
+"""Finds control tokens that a chat template would make out of pieces of its messages.
+
+A text may hold a piece of a control token that is harmless until the template cuts something out of the text, joins it
+with another, or writes it in lower case. So where texts have such pieces, the template renders them once more with the
+pieces broken up; control tokens that only the first rendering has were not the template's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+BREAK = "\ufdef"  # a noncharacter, in no control token; the rendering that has it is only looked at
+
+Message = dict[str, Any]
+
+
+class ComposedTokens:
+    """`texts` are the control tokens. Their pieces are found by the characters with which they begin and end, apart
+    from letters, digits and spaces: `<` and `>`; or `&`, of which the filter `striptags` makes them."""
+
+    def __init__(self, texts: Sequence[str], chat_template: str) -> None:
+        self.edges = {edge for text in texts if text for edge in (text[0], text[-1]) if is_edge(edge)}
+        characters = sorted(self.edges | {"&"} if "striptags" in chat_template else self.edges)
+        edges = f"[{''.join(map(re.escape, characters))}]" if characters else "(?!)"
+        self.pattern = re.compile(edges)
+        whole = "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)"
+        self._whole_or_edge = re.compile(f"({whole})|{edges}")
+        self._folded = "\0".join(texts).casefold()
+
+    def has_telling_name(self, messages: Sequence[Message]) -> bool:
+        """Whether the name of a message is the middle of a control token, such as `system`."""
+        return any("name" in message and self._is_middle(message["name"]) for message in messages)
+
+    def broken(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages with the pieces of control tokens broken up. Whole ones are left, which the caller allows."""
+        return [
+            {
+                key: BREAK.join(("", *value, "")) if key == "name" and self._is_middle(value) else self._broken(value)
+                for key, value in message.items()
+            }
+            for message in messages
+        ]
+
+    def _is_middle(self, name: Any) -> bool:
+        return isinstance(name, str) and bool(name.strip()) and name.strip().casefold() in self._folded
+
+    def _broken(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._whole_or_edge.sub(lambda match: match[1] or f"{BREAK}{match[0]}{BREAK}", value)
+        if isinstance(value, list):
+            return [self._broken(item) for item in value]
+        return {key: self._broken(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+
+
+def is_edge(character: str) -> bool:
+    return not (character.isalnum() or character.isspace())
