@@ -93,8 +93,7 @@ class ControlTokens:
     def has_pieces(self, messages: list[Message]) -> bool:
         """Whether a template could make a control token out of pieces in the messages. They have none without these,
         but for other spellings."""
-        find = self.composed.pattern.search
-        return any(map(find, all_texts(messages))) or self.composed.has_telling_name(messages)
+        return self.composed.are_in("\0".join(all_texts(messages))) or self.composed.has_telling_name(messages)
 
     def disguise(self, messages: list[Message], has_pieces: bool = True) -> DisguisedMessages | None:
         """The messages with their control tokens disguised; None if they contain none. Raises ControlTokenError.
