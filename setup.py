@@ -17,7 +17,8 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-FOLDERS = (Path("kernels/cpu"), Path("kv_transfer/native"))
+# In a checkout `slipstream/kernels` is a link to `kernels`; in a source distribution it is the folder itself.
+FOLDERS = (Path("slipstream/kernels/cpu"), Path("slipstream/kv_transfer/native"))
 VARIANTS = {
     "_avx512": [f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "bf16", "vbmi")] + ["-mfma", "-mf16c"],
     "_avx2": ["-mavx2", "-mfma", "-mf16c"],
@@ -25,6 +26,9 @@ VARIANTS = {
 # No contraction: a formula that is compiled in two places must round the same way in both.
 FLAGS = ["-std=c++17", "-O3", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-fno-exceptions"]
 FLAGS += ["-fno-rtti", "-Wall", "-Wextra"]
+# What nobody calls of libstdc++ stays out, and what is called is not exported: it would be bound to in other libraries,
+# and ask for a newer glibc.
+LINK = "-Wl,-s,-z,defs,--gc-sections,--exclude-libs,ALL"
 
 
 class BuildLibraries(build_ext):
@@ -45,7 +49,7 @@ class BuildLibraries(build_ext):
 
 
 class LibraryWheel(bdist_wheel):
-    """One wheel for all versions of Python on a platform."""
+    """One wheel for all versions of Python on a platform, and where there are no native libraries, on all platforms."""
 
     def get_tag(self) -> tuple[str, str, str]:
         _, _, platform_tag = super().get_tag()
@@ -60,11 +64,11 @@ def extensions() -> list[Extension]:
 
 def extension(folder: Path, variant: str) -> Extension:
     return Extension(
-        ".".join(("slipstream", *folder.parts, variant)),
+        ".".join((*folder.parts, variant)),
         sorted(str(path) for path in folder.glob("*.cpp")),
         depends=sorted(str(path) for path in folder.glob("*.hpp")),
         extra_compile_args=[*FLAGS, *VARIANTS[variant]],
-        extra_link_args=["-static-libstdc++", "-static-libgcc", "-pthread", "-Wl,-s,-z,defs"],
+        extra_link_args=["-static-libstdc++", "-static-libgcc", "-pthread", LINK],
         language="c++",
         optional=True,
     )

@@ -5,13 +5,15 @@ call then fails. Nothing else goes through Ray. `ps` and `top` show the class na
 
 A host's constructor is cheap. `warm_up` does the slow imports, so that all processes of a cluster can do them at the
 same time, before they know each other's addresses. The driver imports this module as well and must not wait for torch,
-so the router and the workers are imported where they are created.
+so the router and the workers are imported where they are created. Settings come `by_name`, because a process may be of
+another version than its driver while Slipstream is upgraded.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import importlib
 import os
 import signal
@@ -25,8 +27,10 @@ import ray.util
 import uvloop
 
 from slipstream.cluster.process_log import redirect_output
+from slipstream.cluster.settings_by_name import ByName, settings_of
 from slipstream.router.addresses import Addresses
-from slipstream.router.config import DispatchConfig, RouterConfig
+from slipstream.router.catalog.manifest import Manifest
+from slipstream.router.config import ContentFormat, DispatchConfig, RouterConfig
 from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.garbage import spare_garbage_collector
 from slipstream.router.messages import Role
@@ -62,7 +66,8 @@ class ProcessHost:
 
     def warm_up(self, modules: tuple[str, ...]) -> Place:
         for module in modules:
-            importlib.import_module(module)
+            with contextlib.suppress(ModuleNotFoundError):  # the driver may be of another version
+                importlib.import_module(module)
         node_ip: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         return Place(os.getpid(), ray.get_runtime_context().get_node_id(), node_ip)
 
@@ -74,10 +79,10 @@ class WorkerHost(ProcessHost):
         super().__init__(name, log_path)
         self._worker: Worker | None = None
 
-    def prepare(self, config: WorkerConfig) -> GroupAddress | None:
+    def prepare(self, config: ByName[WorkerConfig]) -> GroupAddress | None:
         from slipstream.workers.worker import Worker
 
-        self._worker = Worker(config)
+        self._worker = Worker(settings_of(config))
         return self._worker.prepare()
 
     def run(self, address: GroupAddress | None) -> None:
@@ -105,11 +110,11 @@ class WorkerHost(ProcessHost):
 class RankHost(ProcessHost):
     """A rank other than 0 of a worker group."""
 
-    def run(self, config: WorkerConfig, rank: int, address: GroupAddress) -> None:
+    def run(self, config: ByName[WorkerConfig], rank: int, address: GroupAddress) -> None:
         """Returns when the leader has ended normally. Raises WorkerFailed."""
         from slipstream.workers.rank import RankWorker
 
-        RankWorker(config, rank, address).run()
+        RankWorker(settings_of(config), rank, address).run()
 
 
 class RouterHost(ProcessHost):
@@ -121,26 +126,30 @@ class RouterHost(ProcessHost):
 
     def run(
         self,
-        config: RouterConfig,
+        config: ByName[RouterConfig],
         model_name: str,
         model_dir: str,
+        content_format: ContentFormat,
         worker_token: str,
         expected: ExpectedWorkers,
         keeper: Path | None,
         is_ending: bool,
+        manifests: tuple[Manifest, ...],
     ) -> None:
         """Serves until stopped; one that `is_ending` only goes on with the clients of the router before. Raises OSError
-        if a port is taken."""
+        if a port is taken, FilesChanged if what it reads of the model belongs to none of the `manifests`."""
         from slipstream.router.router import Router
 
         router = Router(
-            config,
+            settings_of(config),
             model_name,
             model_dir,
             worker_token,
             has_prefill_pool=expected.num_prefill > 0,
             keeper=keeper,
             is_ending=is_ending,
+            content_format=content_format,
+            manifests=manifests,
         )
         uvloop.run(self._hosted.serve(router, expected))
 
@@ -176,9 +185,9 @@ class RouterHost(ProcessHost):
         """The recent load and how well it was served: what a planner decides from."""
         return self._hosted.signals()
 
-    def follow(self, config: DispatchConfig) -> None:
+    def follow(self, config: ByName[DispatchConfig]) -> None:
         """Makes the router take over changed settings of the dispatcher."""
-        self._hosted.follow(config)
+        self._hosted.follow(settings_of(config))
 
     def versions(self) -> tuple[VersionStatus, ...]:
         """The state and the counts of each version of the model."""

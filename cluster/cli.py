@@ -13,11 +13,11 @@ import click
 import psutil
 
 from slipstream.cluster import console, processes, run_state
-from slipstream.cluster.config_file import load_config
 from slipstream.cluster.doubts import Machine, doubts_about
 from slipstream.cluster.listening import listeners, why_no_unix_socket, why_not_there
 from slipstream.cluster.run_state import ClusterPhase, ClusterState, NoHome
 from slipstream.cluster.settings_file import ConfigError
+from slipstream.cluster.sizing.command import checked_config
 
 DOWN_PATIENCE_S = 20.0
 ENDING: tuple[ClusterPhase, ...] = ("draining", "stopping")
@@ -29,6 +29,7 @@ COMMANDS = {
     "mock-worker": "slipstream.workers.mock.main:mock_worker_command",
     "plan": "slipstream.cluster.plan.command:plan_command",
     "planner": "slipstream.cluster.planner.command:planner_command",
+    "restart": "slipstream.cluster.restart_command:restart_command",
     "role": "slipstream.cluster.operator.command:role_command",
     "rollback": "slipstream.cluster.update.command:rollback_command",
     "scale": "slipstream.cluster.operator.command:scale_command",
@@ -67,13 +68,13 @@ def main() -> None:
 
 
 @main.command("check")
-@click.argument("configs", metavar="CONFIG...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("configs", metavar="CONFIG|MODEL...", nargs=-1, required=True, type=click.Path(path_type=Path))
 def check_command(configs: tuple[Path, ...]) -> None:
-    """Check configurations without starting anything."""
+    """Check configurations, or what would be chosen for models, without starting anything."""
     failed = False
     for path in configs:
         try:
-            config = load_config(path)
+            config = checked_config(path)
         except ConfigError as error:
             failed = True
             for problem in error.problems:

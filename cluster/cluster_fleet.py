@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import itertools
+from pathlib import Path
 
 import ray
 
@@ -14,9 +16,12 @@ from slipstream.cluster.kept import KeptGroup
 from slipstream.cluster.members import Group
 from slipstream.cluster.placement import PoolResources, pool_resources, sum_of
 from slipstream.cluster.ray_session import RaySession
+from slipstream.cluster.repository.files_watch import VersionFiles
 from slipstream.cluster.spread import NodeLoad, choose_node
 from slipstream.cluster.supervisor import Supervisor
 from slipstream.cluster.worker_group import GroupMember
+from slipstream.router.catalog.file_digest import DigestCache
+from slipstream.router.catalog.manifest import Manifest
 from slipstream.router.messages import Role
 
 # The states of groups that do not serve yet, in the order in which such groups are given up first.
@@ -56,14 +61,15 @@ class ClusterFleet:
         self._session = session
         self._versions: dict[str, ModelVersion] = {}
         self.is_held = False  # set while an update is under way, when nobody else may resize
-        self.add_version(deployment.version, deployment.config)
+        self._cache = DigestCache.of_user()
+        self.add_version(deployment.version, deployment.config, deployment.manifest)
 
     # ---- versions
 
-    def add_version(self, version: str, config: ClusterConfig) -> None:
+    def add_version(self, version: str, config: ClusterConfig, manifest: Manifest | None) -> None:
         """Makes this the version of new groups, unless another one is asked for. Raises CannotPlace."""
         pools = pool_resources(config, self._session.resources.get("GPU", 0.0))
-        deployment = dataclasses.replace(self._first, config=config, version=version)
+        deployment = dataclasses.replace(self._first, config=config, version=version, manifest=manifest)
         self._versions.pop(version, None)
         self._versions[version] = ModelVersion(deployment, {pool.role: pool for pool in pools})
 
@@ -75,6 +81,15 @@ class ClusterFleet:
         if list(self._versions) == [version]:
             raise FleetError("conflict", "version", f"{version!r} is the only version")
         self._versions.pop(version, None)
+
+    def files(self) -> dict[str, VersionFiles]:
+        """The files that the groups of each version are made from."""
+        deployments = {version: made_from.deployment for version, made_from in self._versions.items()}
+        return {
+            version: VersionFiles(Path(one.config.model.path), one.manifest)
+            for version, one in deployments.items()
+            if one.manifest is not None
+        }
 
     @property
     def newest(self) -> str:
@@ -95,10 +110,13 @@ class ClusterFleet:
         )
 
     async def add(self, role: Role, count: int = 1, version: str | None = None) -> list[str]:
-        """Adds groups. Those that find no room wait for it, which Ray's autoscaler notices."""
+        """Adds groups. Those that find no room wait for it, which Ray's autoscaler notices. Raises FleetError if the
+        files of their version are others now, so that no group could load them."""
         if count < 1:
             raise FleetError("invalid", "count", f"count must be at least 1, got {count}")
-        groups = self.make(role, count, self.newest if version is None else version)
+        version = self.newest if version is None else version
+        await self._check_files(version)
+        groups = self.make(role, count, version)
         await self._supervisor.add(groups)
         return [group.name for group in groups]
 
@@ -158,6 +176,15 @@ class ClusterFleet:
             GroupMember(made_from.deployment, name, role, made_from.pools, self._choose_node)
             for name in itertools.islice(free, count)
         ]
+
+    async def _check_files(self, version: str) -> None:
+        files = self.files().get(version)
+        if files is None:
+            return
+        difference = await asyncio.to_thread(files.manifest.difference, files.model_dir, self._cache)
+        if difference is not None:
+            reason = f"no worker of version {version} can be started: {difference}"
+            raise FleetError("conflict", "version", reason)
 
     def _check_not_held(self, field: str) -> None:
         if self.is_held:

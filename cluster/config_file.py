@@ -15,6 +15,7 @@ from slipstream.cluster.operator.token import read_token
 from slipstream.cluster.planner.load import load_planner
 from slipstream.cluster.setting_errors import settings_at, validated
 from slipstream.cluster.settings_file import ConfigError, Key, SettingsFile
+from slipstream.kv_transfer.ucx_presence import MISSING, has_ucx
 from slipstream.router.access.key_file import KeyFileError, read_keys
 from slipstream.router.http.tls import ServerTls, TlsFileError
 from slipstream.workers.models.config import ModelConfig
@@ -51,6 +52,7 @@ def load_config(path: Path) -> ClusterConfig:
         (("router", "access", "usage_file"), _check_usage),
         (("operator", "token_file"), _check_token),
         (("planner", "class_name"), _check_planner),
+        (("kv_transfer", "transport"), _check_transport),
     ):
         problem = check(config)
         if problem:
@@ -109,6 +111,10 @@ def _check_planner(config: ClusterConfig) -> str | None:
     except ValueError as error:
         return str(error).removeprefix("class_name: ")
     return None
+
+
+def _check_transport(config: ClusterConfig) -> str | None:
+    return MISSING if config.kv_transfer.transport == "ucx" and not has_ucx() else None
 
 
 def _check_tls(config: ClusterConfig) -> Iterator[tuple[Key, str]]:

@@ -6,19 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.cluster.config import ClusterConfig
+from slipstream.router.catalog.manifest import Manifest
 from slipstream.router.process.listening import is_any
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """What all members of a model version share. `log_dir` None: output stays with Ray. If the cluster `spans_nodes`,
-    loopback addresses are replaced by those of the nodes."""
+    loopback addresses are replaced by those of the nodes. `manifest` is what the model's files have to be."""
 
     config: ClusterConfig
     worker_token: str
     log_dir: Path | None
     spans_nodes: bool
     version: str = ""
+    manifest: Manifest | None = None
 
     def log_path(self, name: str) -> str | None:
         return str(self.log_dir / f"{name}.log") if self.log_dir else None

@@ -7,22 +7,40 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from slipstream.cluster.config import ClusterConfig
+from slipstream.cluster.memory_need import memory_parts
+from slipstream.kernels.cpu.library import why_not_native
+from slipstream.kv_transfer.ucx_presence import MISSING, has_ucx
+from slipstream.router.process.container_limits import memory_limit, num_cores
 
 MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
+    """What this process may use. `memory_limit_file` is where a control group says so; "": it is all memory there is.
+    A quota of the container counts as so many cores."""
+
     memory_bytes: int
     num_cores: int
+    memory_limit_file: str = ""
 
     @classmethod
     def this(cls) -> Machine:
-        return cls(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), os.cpu_count() or 1)
+        memory_bytes, limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), memory_limit()
+        if limit is not None and limit.num_bytes < memory_bytes:
+            return cls(limit.num_bytes, num_cores(), limit.file)
+        return cls(memory_bytes, num_cores())
 
     @property
     def memory_mib(self) -> int:
         return self.memory_bytes // MIB
+
+    @property
+    def memory(self) -> str:
+        """What there is, as the part of a sentence."""
+        if self.memory_limit_file:
+            return f"the memory limit of this container is {self.memory_mib} MiB ({self.memory_limit_file})"
+        return f"this machine has {self.memory_mib} MiB of memory"
 
 
 def doubts_about(config: ClusterConfig, machine: Machine) -> Iterator[str]:
@@ -36,31 +54,33 @@ def doubts_about(config: ClusterConfig, machine: Machine) -> Iterator[str]:
     yield from _pools_too_large(config, machine)
     for role, pool in config.pools():
         if (pool.engine.num_threads or 0) > machine.num_cores:
-            cores = f"this machine has {machine.num_cores} cores"
+            cores = f"this process may use {machine.num_cores} cores"
             yield f"{role}.engine.num_threads is {pool.engine.num_threads}, and {cores}: more threads are slower"
             break
     if config.ray.object_store_mib > machine.memory_mib:
-        memory = f"this machine has {machine.memory_mib} MiB of memory"
-        yield f"ray.object_store_mib is {config.ray.object_store_mib}, and {memory}: a Ray of its own would not start"
+        asked = f"ray.object_store_mib is {config.ray.object_store_mib}"
+        yield f"{asked}, and {machine.memory}: a Ray of its own would not start"
 
 
 def _pools_too_large(config: ClusterConfig, machine: Machine) -> Iterator[str]:
-    """Warns if the KV pools exceed this machine's memory. It judges only pools that are known to be there, not those on
-    a GPU or on other machines."""
-    total_mib = 0
-    for role, pool in config.pools():
-        size = pool.engine.kv_cache_mib
-        if pool.engine.device == "cuda" or pool.engine.num_pages is not None or size == "auto":
-            continue
-        if size > machine.memory_mib:
-            yield (
-                f"{role}.engine.kv_cache_mib is {size}, and this machine has {machine.memory_mib} MiB of memory: a "
-                f"worker refuses to start where so much is not free"
-            )
-            return
-        total_mib += size * pool.replicas * pool.tp
+    """Warns if the model and the KV pools exceed this machine's memory or its container's. It judges only what is known
+    to be there, not what is on a GPU or on other machines."""
+    parts = [part for part in memory_parts(config) if part.mib]
+    too_large = next((part for part in parts if part.each_mib > machine.memory_mib), None)
+    if too_large is not None:
+        yield f"{too_large.said}, and {machine.memory}: a worker refuses to start where so much is not free"
+        return
+    total_mib = sum(part.mib for part in parts)
     if total_mib > machine.memory_mib:
-        yield (
-            f"kv_cache_mib of all {config.num_ranks} ranks together is {total_mib}, and this machine has "
-            f"{machine.memory_mib} MiB of memory: they do not fit on it alone"
-        )
+        asked = ", ".join(map(str, parts))
+        yield f"{asked}: together {total_mib} MiB at least, and {machine.memory}: they do not fit on this host alone"
+
+
+def missing_parts(config: ClusterConfig) -> Iterator[str]:
+    """Sentences about optional parts of Slipstream that this machine lacks, so that slower or narrower ones serve."""
+    if not has_ucx() and config.kv_transfer.transport == "auto":
+        yield f"{MISSING}: KV pages go through shared memory, which serves one host"
+    on_cpu = [pool for _, pool in config.pools() if pool.engine.device != "cuda" and pool.engine.cpu_kernels == "auto"]
+    why = why_not_native()
+    if on_cpu and why is not None:
+        yield f"no native CPU kernels ({why}): on a CPU, PyTorch computes, which is much slower"

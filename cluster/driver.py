@@ -8,17 +8,20 @@ import os
 import secrets
 import shlex
 import signal
+import threading
 from collections.abc import AsyncIterator, Awaitable, Iterator
+from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 
+from slipstream import __version__
 from slipstream.cluster import processes
 from slipstream.cluster.cluster_fleet import ClusterFleet
 from slipstream.cluster.console import Console
 from slipstream.cluster.deployment import Deployment
 from slipstream.cluster.driver_task import DriverTask
-from slipstream.cluster.model_version import version_of
+from slipstream.cluster.model_version import ModelContent, content_of, unused_name
 from slipstream.cluster.operator.parts import DriverParts
 from slipstream.cluster.operator.server import OperatorPort, operating
 from slipstream.cluster.operator.token import read_token
@@ -29,6 +32,7 @@ from slipstream.cluster.planner.load import load_planner
 from slipstream.cluster.planner.shell import PlannerShell, planning
 from slipstream.cluster.probe import wait_until_ready, why_not_ready
 from slipstream.cluster.ray_session import RaySession, connected
+from slipstream.cluster.repository.files_watch import FilesWatch, watching
 from slipstream.cluster.router_member import RouterMember
 from slipstream.cluster.run_state import ClusterPhase, ClusterState, StateFile
 from slipstream.cluster.served_config import as_plain
@@ -54,6 +58,7 @@ class Driver:
         self._timings = task.timings
         self._log_dir = log_dir
         self._operator_port: OperatorPort | None = None
+        self._content: Future[ModelContent] = Future()
         self._state = ClusterState(
             name=task.config.name,
             pid=task.guardian.pid,
@@ -64,6 +69,8 @@ class Driver:
             served=as_plain(task.config),
             model=task.config.model.name,
             log_dir=str(log_dir or ""),
+            slipstream=__version__,
+            guardian_slipstream=task.guardian.slipstream,
         )
         if task.before is not None:
             self._state.carry_on(task.before)
@@ -77,6 +84,8 @@ class Driver:
             self._console.say(f"slipstream: operator: {error}")
             return 1
         self._state_file.write()
+        # Large files take seconds when they are new; Ray starts meanwhile. A daemon: the end does not wait for it.
+        threading.Thread(target=self._read_content, name="model-files", daemon=True).start()
         if isinstance(where, str):
             self._console.say(f"connecting to Ray at {where}")
         else:
@@ -102,12 +111,16 @@ class Driver:
         stop, at_once = StopOrder(), asyncio.Event()
         watch = Watch(self._console, self._state_file, own, self._config.router.http.tls.is_on)
         with _signals(stop, at_once), self._guardian.watched(partial(self._on_guardian_gone, stop)):
-            supervisor, fleet = self._supervised(session, watch)
+            content = await self._content_unless(stop.given)
+            if content is None:
+                self._console.say("interrupted before it was up; everything is being stopped")
+                return 130
+            supervisor, fleet = self._supervised(session, watch, content)
             try:
                 if not await _unless(stop.given, self._bring_up(supervisor, fleet, watch)):
                     self._console.say("interrupted before it was up; everything is being stopped")
                     return 130
-                async with self._operating(supervisor, fleet, watch):
+                async with self._operating(supervisor, fleet, watch, content):
                     await _unless(stop.given, supervisor.unless_failed(asyncio.Event().wait()))
                 if self._leaves_clients:
                     self._console.say("slipstream: the driver was told to end, but not by the process that was started")
@@ -151,18 +164,22 @@ class Driver:
         self._state.operator_url = url_of("http", Endpoint(config.host, self._operator_port.port))
 
     @asynccontextmanager
-    async def _operating(self, supervisor: Supervisor, fleet: ClusterFleet, watch: Watch) -> AsyncIterator[None]:
+    async def _operating(
+        self, supervisor: Supervisor, fleet: ClusterFleet, watch: Watch, content: ModelContent
+    ) -> AsyncIterator[None]:
         """Runs the planner, the updater and the admin API while the cluster serves."""
         planner = self._config.planner
         decisions = DecisionLog(planner.log_decisions) if planner.enabled else None
-        updater = self._updater(supervisor, fleet, watch)
+        updater = self._updater(supervisor, fleet, watch, content)
+        assert watch.files is not None
         token = self._state.operator_token
         router = supervisor.router
         parts = DriverParts(
-            fleet, self._state, router.cluster_status, token, decisions, updater, router.signals_to_show
+            fleet, self._state, router.cluster_status, token, decisions, updater, router.signals_to_show, watch.files
         )
         async with AsyncExitStack() as stack:
             stack.push_async_callback(updater.close)
+            await stack.enter_async_context(watching(watch.files))
             if self._operator_port is not None:
                 await stack.enter_async_context(operating(self._operator_port, parts))
             if decisions is not None:
@@ -171,21 +188,23 @@ class Driver:
                 await stack.enter_async_context(planning(shell))
             yield
 
-    def _updater(self, supervisor: Supervisor, fleet: ClusterFleet, watch: Watch) -> Updater:
+    def _updater(self, supervisor: Supervisor, fleet: ClusterFleet, watch: Watch, content: ModelContent) -> Updater:
         state = self._state
 
         def show(event: UpdateEvent, release: Release) -> None:
             self._console.event(f"update: {event.text}")
             state.config, state.served = release.path, as_plain(release.config)
-            state.version, state.content = release.version, release.content
+            state.version, state.content = release.version, release.content.digest
+            state.names = sorted(updater.names)
             state.update, state.update_phase = event.text, event.phase
             watch.wants(supervisor.expected)
 
-        first = Release(state.version, self._config, state.config, state.content)
+        first = Release(state.version, self._config, state.config, content)
         earlier = UpdateEvent(0.0, state.update_phase, state.update) if state.update_phase is not None else None
-        return Updater(first, fleet, supervisor.router.member, self._overrides.load, show, earlier)
+        updater = Updater(first, fleet, supervisor.router.member, self._overrides.load, show, earlier, state.names)
+        return updater
 
-    def _supervised(self, session: RaySession, watch: Watch) -> tuple[Supervisor, ClusterFleet]:
+    def _supervised(self, session: RaySession, watch: Watch, content: ModelContent) -> tuple[Supervisor, ClusterFleet]:
         """The supervisor and the fleet of the deployment. Raises CannotPlace."""
         config = self._config
         pools = pool_resources(config, session.resources.get("GPU", 0.0))
@@ -195,21 +214,45 @@ class Driver:
             if session.is_own:
                 raise
             self._console.say(f"{too_small}; waiting for further nodes")
-        self._name_version()
+        self._name_version(content)
         token = secrets.token_hex(16)
-        deployment = Deployment(config, token, self._log_dir, session.may_span_nodes, self._state.version)
+        version, manifest = self._state.version, content.manifest
+        deployment = Deployment(config, token, self._log_dir, session.may_span_nodes, version, manifest)
         router = RouterMember(deployment, session.node_id, self._guardian.keeper)
         if self._before is not None:
             router.stay_at(*(port_of(url) for url in (self._before.url, self._before.admin_url)))
         supervisor = Supervisor(config, router, watch)
-        watch.fleet = ClusterFleet(supervisor, deployment, session)
-        return supervisor, watch.fleet
+        watch.fleet = fleet = ClusterFleet(supervisor, deployment, session)
+        watch.files = FilesWatch(fleet.files, watch.files_changed)
+        return supervisor, fleet
 
-    def _name_version(self) -> None:
-        """What the driver before served is still called the same: answers continue only within a version."""
-        content = version_of(self._config)
-        if self._state.content != content:
-            self._state.version = self._state.content = content
+    def _read_content(self) -> None:
+        try:
+            self._content.set_result(content_of(self._config))
+        except (OSError, ValueError) as error:
+            self._content.set_exception(StartFailed(f"model.path: {error}"))
+
+    async def _content_unless(self, stop: asyncio.Event) -> ModelContent | None:
+        """What the model's files are; None if `stop` comes before they are read. Raises StartFailed."""
+        if not self._content.done():
+            self._console.pending("reading the model's files, to name its version")
+        reading: asyncio.Future[ModelContent] = asyncio.wrap_future(self._content)
+        return reading.result() if await _unless(stop, reading) else None
+
+    def _name_version(self, content: ModelContent) -> None:
+        """What the driver before served is still called the same: answers continue only within a version. If its files
+        have been replaced, no worker has the old ones any more, and the new ones are served as what they are."""
+        state = self._state
+        if state.content == content.digest:
+            return
+        version = unused_name(content.name, state.names)
+        if state.content:
+            self._console.event(
+                f"the files in {self._config.model.path} are not those of version {state.version}, which served "
+                f"before; they are served as version {version}"
+            )
+        state.version, state.content = version, content.digest
+        state.names.append(version)
 
     async def _bring_up(self, supervisor: Supervisor, fleet: ClusterFleet, watch: Watch) -> None:
         """Starts everything and waits for the first token. Raises StartFailed."""

@@ -14,7 +14,7 @@ from typing import TextIO
 from slipstream.cluster import console, own_ray, run_state
 from slipstream.cluster.config import ClusterConfig, RayConfig
 from slipstream.cluster.console import Console
-from slipstream.cluster.doubts import Machine, doubts_about
+from slipstream.cluster.doubts import Machine, doubts_about, missing_parts
 from slipstream.cluster.driver_task import DriverTask
 from slipstream.cluster.listening import listeners, why_no_unix_socket, why_not_there
 from slipstream.cluster.overrides import Overrides
@@ -24,6 +24,7 @@ from slipstream.cluster.process_log import redirect_output
 from slipstream.cluster.run_state import ClusterState
 from slipstream.cluster.served_config import from_plain
 from slipstream.cluster.settings_file import ConfigError
+from slipstream.cluster.sizing.command import config_file
 from slipstream.router.messages import Role
 
 
@@ -35,25 +36,29 @@ class Interrupted(BaseException):
     """A signal came before the cluster was up. It is not an Exception, so that no handler in between catches it."""
 
 
-def run_driver(guardian: OwnGuardian, config_path: Path, *, name: str | None, port: int | None, timings: bool) -> int:
-    """Serves a configuration to the end. Returns the exit code; everything else is reported at the terminal."""
+def run_driver(guardian: OwnGuardian, target: Path | None, *, name: str | None, port: int | None, timings: bool) -> int:
+    """Serves a configuration, or one that is chosen for a model (`sizing.target`), to the end. Returns the exit code;
+    everything else is reported at the terminal."""
     try:
         _end_when_told()  # a signal may have come already
-        return _run(guardian, config_path, Overrides(name, port), timings)
+        return _run(guardian, target, Overrides(name, port), timings)
     except Interrupted:
         console.error("interrupted before it was up")
         return INTERRUPTED
 
 
-def _run(guardian: OwnGuardian, config_path: Path, overrides: Overrides, timings: bool) -> int:
+def _run(guardian: OwnGuardian, target: Path | None, overrides: Overrides, timings: bool) -> int:
     before = state_before(guardian)
     try:
-        config_path = Path(before.config) if before is not None else config_path
+        config_path = Path(before.config) if before is not None else config_file(target, overrides.name)
         config = (from_plain(before.served) if before is not None else None) or overrides.load(config_path)
     except ConfigError as error:
         for problem in error.problems:
             console.error(problem)
         return 2
+    except run_state.NoHome as error:
+        console.error(str(error))
+        return 1
     if before is None:
         for doubt in doubts_about(config, Machine.this()):
             console.warning(f"{config_path}: {doubt}")
@@ -106,6 +111,8 @@ def _serve(task: DriverTask, address: str | None) -> int:
                 if guardian.keeper is not None:
                     ray.reaper.remove_after(guardian.pid, guardian.started, guardian.keeper.path.parent)
             terminal.say(describe(config, task.before.wanted if task.before is not None else {}))
+            for sentence in missing_parts(config) if task.before is None else ():
+                terminal.say(sentence)
             # Imported only here: Ray reads its environment when imported, and its processes start in the meantime.
             from slipstream.cluster.driver import Driver
 

@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from socket import AF_UNIX, SHUT_WR, SOCK_SEQPACKET, socketpair
 
+from slipstream import __version__
 from slipstream.cluster import console, processes, run_state
 from slipstream.cluster.driver_restarts import DriverRestarts
 from slipstream.cluster.own_guardian import INTERRUPTED, LET_GO, RAY_ENDED, READY, Briefing
@@ -128,7 +129,7 @@ class GuardedDriver:
         self._link, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
         with theirs:
             briefing = Briefing(
-                os.getpid(), theirs.fileno(), str(keeper.path) if keeper is not None else None, is_again
+                os.getpid(), theirs.fileno(), str(keeper.path) if keeper is not None else None, is_again, __version__
             )
             try:
                 self._process = subprocess.Popen(

@@ -10,6 +10,7 @@ from slipstream.cluster.members import Group, Member
 from slipstream.cluster.restart_policy import RestartPolicy
 from slipstream.cluster.run_state import MemberStatus
 from slipstream.router.addresses import Addresses
+from slipstream.router.catalog.manifest import REFUSES
 from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.messages import Role
 
@@ -54,6 +55,11 @@ class Kept(Generic[M]):
     last_death: str = ""
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     keeper: asyncio.Task[None] | None = None
+
+    @property
+    def refuses(self) -> bool:
+        """Whether it cannot come back by itself, because the files of the model are those of another version."""
+        return REFUSES in self.last_death
 
 
 @dataclass(slots=True)

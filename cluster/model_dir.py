@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from slipstream.router.text.conversion import VOCABULARIES
+
 
 def check_model_dir(path: Path) -> str | None:
     """One sentence about the first mistake, or None. Reads only headers, never weights."""
@@ -15,7 +17,7 @@ def check_model_dir(path: Path) -> str | None:
     problem = _check_json(path / "config.json")
     if problem:
         return problem
-    if not (path / "tokenizer.json").exists() and not (path / "tokenizer.model").exists():
+    if not any((path / name).exists() for name in ("tokenizer.json", *VOCABULARIES)):
         return f"no tokenizer.json in {path}"
     index = path / "model.safetensors.index.json"
     if index.exists():

@@ -1,54 +1,51 @@
-"""Derives the version of a model that has no explicit one, from its weights and the settings that affect its results.
-
-Reading all weights of a large model would take minutes at every start. So for each tensor only some bytes from its
-middle are read, beside its name, type and shape. That is enough, because training changes nearly all numbers of a
-tensor.
-"""
+"""Identifies what a configuration serves: by the content of the model's files and the settings that affect results."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
-from xxhash import xxh3_64
+from xxhash import xxh3_128
 
 from slipstream.cluster.config import ClusterConfig
+from slipstream.router.catalog.file_digest import DigestCache
+from slipstream.router.catalog.manifest import Manifest
+from slipstream.workers.models.json_keys import read_json
 
-SAMPLE_BYTES = 256  # per tensor
 NUM_DIGITS = 8
 # The settings of an engine that affect its results.
 NUMERIC = ("dtype", "quantization", "kv_cache_dtype", "cpu_kernels", "device")
 
 
-def version_of(config: ClusterConfig) -> str:
-    """`model.version`, or a name derived from the content. Raises OSError or ValueError if files cannot be read."""
-    if config.model.version is not None:
-        return str(config.model.version)
-    digest = xxh3_64()
-    for part in content_of(Path(config.model.path)):
-        digest.update(part)
+@dataclass(frozen=True, slots=True)
+class ModelContent:
+    """What a configuration serves. `name` is `model.version` or follows from the content. `digest` is the same for the
+    same content, whatever that is called."""
+
+    name: str
+    digest: str
+    manifest: Manifest
+    vocab_size: int | None = None  # as config.json says
+
+
+def content_of(config: ClusterConfig, *, is_fresh: bool = False) -> ModelContent:
+    """Reads the files that were not read since they were last changed; with `is_fresh` all of them, for file systems
+    that do not note every change. Raises OSError or FilesChanged if they cannot be read."""
+    manifest = Manifest.read(Path(config.model.path), DigestCache.of_user(), is_fresh=is_fresh)
+    digest = xxh3_128(manifest.digest.encode())
     for role, pool in config.pools():
         settings = {key: getattr(pool.engine, key) for key in NUMERIC}
         digest.update(json.dumps([role, settings], sort_keys=True).encode())
-    return digest.hexdigest()[:NUM_DIGITS]
+    content = digest.hexdigest()
+    name = config.model.version
+    vocab_size = read_json(Path(config.model.path) / "config.json").get("vocab_size")
+    return ModelContent(content[:NUM_DIGITS] if name is None else str(name), content, manifest, vocab_size)
 
 
-def content_of(model_dir: Path) -> Iterator[bytes]:
-    """Bytes that are different for different models."""
-    for name in ("config.json", "generation_config.json"):
-        path = model_dir / name
-        if path.exists():
-            yield path.read_bytes()
-    for shard in sorted(model_dir.glob("*.safetensors")):
-        with shard.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            header_bytes = int.from_bytes(file.read(8), "little")
-            header = file.read(min(header_bytes, size))
-            yield header
-            for name, tensor in sorted(json.loads(header).items()):
-                if name != "__metadata__":
-                    begin, end = tensor["data_offsets"]
-                    at = begin + max(end - begin - SAMPLE_BYTES, 0) // 2
-                    yield os.pread(file.fileno(), min(SAMPLE_BYTES, end - begin), 8 + header_bytes + at)
+def unused_name(name: str, used: Collection[str]) -> str:
+    """The name or, if that has been used, one with a number. What has other content, or runs with other settings, must
+    have another name, so that KV and answers of the two never meet."""
+    names = (name, *(f"{name}-{number}" for number in range(2, len(used) + 3)))
+    return next(one for one in names if one not in used)

@@ -8,7 +8,7 @@ import os
 import select
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from select import POLLHUP, POLLRDHUP
 from socket import socket
@@ -30,6 +30,13 @@ class Briefing:
     link: int
     keeper: str | None
     is_again: bool
+    slipstream: str = ""  # its version: it may be older than the driver's
+
+    @classmethod
+    def of(cls, told: str) -> Briefing:
+        """From the variable. Fields of another version are left out."""
+        known = {field.name for field in fields(cls)}
+        return cls(**{key: value for key, value in json.loads(told).items() if key in known})
 
     def environment(self) -> dict[str, str]:
         return {VARIABLE: json.dumps(asdict(self))}
@@ -40,7 +47,7 @@ class OwnGuardian:
     the driver is to end."""
 
     def __init__(self, briefing: Briefing) -> None:
-        self.pid, self.is_again = briefing.guardian, briefing.is_again
+        self.pid, self.is_again, self.slipstream = briefing.guardian, briefing.is_again, briefing.slipstream
         started = processes.start_time(self.pid)
         self.started = started if started is not None else 0.0  # see `start_time`; 0: it is gone
         self._link = socket(fileno=briefing.link)
@@ -51,7 +58,7 @@ class OwnGuardian:
     def of_this_process(cls) -> OwnGuardian | None:
         """None: this process has no guardian. To be called once."""
         told = os.environ.pop(VARIABLE, None)
-        return None if told is None else cls(Briefing(**json.loads(told)))
+        return None if told is None else cls(Briefing.of(told))
 
     @property
     def is_alive(self) -> bool:

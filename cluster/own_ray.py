@@ -16,7 +16,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -32,6 +31,8 @@ from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.own_guardian import RAY_ENDED
 from slipstream.cluster.ray_folder import RayFolder
 from slipstream.cluster.reaper import Reaper
+from slipstream.router.process.container_limits import num_cores
+from slipstream.router.process.module_command import module_command
 
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 START_TIMEOUT_S = 120.0
@@ -193,9 +194,9 @@ def quiet_port() -> int:
 
 def _command(config: ClusterConfig, folder: Path) -> list[str]:
     # Nobody else reserves any of these: there is room for the cluster to become twice as large.
-    num_cpus = config.ray.num_cpus or max(os.cpu_count() or 1, 2 * (int(config.num_cpus) + 1))
+    num_cpus = config.ray.num_cpus or max(num_cores(), 2 * (int(config.num_cpus) + 1))
     command = [
-        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
+        *module_command("ray.scripts.scripts", "start", "--head", "--block"),
         *("--port=0", "--dashboard-port=0", "--dashboard-agent-listen-port=0", "--node-ip-address=127.0.0.1"),
         # The hook leaves this server out. Without the hook, it would use a fixed port unless it is given one.
         f"--ray-client-server-port={quiet_port()}",

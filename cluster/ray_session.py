@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 
 import ray
 
 from slipstream.cluster.own_ray import RayFailed
 from slipstream.cluster.placement import Resources
+from slipstream.router.process.module_command import import_root
 
 ANSWER_WITHIN_S = 5.0
 
@@ -48,7 +49,10 @@ def connected(address: str, *, is_own: bool) -> Iterator[RaySession]:
         check_answers(address)
     try:
         # No namespace and no runtime_env: a submitted job has its own, and otherwise all processes share our files.
-        ray.init(address=address, log_to_driver=False, configure_logging=False)
+        # Ray has its workers look for modules in the driver's working directory first. They are to find the Slipstream
+        # that the driver is of, whatever lies there.
+        with chdir(import_root()):
+            ray.init(address=address, log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, OSError, ValueError, TimeoutError) as error:
         text = " ".join(str(error).split()) or type(error).__name__
         raise RayFailed(f"no Ray could be reached at {address}: {text[:300]}") from error

@@ -13,6 +13,8 @@ from typing import Any
 
 from ray._private import ray_constants, services, utils
 
+from slipstream.router.process.module_command import module_options
+
 AGENT_MODULE = "slipstream.cluster.ray_agent"
 NO_DASHBOARD = "", None  # its URL and its process: what Ray returns for one that could not be started
 
@@ -26,6 +28,7 @@ def leave_out(params: Any, is_head: bool) -> None:
 
     def agent_command(component: str, *arguments: Any, **options: Any) -> list[str]:
         command: list[str] = python_command(component, *arguments, **options)
-        return [*command, "-m", AGENT_MODULE] if component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT else command
+        is_agent = component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT
+        return [*command, *module_options(AGENT_MODULE)] if is_agent else command
 
     services._build_python_executable_command_memory_profileable = agent_command

@@ -23,6 +23,7 @@ from typing import IO
 import psutil
 
 from slipstream.cluster import processes
+from slipstream.router.process.module_command import module_command
 
 PATIENCE_S = 1.0
 
@@ -33,7 +34,7 @@ class Reaper:
     def __init__(self, cluster_id: str) -> None:
         # In a session of its own, so that Ctrl-C at the terminal does not reach it.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "slipstream.cluster.reaper", cluster_id],
+            module_command("slipstream.cluster.reaper", cluster_id),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import errno
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,8 +17,10 @@ from slipstream.cluster.actor_handles import end_by_force, first_death, reason_o
 from slipstream.cluster.actors import Place, ServingRouter
 from slipstream.cluster.config import ROUTER_CPUS, ClusterConfig
 from slipstream.cluster.deployment import Deployment, reachable
+from slipstream.cluster.settings_by_name import by_name
 from slipstream.cluster.update.changes import live_dispatch
 from slipstream.router.addresses import Addresses, Endpoint
+from slipstream.router.catalog.manifest import Manifest
 from slipstream.router.config import RouterConfig
 from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.messages import Role
@@ -56,6 +58,7 @@ class RouterMember:
         self._num_ports_taken = 0  # how many times in a row
         self._is_leaving = False  # it is unready for good
         self._is_ending = False  # it drains for the last time
+        self._manifests = tuple(filter(None, [deployment.manifest]))
 
     def stay_at(self, http_port: int | None, admin_port: int | None) -> None:
         """The ports that clients know from a router before the first one here."""
@@ -65,6 +68,10 @@ class RouterMember:
         if admin_port is not None and admin.port is not None:
             admin = dataclasses.replace(admin, port=admin_port)
         self._config = dataclasses.replace(self._config, http=http, admin=admin)
+
+    def expect_files(self, manifests: Sequence[Manifest]) -> None:
+        """Those of the versions that are served now: the next incarnation reads no other files of the model."""
+        self._manifests = tuple(manifests)
 
     @property
     def pids(self) -> list[int]:
@@ -97,7 +104,15 @@ class RouterMember:
         worker_host = self._deployment.host(self._config.worker_host, self._place.node_ip)
         config = dataclasses.replace(self._config, worker_host=worker_host)
         self._run = self._actor.run.remote(
-            config, model.name, model.path, self._deployment.worker_token, expected, keeper, self._is_ending
+            by_name(config),
+            model.name,
+            model.path,
+            model.chat_template_content_format,
+            self._deployment.worker_token,
+            expected,
+            keeper,
+            self._is_ending,
+            self._manifests,
         )
         listening, run = (asyncio.ensure_future(_result(ref)) for ref in (self._actor.listening.remote(), self._run))
         try:
@@ -191,7 +206,7 @@ class RouterMember:
         if dispatch != self._config.dispatch:
             self._config = dataclasses.replace(self._config, dispatch=dispatch)
             if self._run is not None:
-                await self._ask(lambda actor: actor.follow.remote(dispatch))
+                await self._ask(lambda actor: actor.follow.remote(by_name(dispatch)))
 
     async def status(self) -> dict[str, Any]:
         """The contents of `/cluster/status`."""

@@ -60,7 +60,8 @@ class ClusterState:
     """The state of a cluster. `pid` and `started` (`processes.start_time`) identify the process that gets signals for
     it (`guardian`), `driver` and `driver_started` its driver. `wanted` is how many groups of each role are to be there;
     empty: as the configuration says. `served` is the content of the file `config` as it was when it was read
-    (`served_config`). `version` is what is served of it is called, `content` what `version_of` returned for it."""
+    (`served_config`). `version` is what is served of it is called, `content` the digest of that (`ModelContent`).
+    `slipstream` and `guardian_slipstream` are the versions of this program that the two processes run."""
 
     name: str
     pid: int
@@ -82,6 +83,10 @@ class ClusterState:
     served: dict[str, Any] = field(default_factory=dict)
     version: str = ""
     content: str = ""
+    slipstream: str = ""  # the driver's version
+    guardian_slipstream: str = ""
+    names: list[str] = field(default_factory=list)  # of all versions since the cluster was first started
+    files: dict[str, str] = field(default_factory=dict)  # by version: which of its files is another one now
 
     def public(self) -> dict[str, Any]:
         """The state as plain values, without secrets, and without what only the next driver has a use for."""
@@ -92,7 +97,7 @@ class ClusterState:
         before that, the next one still has it. An update that was under way is not gone on with: what served before it
         serves again."""
         self.url, self.admin_url, self.wanted = before.url, before.admin_url, before.wanted
-        self.version, self.content = before.version, before.content
+        self.version, self.content, self.names = before.version, before.content, list(before.names)
         self.update, self.update_phase = before.update, before.update_phase
         if before.update_phase is not None and before.update_phase not in ENDED:
             self.update = f"cut short by the end of the driver; what served before serves again ({before.update})"

@@ -1,4 +1,5 @@
-"""Serves one configuration until told to stop: `python -m slipstream.cluster.serve CONFIG`.
+"""Serves one configuration until told to stop: `python -m slipstream.cluster.serve CONFIG`. For a model's directory in
+the place of CONFIG, or for the demo model without one, `sizing` chooses the configuration.
 
 Runs wherever a driver of Ray runs: from a terminal, with a Ray of its own, or as a job of an existing cluster
 (`ray job submit --working-dir . -- python -m slipstream.cluster.serve CONFIG`).
@@ -19,27 +20,44 @@ import click
 
 from slipstream.cluster.guardian import guard
 from slipstream.cluster.own_guardian import INTERRUPTED, OwnGuardian
+from slipstream.router.process.module_command import module_command
 
 
 @click.command("serve")
-@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("target", metavar="[CONFIG|MODEL]", required=False, type=click.Path(path_type=Path))
 @click.option("--name", help="Overrides the name in the configuration.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Overrides the HTTP port in the configuration; 0: any free port."
 )
 @click.option("--timings", is_flag=True, help="Show where the time of the start went.")
-def serve_command(config: Path, name: str | None, port: int | None, timings: bool) -> None:
-    """Serve CONFIG until Ctrl-C, on a Ray of its own or on the one that RAY_ADDRESS or the configuration names."""
+@click.option(
+    "--write",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the configuration that is chosen for MODEL to FILE, which must not exist, and do not serve.",
+)
+def serve_command(target: Path | None, name: str | None, port: int | None, timings: bool, write: Path | None) -> None:
+    """Serve until Ctrl-C.
+
+    CONFIG is a configuration; it runs on a Ray of its own or on the one that RAY_ADDRESS or the configuration names.
+    MODEL is the directory of a model, by default that of the demo model; workers and page memory are chosen for this
+    machine.
+    """
+    if write is not None:
+        from slipstream.cluster.sizing.command import write_chosen
+
+        sys.exit(write_chosen(target, write))
     guardian = OwnGuardian.of_this_process()
     if guardian is None:
         options = [f"--name={name}"] * (name is not None) + [f"--port={port}"] * (port is not None)
         options += ["--timings"] * timings
-        sys.exit(guard([sys.executable, "-m", "slipstream.cluster.serve", *options, "--", str(config)]))
+        given = [] if target is None else [str(target)]
+        sys.exit(guard(module_command("slipstream.cluster.serve", *options, "--", *given)))
     # Imported only here: the guardian has no use for it.
     from slipstream.cluster.driver_process import run_driver
 
     with closing(guardian):
-        code = run_driver(guardian, config, name=name, port=port, timings=timings)
+        code = run_driver(guardian, target, name=name, port=port, timings=timings)
     if code == INTERRUPTED:
         # Everything is cleaned up, but a Ray that was interrupted while connecting may crash in its exit handlers.
         os._exit(code)

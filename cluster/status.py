@@ -74,15 +74,36 @@ def describe(
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    if state.version:
+        yield f"  version: {state.version}"
+    served = {member.version for member in state.members}
+    for version, difference in sorted(state.files.items()):
+        if version in served:
+            yield f"  files: {told_of(version, difference)}"
+    for refused in router.get("refused_pairs", ()) if router else ():
+        sides = (", ".join(refused["prefills"]), ", ".join(refused["decodes"]))
+        yield f"  never paired: {sides[0]} and {sides[1]} exchange no pages: {refused['reason']}"
+    for remark in router.get("drift", ()) if router else ():
+        yield f"  drift: {remark}"
     if state.update:
         yield f"  update: {state.update}"
-    yield f"  driver: pid {state.driver}, of guardian {state.pid}, {state.config}"
+    ours = f", Slipstream {state.slipstream}" if state.slipstream else ""
+    its = f" ({state.guardian_slipstream or '0.1'})" if state.guardian_slipstream != state.slipstream else ""
+    yield f"  driver: pid {state.driver}{ours}, of guardian {state.pid}{its}, {state.config}"
     if state.operator_url:
         yield f"  operator: {state.operator_url}/docs"
     if state.admin_url:
         yield f"  metrics: {state.admin_url}/metrics"
     if state.log_dir:
         yield f"  logs: {state.log_dir}"
+
+
+def told_of(version: str, difference: str) -> str:
+    """What follows if a file of a version that is served is another one now."""
+    return (
+        f"{difference}; version {version} is served from memory, and none of its workers can be started again until "
+        "the old files are back; `slipstream update` rolls out what is there"
+    )
 
 
 def _service(signals: dict[str, Any]) -> Iterator[str]:

@@ -79,9 +79,12 @@ class Supervisor:
     @property
     def expected(self) -> ExpectedWorkers:
         """How many groups of each role are wanted."""
-        wanted = [kept.member.role for kept in self._groups.values() if kept.is_wanted]
+        wanted = [kept for kept in self._groups.values() if kept.is_wanted]
+        num_prefill = sum(kept.member.role == "prefill" for kept in wanted)
+        decode = [kept for kept in wanted if kept.member.role == "decode"]
         longest = self._config.decode.engine.max_model_len
-        return ExpectedWorkers(wanted.count("prefill"), wanted.count("decode"), longest, self._is_settled)
+        hindrance = decode[0].last_death if decode and all(kept.refuses for kept in decode) else ""
+        return ExpectedWorkers(num_prefill, len(decode), longest, self._is_settled, hindrance)
 
     # ---- life of the whole
 
@@ -222,6 +225,8 @@ class Supervisor:
                 return
             kept.status.restarts, kept.last_death = kept.policy.restarts, reason
             self._note(kept, "dead", f"{reason}; starting it again in {verdict.at_s - now_s:.1f} s")
+            if kept.refuses:
+                await self.router.expect(self.expected)
             await asyncio.sleep(verdict.at_s - now_s)
 
     async def _live_as_router(self) -> str:

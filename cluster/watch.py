@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from slipstream.cluster.cluster_fleet import ClusterFleet
 from slipstream.cluster.console import Console
 from slipstream.cluster.own_ray import OwnRay
+from slipstream.cluster.repository.files_watch import FilesWatch
 from slipstream.cluster.run_state import MemberStatus, StateFile
+from slipstream.cluster.status import told_of
 from slipstream.cluster.urls import url_of
 from slipstream.router.addresses import Addresses
+from slipstream.router.catalog.manifest import REFUSES
 from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.process.listening import here
 
@@ -24,10 +29,13 @@ class Watch:
         self.http: tuple[str, int, bool] | None = None  # the router's host and port for this machine; TLS?
         self.settled = False
         self.fleet: ClusterFleet | None = None
+        self.files: FilesWatch | None = None
 
     def changed(self, member: MemberStatus, members: list[MemberStatus]) -> None:
         self._state.members = members
         self._state_file.write_soon()
+        if self.files is not None and member.state == "dead" and REFUSES in member.detail:
+            self.files.num_refused[member.version or self._state.version] += 1
         text = f"{member.name} {member.state}" + (f": {member.detail}" if member.detail else "")
         if self.settled:
             if member.state in ("dead", "ready", "silent", "pending", "draining", "failed", "stopped"):
@@ -36,6 +44,16 @@ class Watch:
             self._console.step(f"{member.name} ready")
         elif member.state != "failed":
             self._console.pending("; ".join(f"{m.name} {m.state}" for m in self._state.members if m.state != "ready"))
+
+    def files_changed(self, changed: Mapping[str, str]) -> None:
+        """The files of the model were replaced while it is served, or put back."""
+        for version in self._state.files.keys() | changed.keys():
+            if version in changed:
+                self._console.event(told_of(version, changed[version]))
+            else:
+                self._console.event(f"the files of version {version} are there again")
+        self._state.files = dict(changed)
+        self._state_file.write()
 
     def wants(self, expected: ExpectedWorkers) -> None:
         if self.fleet is None or not self.fleet.is_held:  # an update has more groups for a while

@@ -14,6 +14,7 @@ from slipstream.cluster.actor_handles import end_by_force, first_death, start_ac
 from slipstream.cluster.actors import DecodeRank, DecodeWorker, Place, PrefillRank, PrefillWorker
 from slipstream.cluster.deployment import Deployment, reachable
 from slipstream.cluster.placement import PoolResources
+from slipstream.cluster.settings_by_name import by_name
 from slipstream.router.addresses import Endpoint
 from slipstream.router.messages import Role
 from slipstream.workers.config import RoleSettings, WorkerConfig
@@ -130,7 +131,7 @@ class GroupMember:
     async def serve(self, router: Endpoint, ranks_on_host: int) -> None:
         """Lets the ranks load the model and connect to the router; `report` tells how far they are."""
         leader, *others = self._actors
-        config = self._worker_config(router, ranks_on_host)
+        config = by_name(self._worker_config(router, ranks_on_host))
         # Goes from the leader to the others as a reference, not through here: unpacking it would import torch.
         self._address = leader.prepare.remote(config)
         self._runs = [leader.run.remote(self._address)]
@@ -176,6 +177,7 @@ class GroupMember:
             role=self._role,
             model=config.model.name,
             model_version=self._deployment.version,
+            manifest=self._deployment.manifest,
             model_dir=config.model.path,
             router_host=router.host,
             router_port=router.port,

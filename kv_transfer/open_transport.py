@@ -19,6 +19,7 @@ from slipstream.kv_transfer.staged import StagedTransport
 from slipstream.kv_transfer.streamed import StreamedTransport
 from slipstream.kv_transfer.ticket import TransferAddress
 from slipstream.kv_transfer.transport import Transport, TransportError
+from slipstream.kv_transfer.ucx_presence import MISSING, has_ucx
 
 if TYPE_CHECKING:
     from slipstream.kv_transfer.ucx import UcxTransport
@@ -36,8 +37,14 @@ def open_page_transport(
     if config.transport == "shared_memory":
         if not isinstance(pool, HostPagePool):
             raise TransportError("transport shared_memory: the pages of this rank are in device memory")
-        name = TransferAddress("this host", secrets.randbelow(1 << 31))
-        return SharedPoolTransport(name, pool, token, drill)
+        return _shared_memory(pool, token, drill)
+    if not has_ucx():
+        if config.transport == "ucx":
+            raise TransportError(f"transport ucx: {MISSING}")
+        if not isinstance(pool, HostPagePool):
+            raise TransportError(f"the pages of this rank are in device memory, which takes UCX; {MISSING}")
+        log.warning("%s: pages go through shared memory, which reaches workers of this host only", MISSING)
+        return _shared_memory(pool, token, drill)
     if only_copies(config.tls):
         # No memory is registered, so UCX need not hear of any that goes away (see `ucx_context`).
         os.environ.setdefault("UCX_MEM_MMAP_HOOK_MODE", "none")
@@ -57,6 +64,10 @@ def open_page_transport(
         return remote
     ucx.wake_for(shared.fileno())
     return HostTransport(shared, remote)
+
+
+def _shared_memory(pool: HostPagePool, token: str, drill: FireDrill) -> SharedPoolTransport:
+    return SharedPoolTransport(TransferAddress("this host", secrets.randbelow(1 << 31)), pool, token, drill)
 
 
 def _remote(transport: Transport, pool: PagePool, config: TransferConfig, drill: FireDrill) -> PageTransport:

@@ -31,9 +31,10 @@ class GenerationBlock(Extension):
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's interface
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        # A scope of its own, as in transformers: what is set within is not seen behind.
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
@@ -94,7 +95,15 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **self._special_tokens,
             )
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+            ArithmeticError,
+            LookupError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             # A template is a program that runs on the client's data: whatever it raises is the fault of the messages.
             raise ChatTemplateError(str(error)) from error
 

@@ -1,6 +1,8 @@
 """Compiles a dataclass into a function that flattens it for MessagePack and one that checks and rebuilds it.
 
-A dataclass travels as the array of its fields, in order; nested dataclasses are arrays inside it. The functions are
+A dataclass travels as the array of its fields, in order; nested dataclasses are arrays inside it. New fields come last
+and have defaults: a receiver that does not know them leaves them out, and one that knows more than its peer fills in
+the defaults. So two versions of this program understand each other (see `messages.PROTOCOL_VERSION`). The functions are
 generated as source and compiled once per class, as `dataclasses` itself does: walking the list of fields on every call
 would cost about ten times as much, and every decode step carries one `TokenChunk` per stream.
 
@@ -71,6 +73,41 @@ def _field_names(cls: type) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(cls))
 
 
+def _plain_defaults(cls: type) -> tuple[Any, ...]:
+    """The defaults of the last fields, as they would arrive."""
+    if _is_named_tuple(cls):
+        return tuple(map(_as_arrived, cls._field_defaults.values()))  # type: ignore[attr-defined]
+    found = []
+    for field in dataclasses.fields(cls):
+        if field.default is not dataclasses.MISSING:
+            found.append(_as_arrived(field.default))
+        elif field.default_factory is not dataclasses.MISSING:
+            found.append(_as_arrived(field.default_factory()))
+    return tuple(found)
+
+
+def _as_arrived(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        cls: type = type(value)
+        return tuple(map(_as_arrived, encoder(cls)(value)))
+    return tuple(map(_as_arrived, value)) if isinstance(value, (tuple, list)) else value
+
+
+def _fitter(cls: type) -> Callable[[Any], tuple[Any, ...]]:
+    """The function that brings an array of another length to that of the fields. It raises WireError where fields
+    without a default are missing."""
+    place, count, defaults = cls.__name__, len(_field_names(cls)), _plain_defaults(cls)
+    least = count - len(defaults)
+    expected = f"an array of {count} fields" if least == count else f"an array of {least} to {count} fields"
+
+    def fit(value: Any) -> tuple[Any, ...]:
+        if type(value) is not tuple or len(value) < least:
+            _refuse(place, expected, value)
+        return (*value[:count], *defaults[len(value) - least :])
+
+    return fit
+
+
 def _holds_dataclass(annotation: Any) -> bool:
     if dataclasses.is_dataclass(annotation):
         return True
@@ -126,8 +163,9 @@ class _DecoderSource:
         names = _field_names(self._cls)
         count = len(names)
         place = self._cls.__name__
+        self._names["fit"] = _fitter(self._cls)
         self._add(0, f"if type(value) is not tuple or len(value) != {count}:")
-        self._add(1, f"refuse({place!r}, 'an array of {count} fields', value)")
+        self._add(1, "value = fit(value)")
         variables = [self._variable() for _ in names]
         if variables:
             self._add(0, f"({''.join(f'{v}, ' for v in variables)}) = value")

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from slipstream.router.access.config import AccessConfig
 from slipstream.router.generation import Levels
 
+ContentFormat = Literal["auto", "string", "openai"]  # of messages, for the chat template; vLLM's names
 PolicyName = Literal["slo", "kv", "least_loaded", "round_robin", "isl_threshold"]
 
 MAX_HISTORY_REQUESTS = 100_000

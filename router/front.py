@@ -7,6 +7,7 @@ from typing import Protocol
 
 import orjson
 
+from slipstream import __version__
 from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.access.access import Access
 from slipstream.router.api_front import DEFAULT_API, DEFAULT_HTTP, OPEN_PATHS, READY_PATHS, ApiFront
@@ -118,6 +119,9 @@ class Front(ApiFront):
             "queue_depth": snapshot.queue_depth,
             "workers": snapshot.workers,
             "versions": snapshot.versions,
+            "slipstream": __version__,
+            "refused_pairs": snapshot.refused_pairs,
+            "drift": snapshot.drift,
             "closed_links": snapshot.closed_links,
             "totals": snapshot.totals,
         }

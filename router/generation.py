@@ -139,6 +139,7 @@ class GenerationError:
     figures: tuple[Figure, ...] = ()
 
 
+NO_WORKERS_RETRY_S = 30.0  # an operator has to do something
 SHUTTING_DOWN = GenerationError("shutting_down", "the server is shutting down", retry_after_s=1.0)
 
 
@@ -207,6 +208,14 @@ class InvalidRequestError(AdmissionError):
 
     def __init__(self, message: str) -> None:
         super().__init__(GenerationError("invalid_request", message))
+
+
+class NoWorkersError(AdmissionError):
+    """No decode worker is connected, and none will come by itself."""
+
+    def __init__(self, hindrance: str) -> None:
+        message = f"no decode worker is left, and none can be started: {hindrance}"
+        super().__init__(GenerationError("not_ready", message, retry_after_s=NO_WORKERS_RETRY_S))
 
 
 class ShuttingDownError(AdmissionError):

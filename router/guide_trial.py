@@ -76,7 +76,7 @@ class Trials:
     def _begin(self) -> subprocess.Popen[bytes]:
         # The new process must find the same modules as this one.
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command = [sys.executable, "-m", "slipstream.router.guide_trial"]
+        command = [sys.executable, "-P", "-m", "slipstream.router.guide_trial"]
         try:
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         except OSError as error:

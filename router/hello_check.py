@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Iterable
 
-from slipstream.router.messages import PROTOCOL_VERSION, Hello
+from slipstream.router.messages import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, Hello
 
 
 def why_refused(hello: Hello, token: str, model: str, connected: Iterable[Hello]) -> str | None:
@@ -13,11 +13,26 @@ def why_refused(hello: Hello, token: str, model: str, connected: Iterable[Hello]
     None if it can."""
     if not hmac.compare_digest(hello.token.encode(), token.encode()):
         return "wrong token"
-    if hello.version != PROTOCOL_VERSION:
-        return f"protocol version {hello.version}, this router speaks {PROTOCOL_VERSION}"
+    if (reason := _foreign_protocol(hello)) is not None:
+        return reason
     if hello.model != model:
         return f"model {hello.model!r}, this router serves {model!r}"
     return _own_fault(hello) or next(filter(None, (_conflict(hello, other) for other in connected)), None)
+
+
+def _foreign_protocol(hello: Hello) -> str | None:
+    """Why the two cannot understand each other: each understands a range of versions, and these must overlap."""
+    oldest = hello.oldest_version or hello.version
+    if oldest <= PROTOCOL_VERSION and hello.version >= OLDEST_PROTOCOL_VERSION:
+        return None
+    theirs = _spell_range(oldest, hello.version)
+    ours = _spell_range(OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION)
+    of_worker = f" (Slipstream {hello.build.slipstream})" if hello.build.slipstream else ""
+    return f"worker {hello.worker.name}{of_worker} speaks version {theirs} of the protocol, this router {ours}"
+
+
+def _spell_range(oldest: int, newest: int) -> str:
+    return f"{newest}" if oldest >= newest else f"{oldest} to {newest}"
 
 
 def _own_fault(hello: Hello) -> str | None:

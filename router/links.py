@@ -10,15 +10,19 @@ tried again with one request at a time, after a pause that doubles with each fai
                             '-- twice as long, RETRY_MAX_S at most --------+ unreachable, or no word within TRIAL_S
 
 Between workers of the same host only that pair is closed, because they share no cable with others.
+
+Workers whose pages do not fit together (`page_exchange`) never get a link, whatever happens.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from slipstream.kv_transfer.ticket import PeerId
-from slipstream.router.messages import Hello
+from slipstream.router.messages import Hello, PageLayout
+from slipstream.router.page_exchange import mismatch
 
 RETRY_FIRST_S = 1.0
 RETRY_MAX_S = 30.0
@@ -44,6 +48,12 @@ class Links:
 
     def __init__(self) -> None:
         self._closed: dict[frozenset[End], ClosedLink] = {}
+        self._layouts: Counter[PageLayout] = Counter()  # of all workers
+
+    @property
+    def may_refuse(self) -> bool:
+        """Whether some pair of workers may be refused at all."""
+        return bool(self._closed) or len(self._layouts) > 1
 
     def __len__(self) -> int:
         """How many links are not known to work."""
@@ -57,10 +67,16 @@ class Links:
 
     def is_open(self, one: Hello, other: Hello, now: float) -> bool:
         """Whether placement may let the two workers exchange pages."""
-        if not self._closed:
+        if not self.may_refuse:
             return True
+        if self.mismatch(one, other):
+            return False
         closed = self._closed.get(_between(one, other))
         return closed is None or now >= closed.open_s
+
+    def mismatch(self, one: Hello, other: Hello) -> str:
+        """Why the two can never exchange pages; "": they can."""
+        return mismatch(one, other) if len(self._layouts) > 1 else ""
 
     def used(self, one: Hello, other: Hello, now: float) -> None:
         """A request was placed on the two workers. If the link was due for a trial, this request is that trial."""
@@ -90,8 +106,15 @@ class Links:
             closed.failed_s = now
             closed.open_s = now + min(RETRY_FIRST_S * 2 ** (closed.num_failures - 1), RETRY_MAX_S)
 
-    def worker_lost(self, peer: PeerId) -> None:
+    def worker_joined(self, hello: Hello) -> None:
+        self._layouts[hello.layout] += 1
+
+    def worker_lost(self, hello: Hello) -> None:
         """A worker was lost. Links that were closed because of that worker alone are open again."""
+        peer = hello.worker
+        self._layouts[hello.layout] -= 1
+        if self._layouts[hello.layout] <= 0:
+            del self._layouts[hello.layout]
         for key, closed in list(self._closed.items()):
             if peer in key or (peer in closed.suspects and closed.num_failures == 1):
                 del self._closed[key]

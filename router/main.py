@@ -24,7 +24,7 @@ import uvloop
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from slipstream.router.config import RouterConfig
+from slipstream.router.config import ContentFormat, RouterConfig
 from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.garbage import spare_garbage_collector
 from slipstream.router.log_level import log_level
@@ -47,6 +47,7 @@ class RouterProgram:
     drain_grace_s: float = 2.0  # after SIGTERM, before that: new requests are still served, readiness is 503
     keeper: Path | None = None
     is_ending: bool = False
+    chat_template_content_format: ContentFormat = "auto"
     router: RouterConfig = field(default_factory=RouterConfig)
 
 
@@ -87,6 +88,7 @@ async def serve(program: RouterProgram) -> None:
         has_prefill_pool=program.has_prefill_pool,
         keeper=program.keeper,
         is_ending=program.is_ending,
+        content_format=program.chat_template_content_format,
     )
     addresses = await router.start()
     if program.keeper is not None:

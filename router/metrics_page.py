@@ -71,6 +71,16 @@ class MetricsPage(Collector):
             "Pairs of hosts that pages do not cross, as transfers have shown; now and then one is tried again.",
             len(snapshot.closed_links),
         )
+        yield GaugeMetricFamily(
+            "slipstream:incompatible_worker_pairs",
+            "Pairs of a prefill and a decode worker whose KV pages do not fit together, so that they are never paired.",
+            sum(refused.count for refused in snapshot.refused_pairs),
+        )
+        yield GaugeMetricFamily(
+            "slipstream:drifting_fields",
+            "Fields (versions, instruction set, dtype) in which workers of one model version, or the router, differ.",
+            len(snapshot.drift),
+        )
         yield from prefix_index_families(snapshot.prefix_index)
         yield from forecast_families(snapshot.output_forecasts)
         yield from service_time_families(snapshot.workers)

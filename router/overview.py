@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from copy import deepcopy
 
+from slipstream import __version__
 from slipstream.router.config import SloConfig
+from slipstream.router.page_exchange import drift, refused_pairs
 from slipstream.router.prefix.index import PrefixIndex
 from slipstream.router.request_book import RequestBook
 from slipstream.router.roster import Roster
@@ -15,6 +17,7 @@ from slipstream.router.versions import Versions
 
 
 def snapshot_of(book: RequestBook, roster: Roster, index: PrefixIndex, versions: Versions, now: float) -> Snapshot:
+    hellos = [worker.hello for worker in roster]
     return Snapshot(
         queue_depth=book.queue.depth_by_priority,
         num_requests=len(book),
@@ -24,6 +27,8 @@ def snapshot_of(book: RequestBook, roster: Roster, index: PrefixIndex, versions:
         prefix_index=index.status,
         output_forecasts=deepcopy(book.outputs.calibration),
         versions=versions.status(book.queue.num_waiting),
+        refused_pairs=refused_pairs(hellos),
+        drift=drift(hellos, __version__),
         closed_links=tuple(roster.links),
     )
 

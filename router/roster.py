@@ -91,6 +91,7 @@ class Roster:
     def add(self, worker: WorkerState) -> None:
         assert worker.peer not in self._workers
         self._workers[worker.peer] = worker
+        self.links.worker_joined(worker.hello)
         role = worker.hello.role
         worker.times = ServiceTimes(self.pools[role], self.pools["prefill" if role == "decode" else "decode"])
         order = self._by_load.get((role, worker.version))
@@ -103,7 +104,7 @@ class Roster:
 
     def remove(self, worker: WorkerState) -> None:
         del self._workers[worker.peer]
-        self.links.worker_lost(worker.peer)
+        self.links.worker_lost(worker.hello)
         self._close(worker)
 
     def drain(self, worker: WorkerState) -> None:

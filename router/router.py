@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -16,7 +16,9 @@ from slipstream.router.access.access import Access
 from slipstream.router.access.config import AccessConfig
 from slipstream.router.addresses import Addresses, Endpoint
 from slipstream.router.canary import Canary
-from slipstream.router.config import DispatchConfig, RouterConfig, TlsConfig, TracingConfig
+from slipstream.router.catalog.manifest import Manifest
+from slipstream.router.catalog.text_copy import keep_text, read_text
+from slipstream.router.config import ContentFormat, DispatchConfig, RouterConfig, TlsConfig, TracingConfig
 from slipstream.router.encoding import encode_pool
 from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.front import Front
@@ -33,7 +35,8 @@ from slipstream.router.process.listening import listening_at_path, remove_path
 from slipstream.router.service import GenerationService
 from slipstream.router.signals import Signals
 from slipstream.router.takeover.estate import Estate
-from slipstream.router.tokenizer import Tokenizer, read_json
+from slipstream.router.text.tokenizer_files import read_json
+from slipstream.router.tokenizer import Tokenizer
 from slipstream.router.tracing.tracer import Tracer
 from slipstream.router.version_status import VersionStatus
 
@@ -50,7 +53,7 @@ class Router:
     request has gone through a prefill group; without it, that first request uses a prefill group if there is one. With
     a `keeper`, the router leaves its clients' connections to the next router, and `take_over` continues those of the
     previous one. One that `is_ending` continues them and takes no new clients: the previous one was killed while it
-    drained.
+    drained. With `manifests`, those of the versions that are served, it reads no other files than theirs.
     """
 
     def __init__(
@@ -63,12 +66,16 @@ class Router:
         has_prefill_pool: bool = False,
         keeper: Path | None = None,
         is_ending: bool = False,
+        content_format: ContentFormat = "auto",
+        manifests: Sequence[Manifest] = (),
     ) -> None:
         self._config = config
+        self._manifests = tuple(manifests)
         self._model_name = model_name
         self._model_dir = Path(model_dir)
         self._worker_token = worker_token
         self._keeper = keeper
+        self._content_format = content_format
         self._expected = ExpectedWorkers(num_prefill=int(has_prefill_pool))
         self._asleep_since: int | None = None  # `num_decode_joins` when it fell asleep
         self._model_positions: int | None = None  # the longest sequence that the model allows, if its config says so
@@ -83,15 +90,15 @@ class Router:
     async def start(self) -> Addresses:
         """Listen for clients and workers. Returns the addresses, including ports that the system has chosen.
 
-        Raises FileNotFoundError or ValueError if the model directory has no usable tokenizer, ValueError if the key
-        file or a certificate is broken, and OSError if it cannot listen or cannot open a file; then nothing is left
+        Raises FileNotFoundError or ValueError if the model directory has no usable tokenizer, FilesChanged (a
+        ValueError) if its files are those of another version and there is no copy of the right ones, ValueError if the
+        key file or a certificate is broken, and OSError if it cannot listen or cannot open a file; then nothing is left
         running.
         """
         async with AsyncExitStack() as cleanup:
             pool = cleanup.enter_context(encode_pool())
             loop = asyncio.get_running_loop()
-            tokenizer = await loop.run_in_executor(pool, Tokenizer.from_directory, self._model_dir, pool)
-            self._model_positions = await loop.run_in_executor(pool, model_positions, self._model_dir)
+            tokenizer, self._model_positions = await loop.run_in_executor(pool, self._read_model, pool)
             self._service = GenerationService(self._config, model=self._model_name, token=self._worker_token)
             self._canary = Canary(self._service, self._needs_prefill_group)
             allow_all_files()
@@ -127,10 +134,19 @@ class Router:
             cleanup.push_async_callback(self._server.stop)  # before `start`, which may fail after some of the fronts
             http_port = await self._server.start()
             admin_at = await self._start_admin(self._front, cleanup)
+            await loop.run_in_executor(pool, keep_text, self._model_dir, self._manifests)
             self._begin_tasks(cleanup)
             self._cleanup = cleanup.pop_all()
         http = Endpoint(self._config.http.host, http_port)
         return Addresses(http, Endpoint(*self._service.worker_address), admin_at)
+
+    def _read_model(self, pool: ThreadPoolExecutor) -> tuple[Tokenizer, int | None]:
+        """The tokenizer, and how long sequences may be. Blocks. Raises ValueError, OSError."""
+
+        def read(folder: Path) -> tuple[Tokenizer, int | None]:
+            return Tokenizer.from_directory(folder, pool, self._content_format), model_positions(folder)
+
+        return read_text(self._model_dir, self._manifests, read)
 
     def _find_estate(self) -> Estate | None:
         """What the previous router has left; None without a keeper. Blocks."""
@@ -188,7 +204,16 @@ class Router:
             )
         log_style = LogStyle.of_this_process()
         longest, keeper = self._service.max_model_len, self._keeper if estate is not None else None
-        setup = FrontSetup(self._config, self._model_name, self._model_dir, longest, log_style, keeper=keeper)
+        setup = FrontSetup(
+            self._config,
+            self._model_name,
+            self._model_dir,
+            longest,
+            log_style,
+            keeper=keeper,
+            content_format=self._content_format,
+            manifests=self._manifests,
+        )
 
         def link_of(send: Callable[[DispatcherMessage], None]) -> FrontLink:
             tally = FrontTally(front.counts, access.keys.num_unauthenticated, front.trace_counts)
@@ -244,6 +269,7 @@ class Router:
         and wait (also at a restarted router). If no decode worker is wanted, the router is asleep, and counts as ready
         until one has connected."""
         self._expected = expected
+        self._service.hinder(expected.hindrance)
         longest = expected.max_model_len or self._model_positions
         if longest is not None:
             self._service.expect_max_model_len(longest)

@@ -21,6 +21,7 @@ from slipstream.router.generation import (
     GenerateRequest,
     GenerationFinish,
     InvalidRequestError,
+    NoWorkersError,
     ShuttingDownError,
 )
 from slipstream.router.history import RequestRecord
@@ -73,6 +74,7 @@ class GenerationService:
             deliver=self._deliver,
         )
         self._coming_max_model_len: int | None = None
+        self._hindrance = ""
         self._packer = msgpack.Packer()
         self._decode_request = decoder(EngineRequest)
         self._receivers: dict[str, Receiver] = {}
@@ -115,6 +117,10 @@ class GenerationService:
         """Tells the service the longest sequence that a decode worker will take which has not connected yet."""
         self._coming_max_model_len = max_model_len
         self._port.note_change()
+
+    def hinder(self, hindrance: str) -> None:
+        """While no decode worker is connected, new requests are refused for this reason; "": they wait for one."""
+        self._hindrance = hindrance
 
     @property
     def versions(self) -> tuple[str, ...]:
@@ -160,6 +166,10 @@ class GenerationService:
             refusal = ShuttingDownError()
             self.note_refused(RefusedRequest.of(request, refusal.error, time.monotonic()))
             raise refusal
+        if self._hindrance and request.resumed is None and not self._dispatcher.has_decode_worker:
+            hindered = NoWorkersError(self._hindrance)
+            self.note_refused(RefusedRequest.of(request, hindered.error, time.monotonic()))
+            raise hindered
         self._check_sendable(request)
         actions = self._dispatcher.submit(request, time.monotonic())
         record = self._dispatcher.record(request.request_id)

@@ -8,8 +8,9 @@ from typing import Literal
 
 from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.generation import ErrorKind, GenerationFinish
-from slipstream.router.messages import Role, Stats
+from slipstream.router.messages import Build, PageLayout, Role, Stats
 from slipstream.router.move import MoveResult
+from slipstream.router.page_exchange import RefusedPairs
 from slipstream.router.pauses import Pauses
 from slipstream.router.placement.decision import PlacementReason
 from slipstream.router.placement.output_length import Calibration
@@ -75,6 +76,8 @@ class WorkerStatus:
     version: str = ""  # of the model
     num_known_blocks: int = 0  # pages in its prefix cache, as far as the router knows
     predicted_s: tuple[tuple[str, float], ...] = ()  # for its next decode step, 1,000 prompt tokens, and 100 pages
+    build: Build = field(default_factory=Build)
+    layout: PageLayout = field(default_factory=PageLayout)
     reality: float = 1.0  # by which factor its first tokens come later than predicted
 
     @classmethod
@@ -101,6 +104,8 @@ class WorkerStatus:
                 ("prefill_1000_tokens", worker.times.prefill_s(1000, 0, hello.max_step_tokens).seconds),
                 ("transfer_100_pages", worker.times.transfer_s(100).seconds),
             ),
+            build=hello.build,
+            layout=hello.layout,
             reality=worker.times.reality,
         )
 
@@ -117,6 +122,8 @@ class Snapshot:
     prefix_index: PrefixIndexStatus = field(default_factory=PrefixIndexStatus)
     output_forecasts: Calibration = field(default_factory=Calibration)
     versions: tuple[VersionStatus, ...] = ()
+    refused_pairs: tuple[RefusedPairs, ...] = ()
+    drift: tuple[str, ...] = ()  # in what workers of a version, or they and the router, differ without being kept apart
     closed_links: tuple[tuple[str, str], ...] = ()  # pairs of hosts (or workers of one) that exchange no pages now
 
     @property

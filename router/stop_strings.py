@@ -10,16 +10,18 @@ class StopMatcher:
     not depend on how the text was cut into pieces.
 
     `matched` is the stop string that was found, if any; nothing is released after it. The text before it is released,
-    and the stop string itself only with `include`.
+    and the stop string itself only with `include`. A stop string that is complete within text added as `protected` is
+    text like any other; one that only begins there counts.
     """
 
-    __slots__ = ("_held", "_include", "_stops", "matched")
+    __slots__ = ("_held", "_include", "_num_protected", "_stops", "matched")
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         assert all(stops), "a stop string is empty"
         self._stops = tuple(stops)
         self._include = include
         self._held = ""
+        self._num_protected = 0  # characters at the beginning of what is held back in which no stop string may end
         self.matched: str | None = None
 
     @property
@@ -27,14 +29,16 @@ class StopMatcher:
         """How many characters are held back."""
         return len(self._held)
 
-    def add(self, text: str) -> str:
+    def add(self, text: str, protected: bool = False) -> str:
         """Add text. Returns the text that is now certain to come before any stop string."""
         if self.matched is not None:
             return ""
         text = self._held + text
+        if protected:
+            self._num_protected = len(text)
         first: tuple[int, int] | None = None
         for stop in self._stops:
-            start = text.find(stop)
+            start = text.find(stop, max(0, self._num_protected - len(stop) + 1) if self._num_protected else 0)
             if start >= 0 and (first is None or (start + len(stop), start) < first):
                 first = (start + len(stop), start)
         if first is not None:
@@ -44,6 +48,8 @@ class StopMatcher:
             return text[: end if self._include else start]
         keep_from = self._possible_start(text)
         self._held = text[keep_from:]
+        if self._num_protected:
+            self._num_protected = max(0, self._num_protected - keep_from)
         return text[:keep_from]
 
     def finish(self) -> str:

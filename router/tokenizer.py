@@ -6,19 +6,19 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import tokenizers
-
 from slipstream.router.chat_template import ChatTemplate, Message
+from slipstream.router.config import ContentFormat
 from slipstream.router.control_tokens import ControlTokens, DisguisedMessages
 from slipstream.router.detokenizer import PieceTable
 from slipstream.router.encoding import encode_unlocked
+from slipstream.router.text.added_tokens import add_missing, named_tokens
+from slipstream.router.text.content_form import ALL_TEXT, ContentForms
+from slipstream.router.text.tokenizer_files import TokenizerFiles, load_tokenizer
 from slipstream.router.word_cache import WordCache
 
-NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Up to so many characters or tokens are processed on the event loop, which takes about half a millisecond. More would
 # hold up other streams; for less, waiting for a thread would take longer than the work. `CACHED_SIZE` is the limit for
 # texts whose words are all looked up.
@@ -38,26 +38,6 @@ class TextTooLongError(ValueError):
         self.num_tokens = num_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizerFiles:
-    """The files of a model directory that describe its tokenizer."""
-
-    tokenizer_json: str
-    config: dict[str, Any]
-    chat_template: str | None
-    vocab_size: int | None
-
-    @classmethod
-    def read(cls, directory: Path) -> TokenizerFiles:
-        """Raises FileNotFoundError or ValueError with a sentence that names the file."""
-        path = directory / "tokenizer.json"
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing: the router needs a fast tokenizer")
-        config = read_json(directory / "special_tokens_map.json") | read_json(directory / "tokenizer_config.json")
-        vocab_size = read_json(directory / "config.json").get("vocab_size")
-        return cls(path.read_text("utf-8"), config, find_chat_template(directory, config), vocab_size)
-
-
 class RenderedChat(NamedTuple):
     """A prompt as text. `disguised` are the messages that it was made from, if control tokens in them were
     disguised."""
@@ -73,24 +53,35 @@ class Tokenizer:
     returned packed, in the form in which they are sent to workers.
     """
 
-    def __init__(self, files: TokenizerFiles, encode_pool: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, files: TokenizerFiles, encode_pool: ThreadPoolExecutor, content_format: ContentFormat = "auto"
+    ) -> None:
         self._tokenizer = load_tokenizer(files.tokenizer_json)
         spec = json.loads(files.tokenizer_json)
+        add_missing(self._tokenizer, spec, files.config)
         self._pool = encode_pool
-        self._added = {str(token["content"]): token for token in spec.get("added_tokens", [])}
-        named = {name: text for name in NAMED_TOKENS if (text := token_text(files.config.get(name)))}
+        added = spec.get("added_tokens", [])
+        named = {name: token.content for name, token in named_tokens(files.config)}
         self.vocab_size = files.vocab_size or self._tokenizer.get_vocab_size()
         self.chat_template = ChatTemplate(files.chat_template, named) if files.chat_template else None
-        hidden = [token["id"] for token in self._added.values() if token["special"]]
+        self.content_forms = ALL_TEXT
+        template_text = ""
+        if self.chat_template is not None:
+            self.content_forms = ContentForms.of(self.chat_template, content_format)
+            # What it writes is not in its source where it is put together (`'<|' + message.role + '|>'`).
+            template_text = "\0".join((files.chat_template or "", self.content_forms.rendered, *named.values()))
+        hidden = [token["id"] for token in added if token["special"]]
         self.pieces = PieceTable(self._tokenizer, spec.get("decoder"), hidden)
-        self._control = ControlTokens(spec, files.chat_template or "")
+        self._control = ControlTokens(spec, template_text)
         self._words = WordCache.for_tokenizer(self._tokenizer, spec)
         self._chars_per_token = max(map(len, self._tokenizer.get_vocab()), default=1)
 
     @classmethod
-    def from_directory(cls, directory: Path | str, encode_pool: ThreadPoolExecutor) -> Tokenizer:
+    def from_directory(
+        cls, directory: Path | str, encode_pool: ThreadPoolExecutor, content_format: ContentFormat = "auto"
+    ) -> Tokenizer:
         """Raises FileNotFoundError or ValueError with a sentence that names what is wrong."""
-        return cls(TokenizerFiles.read(Path(directory)), encode_pool)
+        return cls(TokenizerFiles.read(Path(directory)), encode_pool, content_format)
 
     async def encode(self, texts: Sequence[str], max_tokens: int, add_special_tokens: bool = True) -> list[bytes]:
         """Encodes raw prompts: control tokens in them count as such, and with `add_special_tokens` each gets a start
@@ -115,7 +106,9 @@ class Tokenizer:
         template = self.chat_template
         assert template is not None, "the model has no chat template"
         # Roles and names count too, and so does each message: rendering thousands of empty ones takes time as well.
-        size = MESSAGE_SIZE * len(messages) + sum([len(text) for message in messages for text in message.values()])
+        size = MESSAGE_SIZE * len(messages) + sum(
+            [len(v) if isinstance(v, str) else size_of(v) for message in messages for v in message.values()]
+        )
         if size > CACHED_SIZE:
             return await self._run(
                 size, lambda: self._encode_chat(self._render(template, messages, variables), max_tokens)
@@ -173,43 +166,6 @@ class Tokenizer:
             raise TextTooLongError(num_tokens)
 
 
-def load_tokenizer(tokenizer_json: str) -> tokenizers.Tokenizer:
-    """Raises ValueError if `tokenizer_json` is not one."""
-    try:
-        tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
-    except Exception as error:  # the library raises bare Exception
-        raise ValueError(f"tokenizer.json cannot be read: {error}") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; empty if there is no such file. Raises ValueError if it is anything else."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} does not hold a JSON object")
-    return value
-
-
-def find_chat_template(directory: Path, config: dict[str, Any]) -> str | None:
-    """The chat template, from its own file or from tokenizer_config.json (one string, or a list of named ones with a
-    default); None if there is none."""
-    path = directory / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text("utf-8")
-    template = config.get("chat_template") or read_json(directory / "chat_template.json").get("chat_template")
-    if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    return template if isinstance(template, str) else None
-
-
-def token_text(token: Any) -> str | None:
-    """The text of a named token, which is written as a string or as an object with `content`."""
-    content = token.get("content") if isinstance(token, dict) else token
-    return content if isinstance(content, str) else None
+def size_of(parts: list[dict[str, str]]) -> int:
+    """The length of the content of a message, and what rendering its parts costs besides, in characters."""
+    return sum([MESSAGE_SIZE + len(part["text"]) for part in parts])

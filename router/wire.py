@@ -3,12 +3,14 @@
     | u32 little-endian: payload length | MessagePack array [type code, field, field, ...] |
 
 Whatever bytes arrive, decoding either yields a message or raises `WireError`. A connection that sent bad bytes is
-closed; the others never notice.
+closed; the others never notice. A kind of message that only a newer peer has is left out, after one warning, once the
+peer is trusted. So a kind that must be answered may only be sent to peers whose protocol version has it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import struct
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +30,7 @@ __all__ = [
     "FrameProtocol",
     "FrameReader",
     "Message",
+    "UnknownKindError",
     "Vocabulary",
     "WireError",
     "decode_payload",
@@ -40,9 +43,12 @@ MAX_FRAME_BYTES = 64 << 20
 # How much may be queued for a peer that does not read. A peer further behind than this counts as lost.
 MAX_OUTGOING_BYTES = 64 << 20
 
+MAX_SKIPPED_KINDS = 64  # that are warned of, per connection
 LENGTH = struct.Struct("<I")  # the payload's length, in front of it
 
-# Codes are part of the protocol: never reuse one, and raise PROTOCOL_VERSION when a message changes its fields.
+log = logging.getLogger(__name__)
+
+# Codes are part of the protocol: never reuse one (`messages.PROTOCOL_VERSION` says how messages may change).
 TYPE_CODES: dict[type, int] = {
     messages.Hello: 1,
     messages.Credits: 2,
@@ -72,6 +78,14 @@ TYPE_CODES: dict[type, int] = {
     messages.Migrate: 45,
     messages.Resume: 46,
 }
+
+
+class UnknownKindError(WireError):
+    """A frame of a kind that this version does not have."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"unknown message type {code!r:.40}")
+        self.code = code
 
 
 class Vocabulary:
@@ -124,19 +138,30 @@ def decode_payload(payload: bytes | bytearray | memoryview, vocabulary: Vocabula
         raise WireError(f"not MessagePack: {type(error).__name__} {error}") from error
     if type(fields) is not tuple or not fields:
         raise WireError(f"a frame must be an array of a type code and fields, got {type(fields).__name__}")
-    decode = vocabulary.decoders.get(fields[0]) if type(fields[0]) is int else None
+    code = fields[0]
+    if type(code) is not int:
+        raise WireError(f"unknown message type {code!r:.40}")
+    decode = vocabulary.decoders.get(code)
     if decode is None:
-        raise WireError(f"unknown message type {fields[0]!r:.40}")
+        raise UnknownKindError(code)
     return decode(fields[1:])
 
 
 class FrameReader:
-    """Splits a byte stream into messages, without I/O. `max_frame_bytes` may be raised once a peer is trusted."""
+    """Splits a byte stream into messages, without I/O."""
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES, vocabulary: Vocabulary = WORKERS) -> None:
-        self.max_frame_bytes = max_frame_bytes
+        self._max_frame_bytes = max_frame_bytes
+        self._skips_unknown = False
+        self._skipped: set[int] = set()
         self._vocabulary = vocabulary
         self._rest = bytearray()
+
+    def trust(self) -> None:
+        """The peer is one of ours: from now on it may send frames of any size, and messages of kinds that this version
+        does not have, which are left out."""
+        self._max_frame_bytes = MAX_FRAME_BYTES
+        self._skips_unknown = True
 
     def feed(self, data: bytes) -> Iterator[Any]:
         """The messages that `data` completes, in order. Raises WireError at the first bad one, after the good ones
@@ -151,18 +176,29 @@ class FrameReader:
         with memoryview(self._rest if is_continued else data) as view:
             while len(view) - position >= 4:
                 (size,) = LENGTH.unpack_from(view, position)
-                if size > self.max_frame_bytes:
-                    raise WireError(f"a frame of {size} bytes exceeds {self.max_frame_bytes}")
+                if size > self._max_frame_bytes:
+                    raise WireError(f"a frame of {size} bytes exceeds {self._max_frame_bytes}")
                 end = position + 4 + size
                 if end > len(view):
                     break
-                message = decode_payload(view[position + 4 : end], self._vocabulary)
-                position = end
+                begin, position = position + 4, end
+                try:
+                    message = decode_payload(view[begin:end], self._vocabulary)
+                except UnknownKindError as error:
+                    if not self._skips_unknown:
+                        raise
+                    self._skip(error.code)
+                    continue
                 yield message
         if is_continued:
             del self._rest[:position]
         else:
             self._rest += data[position:]
+
+    def _skip(self, code: int) -> None:
+        if code not in self._skipped and len(self._skipped) < MAX_SKIPPED_KINDS:
+            self._skipped.add(code)
+            log.warning("leaving out messages of type %d, which a newer peer has and this version does not", code)
 
 
 class FrameProtocol(asyncio.Protocol):

@@ -20,8 +20,9 @@ from slipstream.router.config import RouterConfig
 from slipstream.router.dispatcher import Dispatcher
 from slipstream.router.hello_check import why_refused
 from slipstream.router.messages import Hello, Ping, Rejected, Role, Welcome, WorkerMessage
+from slipstream.router.page_exchange import about_newcomer
 from slipstream.router.process.listening import listening_at
-from slipstream.router.wire import MAX_FRAME_BYTES, FrameProtocol, Message, WireError
+from slipstream.router.wire import FrameProtocol, Message, WireError
 
 # How much a stranger can make us buffer before it has shown the token.
 MAX_HELLO_BYTES = 64 << 10
@@ -204,12 +205,14 @@ class WorkerPort:
             connection.send(Rejected(reason))
             connection.protocol.close()
             return
+        for remark in about_newcomer(hello, connected):
+            log.warning("%s", remark)
         now = time.monotonic()
         older = self._peer_named(hello.worker.name)
         if older is not None:
             self._workers.pop(older).protocol.abort()  # it may be dead, and never take what is queued
             self.perform(self._dispatcher.worker_lost(older, now, "it connected anew"))
-        connection.protocol.reader.max_frame_bytes = MAX_FRAME_BYTES
+        connection.protocol.reader.trust()
         connection.hello = hello
         self._workers[hello.worker] = connection
         log.info("%s worker %s has joined (pid %d)", hello.role, hello.worker, hello.pid)

@@ -43,6 +43,8 @@ class NullModel:
         self._hidden = torch.zeros(512, 8)
         self._logits = 3 * torch.randn(64, VOCAB_SIZE)  # as peaked as a language model's
 
+    dtype = torch.float32
+
     def forward(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor:
         return self._hidden[: batch.arrays.num_tokens]
 

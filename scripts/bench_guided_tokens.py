@@ -70,7 +70,7 @@ class Subject:
         self._config = EngineConfig(dtype="float32", page_tokens=PAGE_TOKENS, num_pages=2048)
         self._limits = engine_limits(model_dir, self._config)
         self._runner = build_runner(model_dir, self._config, 2048)
-        self._book = GuideBook(model_dir / "tokenizer.json", self._limits.vocab_size, self._limits.eos_token_ids)
+        self._book = GuideBook(model_dir, self._limits.vocab_size, self._limits.eos_token_ids)
 
     def answer(self, schema: dict[str, Any], style: JsonStyle, seeds: int, tally: Tally) -> None:
         engine = Engine(self._limits, self._runner, self._book)

@@ -72,12 +72,13 @@ class Vocabulary:
     def of(cls, model_dir: Path) -> Vocabulary:
         # Imported here: a peer could be measured without the router's dependencies.
         from slipstream.router.chat_template import ChatTemplate
-        from slipstream.router.tokenizer import NAMED_TOKENS, TokenizerFiles, token_text
+        from slipstream.router.text.added_tokens import named_tokens
+        from slipstream.router.text.tokenizer_files import TokenizerFiles
 
         files = TokenizerFiles.read(model_dir)
         tokenizer = Tokenizer.from_str(files.tokenizer_json)
         assert files.chat_template is not None
-        named = {name: text for name in NAMED_TOKENS if (text := token_text(files.config.get(name)))}
+        named = {name: token.content for name, token in named_tokens(files.config)}
         template = ChatTemplate(files.chat_template, named)
 
         def num_tokens(text: str) -> int:

@@ -1,3 +1,3 @@
 """Slipstream: a disaggregated prefill/decode serving cluster for large language models."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

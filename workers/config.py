@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from slipstream.kv_transfer.config import TransferConfig
+from slipstream.router.catalog.manifest import Manifest
 from slipstream.router.messages import Role
 from slipstream.workers.models.quantization import KvCacheDtype, OnLoad
 
@@ -86,7 +87,8 @@ class WorkerConfig:
     is what a prefill group accepts beyond what it computes (uncomputed prompt tokens). `host` is the address at
     which the other ranks of a group reach rank 0. `ranks_on_host` divides the cores of the machine where
     `engine.num_threads` is not given. `drain_s` bounds how long a drain waits for what is running. A worker whose
-    engine is stuck in one step for `stall_s` ends with an error; a step takes at most seconds where all is well.
+    engine is stuck in one step for `stall_s` ends with an error; a step takes at most seconds where all is well. With
+    a `manifest`, a worker that finds other files in `model_dir` refuses to load them.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
@@ -108,6 +110,7 @@ class WorkerConfig:
     other_role: RoleSettings | None = None  # None: the settings are the same in both roles
     transfer: TransferConfig = field(default_factory=TransferConfig)
     model_version: str = ""  # tells one rollout of a model from the next; the same for prefill and decode
+    manifest: Manifest | None = None  # of this version; None: whatever is in `model_dir` is served
 
     def __post_init__(self) -> None:
         if not self.name:

@@ -15,6 +15,7 @@ import os
 
 from slipstream.kernels.cpu.library import native_library
 from slipstream.router.messages import Role
+from slipstream.router.process.container_limits import num_cores
 from slipstream.workers.config import EngineConfig, WorkerConfig
 
 DECODE_NICENESS = 5
@@ -28,8 +29,7 @@ def niceness(config: WorkerConfig, role: Role, device_type: str) -> int:
         return engine.niceness
     if role == "prefill" or device_type != "cpu":
         return 0
-    num_cores = len(os.sched_getaffinity(0))
-    shares_cores = engine.num_threads is None or engine.num_threads * config.ranks_on_host > num_cores
+    shares_cores = engine.num_threads is None or engine.num_threads * config.ranks_on_host > num_cores()
     return DECODE_NICENESS if shares_cores else 0
 
 

@@ -12,6 +12,7 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from slipstream.router.catalog.file_digest import FilesChanged
 from slipstream.router.codec import WireError
 from slipstream.router.messages import Role
 from slipstream.workers.compute_thread import ComputeThread
@@ -71,7 +72,7 @@ class RankWorker:
             self._run()
             self._show("stopped", "")
         except Exception as error:
-            reason = str(error) if isinstance(error, WorkerFailed) else f"{type(error).__name__}: {error}"
+            reason = _reason_of(error)
             self._show("failed", reason)
             raise WorkerFailed(f"rank {self._rank} of {self._config.name}: {reason}") from error
         finally:
@@ -94,7 +95,7 @@ class RankWorker:
         except LinkClosed as error:
             raise WorkerFailed(f"the leader is gone: {error}") from error
         except Exception as error:
-            link.send_last(RankFailed(f"{type(error).__name__}: {error}"))
+            link.send_last(RankFailed(_reason_of(error)))
             raise
         finally:
             link.close()
@@ -149,6 +150,11 @@ class RankWorker:
     def _show(self, state: WorkerState, progress: str) -> None:
         self._state, self._progress = state, progress
         log.info("%s rank %d: %s", self._config.name, self._rank, f"{state} ({progress})" if progress else state)
+
+
+def _reason_of(error: Exception) -> str:
+    """Errors that are sentences already need no type to be understood."""
+    return str(error) if isinstance(error, WorkerFailed | FilesChanged) else f"{type(error).__name__}: {error}"
 
 
 def _tell(link: ControlLink, outcome: RankOutcome) -> None:

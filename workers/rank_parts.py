@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 import torch
 
 from slipstream.kv_transfer.agent import TransferAgent
 from slipstream.kv_transfer.events import Received, ReceiveFailed, SendFailed, Sent, TransferEvent
+from slipstream.kv_transfer.greeting import PROTOCOL_NAME
 from slipstream.kv_transfer.plan import TicketError
 from slipstream.kv_transfer.pool import HostPagePool
 from slipstream.kv_transfer.pool_memory import PoolMemory
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
-from slipstream.router.messages import Role, unpack_ids
+from slipstream.router.catalog.file_digest import FilesChanged
+from slipstream.router.catalog.manifest import REFUSES
+from slipstream.router.messages import PageLayout, Role, unpack_ids
 from slipstream.router.prefix.block_hash import model_key
+from slipstream.router.process.container_limits import num_cores
 from slipstream.workers.config import EngineConfig, WorkerConfig
 from slipstream.workers.device_staging import device_page_pool
 from slipstream.workers.engine.build import build_runner, engine_limits
@@ -26,6 +30,8 @@ from slipstream.workers.engine.plan import PageSend, SendProgress
 from slipstream.workers.engine.runner import ModelRunner
 from slipstream.workers.group_transfers import RankOutcome
 from slipstream.workers.kv_memory import KvMemory
+from slipstream.workers.models.config import ModelConfig
+from slipstream.workers.models.steady_files import SteadyFiles
 from slipstream.workers.models.tensor_parallel import TensorParallel
 from slipstream.workers.ticket_office import TicketOffice
 
@@ -127,11 +133,14 @@ class RankAgent:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RankParts:
-    """The parts of one rank. `limits` are those of the role in which the worker starts."""
+    """The parts of one rank. `limits` are those of the role in which the worker starts, `model` is the configuration of
+    what it has loaded, from `files`."""
 
     limits: EngineLimits
     runner: ModelRunner
     agent: RankAgent
+    model: ModelConfig
+    files: SteadyFiles
 
     def limits_in_role(self, config: WorkerConfig, role: Role) -> EngineLimits:
         """The engine's limits in a role, given the pages that it has."""
@@ -142,13 +151,25 @@ class RankParts:
             engine = dataclasses.replace(
                 engine, max_model_len=min(engine.max_model_len, num_pages * self.limits.page_tokens)
             )
-        limits = engine_limits(config.model_dir, dataclasses.replace(engine, num_pages=num_pages))
+        # The files may be others by now.
+        limits = engine_limits(config.model_dir, dataclasses.replace(engine, num_pages=num_pages), model=self.model)
         return dataclasses.replace(
             self.limits,
             max_model_len=limits.max_model_len,
             max_num_seqs=engine.max_num_seqs,
             max_step_tokens=engine.max_step_tokens,
             max_queued_tokens=config.in_role(role).max_queued_tokens,
+        )
+
+    def page_layout(self, tickets: TicketOffice) -> PageLayout:
+        """What a page is made of, for the greeting: the same as on tickets."""
+        return PageLayout(
+            num_layers=tickets.num_layers,
+            num_kv_heads=tickets.num_kv_heads,
+            head_dim=self.runner.model.config.head_dim,
+            head_bytes=tickets.head_bytes,
+            page_dtype=tickets.page_dtype,
+            transfer=PROTOCOL_NAME,
         )
 
     def ticket_office(self, worker: PeerId, addresses: tuple[TransferAddress, ...], slab_pages: int) -> TicketOffice:
@@ -182,11 +203,13 @@ def for_both_roles(config: WorkerConfig) -> EngineConfig:
 def rank_parts(config: WorkerConfig, tp: TensorParallel, ended: Callable[[RankOutcome], None]) -> Iterator[RankParts]:
     """Loads this rank's share of the model and opens its transport, which is closed at the end.
 
-    Raises ModelError, EngineConfigError, StagingError or TransportError, each in a sentence.
+    Raises ModelError, FilesChanged, EngineConfigError, StagingError or TransportError, each in a sentence.
     """
     engine = config.engine
+    files = files_to_load(config)
+    model = ModelConfig.read(config.model_dir)
     # By default a fair share of the cores; native kernels may get more (see `build_runner`).
-    torch.set_num_threads(engine.num_threads or max(1, len(os.sched_getaffinity(0)) // config.ranks_on_host))
+    torch.set_num_threads(engine.num_threads or max(1, num_cores() // config.ranks_on_host))
     # We run no graphs of independent operators, so a second pool of threads would only compete for the cores.
     torch.set_num_interop_threads(1)
     limits = engine_limits(
@@ -196,9 +219,21 @@ def rank_parts(config: WorkerConfig, tp: TensorParallel, ended: Callable[[RankOu
         max_queued_tokens=config.max_queued_tokens,
         ranks_on_host=config.ranks_on_host,
         model_id=model_key(config.model, config.model_version),  # the name by which the router knows it
+        model=model,
     )
     memory = KvMemory(is_shared=config.transfer.transport != "ucx")
-    runner = build_runner(config.model_dir, for_both_roles(config), limits.num_pages, tp=tp, memory=memory)
+    runner = build_runner(config.model_dir, for_both_roles(config), limits.num_pages, tp=tp, memory=memory, files=files)
+    files.check()
     with closing(RankAgent(runner, memory.pool, tp, config, ended)) as agent:
         runner.sink = agent
-        yield RankParts(limits, runner, agent)
+        yield RankParts(limits, runner, agent, model, files)
+
+
+def files_to_load(config: WorkerConfig) -> SteadyFiles:
+    """The files of the model's directory. Raises FilesChanged if they are not those of the version to be served."""
+    if config.manifest is None:
+        return SteadyFiles.of(Path(config.model_dir))
+    try:
+        return SteadyFiles.verified(Path(config.model_dir), config.manifest)
+    except FilesChanged as error:
+        raise FilesChanged(f"{REFUSES} version {config.model_version}: {error}") from None

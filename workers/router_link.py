@@ -132,7 +132,7 @@ class RouterLink:
             protocol.abort()
             raise
         if not welcome:
-            raise ConnectionError("the connection was closed without an answer")
+            raise ConnectionError("the connection was closed without an answer (a router of Slipstream 0.1 does that)")
 
     def _received(self, connection: int, message: Message) -> None:
         if connection != self._connection:
@@ -143,6 +143,8 @@ class RouterLink:
             case Welcome():
                 if self._answer is not None and not self._answer.done():
                     self._was_welcome = True
+                    assert self._protocol is not None
+                    self._protocol.reader.trust()
                     self._answer.set_result(True)
                     self._put(message)
             case Rejected(reason) if self._was_welcome:

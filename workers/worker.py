@@ -13,7 +13,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import uvloop
@@ -21,7 +20,8 @@ import uvloop
 from slipstream.kv_transfer.staging import StagingError
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
 from slipstream.kv_transfer.transport import TransportError
-from slipstream.router.messages import PROTOCOL_VERSION, Hello, StepTime
+from slipstream.router.catalog.file_digest import FilesChanged
+from slipstream.router.messages import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, Build, Hello, PageLayout, StepTime
 from slipstream.router.messages import Role as RoleName
 from slipstream.workers.compute_thread import ComputeThread
 from slipstream.workers.config import WorkerConfig
@@ -52,11 +52,12 @@ from slipstream.workers.role import Role
 from slipstream.workers.router_link import RouterLink
 from slipstream.workers.stats_book import StatsBook
 from slipstream.workers.step_times import StepSampler
+from slipstream.workers.telemetry.engine_build import build_of
 from slipstream.workers.ticket_office import TicketOffice
 from slipstream.workers.watchdog import Watchdog
 
 # Errors that say, in one sentence, what is wrong with the settings, the model or the machine.
-SETUP_ERRORS = (ModelError, EngineConfigError, StagingError, TransportError)
+SETUP_ERRORS = (ModelError, FilesChanged, EngineConfigError, StagingError, TransportError)
 INBOX_LIMIT = 65_536
 BROKEN_TIMEOUT_S = 0.5
 END_TIMEOUT_S = 5.0  # for an engine thread that may be stuck in a collective with a dead rank
@@ -99,6 +100,7 @@ class Worker:
         self._broken = threading.Event()
         self._broken_reason = ""
         self._router = (config.router_host, config.router_port)
+        self._build, self._layout = Build(), PageLayout()  # known once the model is loaded
 
     def prepare(self) -> GroupAddress | None:
         """Binds the ports where the other ranks meet this one. Idempotent. Raises OSError if `host` is not ours."""
@@ -214,6 +216,7 @@ class Worker:
             transfers = GroupTransfers([parts.agent, *ranks])
             tickets = parts.ticket_office(self._last_epoch(), addresses, config.transfer.slab_pages)
             self._reporter.show("warming_up", "generating the first tokens, timing steps")
+            self._build, self._layout = build_of(parts.runner), parts.page_layout(tickets)
             build = partial(self._warm_engine, parts, GroupExecutor(parts.runner, ranks, transfers))
             engine, profile = self._compute(build, config.role, parts)
             stats, steps = StatsBook(engine, transfers), StepSampler(profile)
@@ -236,9 +239,12 @@ class Worker:
         """An engine that has generated tokens, and how long its steps take."""
         limits = parts.limits
         eos_ids = [token_id for token_id in limits.eos_token_ids if token_id < limits.vocab_size]
-        tokenizer_json = Path(self._config.model_dir) / "tokenizer.json"
         guides = GuideBook(
-            tokenizer_json, limits.vocab_size, eos_ids, on_ready=lambda: self._inbox.put_always(GuideReady())
+            parts.files.model_dir,
+            limits.vocab_size,
+            eos_ids,
+            on_ready=lambda: self._inbox.put_always(GuideReady()),
+            manifest=parts.files.manifest,
         )
         engine = build_engine(limits, executor, guides)
         profile = time_steps(limits, executor)
@@ -321,6 +327,9 @@ class Worker:
             max_step_tokens=limits.max_step_tokens,
             prefix_caching=limits.prefix_caching,
             model_version=self._config.model_version,
+            oldest_version=OLDEST_PROTOCOL_VERSION,
+            build=self._build,
+            layout=self._layout,
         )
 
     # ---- on any thread

@@ -39,9 +39,14 @@ def words_of(folder: Path) -> Words:
     """Words that are always single tokens. Raises BenchError if the folder has no suitable tokenizer."""
     import tokenizers  # only here, because importing it takes as long as all other imports together
 
+    from slipstream.router.text.tokenizer_files import TokenizerFiles, load_tokenizer
+
     file = folder / "tokenizer.json" if folder.is_dir() else folder
     try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(file))
+        if folder.is_dir():
+            tokenizer = load_tokenizer(TokenizerFiles.read(folder).tokenizer_json)
+        else:
+            tokenizer = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises plain Exception for whatever is wrong
         raise BenchError(f"{file}: no tokenizer can be read: {error}") from None
     pieces = {piece.strip("Ġ▁ ") for piece in tokenizer.get_vocab()}

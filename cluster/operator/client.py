@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.cluster.cannot_tell import CannotTell
+from slipstream.cluster.operator.operator import TIMEOUT_S
 from slipstream.cluster.run_state import ClusterState
 from slipstream.cluster.status import direct_opener, shown_key
 
 TOKEN_VARIABLE = "SLIPSTREAM_OPERATOR_TOKEN"
-TIMEOUT_S = 60.0  # long, because a cluster that is just coming up answers only once it is there
 
 
 class Unreachable(CannotTell):
@@ -36,18 +36,24 @@ class OperatorClient:
         return self._ask("GET", path, None)
 
     def post(
-        self, path: str, body: dict[str, Any] | None = None, *, waits: bool = True, may_repeat: bool = False
+        self,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        waits: bool = True,
+        may_repeat: bool = False,
+        timeout_s: float = TIMEOUT_S,
     ) -> dict[str, Any]:
-        return self._ask("POST", path, body)
+        return self._ask("POST", path, body, timeout_s)
 
-    def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
         """The answer to a call. Raises CannotTell, with one sentence, if there is none; Unreachable, if nobody is
         there."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json", **shown_key(self.token)}
         try:
             question = urllib.request.Request(f"{self.url}{path}", data, headers, method=method)
-            with direct_opener(is_here=False).open(question, timeout=TIMEOUT_S) as answer:
+            with direct_opener(is_here=False).open(question, timeout=timeout_s) as answer:
                 told: dict[str, Any] = json.load(answer)
                 return told
         except urllib.error.HTTPError as error:

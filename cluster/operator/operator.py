@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+TIMEOUT_S = 60.0  # long, because a cluster that is just coming up answers only once it is there
+
 
 class Operator(Protocol):
     """Calls raise CannotTell, with one sentence, where there is no answer."""
@@ -15,7 +17,13 @@ class Operator(Protocol):
     def get(self, path: str) -> dict[str, Any]: ...
 
     def post(
-        self, path: str, body: dict[str, Any] | None = None, *, waits: bool = True, may_repeat: bool = False
+        self,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        waits: bool = True,
+        may_repeat: bool = False,
+        timeout_s: float = TIMEOUT_S,
     ) -> dict[str, Any]:
         """Where the cluster is known to be starting, the call `waits` until it is up. If its driver ends before it has
-        answered, a call that `may_repeat` is made to the next one."""
+        answered, a call that `may_repeat` is made to the next one. An answer may take `timeout_s`."""

@@ -9,6 +9,7 @@ from typing import Any
 from slipstream.cluster import console, processes, run_state
 from slipstream.cluster.cannot_tell import CannotTell
 from slipstream.cluster.operator.client import OperatorClient, Unreachable, client_of
+from slipstream.cluster.operator.operator import TIMEOUT_S
 from slipstream.cluster.run_state import ClusterState
 
 LOOK_EVERY_S = 0.2
@@ -35,13 +36,19 @@ class OperatorHere:
                 self._check_ended(error)
 
     def post(
-        self, path: str, body: dict[str, Any] | None = None, *, waits: bool = True, may_repeat: bool = False
+        self,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        waits: bool = True,
+        may_repeat: bool = False,
+        timeout_s: float = TIMEOUT_S,
     ) -> dict[str, Any]:
         """See `Operator`."""
         while True:
             driver = self._when_up() if waits else self._if_up()
             try:
-                return driver.post(path, body)
+                return driver.post(path, body, timeout_s=timeout_s)
             except Unreachable as error:
                 self._check_ended(error)
                 if not may_repeat:

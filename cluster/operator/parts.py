@@ -8,6 +8,7 @@ from typing import Any
 
 from slipstream.cluster.fleet import FleetPort
 from slipstream.cluster.planner.decision_log import DecisionLog
+from slipstream.cluster.repository.files_watch import FilesWatch
 from slipstream.cluster.run_state import ClusterState
 from slipstream.cluster.update.updater import Updater
 
@@ -25,3 +26,4 @@ class DriverParts:
     decisions: DecisionLog | None = None
     updater: Updater | None = None
     signals: Callable[[], Awaitable[dict[str, Any] | None]] | None = None
+    files: FilesWatch | None = None

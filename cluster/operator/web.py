@@ -10,6 +10,7 @@ import uvicorn
 from slipstream.cluster.operator.app import build_app
 from slipstream.cluster.operator.parts import DriverParts
 from slipstream.cluster.planner.routes import planner_routes
+from slipstream.cluster.repository.files_page import FilesPage
 from slipstream.cluster.update.routes import update_routes
 
 GOODBYE_S = 1
@@ -25,7 +26,8 @@ class Server(uvicorn.Server):
 
 def web_server(parts: DriverParts) -> Server:
     """A server with the routes of everything that operators can ask of this driver."""
-    routers = [planner_routes(parts.decisions, parts.fleet)]
+    pages = [FilesPage(parts.files)] if parts.files is not None else []
+    routers = [planner_routes(parts.decisions, parts.fleet, pages)]
     if parts.updater is not None:
         routers.append(update_routes(parts.updater))
     app = build_app(parts, routers)

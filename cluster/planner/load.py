@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 
 from slipstream.cluster.planner.config import PlannerConfig
 from slipstream.cluster.planner.decision import Planner
@@ -14,6 +16,8 @@ def load_planner(config: PlannerConfig) -> Planner:
     if config.class_name is None:
         return SloPlanner(config)
     module_name, _, name = config.class_name.rpartition(".")
+    if (here := os.getcwd()) not in sys.path:  # `check` and the driver look there last, for a planner of one's own
+        sys.path.append(here)
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:

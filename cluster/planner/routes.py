@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
@@ -17,8 +17,8 @@ from slipstream.router.metrics_page import CONTENT_TYPE
 MAX_LIMIT = 1000
 
 
-def planner_routes(decisions: DecisionLog | None, fleet: FleetPort) -> APIRouter:
-    """`decisions` None: no planner is enabled."""
+def planner_routes(decisions: DecisionLog | None, fleet: FleetPort, further: Sequence[Collector] = ()) -> APIRouter:
+    """`decisions` None: no planner is enabled. The page of metrics has those of the `further` collectors as well."""
     routes = APIRouter(tags=["planner"])
 
     @routes.get("/v1/planner/decisions", summary="What the planner decided lately, and why")
@@ -30,9 +30,10 @@ def planner_routes(decisions: DecisionLog | None, fleet: FleetPort) -> APIRouter
         return {"enabled": decisions is not None, "decisions": [one.told() for one in found]}
 
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(PlannerPage(decisions, fleet))
+    for collector in (PlannerPage(decisions, fleet), *further):
+        registry.register(collector)
 
-    @routes.get("/metrics", summary="The planner and the fleet in Prometheus' text form", response_class=Response)
+    @routes.get("/metrics", summary="Planner, fleet and model files in Prometheus' text form", response_class=Response)
     async def metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE)
 

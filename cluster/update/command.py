@@ -18,6 +18,7 @@ from slipstream.cluster.update.plan import ENDED, UpdateOptions
 
 DEFAULTS = UpdateOptions()
 ASK_EVERY_S = 0.5
+READ_S = 1800.0  # in which the driver reads all files of the new version
 
 PATH = "/v1/update"
 
@@ -86,7 +87,7 @@ def update_command(
     until = {"canary"} if split is not None and not auto else set[str]()
     with exit_told():
         operator = cluster.operator()
-        follow(operator, operator.post(PATH, question), as_json, until=until, detach=detach)
+        follow(operator, operator.post(PATH, question, timeout_s=READ_S), as_json, until=until, detach=detach)
 
 
 @click.command("split")

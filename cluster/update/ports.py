@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.fleet import FleetPort
+from slipstream.router.catalog.manifest import Manifest
 from slipstream.router.version_status import VersionStatus
 
 
@@ -18,7 +20,7 @@ class VersionedFleet(FleetPort, Protocol):
     async def retire(self, name: str) -> None:
         """Drains a group, moving its work to others, and ends it for good."""
 
-    def add_version(self, version: str, config: ClusterConfig) -> None: ...
+    def add_version(self, version: str, config: ClusterConfig, manifest: Manifest | None) -> None: ...
     def forget_version(self, version: str) -> None: ...
 
 
@@ -28,3 +30,5 @@ class VersionRouter(Protocol):
     async def set_split(self, split: dict[str, float] | None) -> None: ...
     async def versions(self) -> tuple[VersionStatus, ...]: ...
     async def follow(self, config: ClusterConfig) -> None: ...
+    def expect_files(self, manifests: Sequence[Manifest]) -> None:
+        """Those of the versions that are served from now on. Does not ask the router, but tells the next one."""

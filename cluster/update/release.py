@@ -2,27 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.fleet import FleetError
+from slipstream.cluster.model_version import ModelContent
+from slipstream.router.catalog.file_digest import DigestCache
+from slipstream.router.catalog.manifest import is_text
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A version and the configuration that it is made from. `content` is what `version_of` returned for it at the
-    time."""
+    """A version and the configuration that it is made from. `content` is what the model's files were at the time."""
 
     version: str
     config: ClusterConfig
     path: str
-    content: str
+    content: ModelContent
+
+    def files_gone(self, cache: DigestCache, *, ignores_weights: bool = False) -> str | None:
+        """One sentence about the first of its files that is gone or has other content now; None if all are there."""
+        model_dir = Path(self.config.model.path)
+        return self.content.manifest.difference(model_dir, cache, ignores_weights=ignores_weights)
 
 
-def check_same_text(old: ClusterConfig, new: ClusterConfig) -> None:
-    """Raises FleetError if tokenizer or chat template differ, because the router has one of each for all versions."""
-    from slipstream.router.tokenizer import TokenizerFiles  # imported here because it imports the tokenizers library
+def check_same_text(old: Release, config: ClusterConfig, content: ModelContent, cache: DigestCache) -> None:
+    """Raises FleetError if tokenizer or chat template of the next release differ, because the router has one of each
+    for all versions."""
+    is_gone = old.files_gone(cache, ignores_weights=True) is not None
+    other = next(_other_files(old, content) if is_gone else _other_meanings(old.config, config), None)
+    if other is not None:
+        reason = f"model.path: {config.model.path} has another {other} than what runs, which takes a new start"
+        raise FleetError("invalid", "config", reason)
+
+
+def _other_files(old: Release, content: ModelContent) -> Iterator[str]:
+    """What differs by its bytes: where files were overwritten, no more is known of the old ones."""
+    before, after = (
+        {file.name: file.content.digest for file in one.manifest.files if is_text(file.name)}
+        for one in (old.content, content)
+    )
+    yield from (name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name))
+    if old.content.vocab_size != content.vocab_size:
+        yield "vocabulary size"
+
+
+def _other_meanings(old: ClusterConfig, new: ClusterConfig) -> Iterator[str]:
+    """What differs by its meaning. Raises FleetError if files cannot be read."""
+    # Imported here because it imports the tokenizers library.
+    from slipstream.router.text.tokenizer_files import TokenizerFiles
 
     try:
         before, after = (TokenizerFiles.read(Path(config.model.path)) for config in (old, new))
@@ -35,5 +65,4 @@ def check_same_text(old: ClusterConfig, new: ClusterConfig) -> None:
         ("tokenizer_config.json or special_tokens_map.json", before.config, after.config),
     ):
         if ours != theirs:
-            reason = f"model.path: {new.model.path} has another {name} than what runs, which takes a new start"
-            raise FleetError("invalid", "config", reason)
+            yield name

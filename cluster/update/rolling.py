@@ -6,6 +6,9 @@
                                                            v
                                                       rolling_back --no new group, all old ones--> rolled_back
 
+If the files of the old version are gone, none of its groups can be started again. Then a roll-back ends with those that
+are left. If no decode group of it is left either, there is no way back: the new version stays.
+
 It looks at what there is and never at what it did before. So a group that dies, a router that comes back without its
 split, and a call that failed need no special code: the next step asks for what is missing. While groups of the new
 version start, all new requests go to the old one, so nobody waits for a version that may never come up.
@@ -37,7 +40,8 @@ MAX_DEATHS = 3  # of new groups that had already served; a single one may be an 
 
 class RollingUpdate:
     """`events` tell what happened and why. `split` is what the router's split should be; it is set again whenever the
-    router has another one."""
+    router has another one. `old_files_gone` is set from outside, to a sentence about a file of the old version that is
+    gone, or None."""
 
     def __init__(self, plan: UpdatePlan, now: float) -> None:
         self.plan = plan
@@ -45,6 +49,9 @@ class RollingUpdate:
         self.reason = ""  # why it was rolled back
         self.events: list[UpdateEvent] = []
         self.split: dict[str, float] | None = {plan.old: 100.0, plan.new: 0.0}
+        self.old_files_gone: str | None = None
+        self._back_to = dict(plan.initial)  # how many groups of the old version a roll-back ends with
+        self._fleet: FleetState | None = None  # as last seen
         self._since_s = now
         self._before: dict[str, VersionLoad] | None = None  # the counts when the update began
         self._phase_loads: dict[str, VersionLoad] = {}  # the counts when the phase began
@@ -76,11 +83,36 @@ class RollingUpdate:
 
     def roll_back(self, now: float, reason: str) -> None:
         """Sends all new requests to the old version, then removes the new groups. Raises ValueError if the update has
-        ended."""
+        ended, or if there is no way back."""
         if self.is_over:
             raise ValueError(f"the update is {self.phase}")
         if self.phase == "rolling_back":
             return
+        if self._is_one_way:
+            raise ValueError(f"no decode worker of version {self.plan.old} is left, and {self.old_files_gone}")
+        self._begin_rolling_back(now, reason)
+
+    def give_up(self, now: float, reason: str) -> None:
+        """Rolls back for a reason that nobody has chosen. If there is no way back, the new version stays."""
+        if self.is_over or self.phase == "rolling_back":
+            return
+        if self._is_one_way:
+            self.reason = reason
+            self.split = None
+            gone = f"there is no way back to {self.plan.old}: {self.old_files_gone}"
+            self._enter("done", now, f"version {self.plan.new} stays as it is, because {gone} ({reason})")
+        else:
+            self._begin_rolling_back(now, reason)
+
+    @property
+    def _is_one_way(self) -> bool:
+        """Whether a roll-back would end without a decode worker."""
+        fleet, plan = self._fleet, self.plan
+        if self.old_files_gone is None or fleet is None:
+            return False
+        return self._ready(fleet, plan.old, "decode") == 0 and self._ready(fleet, plan.new, "decode") > 0
+
+    def _begin_rolling_back(self, now: float, reason: str) -> None:
         self.reason = reason
         self.split = {self.plan.old: 100.0, self.plan.new: 0.0}
         self._enter("rolling_back", now, f"rolling back: {reason}")
@@ -96,6 +128,7 @@ class RollingUpdate:
     ) -> list[UpdateAction]:
         """The actions to take now. `loads` None: the router does not answer, so nothing is judged and no group
         leaves."""
+        self._fleet = fleet
         if self.is_over:
             return self._split_action(router_split, loads)
         if loads is not None:
@@ -129,7 +162,7 @@ class RollingUpdate:
         if finding is None and self.phase == "canary" and options.is_automatic:
             finding = slower(in_phase, old_in_phase)
         if finding is not None:
-            self.roll_back(now, f"version {plan.new}: {finding}")
+            self.give_up(now, f"version {plan.new}: {finding}")
         elif self.phase == "canary" and options.is_automatic:
             is_seen = in_phase.num_ended >= options.min_requests and now - self._since_s >= options.canary_s
             if is_seen:
@@ -162,16 +195,16 @@ class RollingUpdate:
             waited_s = now - self._unready_since_s.setdefault(member.name, now)
             why = f" ({member.detail})" if member.detail else ""
             if member.state == "failed":
-                self.roll_back(now, f"{member.name} could not be started{why}")
+                self.give_up(now, f"{member.name} could not be started{why}")
             elif waited_s > limit_s:
-                self.roll_back(now, f"{member.name} is {member.state}{why} and was not ready within {limit_s:g} s")
+                self.give_up(now, f"{member.name} is {member.state}{why} and was not ready within {limit_s:g} s")
             elif self._num_deaths >= MAX_DEATHS:
-                self.roll_back(now, f"groups of version {self.plan.new} died {self._num_deaths} times{why}")
+                self.give_up(now, f"groups of version {self.plan.new} died {self._num_deaths} times{why}")
             else:
                 continue
             return
         if self.phase == "starting" and not new and now - self._since_s > limit_s:
-            self.roll_back(now, f"there was no room for a group of the new version within {limit_s:g} s")
+            self.give_up(now, f"there was no room for a group of the new version within {limit_s:g} s")
 
     def _advance(self, fleet: FleetState, now: float) -> None:
         plan = self.plan
@@ -186,9 +219,18 @@ class RollingUpdate:
         if self.phase == "rolling" and self._is_replaced(fleet):
             self.split = None
             self._enter("done", now, f"version {plan.new} has taken over")
-        if self.phase == "rolling_back" and self._is_restored(fleet):
-            self.split = None
-            self._enter("rolled_back", now, f"version {plan.old} serves as before: {self.reason}")
+        if self.phase == "rolling_back":
+            if self.old_files_gone is not None:
+                self._back_to = {
+                    role: min(num, self._ready(fleet, plan.old, role)) for role, num in self._back_to.items()
+                }
+            if self._is_restored(fleet):
+                self.split = None
+                missing = [
+                    f"{role} {n} of {plan.initial[role]}" for role, n in self._back_to.items() if n < plan.initial[role]
+                ]
+                how = f"with fewer groups ({', '.join(missing)}: {self.old_files_gone})" if missing else "as before"
+                self._enter("rolled_back", now, f"version {plan.old} serves {how}: {self.reason}")
 
     def _new_serves(self, fleet: FleetState) -> bool:
         return all(self._ready(fleet, self.plan.new, role) > 0 for role in ROLES if self.plan.wanted[role] > 0)
@@ -200,7 +242,7 @@ class RollingUpdate:
 
     def _is_restored(self, fleet: FleetState) -> bool:
         plan = self.plan
-        is_there = all(self._ready(fleet, plan.old, role) >= plan.initial[role] for role in ROLES)
+        is_there = all(self._ready(fleet, plan.old, role) >= self._back_to[role] for role in ROLES)
         return is_there and not any(member.version == plan.new for member in fleet.members)
 
     # ---- adding and removing groups
@@ -216,7 +258,7 @@ class RollingUpdate:
             elif self.phase == "rolling":
                 yield from self._exchange(fleet, role, plan.new, plan.old, plan.wanted[role], now)
             elif self.phase == "rolling_back":
-                yield from self._exchange(fleet, role, plan.old, plan.new, plan.initial[role], now)
+                yield from self._exchange(fleet, role, plan.old, plan.new, self._back_to[role], now)
 
     def _exchange(
         self, fleet: FleetState, role: Role, coming: str, going: str, target: int, now: float

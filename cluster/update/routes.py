@@ -116,7 +116,7 @@ def update_routes(updater: Updater) -> APIRouter:
 
     @routes.post("/rollback", status_code=202, summary="Back to the version that served before")
     async def rollback() -> UpdateAnswer:
-        updater.roll_back()
+        await updater.roll_back()
         return UpdateAnswer.of(updater)
 
     return routes

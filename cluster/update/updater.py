@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from ray.exceptions import RayError
 
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.fleet import FleetError
-from slipstream.cluster.model_version import version_of
+from slipstream.cluster.model_version import ModelContent, content_of, unused_name
 from slipstream.cluster.placement import CannotPlace
 from slipstream.cluster.settings_file import ConfigError
 from slipstream.cluster.update.changes import changes_between
@@ -32,11 +33,13 @@ from slipstream.cluster.update.ports import VersionedFleet, VersionRouter
 from slipstream.cluster.update.release import Release, check_same_text
 from slipstream.cluster.update.rolling import RollingUpdate
 from slipstream.cluster.update.update_status import UpdateStatus
+from slipstream.router.catalog.file_digest import DigestCache
 from slipstream.router.config import check_split
 from slipstream.router.messages import ROLES, Role
 from slipstream.router.version_status import VersionStatus
 
 LOOK_EVERY_S = 0.5
+LOOK_AT_FILES_EVERY_S = 5.0
 ROUTER_PATIENCE_S = 5.0
 
 log = logging.getLogger(__name__)
@@ -55,7 +58,8 @@ class _Running:
 class Updater:
     """Runs one update at a time. `load` reads a configuration in the same way as the present one was read, and raises
     ConfigError. `show` is called for every event, with the release that serves, or will serve again after a roll-back.
-    `earlier` is the last event of the driver before. Times are `time.monotonic()`."""
+    `earlier` is the last event of the driver before. No release is given one of the `used_names`. Times are
+    `time.monotonic()`."""
 
     def __init__(
         self,
@@ -65,6 +69,7 @@ class Updater:
         load: Callable[[Path], ClusterConfig],
         show: Callable[[UpdateEvent, Release], None],
         earlier: UpdateEvent | None = None,
+        used_names: Collection[str] = (),
     ) -> None:
         self.last_event = earlier  # that was told of
         self._release = release
@@ -75,7 +80,8 @@ class Updater:
         self._show = show
         self._latest: _Running | None = None
         self._is_reading = False  # whether it is reading a configuration, so that an update is about to begin
-        self._names = {release.version}
+        self._cache = DigestCache.of_user()
+        self.names = {release.version, *used_names}  # of all releases so far
 
     @property
     def is_active(self) -> bool:
@@ -134,17 +140,20 @@ class Updater:
             keys = ", ".join(changes.restart)
             raise FleetError("invalid", "config", f"{path}: a new start is needed to change {keys}")
         changed = (*changes.rolled, *changes.sizes, *changes.live)
-        content = await asyncio.to_thread(version_of, config)
-        if content != old.content and not changes.rolled:
+        content = await asyncio.to_thread(_read_content, config)
+        is_other = content.digest != old.content.digest
+        if is_other and not changes.rolled:
             changed = ("model", *changed)  # the same path, but other files
-        if changes.rolled or content != old.content:
-            await asyncio.to_thread(check_same_text, old.config, config)
+        if changes.rolled or is_other:
+            await asyncio.to_thread(check_same_text, old, config, content, self._cache)
             num_now = self._fleet.state().num
             wanted: dict[Role, int] = {
                 role: pool.replicas if f"{role}.replicas" in changes.sizes else num_now(role)
                 for role, pool in config.pools()
             }
-            self._start(Release(self._free_name(content), config, str(path), content), options, wanted, changed)
+            name = unused_name(content.name, self.names)
+            self.names.add(name)
+            self._start(Release(name, config, str(path), content), options, wanted, changed)
         elif changed:
             await self._take_up(Release(old.version, config, str(path), content))
             for role, pool in config.pools():
@@ -171,17 +180,26 @@ class Updater:
             raise FleetError("conflict", "split", str(error)) from None
         running.wake.set()
 
-    def roll_back(self) -> None:
+    async def roll_back(self) -> None:
         """Rolls back the update that is under way; if there is none, updates back to what served before. Raises
-        FleetError."""
+        FleetError, also if that cannot be loaded any more."""
         running = self._latest
         if running is not None and self.is_active and not running.machine.is_over:
-            running.machine.roll_back(time.monotonic(), "the operator asked for it")
+            await self._look_at_files(running)
+            try:
+                running.machine.roll_back(time.monotonic(), "the operator asked for it")
+            except ValueError as error:
+                raise FleetError("conflict", "update", str(error)) from None
             running.wake.set()
             return
         self._check_idle()
         if self._previous is None or running is None:
             raise FleetError("conflict", "update", "there is no earlier version to go back to")
+        gone = await asyncio.to_thread(self._previous.files_gone, self._cache)
+        if gone is not None:
+            reason = f"version {self._previous.version} cannot be loaded any more: {gone}"
+            raise FleetError("conflict", "update", reason)
+        self._check_idle()  # another update may have begun meanwhile
         plan = running.machine.plan
         options = replace(plan.options, canary_percent=None, is_automatic=False)
         self._start(self._previous, options, dict(plan.initial), running.changed)
@@ -198,21 +216,15 @@ class Updater:
         if self.is_active or self._is_reading:
             raise FleetError("conflict", "update", "an update is under way")
 
-    def _free_name(self, version: str) -> str:
-        """An unused name for a release. Names must be unique, so that KV of two releases never meets."""
-        names = (version, *(f"{version}-{number}" for number in range(2, len(self._names) + 3)))
-        free = next(name for name in names if name not in self._names)
-        self._names.add(free)
-        return free
-
     def _start(self, new: Release, options: UpdateOptions, wanted: dict[Role, int], changed: Sequence[str]) -> None:
         old, fleet = self._release, self._fleet.state()
         try:
-            self._fleet.add_version(new.version, new.config)
+            self._add_to_fleet(new)
         except CannotPlace as error:
             raise FleetError("invalid", "config", str(error)) from None
-        self._fleet.add_version(old.version, old.config)  # groups that are added meanwhile are of this version
+        self._add_to_fleet(old)  # groups that are added meanwhile are of this version
         self._fleet.is_held = True
+        self._router.expect_files([old.content.manifest, new.content.manifest])
         plan = UpdatePlan(
             old.version,
             new.version,
@@ -228,8 +240,12 @@ class Updater:
 
     async def _drive(self, running: _Running) -> None:
         machine, num_shown = running.machine, 1  # the first event was told at the start
+        looked_s = -math.inf
         try:
             while True:
+                if time.monotonic() - looked_s >= LOOK_AT_FILES_EVERY_S:
+                    await self._look_at_files(running)
+                    looked_s = time.monotonic()
                 loads, split = await self._look_at_router()
                 actions = machine.step(self._fleet.state(), loads, split, time.monotonic())
                 for action in actions:
@@ -253,7 +269,8 @@ class Updater:
         stays, gone = (running.new, running.old) if is_done else (running.old, running.new)
         with contextlib.suppress(FleetError):
             self._fleet.forget_version(gone.version)
-        self._fleet.add_version(stays.version, stays.config)
+        self._add_to_fleet(stays)
+        self._router.expect_files([stays.content.manifest])
         if is_done:
             self._previous = running.old
             await self._take_up(running.new)
@@ -267,9 +284,16 @@ class Updater:
 
     async def _take_up(self, release: Release) -> None:
         self._release = release
-        self._fleet.add_version(release.version, release.config)
+        self._add_to_fleet(release)
         with contextlib.suppress(OSError):  # the next router will start with it
             await self._router.follow(release.config)
+
+    def _add_to_fleet(self, release: Release) -> None:
+        self._fleet.add_version(release.version, release.config, release.content.manifest)
+
+    async def _look_at_files(self, running: _Running) -> None:
+        """Whether groups of the old version can still be started."""
+        running.machine.old_files_gone = await asyncio.to_thread(running.old.files_gone, self._cache)
 
     async def _look_at_router(self) -> tuple[dict[str, VersionLoad] | None, dict[str, float] | None]:
         """The loads by version, and the split. The loads are None if the router does not answer."""
@@ -296,11 +320,19 @@ class Updater:
         except FleetError as error:
             log.warning("update: %s: %s", action.reason, error.reason)
             if isinstance(action, AddGroup) and not machine.is_over:
-                machine.roll_back(time.monotonic(), error.reason)
+                machine.give_up(time.monotonic(), error.reason)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("the update has ended with a bug; the cluster stays as it is", exc_info=error)
+
+
+def _read_content(config: ClusterConfig) -> ModelContent:
+    """Reads every byte, so that no change is missed. Raises FleetError."""
+    try:
+        return content_of(config, is_fresh=True)
+    except (OSError, ValueError) as error:
+        raise FleetError("invalid", "config", f"model.path: {error}") from None
 
 
 def load_of(status: VersionStatus) -> VersionLoad:

@@ -32,9 +32,7 @@ class Packing final : public slipstream::Work {
     for (int i = 0; i < num_jobs; ++i) ends_.push_back(num_tiles += slipstream::num_panels(jobs[i].shape));
   }
 
-  int begin_phase(int phase, int) override {
-    return phase > 0 || ends_.empty() ? slipstream::kWorkEnds : ends_.back();
-  }
+  int begin_phase(int phase, int) override { return phase > 0 || ends_.empty() ? slipstream::kWorkEnds : ends_.back(); }
 
   void run_tile(int, int tile, int) override {
     int job = 0;
@@ -53,9 +51,7 @@ class Packing final : public slipstream::Work {
 
 SLIPSTREAM_API int32_t slipstream_pack_format() { return slipstream::kPackFormat; }
 
-SLIPSTREAM_API int64_t slipstream_packed_bytes(const WeightShape* shape) {
-  return slipstream::packed_bytes(*shape);
-}
+SLIPSTREAM_API int64_t slipstream_packed_bytes(const WeightShape* shape) { return slipstream::packed_bytes(*shape); }
 
 SLIPSTREAM_API void slipstream_pack(const PackJob* jobs, int32_t num_jobs) {
   Packing packing(jobs, num_jobs);

@@ -91,13 +91,13 @@ class TileRun {
   }
 
   void run() {
-    const PagedKeys paged{layer_,
-                          plan_.batch().page_table + tile_.seq * plan_.batch().page_table_stride,
-                          shape_.kv,
-                          shape_.kv.head_bytes(sizeof(T)),
-                          std::max(first_key(tile_, shape_.window), tile_.first_segment * kSegmentKeys),
-                          std::min(tile_.first_position + tile_.num_queries,
-                                   (tile_.first_segment + tile_.num_segments) * kSegmentKeys)};
+    const PagedKeys paged{
+        layer_,
+        plan_.batch().page_table + tile_.seq * plan_.batch().page_table_stride,
+        shape_.kv,
+        shape_.kv.head_bytes(sizeof(T)),
+        std::max(first_key(tile_, shape_.window), tile_.first_segment * kSegmentKeys),
+        std::min(tile_.first_position + tile_.num_queries, (tile_.first_segment + tile_.num_segments) * kSegmentKeys)};
     BlockReader<Math, Code> reader(paged, tile_.first_kv_head, tile_.num_kv_heads);
     for (int head = tile_.first_kv_head; head < tile_.first_kv_head + tile_.num_kv_heads; ++head) {
       copy_queries(head);
@@ -269,12 +269,10 @@ void attend(const AttentionPlan& plan, const T* q, int64_t q_stride, const void*
             int tile, void* scratch) {
   using Math = MathOf<T>;
   switch (plan.shape().kv.format) {
-    case KvFormat::model:
-      return TileRun<T, Math, T>(plan, q, q_stride, kv_layer, out, out_stride, tile, scratch).run();
+    case KvFormat::model: return TileRun<T, Math, T>(plan, q, q_stride, kv_layer, out, out_stride, tile, scratch).run();
     case KvFormat::int8:
       return TileRun<T, Math, Int8>(plan, q, q_stride, kv_layer, out, out_stride, tile, scratch).run();
-    case KvFormat::fp8:
-      return TileRun<T, Math, Fp8>(plan, q, q_stride, kv_layer, out, out_stride, tile, scratch).run();
+    case KvFormat::fp8: return TileRun<T, Math, Fp8>(plan, q, q_stride, kv_layer, out, out_stride, tile, scratch).run();
   }
 }
 

@@ -46,9 +46,8 @@ void AttentionPlan::build(const AttentionBatch& batch, const int32_t* rows, int 
   for (const AttentionTile& tile : tiles_) costs_.push_back(cost(tile));
   by_cost_.resize(tiles_.size());
   std::iota(by_cost_.begin(), by_cost_.end(), 0u);
-  std::sort(by_cost_.begin(), by_cost_.end(), [this](uint32_t a, uint32_t b) {
-    return costs_[a] != costs_[b] ? costs_[a] > costs_[b] : a < b;
-  });
+  std::sort(by_cost_.begin(), by_cost_.end(),
+            [this](uint32_t a, uint32_t b) { return costs_[a] != costs_[b] ? costs_[a] > costs_[b] : a < b; });
   // Threads begin at both halves (see team.cpp), so each of these begins with costly ones and ends with cheap ones.
   order_.clear();
   for (const size_t first : {size_t{0}, size_t{1}}) {
@@ -128,8 +127,8 @@ size_t AttentionPlan::end_of_partials() const {
 int64_t AttentionPlan::cost(const AttentionTile& tile) const {
   const int64_t rows = tile.num_queries * group_size(shape_);
   const int first = std::max(first_key(tile, shape_.window), tile.first_segment * kSegmentKeys);
-  const int last = std::min(tile.first_position + tile.num_queries,
-                            (tile.first_segment + tile.num_segments) * kSegmentKeys);
+  const int last =
+      std::min(tile.first_position + tile.num_queries, (tile.first_segment + tile.num_segments) * kSegmentKeys);
   return (rows + kRowsOfReading) * std::max(last - first, 0) * tile.num_kv_heads;
 }
 

@@ -29,13 +29,13 @@ template <typename T>
 struct KvWrite {
   KvShape kv;
   int num_heads;
-  T* qkv;                 // [tokens, (heads + 2 kv_heads) * head_dim]; queries are rotated in place
-  const float* cosines;   // [tokens, head_dim / 2], rows of the step
-  const float* sines;     // [tokens, head_dim / 2]
-  const T* qk_norm;       // [heads + kv_heads, head_dim] weights of the norm of each head, or nullptr
-  float eps;              // of that norm
-  const int32_t* slots;   // [tokens] page * page_tokens + offset
-  void* kv_layer;         // the layer's pages
+  T* qkv;                // [tokens, (heads + 2 kv_heads) * head_dim]; queries are rotated in place
+  const float* cosines;  // [tokens, head_dim / 2], rows of the step
+  const float* sines;    // [tokens, head_dim / 2]
+  const T* qk_norm;      // [heads + kv_heads, head_dim] weights of the norm of each head, or nullptr
+  float eps;             // of that norm
+  const int32_t* slots;  // [tokens] page * page_tokens + offset
+  void* kv_layer;        // the layer's pages
 };
 
 // Norms (if the model does) and rotates queries and keys, stores queries back, and keys and values in their slots.

@@ -95,8 +95,8 @@ class TokenWriter {
   void store_key_value(const T* key, const T* value, int32_t slot, int head) const {
     const int page_tokens = write_.kv.page_tokens;
     const int page = slot / page_tokens;
-    const size_t run = static_cast<size_t>(page) * static_cast<size_t>(write_.kv.num_kv_heads) +
-                       static_cast<size_t>(head);
+    const size_t run =
+        static_cast<size_t>(page) * static_cast<size_t>(write_.kv.num_kv_heads) + static_cast<size_t>(head);
     std::byte* at = static_cast<std::byte*>(write_.kv_layer) + run * write_.kv.head_bytes(sizeof(T));
     const int offset = slot - page * page_tokens;
     switch (write_.kv.format) {

@@ -28,20 +28,30 @@ NEEDED_FLAGS = {
 def native_library() -> ctypes.CDLL | None:
     """The best build for this processor, or None, after one warning, where there is none."""
     reasons = []
-    for variant in NEEDED_FLAGS:
-        if not fits(variant):
-            continue
+    for variant in filter(fits, NEEDED_FLAGS):
         try:
             return open_library(variant)
         except OSError as error:
             reasons.append(str(error))
-    why = "; ".join(reasons) or "the processor has neither AVX-512 with bf16 nor AVX2"
     log.warning(
         "no native CPU kernels (%s): torch's forms are used, which are much slower, and with which a drawn answer that "
-        "is resumed after a failure may go on with another token; scripts/setup builds the kernels with g++",
-        why,
+        "is resumed after a failure may go on with another token; the wheel for x86-64 Linux has the kernels, and "
+        "scripts/setup builds them with g++",
+        "; ".join(reasons) or why_not_native(),
     )
     return None
+
+
+def why_not_native() -> str | None:
+    """Why there are no native kernels for this processor, without loading any; None: there are."""
+    fitting = [variant for variant in NEEDED_FLAGS if fits(variant)]
+    if any(_path(variant).exists() for variant in fitting):
+        return None
+    if fitting:
+        return f"{' and '.join(str(_path(variant)) for variant in fitting)}: no such file"
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return f"they are built for x86-64 Linux, and this is {platform.machine()} {platform.system()}"
+    return "the processor has neither AVX-512 with bf16 nor AVX2"
 
 
 def fits(variant: str) -> bool:
@@ -54,13 +64,17 @@ def fits(variant: str) -> bool:
 def open_library(variant: str) -> ctypes.CDLL:
     """Loads the build `variant`; its functions are those of `interface.declare`. Raises OSError if it is not there or
     is of an older version than this file."""
-    path = FOLDER / f"_{variant}.so"
+    path = _path(variant)
     library = ctypes.CDLL(str(path))
     try:
         declare(library)
     except AttributeError as error:
         raise OSError(f"{path} is not of this version: {error}") from error
     return library
+
+
+def _path(variant: str) -> Path:
+    return FOLDER / f"_{variant}.so"
 
 
 @functools.cache

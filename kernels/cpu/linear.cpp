@@ -216,8 +216,12 @@ class Tile {
       const int inputs = last ? shape_.inputs - begin : block_inputs;
       const std::byte* from = data + (grouped ? begin / shape_.group * group_bytes(shape_) : 0);
       expand_block(from, grouped ? 0 : code_bytes(shape_.kind, begin), inputs);
-      const Block block{reinterpret_cast<const std::byte*>(space_.words), inputs, grouped ? from : nullptr,
-                        group_bytes(shape_), shape_.group, begin == 0};
+      const Block block{reinterpret_cast<const std::byte*>(space_.words),
+                        inputs,
+                        grouped ? from : nullptr,
+                        group_bytes(shape_),
+                        shape_.group,
+                        begin == 0};
       const int64_t bytes = code_bytes(shape_.kind, inputs) + (grouped ? ceil_div(inputs, shape_.group) * header : 0);
       const std::byte* following = from + (grouped ? bytes : header + code_bytes(shape_.kind, begin + block_inputs));
       multiply(panel, begin, block, last, last ? next : following, bytes, scales);

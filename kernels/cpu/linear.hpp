@@ -39,8 +39,8 @@ struct WeightShape {
   bool paired;
   int32_t outputs;  // of a paired weight: gate and up together
   int32_t inputs;
-  int32_t group;    // consecutive inputs that share a scale: even and at most kMostGroupInputs; 0: all of them. f32
-                    // and bf16: 0
+  int32_t group;  // consecutive inputs that share a scale: even and at most kMostGroupInputs; 0: all of them. f32
+                  // and bf16: 0
 };
 
 // `data` is aligned to 64 bytes; it may lie in a mapped file.
@@ -59,17 +59,17 @@ int64_t packed_bytes(const WeightShape& shape);  // num_panels * panel_bytes
 // (q, k and v; gate and up).
 struct SourceRows {
   int32_t outputs;
-  const void* values;   // f32, bf16: Scalar [outputs, inputs]; int8: int8; fp8: its bytes; int4: int32
-                        // [outputs, inputs / 8], eight codes each, the first in the lowest four bits
-  int64_t stride;       // elements of `values` from one output to the next
-  Scalar values_type;   // f32 and bf16 only: converted on the way, to nearest even
+  const void* values;  // f32, bf16: Scalar [outputs, inputs]; int8: int8; fp8: its bytes; int4: int32
+                       // [outputs, inputs / 8], eight codes each, the first in the lowest four bits
+  int64_t stride;      // elements of `values` from one output to the next
+  Scalar values_type;  // f32 and bf16 only: converted on the way, to nearest even
   // The quantised kinds: [ceil(outputs / scale_outputs), groups], with one row of scales for `scale_outputs` outputs.
   const void* scales;
   Scalar scales_type;
   int64_t scales_stride;
   int32_t scale_outputs;
-  int32_t scale_first;  // how far into its row of scales the first output is (a slice that begins within a block)
-  const uint8_t* zeros; // int4: [outputs, groups], none: 8
+  int32_t scale_first;   // how far into its row of scales the first output is (a slice that begins within a block)
+  const uint8_t* zeros;  // int4: [outputs, groups], none: 8
   int64_t zeros_stride;
 };
 
@@ -93,7 +93,7 @@ struct LinearCall {
   int64_t x_stride;   // elements from one row to the next
   int32_t rows;
   Epilogue epilogue;
-  void* y;            // [rows, outputs]
+  void* y;  // [rows, outputs]
   int64_t y_stride;
   int32_t tiles_ahead = 1;  // how far from a tile its thread's next one is likely to be: `threads_of_queue`
 };

@@ -137,8 +137,7 @@ void TypedModel<T>::run(const Step& step, int first, int last) {
   phases_.clear();
   for (int stage = first; stage < last; ++stage) add_stage(stage);
   if (first == 0) {
-    const AttentionBatch batch{step.num_seqs, step.query_starts, step.kv_lens, step.page_table,
-                               step.page_table_stride};
+    const AttentionBatch batch{step.num_seqs, step.query_starts, step.kv_lens, step.page_table, step.page_table_stride};
     for (AttentionPlan& plan : plans_) plan.build(batch);
     if (has_short_layer_) short_plan_.build(batch, step.sample_rows, step.num_samples);
   }
@@ -219,34 +218,25 @@ int TypedModel<T>::begin(const Phase& phase) {
   float* const sum = shape_.is_sharded ? step_.partial : x_behind_attention(phase.layer);
   switch (phase.op) {
     case Op::embed:
-    case Op::attention_norm:
-      return begin_rows(tokens, hidden);
-    case Op::rotary:
-      return begin_rows(tokens, 8 * shape_.head_dim);  // a sine costs more than a product
-    case Op::qkv:
-      return begin_linear(layer.qkv, normed_.data(), tokens, Epilogue::store, qkv_.data(), qkv_size_);
-    case Op::write:
-      return begin_rows(tokens, qkv_size_);
-    case Op::attend:
-      return plan_of(phase.layer).num_tiles();
+    case Op::attention_norm: return begin_rows(tokens, hidden);
+    case Op::rotary: return begin_rows(tokens, 8 * shape_.head_dim);  // a sine costs more than a product
+    case Op::qkv: return begin_linear(layer.qkv, normed_.data(), tokens, Epilogue::store, qkv_.data(), qkv_size_);
+    case Op::write: return begin_rows(tokens, qkv_size_);
+    case Op::attend: return plan_of(phase.layer).num_tiles();
     case Op::output:
       if (!is_short(phase.layer)) return begin_linear(layer.output, attended_.data(), rows, adds, sum, hidden);
       gather_samples();
       return begin_linear(layer.output, sampled_attended_.data(), rows, adds, sum, hidden);
-    case Op::mlp_norm:
-      return begin_rows(rows, hidden);
+    case Op::mlp_norm: return begin_rows(rows, hidden);
     case Op::gate_up:
       return begin_linear(layer.gate_up, normed_.data(), rows, Epilogue::silu_mul, inner_.data(),
                           shape_.intermediate_size);
-    case Op::down:
-      return begin_linear(layer.down, inner_.data(), rows, adds, sum, hidden);
-    case Op::final_norm:
-      return begin_rows(samples, hidden);
+    case Op::down: return begin_linear(layer.down, inner_.data(), rows, adds, sum, hidden);
+    case Op::final_norm: return begin_rows(samples, hidden);
     case Op::logits:
       return begin_linear(weights_.lm_head, sampled_.data(), samples, Epilogue::store_f32, step_.logits,
                           shape_.vocab_share);
-    case Op::best:
-      return shape_.num_ids == 0 ? 0 : begin_rows(samples, shape_.num_ids);
+    case Op::best: return shape_.num_ids == 0 ? 0 : begin_rows(samples, shape_.num_ids);
   }
   return 0;
 }
@@ -275,12 +265,12 @@ void TypedModel<T>::run_tile(int phase, int tile, int thread) {
   const int first = tile * rows_of_tile_, last = std::min(first + rows_of_tile_, rows_);
   switch (op) {
     case Op::embed:
-      embed(static_cast<const T*>(weights_.embedding), step_.token_ids, shape_.first_id, shape_.vocab_share,
-            step_.x, hidden, first, last);
+      embed(static_cast<const T*>(weights_.embedding), step_.token_ids, shape_.first_id, shape_.vocab_share, step_.x,
+            hidden, first, last);
       return;
     case Op::rotary:
-      rotary_table(step_.positions, inv_freq_.data(), half_dim, shape_.rotary_scale, cosines_.data(),
-                   sines_.data(), first, last);
+      rotary_table(step_.positions, inv_freq_.data(), half_dim, shape_.rotary_scale, cosines_.data(), sines_.data(),
+                   first, last);
       return;
     case Op::attention_norm:
       rms_norm(step_.x, static_cast<const T*>(layer.attention_norm), normed_.data(), hidden, shape_.norm_eps, first,
@@ -317,9 +307,7 @@ void TypedModel<T>::run_tile(int phase, int tile, int thread) {
     case Op::output:
     case Op::gate_up:
     case Op::down:
-    case Op::logits:
-      slipstream::run_tile(call_, tile, scratch(thread));
-      return;
+    case Op::logits: slipstream::run_tile(call_, tile, scratch(thread)); return;
   }
 }
 

@@ -47,7 +47,7 @@ struct LayerWeights {
   LinearWeights qkv;           // query heads, key heads, value heads
   const void* qk_norm;         // [heads + kv_heads, head_dim] of the model's type, or none
   LinearWeights output;
-  const void* mlp_norm;  // [hidden]
+  const void* mlp_norm;   // [hidden]
   LinearWeights gate_up;  // paired
   LinearWeights down;
   int32_t window;  // keys that a query sees; 0: all
@@ -72,8 +72,8 @@ struct Step {
   const int32_t* kv_lens;       // [seqs]
   const int32_t* page_table;    // [seqs, stride]
   int64_t page_table_stride;
-  const int32_t* sample_rows;   // [samples] rows of x whose scores are wanted
-  std::byte* kv;                // [layers, pages, kv_heads, head run]
+  const int32_t* sample_rows;  // [samples] rows of x whose scores are wanted
+  std::byte* kv;               // [layers, pages, kv_heads, head run]
   int64_t num_pages;
   float* x;           // [tokens, hidden] the residual stream
   float* partial;     // [tokens, hidden] of a sharded model

@@ -81,8 +81,8 @@ class Team {
   std::atomic<bool> dismissed_{false};
   std::atomic<int> num_live_{0};  // helpers that have not ended
   int num_helpers_ = 0;
-  int caller_cpu_ = -1;  // that helpers keep away from
-  int num_clear_ = 0;    // helpers that do
+  int caller_cpu_ = -1;                              // that helpers keep away from
+  int num_clear_ = 0;                                // helpers that do
   std::atomic<pid_t> helper_ids_[kMaxThreads] = {};  // 0: not running yet
 };
 

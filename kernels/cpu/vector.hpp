@@ -80,10 +80,10 @@ inline F32 add(F32 a, F32 b) { return _mm512_add_ps(a, b); }
 inline F32 sub(F32 a, F32 b) { return _mm512_sub_ps(a, b); }
 inline F32 mul(F32 a, F32 b) { return _mm512_mul_ps(a, b); }
 inline F32 div(F32 a, F32 b) { return _mm512_div_ps(a, b); }
-inline F32 fma(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }  // a * b + c
+inline F32 fma(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }    // a * b + c
 inline F32 fnma(F32 a, F32 b, F32 c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a * b
-inline F32 max(F32 a, F32 b) { return _mm512_max_ps(a, b); }  // b where either is nan
-inline F32 min(F32 a, F32 b) { return _mm512_min_ps(a, b); }  // b where either is nan
+inline F32 max(F32 a, F32 b) { return _mm512_max_ps(a, b); }                // b where either is nan
+inline F32 min(F32 a, F32 b) { return _mm512_min_ps(a, b); }                // b where either is nan
 inline F32 absolute(F32 x) { return _mm512_abs_ps(x); }
 inline F32 round(F32 x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 // x in lanes first .. last (last excluded, both may lie outside), `otherwise` in the others.
@@ -175,10 +175,10 @@ inline F32 add(F32 a, F32 b) { return _mm256_add_ps(a, b); }
 inline F32 sub(F32 a, F32 b) { return _mm256_sub_ps(a, b); }
 inline F32 mul(F32 a, F32 b) { return _mm256_mul_ps(a, b); }
 inline F32 div(F32 a, F32 b) { return _mm256_div_ps(a, b); }
-inline F32 fma(F32 a, F32 b, F32 c) { return _mm256_fmadd_ps(a, b, c); }  // a * b + c
+inline F32 fma(F32 a, F32 b, F32 c) { return _mm256_fmadd_ps(a, b, c); }    // a * b + c
 inline F32 fnma(F32 a, F32 b, F32 c) { return _mm256_fnmadd_ps(a, b, c); }  // c - a * b
-inline F32 max(F32 a, F32 b) { return _mm256_max_ps(a, b); }  // b where either is nan
-inline F32 min(F32 a, F32 b) { return _mm256_min_ps(a, b); }  // b where either is nan
+inline F32 max(F32 a, F32 b) { return _mm256_max_ps(a, b); }                // b where either is nan
+inline F32 min(F32 a, F32 b) { return _mm256_min_ps(a, b); }                // b where either is nan
 inline F32 absolute(F32 x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 // x in lanes first .. last (last excluded, both may lie outside), `otherwise` in the others.
 inline F32 keep_lanes(F32 x, int first, int last, F32 otherwise) {

@@ -127,8 +127,8 @@ inline F32 widen_to_pairs(const Fp8* from) {
   const I32 size = _mm512_and_si512(code, _mm512_set1_epi16(0x7f));
   const I32 normal = _mm512_add_epi16(_mm512_slli_epi16(size, 4), _mm512_set1_epi16(120 << 7));
   // 0 to 7 times 2^-9
-  const I32 subnormals = _mm512_castsi128_si512(
-      _mm_set_epi16(0x3c60, 0x3c40, 0x3c20, 0x3c00, 0x3bc0, 0x3b80, 0x3b00, 0));
+  const I32 subnormals =
+      _mm512_castsi128_si512(_mm_set_epi16(0x3c60, 0x3c40, 0x3c20, 0x3c00, 0x3bc0, 0x3b80, 0x3b00, 0));
   const __mmask32 small = _mm512_cmplt_epi16_mask(size, _mm512_set1_epi16(8));
   return as_f32(_mm512_or_si512(_mm512_mask_permutexvar_epi16(normal, small, size, subnormals), sign));
 }

@@ -256,6 +256,7 @@ class _Front:
                 self.process = subprocess.Popen(
                     [
                         sys.executable,
+                        "-P",  # they are on PYTHONPATH
                         "-m",
                         "slipstream.router.fronts.process",
                         *map(str, (theirs.fileno(), counts_fd, cell, slot)),

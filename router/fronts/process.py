@@ -20,11 +20,13 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 import uvloop
 
 from slipstream.router.api_front import ApiFront
+from slipstream.router.catalog.text_copy import read_text
 from slipstream.router.encoding import encode_pool
 from slipstream.router.fronts.connection_counts import SharedConnectionCount
 from slipstream.router.fronts.messages import FRONTS, Begin, Counts, Drain, Leave, Limits, Listening, TakeOver
@@ -91,7 +93,8 @@ class FrontProcess:
             self._leaves_clients = estate is not None and not config.http.tls.is_on
         pool = cleanup.enter_context(encode_pool())
         files = cleanup.enter_context(ThreadPoolExecutor(1, thread_name_prefix="access"))
-        tokenizer = await loop.run_in_executor(pool, Tokenizer.from_directory, setup.model_dir, pool)
+        read = partial(Tokenizer.from_directory, encode_pool=pool, content_format=setup.content_format)
+        tokenizer = await loop.run_in_executor(pool, read_text, setup.model_dir, setup.manifests, read)
         tracer = begin_tracing(config.tracing, setup.model, cleanup)
         dispatcher = self._dispatcher = RemoteDispatcher(self._link.send, traces=tracer is not None)
         dispatcher.max_model_len, dispatcher.versions = setup.max_model_len, setup.versions

@@ -6,7 +6,8 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.router.config import RouterConfig
+from slipstream.router.catalog.manifest import Manifest
+from slipstream.router.config import ContentFormat, RouterConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class LogStyle:
 @dataclass(frozen=True, slots=True)
 class FrontSetup:
     """`config.http` has the port that all fronts share. At the `keeper` a front leaves its clients to the next one. One
-    that `is_ending` takes no new ones. `unix_socket_fd` is inherited, and listens."""
+    that `is_ending` takes no new ones. `unix_socket_fd` is inherited, and listens. `manifests`: as for `Router`."""
 
     config: RouterConfig
     model: str
@@ -44,4 +45,6 @@ class FrontSetup:
     versions: tuple[str, ...] = ()
     keeper: Path | None = None
     is_ending: bool = False
+    manifests: tuple[Manifest, ...] = ()
     unix_socket_fd: int | None = None
+    content_format: ContentFormat = "auto"

@@ -36,9 +36,11 @@ from slipstream.router.messages.presence import (
     STEP_SEQUENCES,
     STEP_TOKENS,
     BlocksChanged,
+    Build,
     Credits,
     Drain,
     Hello,
+    PageLayout,
     PeerLost,
     Ping,
     Pong,
@@ -61,12 +63,14 @@ from slipstream.router.messages.request import (
 )
 
 __all__ = [
+    "OLDEST_PROTOCOL_VERSION",
     "PROTOCOL_VERSION",
     "ROLES",
     "STEP_SEQUENCES",
     "STEP_TOKENS",
     "Adopt",
     "BlocksChanged",
+    "Build",
     "Cancel",
     "Copied",
     "Credits",
@@ -82,6 +86,7 @@ __all__ = [
     "HandedOff",
     "Hello",
     "Migrate",
+    "PageLayout",
     "PeerLost",
     "Ping",
     "Pong",
@@ -108,7 +113,15 @@ __all__ = [
     "unpack_ids",
 ]
 
-PROTOCOL_VERSION = 4  # raised when a message changes its fields
+# Two programs of different versions may be connected while a cluster is upgraded. Therefore:
+# - a new field comes last and has a default that means what was before it; older receivers leave it out. Every such
+#   change raises PROTOCOL_VERSION, which tells a sender what its peer knows;
+# - a new kind of message has a new code; older receivers leave it out;
+# - whatever older peers must not leave out, or could not read, raises OLDEST_PROTOCOL_VERSION as well: workers below it
+#   are refused by name.
+# A release understands at least the one before it. Recorded frames of released versions are in tests/router/frames.
+PROTOCOL_VERSION = 5
+OLDEST_PROTOCOL_VERSION = 4  # Slipstream 0.1.0. It accepts only exactly its own fields, so it gets no new ones.
 
 WorkerMessage = (
     Hello

@@ -39,8 +39,36 @@ STEP_SEQUENCES = StepBuckets("step_sequences_le_", (1, 2, 4, 8, 16, 32, 64, 128,
 
 
 @dataclass(frozen=True, slots=True)
+class Build:
+    """What a worker computes with. Workers whose builds differ exchange pages, but may round differently. "": it does
+    not say, or has none of it (`cuda` and `driver` without a GPU, `torch` in a mock worker)."""
+
+    slipstream: str = ""
+    python: str = ""
+    torch: str = ""
+    cuda: str = ""  # that torch was built for
+    driver: str = ""  # of the GPU
+    instructions: str = ""  # of the kernels, as in "avx512", "torch AVX2" or "cuda 9.0"
+    dtype: str = ""  # of weights and activations
+
+
+@dataclass(frozen=True, slots=True)
+class PageLayout:
+    """What a KV page is made of, of the whole model. 0 or "": the worker does not say."""
+
+    num_layers: int = 0
+    num_kv_heads: int = 0
+    head_dim: int = 0
+    head_bytes: int = 0  # K and V of one head of one page
+    page_dtype: str = ""
+    transfer: str = ""  # the protocol in which pages are sent
+
+
+@dataclass(frozen=True, slots=True)
 class Hello:
-    """The first frame on a connection. `epoch` counts the connections of a worker; nothing of earlier ones is left."""
+    """The first frame on a connection. `epoch` counts the connections of a worker; nothing of earlier ones is left.
+    `version` is the version of the protocol, `oldest_version` the oldest one that the worker understands (0: no other).
+    """
 
     version: int
     token: str
@@ -58,6 +86,9 @@ class Hello:
     max_step_tokens: int = 2048  # of all sequences in one step; longer prompts are computed in chunks
     prefix_caching: bool = True  # whether it reports which pages its prefix cache holds
     model_version: str = ""  # KV and tokens of different versions of a model never meet
+    oldest_version: int = 0
+    build: Build = Build()
+    layout: PageLayout = PageLayout()
 
 
 class Credits(NamedTuple):

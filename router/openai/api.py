@@ -259,7 +259,7 @@ class OpenAiApi:
         return Choice(
             index,
             stream,
-            OutputText(self._tokenizer.pieces, job.body.stop or (), includes_stop),
+            OutputText(self._tokenizer.pieces, job.body.stop or (), includes_stop, job.body.min_tokens or 0),
             self._metrics.begin(job.asked.arrived_s),
             prefix=job.prompt_of(index).text,
             hides_stop_token=not includes_stop,

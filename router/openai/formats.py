@@ -191,9 +191,16 @@ class CompletionFormat(ChunkFormat):
     TEXT_END = b',"logprobs":null,"finish_reason":null}'
 
     def logprob(self, entry: TokenEntry) -> CompletionLogprob:
-        token, logprob = self._name(entry.token_id), finite(entry.logprob.logprob)
-        # The chosen token is always included, as in OpenAI's API.
-        top = {self._name(token_id): finite(logprob) for token_id, logprob in entry.logprob.top} | {token: logprob}
+        own_id, logprob = entry.token_id, finite(entry.logprob.logprob)
+        token = self._name(own_id)
+        # The chosen token is always included, as in OpenAI's API. It is named first: its entry has the name that is
+        # listed under `tokens`. Another token of the same text gets a name of its own, so that no entry is lost.
+        top = {token: logprob}
+        for token_id, value in entry.logprob.top:
+            if token_id != own_id:
+                name = self._name(token_id)
+                top[name if name not in top else f"token_id:{token_id}"] = finite(value)
+        top = dict(sorted(top.items(), key=lambda item: -item[1]))
         return CompletionLogprob(token, logprob, orjson.Fragment(orjson.dumps(top)), entry.offset)
 
     def text_chunk(self, index: int, text: str, logprobs: list[TokenEntry]) -> bytes:
@@ -227,7 +234,13 @@ class CompletionFormat(ChunkFormat):
         }
 
     def _name(self, token_id: int) -> str:
-        return token_name(self._pieces.bytes_of(token_id))
+        """A name that no other bytes have: a part of a character is spelled out, as by OpenAI, and an id without a
+        token is named as by vLLM."""
+        raw = self._pieces.bytes_of(token_id)
+        try:
+            return raw.decode() if raw else f"token_id:{token_id}"
+        except UnicodeDecodeError:
+            return "bytes:" + "".join([f"\\x{byte:02x}" for byte in raw])
 
 
 def envelope(answer: AnswerHead, kind: str) -> bytes:

@@ -22,12 +22,22 @@ class TokenEntry(NamedTuple):
 
 class OutputText:
     """`num_tokens` counts the tokens generated up to the stop, visible or not. `stopped` is set once a stop string was
-    found."""
+    found. The text of the first `min_tokens` tokens cannot complete a stop string, as in vLLM since #22014."""
 
-    __slots__ = ("_detokenizer", "_num_produced", "_num_released", "_stops", "held", "num_tokens", "stopped")
+    __slots__ = (
+        "_detokenizer",
+        "_min_tokens",
+        "_num_produced",
+        "_num_released",
+        "_stops",
+        "held",
+        "num_tokens",
+        "stopped",
+    )
 
-    def __init__(self, pieces: PieceTable, stops: Sequence[str], include_stop: bool) -> None:
+    def __init__(self, pieces: PieceTable, stops: Sequence[str], include_stop: bool, min_tokens: int = 0) -> None:
         self._detokenizer = Detokenizer(pieces)
+        self._min_tokens = min_tokens
         self._stops = StopMatcher(stops, include_stop) if stops else None
         self.held: deque[TokenEntry] = deque()  # not released yet, because a stop string may begin in their text
         self._num_produced = 0  # characters out of the detokenizer
@@ -48,7 +58,7 @@ class OutputText:
             if self._stops is None:
                 text += piece
                 continue
-            text += self._stops.add(piece)
+            text += self._stops.add(piece, self.num_tokens <= self._min_tokens)
             if self._stops.matched is not None:
                 self.stopped = True
                 break
@@ -63,7 +73,7 @@ class OutputText:
             return ""
         text = self._detokenizer.finish()
         if self._stops is not None:
-            text = self._stops.add(text)
+            text = self._stops.add(text, self.num_tokens <= self._min_tokens)
             self.stopped = self._stops.matched is not None
             if not self.stopped:
                 text += self._stops.finish()

@@ -11,6 +11,7 @@ from slipstream.router.generation import Figure, GenerationError
 from slipstream.router.http.errors import HttpError, RequestError
 from slipstream.router.openai.failures import as_http_error
 from slipstream.router.openai.schema import ChatMessage
+from slipstream.router.text.content_form import ALL_TEXT, ContentForms
 from slipstream.router.tokenizer import TextTooLongError, Tokenizer
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of the completions endpoint
@@ -43,7 +44,8 @@ class Prompts:
                 code="unsupported_parameter",
             )
         knows_developer, reasoning_field = template.knows_developer_role, template.reasoning_field
-        plain = [plain_message(message, knows_developer, reasoning_field) for message in messages]
+        forms = self._tokenizer.content_forms
+        plain = [plain_message(message, knows_developer, reasoning_field, forms) for message in messages]
         try:
             return await self._tokenizer.encode_chat(plain, limit, variables)
         except TextTooLongError as error:
@@ -108,17 +110,25 @@ def tokens(count: int) -> str:
     return "1 token" if count == 1 else f"{count} tokens"
 
 
-def plain_message(message: ChatMessage, knows_developer_role: bool, reasoning_field: str | None = None) -> Message:
-    """A message as templates expect it: its content as one string, and only the fields that are set. Where a template
-    does not know the role `developer`, OpenAI's successor of `system`, it becomes `system`. What an assistant thought
-    goes into `reasoning_field`, if the template looks at one."""
+def plain_message(
+    message: ChatMessage,
+    knows_developer_role: bool,
+    reasoning_field: str | None = None,
+    forms: ContentForms = ALL_TEXT,
+) -> Message:
+    """A message as templates expect it: its content in the form that they take, and only the fields that are set. Where
+    a template does not know the role `developer`, OpenAI's successor of `system`, it becomes `system`. What an
+    assistant thought goes into `reasoning_field`, if the template looks at one."""
     role: str = message.role
     if role == "developer" and not knows_developer_role:
         role = "system"
     content = message.content
-    if isinstance(content, list):
-        content = "\n".join(part.text for part in content)
-    plain = {"role": role, "content": content or ""}
+    form = forms.of_role(role)
+    if not form.takes_text or not isinstance(content, str):
+        parts = [part.text for part in content] if isinstance(content, list) else content
+        plain: Message = {"role": role, "content": form.of(parts)}
+    else:
+        plain = {"role": role, "content": content}
     if message.name is not None:
         plain["name"] = message.name
     if message.tool_call_id is not None:

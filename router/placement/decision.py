@@ -23,6 +23,7 @@ PlacementReason = Literal[
     "prefill_too_small",  # local: no prefill group could ever hold it
     "prefill_failed",  # local: every prefill group has failed it before
     "prefill_unreachable",  # local: no link to a decode worker is open, or its pages could not be sent twice
+    "prefill_incompatible",  # local: no prefill group has pages that fit a decode worker's (status says what differs)
     "cached_prefix",  # local: by `kv`, or because the reservation found it so, nearly all of the prompt is cached
     "long_prompt",  # remote: the prompt is over the limit for local prefill
     "cheaper_remote",  # remote: by the policy's score

@@ -79,7 +79,17 @@ class Placer:
         job.may_wait = state.wait_until_s is None or now < state.wait_until_s
         job.num_waiting_before = num_waiting_before
         state.shortlist_cached = candidates.cached
-        return self._policy.place(job, candidates, now)
+        found = self._policy.place(job, candidates, now)
+        if isinstance(found, Placement) and found.decision.reason == "prefill_incompatible":
+            return self._with_mismatch(found)
+        return found
+
+    def _with_mismatch(self, placement: Placement) -> Placement:
+        """The same with what differs between the pages of the decode worker and of the first prefill group."""
+        decode, decision = placement.decode, placement.decision
+        group = self._roster.workers_of("prefill", decode.version)[0]
+        why = f"{decision.why}; {self.links.mismatch(group.hello, decode.hello)}"
+        return placement._replace(decision=decision._replace(why=why))
 
     def begin(self, state: RequestState, placement: Placement, now: float) -> None:
         """The request takes this placement. Adds it to the load of its workers."""

@@ -63,7 +63,7 @@ class Shortlist:
 
 def reachable(candidates: Shortlist, state: RequestState, links: Links, now: float) -> Shortlist:
     """The shortlist without ways that the pages cannot go."""
-    if not candidates.prefills or not (links or state.num_unreachable):
+    if not candidates.prefills or not (links.may_refuse or state.num_unreachable):
         return candidates
     cut = [
         (decode, group)
@@ -75,7 +75,10 @@ def reachable(candidates: Shortlist, state: RequestState, links: Links, now: flo
         groups = []
     else:
         groups = [g for g in candidates.prefills if any((d, g) not in cut for d in candidates.decodes)]
-    no_prefill = candidates.no_prefill if groups else "prefill_unreachable"
+    no_prefill = candidates.no_prefill
+    if not groups:
+        never = all(links.mismatch(g.hello, d.hello) for g in candidates.prefills for d in candidates.decodes)
+        no_prefill = "prefill_incompatible" if never else "prefill_unreachable"
     return replace(candidates, prefills=groups, no_prefill=no_prefill, cut=frozenset(cut))
 
 

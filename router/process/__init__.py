@@ -1,1 +1,2 @@
-"""What belongs to the process rather than to a request: the sockets that it listens at. Imports little."""
+"""What belongs to the process rather than to a request: the limits of its container, the sockets that it listens at,
+the commands of further processes. Imports little."""

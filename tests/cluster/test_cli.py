@@ -115,7 +115,9 @@ def test_check_warns_of_what_is_hardly_meant(slipstream: CommandLine) -> None:
     assert "ok: slipstream-demo" in done.stdout
     quantization, memory = sentences(done)
     assert quantization.startswith(f"slipstream: warning: {path}: quantization is fp8 for prefill and none for decode")
-    assert memory.startswith(f"slipstream: warning: {path}: decode.engine.kv_cache_mib is 1000000000, and this machine")
+    assert memory.startswith(
+        f"slipstream: warning: {path}: decode.engine.kv_cache_mib 1000000000, 1000000000 MiB: this machine"
+    )
 
 
 @pytest.mark.parametrize("command", ["check", "serve"])
@@ -224,6 +226,17 @@ def test_status_says_where_metrics_are_if_they_have_a_port_of_their_own() -> Non
     state = ClusterState("one", 1, 1.0, "/c.yaml", "m", "ready", "http://h:1")
     assert not any("metrics" in line for line in describe(state, None))
     assert "  metrics: http://h:2/metrics" in list(describe(replace(state, admin_url="http://h:2"), None))
+
+
+def test_status_names_the_version_and_the_file_of_it_that_has_changed() -> None:
+    state = ClusterState("one", 1, 1.0, "/c.yaml", "m", version="march")
+    state.files = {"march": "/m/config.json is gone", "of an update that is over": "/m/config.json is gone"}
+    state.members = [MemberStatus("decode-0", "decode", version="march")]
+    lines = list(describe(state, None))
+    assert "  version: march" in lines
+    (line,) = [line for line in lines if line.startswith("  files: ")]
+    assert line.startswith("  files: /m/config.json is gone; version march is served")
+    assert "`slipstream update`" in line
 
 
 def test_status_says_how_requests_fared_lately() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import shutil
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +16,16 @@ from slipstream.cluster.config import ClusterConfig, ModelConfig, PoolConfig
 from slipstream.cluster.deployment import Deployment
 from slipstream.cluster.fleet import FleetError
 from slipstream.cluster.ray_session import RaySession
+from slipstream.cluster.repository.files_page import FilesPage
+from slipstream.cluster.repository.files_watch import FilesWatch
 from slipstream.cluster.supervisor import Supervisor
+from slipstream.router.catalog.file_digest import DigestCache
+from slipstream.router.catalog.manifest import Manifest
 from slipstream.workers.config import EngineConfig
 from tests.cluster.fake_members import FakeRouter, Watcher, serving
 
 CONFIG = ClusterConfig(ModelConfig("/m"))
+DEMO = Path(__file__).parents[2] / "models" / "slipstream-demo"
 
 
 def in_fleet(check: Any, config: ClusterConfig = CONFIG) -> None:
@@ -37,7 +44,7 @@ def in_fleet(check: Any, config: ClusterConfig = CONFIG) -> None:
 def test_groups_get_names_that_nobody_has_and_the_settings_of_their_version() -> None:
     def check(fleet: ClusterFleet) -> None:
         assert [group.name for group in fleet.make("decode", 3, "v1")] == ["decode-0", "decode-1", "decode-2"]
-        fleet.add_version("v2", dataclasses.replace(CONFIG, decode=PoolConfig(num_cpus=2.0)))
+        fleet.add_version("v2", dataclasses.replace(CONFIG, decode=PoolConfig(num_cpus=2.0)), None)
         assert fleet.newest == "v2"
         (old,), (new,) = fleet.make("decode", 1, "v1"), fleet.make("decode", 1, "v2")
         assert (old.version, old.pool.bundle) == ("v1", {"CPU": 0.1})
@@ -96,7 +103,7 @@ def test_the_last_version_is_not_forgotten() -> None:
     def check(fleet: ClusterFleet) -> None:
         with pytest.raises(FleetError, match="the only version"):
             fleet.forget_version("v1")
-        fleet.add_version("v2", CONFIG)
+        fleet.add_version("v2", CONFIG, None)
         fleet.forget_version("v1")
         assert fleet.newest == "v2"
 
@@ -134,3 +141,42 @@ def test_pools_that_differ_in_what_is_loaded_keep_their_workers(
 def test_pools_that_differ_in_sizes_and_steps_may_exchange_workers() -> None:
     prefill = PoolConfig(max_queued_tokens=99, engine=EngineConfig(kv_cache_mib=64, max_step_tokens=64, niceness=3))
     assert cannot_switch(dataclasses.replace(CONFIG, prefill=prefill)) is None
+
+
+def test_no_group_is_added_whose_files_are_others_now(tmp_path: Path) -> None:
+    """And that is told of: in a sentence, and to Prometheus."""
+    model_dir = Path(shutil.copytree(DEMO, tmp_path / "model"))
+    config = ClusterConfig(ModelConfig(str(model_dir)))
+    told: list[dict[str, str]] = []
+
+    async def check(fleet: ClusterFleet) -> None:
+        fleet.add_version("v2", config, Manifest.read(model_dir, DigestCache(None)))
+        watch = FilesWatch(fleet.files, lambda changed: told.append(dict(changed)))
+        watch.num_refused["v2"] += 1
+        await watch.look()
+        assert told == []
+        (model_dir / "model.safetensors").write_bytes(b"")
+        await watch.look()
+        await watch.look()
+        sentence = f"{model_dir}/model.safetensors has other content now (0 bytes, "
+        assert [sorted(one) for one in told] == [["v2"]]
+        assert told[0]["v2"].startswith(sentence)
+        for question in (fleet.add("decode"), fleet.scale("decode", 3)):
+            with pytest.raises(FleetError) as caught:
+                await question
+            assert caught.value.kind == "conflict"
+            assert f"no worker of version v2 can be started: {sentence}" in caught.value.reason
+        values = {
+            (sample.name, sample.labels["version"]): sample.value
+            for family in FilesPage(watch).collect()
+            for sample in family.samples
+        }
+        assert values == {
+            ("slipstream:model_files_changed", "v2"): 1.0,
+            ("slipstream:model_files_refused_total", "v2"): 1.0,
+        }
+        shutil.copy2(DEMO / "model.safetensors", model_dir)
+        await watch.look()
+        assert told[1:] == [{}]
+
+    in_fleet(check, config)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.cluster import config_file
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.config_file import load_config
 from slipstream.cluster.settings_file import ConfigError
@@ -105,6 +106,10 @@ MODEL = "model: {path: tiny}\n"
         ("aws_key: s3cret\n", "c.yaml: none of its keys is a setting; at least model.path is needed"),
         ("name: x\n", "c.yaml: model: missing"),
         ("model: {name: x}\n", "c.yaml:1: model.path: missing"),
+        (
+            "model: {path: tiny, chat_template_content_format: parts}\n",
+            "c.yaml:1: model.chat_template_content_format: ",
+        ),
         (MODEL + "routr: {}\n", "c.yaml:2: routr: unknown setting; did you mean router?"),
         (
             MODEL + "router:\n  http:\n    prot: 1\n",
@@ -424,3 +429,11 @@ def test_a_weight_file_that_ends_too_soon_is_named_with_both_sizes(folder: Path)
     path.write_bytes(whole[:-1])
     (only,) = problems(folder, MODEL)
     assert f"is truncated: {len(whole) - 1} bytes of {len(whole)}" in only
+
+
+def test_a_transport_that_is_not_installed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config_file, "has_ucx", lambda: False)
+    path = tmp_path / "c.yaml"
+    path.write_text(f"model: {{path: {write_model(tmp_path / 'm')}}}\nkv_transfer: {{transport: ucx}}\n")
+    with pytest.raises(ConfigError, match=r"c\.yaml:2: kv_transfer\.transport: UCX is not installed \(pip install"):
+        load_config(path)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slipstream.cluster import doubts
 from slipstream.cluster.config import ClusterConfig, ModelConfig, PoolConfig, RayConfig
-from slipstream.cluster.doubts import Machine, doubts_about
+from slipstream.cluster.doubts import Machine, doubts_about, missing_parts
 from slipstream.workers.config import EngineConfig
 
 MACHINE = Machine(memory_bytes=4096 * 2**20, num_cores=8)
@@ -25,22 +27,58 @@ def cluster(prefill: dict[str, Any], decode: dict[str, Any], **pool: int) -> Clu
     ("config", "doubt"),
     [
         (cluster({"quantization": "fp8"}, {}), "quantization is fp8 for prefill and none for decode"),
-        (cluster({}, {"kv_cache_mib": 4097}), "decode.engine.kv_cache_mib is 4097, and this machine has 4096 MiB"),
-        (cluster({"kv_cache_mib": 2048}, {"kv_cache_mib": 2049}), "of all 2 ranks together is 4097, and this machine"),
+        (
+            cluster({}, {"kv_cache_mib": 4097}),
+            "decode.engine.kv_cache_mib is 4097, and this machine has 4096 MiB of memory",
+        ),
+        (
+            cluster({"kv_cache_mib": 2048}, {"kv_cache_mib": 2049}),
+            "together 4097 MiB at least, and this machine has 4096",
+        ),
         (
             cluster({"num_threads": 9}, {"num_threads": 9}),
-            "prefill.engine.num_threads is 9, and this machine has 8 cores",
+            "prefill.engine.num_threads is 9, and this process may use 8 cores",
         ),
         (
             ClusterConfig(model=ModelConfig("models/m"), ray=RayConfig(object_store_mib=4097)),
             "ray.object_store_mib is 4097, and this machine has 4096 MiB of memory",
         ),
-        (cluster({"kv_cache_mib": 1024}, {}, replicas=2, tp=2), "of all 5 ranks together is 4352, and this machine"),
+        (
+            cluster({"kv_cache_mib": 1024}, {}, replicas=2, tp=2),
+            "kv_cache_mib is 1024 (4 x 1024 MiB), decode.engine.kv_cache_mib is 256 (256 MiB): together 4352 MiB",
+        ),
     ],
 )
 def test_each_doubt_names_its_key_and_what_is_there(config: ClusterConfig, doubt: str) -> None:
     [told] = doubts_about(config, MACHINE)
     assert doubt in told
+
+
+def test_the_limit_of_a_container_is_named_with_the_model_and_every_pool(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes(3 * 2**20))
+    config = ClusterConfig(
+        model=ModelConfig(str(tmp_path)),
+        prefill=PoolConfig(engine=EngineConfig(kv_cache_mib=64)),
+        decode=PoolConfig(engine=EngineConfig(kv_cache_mib=64), replicas=2),
+    )
+    limited = Machine(194 * 2**20, 1, "/sys/fs/cgroup/memory.max")
+    asked = (
+        "the weights in model.path (3 MiB), prefill.engine.kv_cache_mib is 64 (64 MiB), "
+        "decode.engine.kv_cache_mib is 64 (2 x 64 MiB)"
+    )
+    [told] = doubts_about(config, limited)
+    assert told.startswith(f"{asked}: together 195 MiB at least, and the memory limit of this container is 194 MiB")
+    assert "/sys/fs/cgroup/memory.max" in told
+    assert list(doubts_about(config, Machine(195 * 2**20, 1, "/sys/fs/cgroup/memory.max"))) == []
+
+
+def test_pages_by_number_count_with_their_size(tmp_path: Path) -> None:
+    source = Path(__file__).parents[2] / "models/slipstream-demo/config.json"
+    (tmp_path / "config.json").write_bytes(source.read_bytes())
+    engine = EngineConfig(num_pages=10**6)
+    config = ClusterConfig(model=ModelConfig(str(tmp_path)), prefill=PoolConfig(engine=engine))
+    [told] = doubts_about(config, MACHINE)
+    assert told.startswith("prefill.engine.num_pages is 1000000, and this machine has 4096 MiB")
 
 
 @pytest.mark.parametrize(
@@ -55,3 +93,16 @@ def test_each_doubt_names_its_key_and_what_is_there(config: ClusterConfig, doubt
 )
 def test_what_fits_or_cannot_be_known_is_not_doubted(engine: dict[str, Any]) -> None:
     assert list(doubts_about(cluster({}, engine), MACHINE)) == []
+
+
+def test_parts_that_are_not_installed_are_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doubts, "has_ucx", lambda: False)
+    monkeypatch.setattr(doubts, "why_not_native", lambda: "they are built for x86-64 Linux, and this is aarch64 Linux")
+    ucx, kernels = missing_parts(cluster({}, {}))
+    assert ucx.startswith("UCX is not installed (pip install")
+    assert ucx.endswith("KV pages go through shared memory, which serves one host")
+    assert kernels.startswith("no native CPU kernels (they are built for x86-64 Linux, and this is aarch64 Linux)")
+    assert len(list(missing_parts(cluster({"device": "cuda"}, {"cpu_kernels": "off"})))) == 1  # neither would use them
+    monkeypatch.setattr(doubts, "has_ucx", lambda: True)
+    monkeypatch.setattr(doubts, "why_not_native", lambda: None)
+    assert list(missing_parts(cluster({}, {}))) == []

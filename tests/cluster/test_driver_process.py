@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.cluster import driver as driver_module
 from slipstream.cluster import driver_process, run_state
 from slipstream.cluster.console import Console
 from slipstream.cluster.driver import Driver
 from slipstream.cluster.driver_process import run_driver, state_before
 from slipstream.cluster.driver_task import DriverTask
+from slipstream.cluster.model_version import ModelContent
 from slipstream.cluster.overrides import Overrides
 from slipstream.cluster.own_guardian import INTERRUPTED, Briefing, OwnGuardian
 from slipstream.cluster.run_state import ClusterState
+from slipstream.router.catalog.manifest import Manifest
 from slipstream.router.messages import Role
 from tests.cluster.test_cli import LOCAL
 
@@ -123,18 +124,26 @@ def test_operators_find_the_next_driver_by_the_port_and_the_token_of_the_one_bef
     assert (first.operator_token, first.operator_url) == (second.operator_token, second.operator_url)
 
 
-@pytest.mark.parametrize("content", ["as before", "other"])
-def test_a_version_is_called_as_before_unless_it_is_another_one(
-    guardians: dict[bool, OwnGuardian], monkeypatch: pytest.MonkeyPatch, content: str
+@pytest.mark.parametrize(
+    ("name", "digest", "version"),
+    [
+        ("derived", "as before", "as before-2"),  # by whatever name: answers continue
+        ("derived", "other", "derived"),
+        ("march", "other", "march-3"),  # a name that was given by the configuration was used for other content
+    ],
+)
+def test_a_version_is_called_as_before_unless_its_files_are_others(
+    guardians: dict[bool, OwnGuardian], name: str, digest: str, version: str
 ) -> None:
-    monkeypatch.setattr(driver_module, "version_of", lambda config: content)
     guardian = guardians[True]
     before = ClusterState("mine", guardian.pid, guardian.started, str(LOCAL), "m")
-    before.version, before.content = "as before-2", "as before"
-    driver = Driver(task_of(guardian, before, run_state.run_folder()), None, Console(StringIO()))
-    driver._name_version()
-    named = {"as before": "as before-2", "other": "other"}[content]
-    assert (driver._state.version, driver._state.content) == (named, content)
+    before.version, before.content, before.names = "as before-2", "as before", ["march", "march-2", "as before-2"]
+    console = StringIO()
+    driver = Driver(task_of(guardian, before, run_state.run_folder()), None, Console(console))
+    driver._name_version(ModelContent(name, digest, Manifest(())))
+    assert (driver._state.version, driver._state.content) == (version, digest)
+    assert version in driver._state.names
+    assert (f"they are served as version {version}" in console.getvalue()) == (digest == "other")
 
 
 def test_a_cluster_that_was_killed_is_told_of_by_the_next_one_of_its_name(

@@ -17,6 +17,7 @@ from slipstream.cluster.config import ClusterConfig, ModelConfig
 from slipstream.cluster.deployment import Deployment
 from slipstream.cluster.placement import pool_resources
 from slipstream.cluster.router_member import MAX_PORT_TRIES, RouterMember
+from slipstream.cluster.settings_by_name import ByName, settings_of
 from slipstream.cluster.worker_group import GroupMember
 from slipstream.kv_transfer.config import TransferConfig
 from slipstream.router.addresses import Addresses, Endpoint
@@ -65,6 +66,7 @@ class RouterProcess:
         self._listens: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()
         self.keeper: object = None
         self.is_ending: object = None
+        self.manifests: object = None
         self.drain = SimpleNamespace(remote=self.drained)
 
     async def drained(self, deadline_s: float) -> None:
@@ -82,9 +84,10 @@ class RouterProcess:
     def listening(self) -> SimpleNamespace:
         return SimpleNamespace(remote=lambda: self._listens)
 
-    def remote(self, config: RouterConfig, *rest: object) -> asyncio.Future[None]:
+    def remote(self, sent: ByName[RouterConfig], *rest: object) -> asyncio.Future[None]:
+        config = settings_of(sent)
         run: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        *_, self.keeper, self.is_ending = rest
+        *_, self.keeper, self.is_ending, self.manifests = rest
         if config.worker_port in self._taken:
             run.set_exception(task_error(OSError(errno.EADDRINUSE, "the port is in use")))
         else:

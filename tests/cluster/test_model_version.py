@@ -8,7 +8,7 @@ import pytest
 
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.config_file import load_config
-from slipstream.cluster.model_version import version_of
+from slipstream.cluster.model_version import content_of, unused_name
 from slipstream.cluster.settings_file import ConfigError
 
 DEMO = Path(__file__).parents[2] / "models" / "slipstream-demo"
@@ -34,13 +34,13 @@ def test_of_numbered_folders_the_highest_is_served_under_the_name_of_the_model(r
     config = load(repository, "{path: chat}")
     assert (config.model.name, config.model.version) == ("chat", "10")
     assert config.model.path == str(repository / "chat" / "10")
-    assert version_of(config) == "10"
+    assert content_of(config).name == "10"
 
 
 @pytest.mark.parametrize("version", ["2", "'2'"])
 def test_another_folder_can_be_chosen(repository, version):
     config = load(repository, f"{{path: chat, version: {version}}}")
-    assert (config.model.path, version_of(config)) == (str(repository / "chat" / "2"), "2")
+    assert (config.model.path, content_of(config).name) == (str(repository / "chat" / "2"), "2")
 
 
 @pytest.mark.parametrize("version", ["3", "03", "latest"])
@@ -57,26 +57,43 @@ def test_a_version_is_a_short_word(tmp_path, version):
 
 def test_elsewhere_a_version_is_a_name_for_what_is_there(tmp_path):
     config = load(tmp_path, f"{{path: {DEMO}, version: march}}")
-    assert (config.model.path, version_of(config)) == (str(DEMO), "march")
+    assert (config.model.path, content_of(config).name) == (str(DEMO), "march")
 
 
-def test_without_a_name_the_version_follows_from_weights_and_numeric_settings(tmp_path):
-    copy = tmp_path / "copy"
-    shutil.copytree(DEMO, copy)
+@pytest.fixture
+def copy(tmp_path):
+    shutil.copytree(DEMO, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def test_without_a_name_the_version_follows_from_the_files_and_numeric_settings(tmp_path, copy):
     config = load(tmp_path, f"{{path: {copy}}}")
-    first = version_of(config)
-    assert first == version_of(load(tmp_path, f"{{path: {DEMO}}}"))
+    first = content_of(config).name
+    assert first == content_of(load(tmp_path, f"{{path: {DEMO}}}")).name
 
     engine = dataclasses.replace(config.decode.engine, quantization="int8")
     decode = dataclasses.replace(config.decode, engine=engine)
     other = dataclasses.replace(config, decode=decode)
-    assert version_of(other) != first
+    assert content_of(other).name != first
     larger = dataclasses.replace(config.decode, engine=dataclasses.replace(config.decode.engine, max_num_seqs=3))
-    assert version_of(dataclasses.replace(config, decode=larger)) == first
+    assert content_of(dataclasses.replace(config, decode=larger)).name == first
 
+
+@pytest.mark.parametrize("version", ["", ", version: march"])
+def test_any_changed_byte_is_other_content_whatever_the_version_is_called(tmp_path, copy, version):
+    config = load(tmp_path, f"{{path: {copy}{version}}}")
+    first = content_of(config)
     (shard,) = copy.glob("*.safetensors")
-    data = bytearray(shard.read_bytes())
-    start = 8 + int.from_bytes(data[:8], "little")
-    data[start:] = bytes(byte ^ 1 for byte in data[start:])  # the last bit of every number
-    shard.write_bytes(data)
-    assert version_of(config) != first
+    with shard.open("r+b") as file:
+        file.seek(shard.stat().st_size // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 1]))
+    second = content_of(config)
+    assert second.digest != first.digest
+    assert (second.name == first.name) == bool(version)
+
+
+def test_a_name_that_was_used_gets_a_number():
+    assert unused_name("a", []) == "a"
+    assert unused_name("a", ["a", "a-2", "b"]) == "a-3"

@@ -10,8 +10,10 @@ import pytest
 
 from slipstream.cluster import follower as follower_module
 from slipstream.cluster import supervisor as supervisor_module
+from slipstream.cluster.config import RestartConfig
 from slipstream.cluster.supervisor import StartFailed, Supervisor
 from slipstream.router.addresses import Endpoint
+from slipstream.router.catalog.manifest import REFUSES
 from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.messages import Role
 from tests.cluster.fake_members import CONFIG, FakeGroup, FakeRouter, Watcher, serving
@@ -336,3 +338,19 @@ def test_a_router_whose_clients_are_left_to_the_next_driver_does_not_hear_of_the
         assert router.num_kills > 0
 
     asyncio.run(run())
+
+
+@scenario
+async def test_the_router_is_told_when_no_decode_group_can_come_back_by_itself() -> None:
+    reason = f"{REFUSES} version v1: /m/model.safetensors has other content now"
+    async with serving("prefill", "decode", config=replace(CONFIG, restart=RestartConfig(60.0, 60.0))) as it:
+        await it.supervisor.add([it.group("decode-1")])
+        await it.until(lambda: it.state_of("decode-1") == "ready")
+        it.groups["decode-0"].die(reason)
+        await it.until(lambda: it.state_of("decode-0") == "dead")
+        assert it.router.expected[-1].hindrance == ""
+        it.groups["decode-1"].die(reason)
+        await it.until(lambda: it.state_of("decode-1") == "dead")
+        assert it.router.expected[-1].hindrance == reason
+        await it.supervisor.add([it.group("decode-2", version="v2")])
+        assert it.router.expected[-1].hindrance == ""

@@ -54,6 +54,8 @@ class ServingCluster:
         self.name = settings["name"]
         self.config_path = folder / "cluster.yaml"
         self.config_path.write_text(yaml.safe_dump(settings))
+        self.command = [sys.executable, "-m", "slipstream.cluster.cli", "serve", str(self.config_path)]
+        self.working_directory: Path | None = None  # None: that of the tests
         self.environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "XDG_"))},
             "XDG_RUNTIME_DIR": str(self.home / "run"),
@@ -68,10 +70,10 @@ class ServingCluster:
 
     def launch(self) -> None:
         """Starts the guardian and returns at once. Ctrl-C can be tried on it: it leads a process group."""
-        command = [sys.executable, "-m", "slipstream.cluster.cli", "serve", str(self.config_path)]
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
-                command,
+                self.command,
+                cwd=self.working_directory,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -24,7 +24,7 @@ from tests.e2e.fleet import (
 )
 from tests.e2e.freezing import frozen
 from tests.e2e.observation import Scrape, moved, status_of, wait_until_at_rest
-from tests.e2e.serving_cluster import END_TIMEOUT_S, ServingCluster
+from tests.e2e.serving_cluster import END_TIMEOUT_S, ROOT, ServingCluster
 from tests.e2e.streams import BackgroundStream, complete, prompt_of, streaming
 from tests.e2e.streams import client_of as openai_of
 
@@ -249,10 +249,33 @@ def test_the_commands_do_what_they_say_and_say_what_they_cannot(fleet: ServingCl
     wait_for_fleet(fleet, 1, 2)
 
 
+class Releases:
+    """Versions of Slipstream that differ in their number alone, installed one after the other where a cluster's
+    processes find it."""
+
+    def __init__(self, serving: ServingCluster) -> None:
+        self._folder = serving.home / "releases"
+        self._installed = self._folder / "installed"
+        serving.environment |= {"PYTHONPATH": str(self._installed), "PYTHONSAFEPATH": "1"}
+        serving.working_directory = serving.home  # from the tests' own, a checkout, Ray would import that one
+
+    def __call__(self, version: str) -> None:
+        package = self._folder / version / "slipstream"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text(f'__version__ = "{version}"\n')
+        for part in ("cluster", "kernels", "kv_transfer", "router", "workers"):
+            (package / part).symlink_to(ROOT / part)
+        link = self._folder / "next"
+        link.symlink_to(package.parent)
+        link.rename(self._installed)
+
+
 def test_a_cluster_that_begins_empty_serves_and_survives_its_driver_and_lets_streams_end_without_its_guardian(
     make_cluster: MakeCluster,
 ) -> None:
     serving = make_cluster({"prefill": {"replicas": 0}, "decode": {"replicas": 0}})
+    release = Releases(serving)
+    release("1.0.0")
     serving.start()
     assert serving.get("/health/ready")[0] == 200
     with openai_of(serving) as client:
@@ -272,10 +295,15 @@ def test_a_cluster_that_begins_empty_serves_and_survives_its_driver_and_lets_str
         with streaming([running]):
             running.wait_for_pieces(5)
             drain(serving, "decode-0")
-            os.kill(state.driver, signal.SIGTERM)  # `test_kills` has one that is killed
+            release("1.1.0")
+            again = slipstream(serving, "restart")  # `test_kills` has a driver that is killed
+            assert again.returncode == 0, again.stderr
+            assert "Slipstream 1.0.0 -> 1.1.0; clients wait" in again.stdout
         assert (running.error, running.finishes) == (None, ["length"])
     serving.wait_until_served_by_another(state.driver)
     wait_for_fleet(serving, 1, 1)  # of two that decode, one was to leave
+    assert {worker["build"]["slipstream"] for worker in status_of(serving)["workers"]} == {"1.1.0"}
+    assert f"Slipstream 1.1.0, of guardian {serving.pid} (1.0.0)" in slipstream(serving, "status").stdout
     assert set(members(serving)) == {"prefill-0", "decode-0"}
     last = BackgroundStream(serving, prompt_of(100), 1500)
     with streaming([last]):

@@ -224,6 +224,56 @@ def test_a_broken_version_goes_back_by_itself_and_nobody_notices(serving: Servin
     assert {member.name for member in serving.state.members} == {"router", "prefill-0", "decode-0"}  # type: ignore[union-attr]
 
 
+def test_weights_that_are_overwritten_are_another_version_and_nobody_serves_them_as_the_old_one(
+    serving: ServingCluster, tmp_path: Path
+) -> None:
+    before = yaml.safe_load(serving.config_path.read_text())["model"]
+    model = perturbed_model(tmp_path / "model", seed=1)
+    path = config_with(serving, tmp_path, model={"path": str(model), "name": MODEL, "version": "march"})
+    command(serving, "update", path)
+    assert the_version(serving) == "march"
+    expected = texts_of(serving, "march")
+
+    overwrite(perturbed_model(tmp_path / "other", seed=2), model)
+    changed = f"{model}/model.safetensors has other content now"
+    refused = f"refuses to serve version march: {changed}"
+    name = kill(serving, "prefill")
+    serving.wait_for(lambda: refused in serving.member(name).detail, 60)
+    assert texts_of(serving, "march") == expected, "a decode worker serves on with what it has in memory"
+    with pytest.raises(CannotTell, match=f"no worker of version march can be started: {changed}"):
+        operator(serving).post("/v1/fleet/scale", {"role": "decode", "replicas": 2})
+    name = kill(serving, "decode")
+    serving.wait_for(lambda: refused in serving.member(name).detail, 60)
+    with client_of(serving) as client, pytest.raises(openai.InternalServerError, match=refused):
+        client.with_options(max_retries=0).completions.create(model=MODEL, prompt="x", max_tokens=1)
+    assert changed in serving.state.files["march"]  # type: ignore[union-attr]
+    assert refused in serving.logs
+
+    command(serving, "update", path)
+    assert the_version(serving) == "march-2"
+    assert set(texts_of(serving, "march-2").values()) != set(expected.values())
+    assert f"version march cannot be loaded any more: {changed}" in command(serving, "rollback", code=1)
+    assert the_version(serving) == "march-2"
+    command(serving, "update", config_with(serving, tmp_path, model=before))
+    wait_until_at_rest(serving)
+
+
+def overwrite(source: Path, target: Path) -> None:
+    """With the weights of another model, while size and mtime stay."""
+    path = target / "model.safetensors"
+    stat = path.stat()
+    with path.open("r+b") as file:
+        file.write((source / path.name).read_bytes())
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def kill(serving: ServingCluster, role: str) -> str:
+    """A worker of this role; returns its name."""
+    (member,) = [one for one in serving.state.members if one.role == role]  # type: ignore[union-attr]
+    os.kill(member.pids[0], signal.SIGKILL)
+    return member.name
+
+
 def test_what_cannot_be_rolled_is_refused_with_its_key(serving: ServingCluster, tmp_path: Path) -> None:
     model = perturbed_model(tmp_path / "other")
     (model / "chat_template.jinja").write_text("{{ messages }}")

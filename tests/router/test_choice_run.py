@@ -47,6 +47,7 @@ class Client:
     has_logprobs: bool = False
     reason: FinishReason = "length"
     stop_token_id: int | None = None
+    min_tokens: int = 0
     text: str = ""
     num_tokens: int = 0
     ends: list[EarlyEnd] = field(default_factory=list)
@@ -81,7 +82,7 @@ class Client:
         stream = GenerationStream(RequestRecord("r", "", 0, 1, Timeline(0.0)), cancel, Handouts())
         notes = JournalNotes(journal, before)
         exchange = Exchange(REQUEST, Nowhere(), notes, head_sent=before is not None and before.head_sent)
-        output = OutputText(PIECES, self.stops, include_stop=False)
+        output = OutputText(PIECES, self.stops, include_stop=False, min_tokens=self.min_tokens)
         choice = Choice(0, stream, output, FrontMetrics().begin(0.0), prefix=PREFIX)
         form = CompletionFormat(AnswerHead("cmpl-1", 0, "m"), PIECES, self.has_logprobs, False)
         run = ChoiceRun(choice, exchange, form, notes if self.streams else notes.of_whole_answer(), send)
@@ -133,6 +134,16 @@ def test_wherever_its_routers_are_killed_a_choice_has_the_same_text_and_the_same
             client = answered(Client(streams, stops), kills)
             assert (client.text, client.num_tokens) == (undisturbed.text, undisturbed.num_tokens), kills
             assert client.ends[-1:] == undisturbed.ends
+
+
+@pytest.mark.parametrize("streams", [True, False], ids=["stream", "whole"])
+def test_wherever_its_router_is_killed_a_choice_has_at_least_min_tokens(streams: bool) -> None:
+    stops, min_tokens = ("s", ", u"), len("Grüße 🙂, u".encode())
+    undisturbed = answered(Client(streams, stops, min_tokens=min_tokens), [])
+    assert undisturbed.text == PREFIX + "Grüße 🙂, und Schlu"
+    for kill_after in range(len(OUTPUT)):
+        client = answered(Client(streams, stops, min_tokens=min_tokens), [kill_after])
+        assert (client.text, client.num_tokens) == (undisturbed.text, undisturbed.num_tokens)
 
 
 def test_a_choice_whose_stop_string_was_there_already_ends_without_another_token() -> None:

@@ -12,12 +12,14 @@ from slipstream.router.config import DispatchConfig, RouterConfig
 from slipstream.router.generation import (
     GenerateRequest,
     InvalidRequestError,
+    NoWorkersError,
     PromptTooLongError,
     QueueFullError,
     Resumed,
     ShuttingDownError,
 )
 from slipstream.router.messages import (
+    OLDEST_PROTOCOL_VERSION,
     PROTOCOL_VERSION,
     Cancel,
     Credits,
@@ -232,7 +234,10 @@ def test_bad_bytes_cost_only_their_own_connection():
     [
         ({"token": "wrong"}, "wrong token"),
         ({"token": "sécret"}, "wrong token"),
-        ({"version": 99}, f"protocol version 99, this router speaks {PROTOCOL_VERSION}"),
+        (
+            {"version": 99},
+            f"worker d speaks version 99 of the protocol, this router {OLDEST_PROTOCOL_VERSION} to {PROTOCOL_VERSION}",
+        ),
         ({"model": "other"}, "model 'other', this router serves 'm'"),
         ({"page_tokens": 0}, "page_tokens must be at least 1, got 0"),
         ({"page_tokens": 32}, "page_tokens 32, but first has 16"),
@@ -324,6 +329,21 @@ def test_a_request_that_finds_no_worker_ends_at_its_queue_deadline():
         assert stream.timeline.finished - stream.timeline.queued >= 0.1
 
     serve(scenario, RouterConfig(dispatch=DispatchConfig(queue_timeout_s=0.1)))
+
+
+def test_a_request_is_refused_at_once_while_no_worker_can_come_and_none_is_there():
+    async def scenario(service):
+        service.hinder("config.json is gone")
+        with pytest.raises(NoWorkersError, match=r"none can be started: config\.json is gone") as refused:
+            service.submit(request())
+        assert (refused.value.error.kind, refused.value.error.retry_after_s) == ("not_ready", 30.0)
+        service.submit(request("resumed")._replace(resumed=Resumed(b"", "")))  # a router before has admitted it
+        worker = await WorkerEnd.join(service)
+        await worker.next(Generate)
+        service.submit(request("served"))
+        await worker.next(Generate)
+
+    serve(scenario)
 
 
 def test_the_context_length_is_that_of_the_longest_decode_worker_and_joins_can_be_awaited():

@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
 from slipstream.router.hello_check import why_refused
-from slipstream.router.messages import PROTOCOL_VERSION, Hello
+from slipstream.router.messages import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, Build, Hello
 from tests.router.greetings import make_hello
 
 ADDRESS = TransferAddress("127.0.0.1", 1)
@@ -34,7 +34,10 @@ def test_a_worker_of_this_model_with_the_token_may_join() -> None:
         ({"token": "secre"}, "wrong token"),
         ({"token": ""}, "wrong token"),
         ({"token": "sécret"}, "wrong token"),  # which cannot be compared as text
-        ({"version": PROTOCOL_VERSION + 1}, f"protocol version {PROTOCOL_VERSION + 1}, this router speaks"),
+        (
+            {"version": OLDEST_PROTOCOL_VERSION - 1},
+            f"worker d speaks version {OLDEST_PROTOCOL_VERSION - 1} of the prot",
+        ),
         ({"model": "n"}, "model 'n', this router serves 'm'"),
         ({"worker": PeerId("", 1)}, "worker.name is empty"),
         ({"tp": 0, "addresses": ()}, "tp must be at least 1, got 0"),
@@ -52,6 +55,34 @@ def test_a_greeting_that_makes_no_sense_is_refused_with_the_field_and_its_value(
     refused = why(replace(greeting(), **fields))
     assert refused is not None
     assert refused.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("oldest", "newest", "joins"),
+    [
+        (0, PROTOCOL_VERSION, True),
+        (0, OLDEST_PROTOCOL_VERSION, True),
+        (0, OLDEST_PROTOCOL_VERSION - 1, False),
+        (PROTOCOL_VERSION, PROTOCOL_VERSION + 1, True),
+        (PROTOCOL_VERSION + 1, PROTOCOL_VERSION + 2, False),
+        (0, PROTOCOL_VERSION + 1, False),
+        (OLDEST_PROTOCOL_VERSION - 2, OLDEST_PROTOCOL_VERSION - 1, False),
+    ],
+)
+def test_two_sides_whose_ranges_of_the_protocol_overlap_understand_each_other(
+    oldest: int, newest: int, joins: bool
+) -> None:
+    assert (why(greeting(version=newest, oldest_version=oldest)) is None) == joins
+
+
+def test_a_worker_outside_of_the_range_is_refused_with_both_ranges() -> None:
+    ours = f"this router {OLDEST_PROTOCOL_VERSION} to {PROTOCOL_VERSION}"
+    newest = PROTOCOL_VERSION + 2
+    worker = greeting("decode-0", version=newest, oldest_version=newest - 1, build=Build("9.1"))
+    assert why(worker) == (
+        f"worker decode-0 (Slipstream 9.1) speaks version {newest - 1} to {newest} of the protocol, {ours}"
+    )
+    assert why(greeting("decode-0", version=1)) == f"worker decode-0 speaks version 1 of the protocol, {ours}"
 
 
 def test_a_stranger_is_told_nothing_but_that_its_token_is_wrong() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -16,6 +17,8 @@ from openai import AsyncOpenAI
 
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
 from slipstream.router.addresses import Addresses, Endpoint
+from slipstream.router.catalog.file_digest import DigestCache, FilesChanged
+from slipstream.router.catalog.manifest import Manifest
 from slipstream.router.config import DispatchConfig, HttpConfig, RouterConfig
 from slipstream.router.messages import (
     Cancel,
@@ -448,6 +451,12 @@ def test_what_keeps_the_router_from_starting_is_said_and_leaves_nothing_behind(t
                 await Router(config, MODEL, MODEL_DIR, TOKEN).start()
         with pytest.raises(FileNotFoundError, match=r"tokenizer\.json is missing"):
             await Router(CONFIG, MODEL, tmp_path, TOKEN).start()
+        model_dir = shutil.copytree(MODEL_DIR, tmp_path / "model")
+        manifest = Manifest.read(model_dir, DigestCache(None))
+        (model_dir / "chat_template.jinja").write_text("{{ messages }}")
+        for fronts in (1, 2):
+            with pytest.raises(FilesChanged, match=r"refuses to serve .*chat_template\.jinja has other content now"):
+                await Router(replace(CONFIG, fronts=fronts), MODEL, model_dir, TOKEN, manifests=[manifest]).start()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     run(main)

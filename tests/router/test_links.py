@@ -98,9 +98,9 @@ def test_a_trial_that_ends_without_a_word_gives_way_to_another() -> None:
 def test_a_link_that_only_a_dead_worker_closed_is_open_again() -> None:
     links = Links()
     links.failed(P1, D1, 0.0)
-    links.worker_lost(P2.worker)
+    links.worker_lost(P2)
     assert not links.is_open(P1, D1, 0.5)
-    links.worker_lost(P1.worker)
+    links.worker_lost(P1)
     assert links.is_open(P2, D1, 0.5)
 
 

@@ -63,6 +63,9 @@ TEMPLATES = [
 {% endfor %}
 {{ strftime_now('%Y') | length }}{{ unknown_variable }}
 """,
+    # What is set for the words of an assistant is not seen behind them.
+    """{% set mood = 'calm' %}{% for message in messages %}{% generation %}{% set mood = 'glad' %}{{ mood }}
+{{ message.content }}{{ loop.index }}{% endgeneration %}{{ mood }}{% endfor %}""",
     # Macros: within a loop and outside of one, by position and by name, with defaults, and with a caller.
     """{% macro turn(role, text='-', end='\n') %}<{{ role }}>{{ text }}{{ varargs | join }}{{ end }}{% endmacro %}
 {% macro framed() %}[{{ caller() }}]{% endmacro %}

@@ -13,9 +13,9 @@ SMALL = st.text(alphabet="ab\n", max_size=40)
 STOPS = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=5), min_size=1, max_size=4)
 
 
-def expected(text: str, stops: list[str]) -> tuple[str, str | None]:
+def expected(text: str, stops: list[str], num_protected: int = 0) -> tuple[str, str | None]:
     """Character by character, as slowly and plainly as possible."""
-    for end in range(len(text) + 1):
+    for end in range(num_protected + 1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
             longest = max(found, key=len)
@@ -32,6 +32,21 @@ def test_the_result_does_not_depend_on_where_the_text_is_cut(text: str, stops: l
     if matcher.matched is None:
         released += matcher.finish()
     assert (released, matcher.matched) == expected(text, stops)
+
+
+@settings(deadline=None)
+@given(SMALL, STOPS, st.lists(st.integers(0, 40), max_size=10), st.integers(0, 40), st.booleans())
+def test_a_stop_string_ends_the_text_only_behind_what_is_protected(
+    text: str, stops: list[str], cuts: list[int], num_protected: int, include: bool
+) -> None:
+    num_protected = min(num_protected, len(text))
+    borders = sorted({0, num_protected, len(text), *(min(cut, len(text)) for cut in cuts)})
+    matcher = StopMatcher(stops, include)
+    released = "".join(matcher.add(text[a:b], protected=b <= num_protected) for a, b in pairwise(borders))
+    if matcher.matched is None:
+        released += matcher.finish()
+    before, matched = expected(text, stops, num_protected)
+    assert (released, matcher.matched) == (before + matched if include and matched else before, matched)
 
 
 @settings(deadline=None)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from pathlib import Path
 
 import torch
 
 from slipstream.kernels.cpu.library import native_library
 from slipstream.router.messages import EngineRequest, SamplingParams, pack_ids
+from slipstream.router.process.container_limits import num_cores
 from slipstream.workers.config import EngineConfig
 from slipstream.workers.engine.engine import Engine
 from slipstream.workers.engine.errors import EngineConfigError
@@ -27,6 +27,7 @@ from slipstream.workers.models.llama import Llama
 from slipstream.workers.models.loader import TORCH_DTYPES, load_model
 from slipstream.workers.models.native import is_native, load_native
 from slipstream.workers.models.pool import kv_dtype, kv_shape
+from slipstream.workers.models.steady_files import SteadyFiles
 from slipstream.workers.models.tensor_parallel import TensorParallel
 from slipstream.workers.models.weight_cache import default_directory
 
@@ -44,8 +45,10 @@ def engine_limits(
     max_queued_tokens: int = 8192,
     model_id: str | None = None,
     ranks_on_host: int = 1,
+    model: ModelConfig | None = None,
 ) -> EngineLimits:
-    """What an engine with these settings can hold; the same on all ranks of a group. Reads only the model's config.
+    """What an engine with these settings can hold; the same on all ranks of a group. Reads only the model's config, and
+    nothing if that is given as `model`.
 
     `kv_cache_mib` is the memory of one rank; where it is `auto`, a group's ranks call this together, and
     `ranks_on_host` share the host's memory. Without `max_model_len` it is what the model allows and the pool holds.
@@ -54,7 +57,7 @@ def engine_limits(
     Raises ModelError if the directory cannot be served and EngineConfigError, naming the key, if the settings do not
     fit the model.
     """
-    model = ModelConfig.read(model_dir)
+    model = ModelConfig.read(model_dir) if model is None else model
     tp = TensorParallel() if tp is None else tp
     dtype = _dtype(config, model)
     of_pages = kv_dtype(config.kv_cache_dtype, dtype)
@@ -120,12 +123,13 @@ def build_runner(
     *,
     tp: TensorParallel | None = None,
     memory: KvMemory | None = None,
+    files: SteadyFiles | None = None,
 ) -> ModelRunner:
     """Loads a rank's share of the model and allocates its pool of `num_pages` pages (see `engine_limits`), on the host
-    from `memory` if that is given.
+    from `memory` if that is given. `files` are those of the directory, as they were before anything was read.
 
     Sets the process's number of threads, torch's and the native kernels', where `num_threads` is given. Raises
-    ModelError, and EngineConfigError if the device is not there or the pool does not fit into its memory.
+    ModelError, FilesChanged, and EngineConfigError if the device is not there or the pool does not fit into its memory.
     """
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
@@ -133,7 +137,7 @@ def build_runner(
     device = _device(config, tp)
     dtype = _dtype(config, ModelConfig.read(model_dir))
     of_pages = kv_dtype(config.kv_cache_dtype, dtype)
-    model = _load(Path(model_dir), config, dtype, device, tp)
+    model = _load(Path(model_dir), config, dtype, device, tp, files)
     shape = kv_shape(model.config, tp, num_pages, config.page_tokens, of_pages)
     key = f"kv_cache_mib {config.kv_cache_mib}" if config.num_pages is None else f"num_pages {num_pages}"
     require_room(key, math.prod(shape) * of_pages.itemsize, device)
@@ -178,7 +182,14 @@ def warm_up(limits: EngineLimits, executor: Executor) -> None:
         raise ModelError(f"warm-up: {num_finished} of 2 requests came to a good end: are the model's scores numbers?")
 
 
-def _load(model_dir: Path, config: EngineConfig, dtype: torch.dtype, device: torch.device, tp: TensorParallel) -> Model:
+def _load(
+    model_dir: Path,
+    config: EngineConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    tp: TensorParallel,
+    files: SteadyFiles | None,
+) -> Model:
     """The native model if it can serve the model, else the torch one."""
     model = ModelConfig.read(model_dir)
     if device.type == "cpu" and config.cpu_kernels == "auto" and is_native(model, dtype):
@@ -194,6 +205,7 @@ def _load(model_dir: Path, config: EngineConfig, dtype: torch.dtype, device: tor
                 tp=tp,
                 cache_dir=_weight_cache_dir(config),
                 quantization=config.quantization,
+                files=files,
             )
     if device.type == "cpu" and (model.quantization is not None or config.quantization != "none"):
         name = str(dtype).removeprefix("torch.")
@@ -213,10 +225,11 @@ def _weight_cache_dir(config: EngineConfig) -> Path | None:
 
 
 def _default_native_threads(tp: TensorParallel) -> int:
-    """As many threads as torch has; on a small machine, as many as there are cores, for each group. One worker often
+    """As many threads as torch has; on a small machine, as many as there are cores, for each group. A quota of the
+    container counts as so many cores: threads beyond it would be stopped for the rest of each period. One worker often
     waits while another computes, and if all of them compute, the native kernels lose nothing
     (docs/results/engine_cpu.md). The ranks of a group compute at the same time, so they share the cores."""
-    of_group = min(len(os.sched_getaffinity(0)), SMALL_MACHINE_CORES)
+    of_group = min(num_cores(), SMALL_MACHINE_CORES)
     return max(torch.get_num_threads(), of_group // tp.size)
 
 

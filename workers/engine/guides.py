@@ -10,7 +10,6 @@ demo model, about a second for 128,000 tokens).
 
 from __future__ import annotations
 
-import json
 import logging
 from array import array
 from collections import OrderedDict
@@ -22,6 +21,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from slipstream.router.catalog.manifest import Manifest
+from slipstream.router.catalog.text_copy import read_text
 from slipstream.router.grammar import grammar_of, parser_limits
 from slipstream.router.messages import Guide
 
@@ -37,17 +38,21 @@ class GuideBook:
     """The compiled grammars of one model, whose `vocab_size` may be padded beyond its tokenizer's. For one thread.
 
     `on_ready` is called, on any thread, when a grammar is ready. Without it, callers wait for the grammars they need.
+    With a `manifest`, the tokenizer is read from files that are those of its version, or from the router's copy of
+    them, or not at all: others may have taken their place since the model was loaded.
     """
 
     def __init__(
         self,
-        tokenizer_json: Path,
+        model_dir: Path,
         vocab_size: int,
         eos_ids: Iterable[int],
         on_ready: Callable[[], None] | None = None,
+        manifest: Manifest | None = None,
     ) -> None:
         self._on_ready = on_ready
-        self._tokenizer_json = tokenizer_json
+        self._model_dir = model_dir
+        self._manifests = () if manifest is None else (manifest,)
         self._vocab_size = vocab_size
         self._eos_ids = sorted(eos_ids)
         self._tokenizer: LLTokenizer | None = None
@@ -74,8 +79,8 @@ class GuideBook:
 
         try:
             if self._tokenizer is None:
-                text = self._tokenizer_json.read_text("utf-8")
-                json.loads(text)  # checked first: text that is not JSON would be taken for a file name
+                # It has been read as JSON: text that is not would be taken for a file name.
+                text = read_text(self._model_dir, self._manifests, vocabulary)
                 self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos_ids or None)
             matcher = LLMatcher(self._tokenizer, grammar_of(guide), log_level=0, limits=parser_limits())
         except (OSError, ValueError) as error:  # a GrammarError is one
@@ -85,6 +90,14 @@ class GuideBook:
             log.warning("a guide cannot be followed: %s", matcher.get_error())
             return None
         return matcher
+
+
+def vocabulary(model_dir: Path) -> str:
+    """The tokens of a model's tokenizer, in the form of tokenizer.json. Raises OSError or ValueError."""
+    from slipstream.router.text.added_tokens import complete_json
+    from slipstream.router.text.tokenizer_files import TokenizerFiles
+
+    return complete_json(TokenizerFiles.read(model_dir))
 
 
 class TokenGuide:

@@ -9,11 +9,11 @@ sequences of full length can fill. On the host, the share is divided among the r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
+from slipstream.router.process.container_limits import memory_rooms
 from slipstream.workers.engine.errors import EngineConfigError
 
 HOST_SHARE = 0.5  # the rest is for everybody else, and for the growth of the workers' own processes
@@ -32,7 +32,7 @@ def available_bytes(device: torch.device) -> int:
 def host_available_bytes(root: Path = Path("/")) -> int:
     """MemAvailable, or less where a control group allows less. `root` is where proc and sys are mounted."""
     available = _fields(root / "proc/meminfo")["MemAvailable"] * 1024
-    return max(0, min([available, *_cgroup_rooms(root)]))
+    return max(0, min([available, *memory_rooms(root)]))
 
 
 def auto_num_pages(
@@ -59,38 +59,6 @@ def require_room(key: str, pool_bytes: int, device: torch.device) -> None:
         raise EngineConfigError(
             f"{key} asks for {pool_bytes / MIB:.0f} MiB of KV pages, and {room / MIB:.0f} MiB are free on {device}"
         )
-
-
-def _cgroup_rooms(root: Path) -> Iterator[int]:
-    """How much memory is left within each limit, from this process's control group up to the root. Memory that is only
-    cache does not count as used."""
-    try:
-        groups = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in groups:
-        _, controllers, name = line.split(":", 2)
-        if controllers == "memory":
-            mount, limit, usage, cache = (
-                "memory",
-                "memory.limit_in_bytes",
-                "memory.usage_in_bytes",
-                "total_inactive_file",
-            )
-        elif not controllers:
-            mount, limit, usage, cache = "", "memory.max", "memory.current", "inactive_file"
-        else:
-            continue
-        group = Path(name.lstrip("/"))
-        for part in (group, *group.parents):
-            directory = root / "sys/fs/cgroup" / mount / part
-            try:
-                max_bytes = int((directory / limit).read_text())
-                used_bytes = int((directory / usage).read_text())
-                used_bytes -= _fields(directory / "memory.stat").get(cache, 0)
-            except (OSError, ValueError):  # missing, or "max": no limit
-                continue
-            yield max_bytes - used_bytes
 
 
 def _fields(path: Path) -> dict[str, int]:

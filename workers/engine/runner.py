@@ -22,6 +22,7 @@ class Model(Protocol):
     """What the runner needs of a model (`workers.models.llama`, `workers.models.native`)."""
 
     config: ModelConfig
+    dtype: torch.dtype  # of weights and activations
 
     def forward(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor:
         """The last hidden states of a step, [tokens, hidden_size]. Its keys and values are written into `kv`, and
@@ -76,7 +77,7 @@ class ModelRunner:
         self.kv = kv
         self.sink: PageSink | None = None
         self._device = kv.device
-        self._model = model
+        self.model = model
         self._scoring_model = model if isinstance(model, ScoringModel) else None
         self._page_tokens = page_tokens_of(kv, model.config.head_dim)
         self._sampler = Sampler(model.config.vocab_size, kv.device)
@@ -106,8 +107,8 @@ class ModelRunner:
     def _scores(self, batch: StepBatch, layer_done: Callable[[int], None] | None) -> Tensor | None:
         if self._scoring_model is not None:
             return self._scoring_model.scores(batch, self.kv, layer_done)
-        hidden = self._model.forward(batch, self.kv, layer_done)
-        return self._model.logits(hidden[batch.sample_indices]) if len(batch.arrays.sample_rows) else None
+        hidden = self.model.forward(batch, self.kv, layer_done)
+        return self.model.logits(hidden[batch.sample_indices]) if len(batch.arrays.sample_rows) else None
 
     def page_bytes(self) -> NDArray[np.uint8]:
         """The pool as bytes, `[layers, pages, kv_heads, head_bytes]`: the memory itself, for pages to come and go.

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
-from slipstream.router.messages import PROTOCOL_VERSION, Hello, Role, StepTime
+from slipstream.router.messages import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, Hello, Role, StepTime
 from slipstream.workers.step_profile import step_profile
+from slipstream.workers.telemetry.build import plain_build
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,8 @@ class MockProfile:
             max_model_len=self.max_model_len,
             max_step_tokens=self.max_step_tokens,
             prefix_caching=self.prefix_caching,
+            oldest_version=OLDEST_PROTOCOL_VERSION,
+            build=plain_build(),
         )
 
 

@@ -171,6 +171,7 @@ class _Serving:
             case Ping(nonce):
                 self._protocol.send(Pong(nonce))
             case Welcome():
+                self._protocol.reader.trust()
                 if not self._welcome.done():
                     self._welcome.set_result(None)
                 self._take_turn_soon()

@@ -28,17 +28,6 @@ class Checkpoint:
     files: dict[str, Any]  # safe_open handle by file name
     file_of: dict[str, str]  # file name by tensor name
 
-    def identity(self) -> tuple[tuple[str, int, int, int], ...]:
-        """Differs whenever a file has changed: the path, size, mtime and ctime of each.
-
-        The mtime alone would not do, because `cp -p`, rsync and tools that unpack images set it back."""
-        paths = [(self.model_dir / file).resolve() for file in sorted(self.files)]
-        stats = [path.stat() for path in paths]
-        return tuple(
-            (str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-            for path, stat in zip(paths, stats, strict=True)
-        )
-
     def copy_into(self, out: Tensor, part: Part) -> None:
         """Fills `out` with a part of a tensor, cast to its dtype. Raises ModelError if the tensor is missing, is not of
         floating point or has not the shape that the part asks for."""

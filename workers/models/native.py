@@ -32,6 +32,7 @@ from slipstream.workers.models.packed_weights import LinearSlot, PackedWeights, 
 from slipstream.workers.models.quantization import OnLoad
 from slipstream.workers.models.rank_share import RankShare
 from slipstream.workers.models.rope import rotary_frequencies
+from slipstream.workers.models.steady_files import SteadyFiles
 from slipstream.workers.models.tensor_parallel import TensorParallel
 
 NATIVE_DTYPES = (torch.float32, torch.bfloat16)
@@ -55,16 +56,24 @@ def load_native(
     tp: TensorParallel | None = None,
     cache_dir: Path | None = None,
     quantization: OnLoad = "none",
+    files: SteadyFiles | None = None,
 ) -> NativeLlama:
     """Loads a local directory in Hugging Face layout. `dtype` is one of NATIVE_DTYPES; `of_pages` is the pool's (see
     `kv_dtype`), None: the same. Packed weights are kept in and mapped from `cache_dir`, or are private without one.
     Quantised weights stay codes, be it that the checkpoint holds them so or that `quantization` asks for it.
-    Raises ModelError."""
+    `files`: as for `load_packed`. Raises ModelError, FilesChanged."""
     config = ModelConfig.read(model_dir)
     tp = TensorParallel() if tp is None else tp
     share = RankShare.of(config, tp)
     weights = load_packed(
-        Path(model_dir), share, dtype, library, cache_dir, stored=config.quantization, on_load=quantization
+        Path(model_dir),
+        share,
+        dtype,
+        library,
+        cache_dir,
+        stored=config.quantization,
+        on_load=quantization,
+        files=files,
     )
     return NativeLlama(
         config, share, weights, library, dtype=dtype, page_tokens=page_tokens, of_pages=of_pages or dtype, tp=tp

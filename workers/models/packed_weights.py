@@ -23,6 +23,7 @@ from slipstream.workers.models.packed_form import KINDS, LinearReader, PackedFor
 from slipstream.workers.models.quantization import OnLoad, Stored
 from slipstream.workers.models.quantized_reader import QuantizedReader
 from slipstream.workers.models.rank_share import LayerShare, LinearShare, Part, RankShare
+from slipstream.workers.models.steady_files import SteadyFiles
 from slipstream.workers.models.weight_cache import Bytes, cached
 
 ALIGNMENT = 64
@@ -129,19 +130,27 @@ def load_packed(
     *,
     stored: Stored | None = None,
     on_load: OnLoad = "none",
+    files: SteadyFiles | None = None,
 ) -> PackedWeights:
     """Maps a rank's packed weights, after packing them if no worker of this host has done so before.
 
-    `stored` says how the checkpoint is quantised, `on_load` what to make of it if it is not. Raises ModelError if the
-    checkpoint is not what `share` says.
+    `stored` says how the checkpoint is quantised, `on_load` what to make of it if it is not. `files` are those of the
+    directory, as they were before anything was read. Raises ModelError if the checkpoint is not what `share` says, and
+    FilesChanged if it is exchanged while it is packed; then nothing of it stays in the cache.
     """
+    files = SteadyFiles.of(model_dir) if files is None else files
+
+    def fill(contents: Bytes) -> None:
+        _fill(contents, layout, reader, library)
+        files.check()
+
     with open_checkpoint(model_dir) as checkpoint:
         quantized = None if stored is None else QuantizedReader(checkpoint, stored)
         reader = LinearReader(checkpoint, dtype, quantized, on_load)
         layout = PackedLayout.of(share, reader, library)
-        identity = (library.slipstream_pack_format(), checkpoint.identity(), stored, on_load, layout)
+        identity = (library.slipstream_pack_format(), files.weights_key, stored, on_load, layout)
         key = hashlib.blake2b(repr(identity).encode(), digest_size=32).digest()
-        contents = cached(cache_dir, key, layout.num_bytes, lambda into: _fill(into, layout, reader, library))
+        contents = cached(cache_dir, key, layout.num_bytes, fill)
     return PackedWeights(layout, contents)
 
 

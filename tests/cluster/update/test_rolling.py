@@ -270,6 +270,52 @@ def test_an_update_that_is_over_still_takes_its_split_back():
     assert fleet.split is None
 
 
+GONE = "/m/model.safetensors has other content now"
+
+
+def test_where_the_old_files_are_gone_a_roll_back_ends_with_the_old_groups_that_are_left():
+    fleet = ToyFleet(1, 4)
+    update = update_of(fleet)
+    update.old_files_gone = GONE
+    fleet.starts = lambda version: version == "2"
+    fleet.run(update, lambda: counts(fleet)["1"][1] == 2)
+    update.roll_back(fleet.now, "no good")
+    fleet.run(update, lambda: update.phase == "rolled_back")
+    _, num_decode = counts(fleet)["1"]
+    assert 0 < num_decode <= 2
+    assert counts(fleet)["2"] == (0, 0)
+    assert f"decode {num_decode} of 4" in update.events[-1].text
+    assert GONE in update.events[-1].text
+
+
+def test_where_no_old_group_is_left_and_none_can_be_started_the_new_version_stays():
+    fleet = ToyFleet(0, 1)
+    update = update_of(fleet, canary_percent=10.0)
+    update.old_files_gone = GONE
+    fleet.starts = lambda version: version == "2"
+    fleet.kill("decode-1")
+    fleet.run(update, lambda: update.phase == "canary")
+    with pytest.raises(ValueError, match=f"no decode worker of version 1 is left, and {GONE}"):
+        update.roll_back(fleet.now, "tried")
+    assert update.phase == "canary"
+    update.give_up(fleet.now, "too slow")
+    fleet.run(update, lambda: fleet.split is None)
+    assert update.phase == "done"
+    assert counts(fleet)["2"] == (0, 1)
+    assert "there is no way back to 1" in update.events[-1].text
+
+
+def test_an_update_of_a_cluster_whose_groups_cannot_come_back_goes_through():
+    fleet = ToyFleet(1, 2)
+    fleet.starts = lambda version: version == "2"
+    update = update_of(fleet)
+    update.old_files_gone = GONE
+    for name in list(fleet.members):
+        fleet.kill(name)
+    fleet.run(update, lambda: update.phase == "done")
+    assert counts(fleet) == {"1": (0, 0), "2": (1, 2)}
+
+
 @given(deaths=st.lists(st.tuples(st.integers(0, 120), st.integers(0, 5)), max_size=2), back=st.integers(0, 200))
 @settings(max_examples=60, deadline=None)
 def test_whatever_dies_and_whenever_one_turns_round_all_ends_with_one_version(deaths, back):

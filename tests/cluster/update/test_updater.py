@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from fastapi.testclient import TestClient
 
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.fleet import FleetError, FleetMember, FleetState
-from slipstream.cluster.model_version import version_of
+from slipstream.cluster.model_version import content_of
 from slipstream.cluster.operator.app import build_app
 from slipstream.cluster.operator.parts import DriverParts
 from slipstream.cluster.overrides import Overrides
@@ -23,6 +24,7 @@ from slipstream.cluster.update.plan import UpdateEvent, UpdateOptions
 from slipstream.cluster.update.release import Release
 from slipstream.cluster.update.routes import UpdateAnswer, update_routes
 from slipstream.cluster.update.updater import Updater
+from slipstream.router.catalog.manifest import Manifest
 from slipstream.router.messages import Role
 from slipstream.router.version_status import VersionCounts, VersionStatus
 
@@ -71,7 +73,7 @@ class QuickFleet:
         for _ in range(replicas - self.state().num(role)):
             await self.add(role, 1, next(reversed(self.versions)))
 
-    def add_version(self, version: str, config: ClusterConfig) -> None:
+    def add_version(self, version: str, config: ClusterConfig, manifest: Manifest | None) -> None:
         self.versions.pop(version, None)
         self.versions[version] = config
 
@@ -87,6 +89,7 @@ class QuickRouter:
         self.is_up = True
         self.num_refused = 0  # calls while it was down
         self.followed: list[ClusterConfig] = []
+        self.manifests: tuple[Manifest, ...] = ()
 
     def check(self) -> None:
         if not self.is_up:
@@ -105,6 +108,9 @@ class QuickRouter:
     async def follow(self, config: ClusterConfig) -> None:
         self.followed.append(config)
 
+    def expect_files(self, manifests: Sequence[Manifest]) -> None:
+        self.manifests = tuple(manifests)
+
 
 class Lab:
     def __init__(self, folder: Path, overrides: Overrides) -> None:
@@ -116,7 +122,7 @@ class Lab:
         self.fleet, self.router = QuickFleet("1", config), QuickRouter()
         self.shown: list[tuple[UpdateEvent, Release, bool]] = []  # with whether the fleet was held
         self.num_decode_when_shown = 0  # the last time
-        first = Release("1", config, str(self.first), version_of(config))
+        first = Release("1", config, str(self.first), content_of(config))
         self.updater = Updater(first, self.fleet, self.router, overrides.load, self.show)
 
     def show(self, event: UpdateEvent, release: Release) -> None:
@@ -167,7 +173,7 @@ def test_an_update_and_the_way_back(lab: Lab) -> None:
         *meanwhile, (_, release, is_held) = lab.shown
         assert {(release.version, is_held) for _, release, is_held in meanwhile} == {("1", True)}
         assert (release.version, is_held) == ("2", False)
-        lab.updater.roll_back()
+        await lab.updater.roll_back()
         await lab.until_over()
         assert {member.version for member in lab.fleet.members.values()} == {"1"}
         assert list(lab.fleet.versions) == ["1"]
@@ -324,6 +330,72 @@ def test_another_chat_template_takes_a_new_start(lab: Lab) -> None:
     async def main() -> None:
         with pytest.raises(FleetError, match="another chat template than what runs, which takes a new start"):
             await lab.updater.begin(lab.config("second", "2"), UpdateOptions())
+
+    run(main)
+
+
+def overwrite_weights(folder: Path) -> None:
+    """One bit in the middle, with size and mtime as before."""
+    path = folder / "model.safetensors"
+    stat = path.stat()
+    with path.open("r+b") as file:
+        file.seek(stat.st_size // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 1]))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def test_files_that_were_overwritten_are_another_version_to_which_there_is_no_way_back(lab: Lab) -> None:
+    async def main() -> None:
+        old = lab.router.manifests
+        overwrite_weights(lab.folder / "repo" / "1")
+        assert await lab.updater.begin(lab.first, UpdateOptions()) == ("model",)
+        assert len(lab.router.manifests) == 2, "a router that is started meanwhile may read the files of either"
+        await lab.until_over()
+        assert {member.version for member in lab.fleet.members.values()} == {"1-2"}
+        (manifest,) = lab.router.manifests
+        assert manifest not in old
+        with pytest.raises(FleetError, match=r"1 cannot be loaded any more: .*repo/1/model\.safetensors has other"):
+            await lab.updater.roll_back()
+        assert not lab.updater.is_active
+
+    run(main)
+
+
+def test_the_way_back_is_barred_by_whatever_is_missing_and_open_once_it_is_there(lab: Lab) -> None:
+    async def main() -> None:
+        await lab.updater.begin(lab.config("second", "2"), UpdateOptions())
+        await lab.until_over()
+        away = lab.folder / "away"
+        (lab.folder / "repo" / "1").rename(away)
+        with pytest.raises(FleetError, match=r"1 cannot be loaded any more: .*repo/1 is gone"):
+            await lab.updater.roll_back()
+        away.rename(lab.folder / "repo" / "1")
+        await lab.updater.roll_back()
+        await lab.until_over()
+        assert {member.version for member in lab.fleet.members.values()} == {"1"}
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("tokenizer_config.json", "{}", "another tokenizer_config.json than what runs"),
+        ("chat_template.jinja", "{{ messages }}", "another chat_template.jinja than what runs"),
+        ("config.json", None, "another vocabulary size than what runs"),
+    ],
+)
+def test_a_tokenizer_that_was_overwritten_takes_a_new_start(
+    lab: Lab, name: str, content: str | None, sentence: str
+) -> None:
+    path = lab.folder / "repo" / "1" / name
+    path.write_text(content or path.read_text().replace('"vocab_size": ', '"vocab_size": 1'))
+
+    async def main() -> None:
+        with pytest.raises(FleetError, match=sentence):
+            await lab.updater.begin(lab.first, UpdateOptions())
 
     run(main)
 

@@ -109,7 +109,7 @@ def test_page_bytes_are_the_memory_of_the_pool(model_dir: Path, dtype: Any) -> N
 
 def test_pages_elsewhere_than_in_host_memory_have_no_bytes(model_dir: Path) -> None:
     runner = build_runner(model_dir, EngineConfig(), 8)
-    elsewhere = ModelRunner(runner._model, torch.empty(3, 8, 2, 2, 16, 16, device="meta"))
+    elsewhere = ModelRunner(runner.model, torch.empty(3, 8, 2, 2, 16, 16, device="meta"))
     with pytest.raises(TypeError, match="meta"):
         elsewhere.page_bytes()
 

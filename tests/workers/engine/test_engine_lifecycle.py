@@ -118,6 +118,13 @@ def test_stop_token_before_min_tokens_does_not_end_the_output() -> None:
     assert tokens_of(engine, make_request("a", range(5), max_tokens=4, min_tokens=4)) == [whole[:4]]
 
 
+def test_min_tokens_counts_what_earlier_attempts_have_generated() -> None:
+    whole = continuation(range(5), 8, VOCAB)
+    engine, _ = make_engine(eos_token_ids=(whole[2], whole[5]))
+    request = make_request("a", range(5), whole[:2], attempt=1, max_tokens=8, min_tokens=4)
+    assert tokens_of(engine, request) == [whole[2:6]]
+
+
 # ---- prefix cache
 
 

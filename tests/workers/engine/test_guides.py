@@ -56,7 +56,7 @@ def runner() -> ModelRunner:
 
 def make_book() -> GuideBook:
     limits = engine_limits(DEMO, EngineConfig(num_pages=64))
-    return GuideBook(DEMO / "tokenizer.json", limits.vocab_size, limits.eos_token_ids)
+    return GuideBook(DEMO, limits.vocab_size, limits.eos_token_ids)
 
 
 BOOK = make_book()
@@ -227,7 +227,7 @@ def test_what_cannot_be_compiled_ends_in_an_error_and_others_go_on(runner: Model
 
 
 def test_a_tokenizer_that_is_missing_ends_guided_sequences_alone(runner: ModelRunner, tmp_path: Path) -> None:
-    engine = Engine(make_engine(runner).limits, runner, GuideBook(tmp_path / "tokenizer.json", 4096, ()))
+    engine = Engine(make_engine(runner).limits, runner, GuideBook(tmp_path, 4096, ()))
     results = outcome(engine, guided("r", REGEX), guided("plain", None, max_tokens=5, ignore_eos=True))
     assert [results[name].finish_reason for name in ("r", "plain")] == ["error", "length"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -15,7 +14,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from slipstream.workers.models.checkpoint import open_checkpoint
 from slipstream.workers.models.json_keys import ModelError
 from slipstream.workers.models.loader import load_model
 from tests.workers.models.paged_run import PagedRun
@@ -41,21 +39,6 @@ def rewrite(model_dir: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -
     tensors = load_file(model_dir / SINGLE)
     change(tensors)
     save_file(tensors, model_dir / SINGLE)
-
-
-def test_a_file_of_the_same_size_and_time_in_the_same_place_is_another(model_dir: Path) -> None:
-    """What is packed from the old one must not serve for the new one."""
-    path = model_dir / SINGLE
-    with open_checkpoint(model_dir) as checkpoint:
-        before = checkpoint.identity()
-        assert checkpoint.identity() == before
-    stat = path.stat()
-    other = shutil.copy(path, model_dir / "other")
-    os.utime(other, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    other.rename(path)
-    assert path.stat().st_mtime_ns == stat.st_mtime_ns
-    with open_checkpoint(model_dir) as checkpoint:
-        assert checkpoint.identity() != before
 
 
 def test_shards_and_a_single_file_are_the_same_model(model_dir: Path, sharded_dir: Path) -> None:

@@ -1,0 +1,54 @@
+"""How much memory a model takes, from its `config.json` alone. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slipstream.workers.models.config import DtypeName, ModelConfig
+from slipstream.workers.models.quantization import Fp8Stored
+
+ITEM_BYTES: dict[DtypeName, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+CODE_BYTES_8 = 1.02  # a weight in eight bits, with its part of the scales
+CODE_BYTES_4 = 0.57  # in four bits, with scale and zero point for every 64 to 128 weights
+NATIVE_DTYPES: tuple[DtypeName, ...] = ("float32", "bfloat16")  # as in `workers.models.native`, which imports torch
+MAX_NATIVE_HEAD_DIM = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """`weight_bytes` are the weights in the form that is kept in memory, `widened_bytes` those of a quantised
+    checkpoint whose codes are widened (where the native CPU kernels do not serve), `int4_bytes` what
+    `engine.quantization: int4` would leave. `shared_out` are the numbers that a tensor-parallel group must divide."""
+
+    weight_bytes: int
+    widened_bytes: int
+    int4_bytes: int
+    kv_token_bytes: int  # of all layers
+    max_positions: int
+    dtype: DtypeName
+    is_native: bool  # the native CPU kernels can compute it
+    shared_out: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(model: ModelConfig) -> ModelFacts:
+        item_bytes = ITEM_BYTES[model.dtype]
+        heads, kv_heads = (count * model.head_dim for count in (model.num_heads, model.num_kv_heads))
+        attention = model.hidden_size * (2 * heads + 2 * kv_heads)
+        linear = model.num_layers * (attention + 3 * model.hidden_size * model.intermediate_size)
+        # Rows for the lookup, and columns for the scores, which are packed also where the checkpoint has both in one.
+        vocabulary = 2 * model.vocab_size * model.hidden_size * item_bytes
+        code_bytes: float = item_bytes
+        if model.quantization is not None:
+            code_bytes = CODE_BYTES_8 if isinstance(model.quantization, Fp8Stored) else CODE_BYTES_4
+        return ModelFacts(
+            weight_bytes=int(vocabulary + linear * code_bytes),
+            widened_bytes=vocabulary + linear * item_bytes,
+            int4_bytes=int(vocabulary + linear * min(code_bytes, CODE_BYTES_4)),
+            kv_token_bytes=model.num_layers * 2 * kv_heads * item_bytes,
+            max_positions=model.max_position_embeddings,
+            dtype=model.dtype,
+            is_native=model.dtype in NATIVE_DTYPES
+            and model.head_dim % 8 == 0
+            and model.head_dim <= MAX_NATIVE_HEAD_DIM,
+            shared_out=(model.num_heads, model.num_kv_heads, model.intermediate_size),
+        )

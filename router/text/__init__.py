@@ -1,0 +1,2 @@
+"""Text to tokens and back: what the files of a model say about its tokenizer and its chat template. Imports nothing of
+the router but these concepts themselves (`router.chat_template` and its neighbours will move here)."""
