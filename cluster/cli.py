@@ -14,7 +14,6 @@ import psutil
 
 from slipstream.cluster import console, processes, run_state
 from slipstream.cluster.doubts import Machine, doubts_about
-from slipstream.cluster.listening import listeners, why_no_unix_socket, why_not_there
 from slipstream.cluster.run_state import ClusterPhase, ClusterState, NoHome
 from slipstream.cluster.settings_file import ConfigError
 from slipstream.cluster.sizing.command import checked_config
@@ -29,7 +28,7 @@ COMMANDS = {
     "mock-worker": "slipstream.workers.mock.main:mock_worker_command",
     "plan": "slipstream.cluster.plan.command:plan_command",
     "planner": "slipstream.cluster.planner.command:planner_command",
-    "restart": "slipstream.cluster.restart_command:restart_command",
+    "restart": "slipstream.cluster.commands.restart:restart_command",
     "role": "slipstream.cluster.operator.command:role_command",
     "rollback": "slipstream.cluster.update.command:rollback_command",
     "scale": "slipstream.cluster.operator.command:scale_command",
@@ -69,8 +68,13 @@ def main() -> None:
 
 @main.command("check")
 @click.argument("configs", metavar="CONFIG|MODEL...", nargs=-1, required=True, type=click.Path(path_type=Path))
-def check_command(configs: tuple[Path, ...]) -> None:
-    """Check configurations, or what would be chosen for models, without starting anything."""
+@click.option("--elsewhere", is_flag=True, help="They are for other machines: leave ports, addresses and sizes aside.")
+def check_command(configs: tuple[Path, ...], elsewhere: bool) -> None:
+    """Check configurations, or what would be chosen for models, without starting anything: all that `serve`
+    would refuse on this machine."""
+    from slipstream.cluster.commands.start_check import refusals_here  # imported here: other commands need none of it
+    from slipstream.cluster.model_dir import text_problem
+
     failed = False
     for path in configs:
         try:
@@ -79,11 +83,17 @@ def check_command(configs: tuple[Path, ...]) -> None:
             failed = True
             for problem in error.problems:
                 console.error(problem)
-        else:
+            continue
+        machine = Machine.this()
+        refusals = [] if elsewhere else list(refusals_here(config, machine))
+        if (of_text := text_problem(config)) is not None:
+            refusals.append(of_text)
+        for refusal in refusals:
+            failed = True
+            console.error(f"{path}: {refusal}")
+        if not refusals:
             pools = ", ".join(f"{pool.replicas} x {role} (tp {pool.tp})" for role, pool in config.pools())
-            anywhere = [why_not_there(listener._replace(port=0)) for listener in listeners(config)]
-            anywhere.append(why_no_unix_socket(config))
-            for doubt in (*doubts_about(config, Machine.this()), *filter(None, anywhere)):
+            for doubt in doubts_about(config, machine):
                 console.warning(f"{path}: {doubt}")
             click.echo(f"{path}: ok: {config.model.name} with {pools}, HTTP port {config.router.http.port}")
     sys.exit(2 if failed else 0)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from slipstream.cluster.host_name import is_host
 from slipstream.cluster.planner.config import PlannerConfig
 from slipstream.kv_transfer.config import TransferConfig
+from slipstream.router.catalog.sampling_defaults import GenerationConfigUse
 from slipstream.router.config import ContentFormat, RouterConfig
 from slipstream.router.messages import Role
 from slipstream.workers.config import EngineConfig
@@ -26,14 +27,16 @@ class ModelConfig:
     """`path` is a local directory in Hugging Face layout, or one with a numbered folder for each version, of which
     `version` selects one (null: the highest number). For a plain directory, `version` is a name for its content (null:
     a name is derived from the content). `name` is the name that clients ask for, by default that of the directory.
-    `chat_template_content_format` says whether the chat template takes the content of messages as `string` or as a list
-    of parts (`openai`); by default (`auto`) it is tried out."""
+    `generation_config: none` leaves aside what generation_config.json recommends for sampling; its end tokens count in
+    any case. `chat_template_content_format` says whether the chat template takes the content of messages as `string` or
+    as a list of parts (`openai`); by default (`auto`) it is tried out."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     path: str
     name: str = ""
     version: str | int | None = None
+    generation_config: GenerationConfigUse = "auto"
     chat_template_content_format: ContentFormat = "auto"
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slipstream.cluster.config import ClusterConfig
-from slipstream.cluster.model_dir import check_model_dir
+from slipstream.cluster.model_dir import model_problems
 from slipstream.cluster.model_repository import NoSuchVersion, version_folder
 from slipstream.cluster.operator.token import read_token
 from slipstream.cluster.planner.load import load_planner
@@ -18,8 +18,6 @@ from slipstream.cluster.settings_file import ConfigError, Key, SettingsFile
 from slipstream.kv_transfer.ucx_presence import MISSING, has_ucx
 from slipstream.router.access.key_file import KeyFileError, read_keys
 from slipstream.router.http.tls import ServerTls, TlsFileError
-from slipstream.workers.models.config import ModelConfig
-from slipstream.workers.models.json_keys import ModelError
 
 
 def load_config(path: Path) -> ClusterConfig:
@@ -34,8 +32,7 @@ def load_config(path: Path) -> ClusterConfig:
         raise ConfigError([f"{file.place(('model', 'version'))}: {error}"]) from None
     except OSError as error:  # e.g. a name that is too long
         raise ConfigError([f"{file.place(('model', 'path'))}: {error.strerror or error}"]) from None
-    problem = check_model_dir(model_dir)
-    found: list[tuple[Key, str]] = [(("model", "path"), problem)] if problem else list(_check_model(model_dir, config))
+    found: list[tuple[Key, str]] = list(model_problems(model_dir, config))
     name = config.model.name or named.name
     if not name.isprintable():
         reason = f"the directory's name {name!r} cannot be the model's; give model.name"
@@ -123,22 +120,3 @@ def _check_tls(config: ClusterConfig) -> Iterator[tuple[Key, str]]:
             ServerTls(config.router.http.tls)
     except TlsFileError as error:
         yield ("router", "http", "tls", error.key), error.reason
-
-
-def _check_model(model_dir: Path, config: ClusterConfig) -> Iterator[tuple[Key, str]]:
-    """The mistakes in the model's own configuration, and in what the pools demand of it."""
-    try:
-        model = ModelConfig.read(model_dir)
-    except ModelError as error:
-        yield ("model", "path"), str(error)
-        return
-    for role, pool in config.pools():
-        for what in ("num_heads", "num_kv_heads", "intermediate_size"):
-            count = getattr(model, what)
-            if count % pool.tp:
-                yield (role, "tp"), f"must divide the model's {what} = {count}, got {pool.tp}"
-                break
-        longest = model.max_position_embeddings
-        if (pool.engine.max_model_len or 0) > longest:
-            reason = f"must be at most the model's {longest} positions, got {pool.engine.max_model_len}"
-            yield (role, "engine", "max_model_len"), reason

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.memory_need import memory_parts
+from slipstream.cluster.model_dir import model_warnings
 from slipstream.kernels.cpu.library import why_not_native
 from slipstream.kv_transfer.ucx_presence import MISSING, has_ucx
 from slipstream.router.process.container_limits import memory_limit, num_cores
@@ -60,6 +61,7 @@ def doubts_about(config: ClusterConfig, machine: Machine) -> Iterator[str]:
     if config.ray.object_store_mib > machine.memory_mib:
         asked = f"ray.object_store_mib is {config.ray.object_store_mib}"
         yield f"{asked}, and {machine.memory}: a Ray of its own would not start"
+    yield from model_warnings(config)
 
 
 def _pools_too_large(config: ClusterConfig, machine: Machine) -> Iterator[str]:

@@ -192,16 +192,20 @@ def quiet_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def offered_cpus(config: ClusterConfig) -> int:
+    """The CPUs that this Ray offers. Nothing else reserves any: there is room for the cluster to become twice as
+    large."""
+    return config.ray.num_cpus or max(num_cores(), 2 * (int(config.num_cpus) + 1))
+
+
 def _command(config: ClusterConfig, folder: Path) -> list[str]:
-    # Nobody else reserves any of these: there is room for the cluster to become twice as large.
-    num_cpus = config.ray.num_cpus or max(num_cores(), 2 * (int(config.num_cpus) + 1))
     command = [
         *module_command("ray.scripts.scripts", "start", "--head", "--block"),
         *("--port=0", "--dashboard-port=0", "--dashboard-agent-listen-port=0", "--node-ip-address=127.0.0.1"),
         # The hook leaves this server out. Without the hook, it would use a fixed port unless it is given one.
         f"--ray-client-server-port={quiet_port()}",
         *("--include-dashboard=false", "--include-log-monitor=false", "--no-monitor", "--disable-usage-stats"),
-        *(f"--num-cpus={num_cpus}", f"--object-store-memory={config.ray.object_store_mib << 20}"),
+        *(f"--num-cpus={offered_cpus(config)}", f"--object-store-memory={config.ray.object_store_mib << 20}"),
         f"--temp-dir={folder}",
     ]
     return command if config.ray.num_gpus is None else [*command, f"--num-gpus={config.ray.num_gpus}"]

@@ -11,6 +11,7 @@ import orjson
 from slipstream import __version__
 from slipstream.router.access.access import Access
 from slipstream.router.access.caller import forbidden
+from slipstream.router.catalog.sampling_defaults import PLAIN, SamplingDefaults
 from slipstream.router.config import ApiConfig, HttpConfig
 from slipstream.router.http.body_coding import decode_body
 from slipstream.router.http.errors import HttpError
@@ -46,6 +47,7 @@ class ApiFront:
         tracer: Tracer | None = None,
         api: ApiConfig = DEFAULT_API,
         http: HttpConfig = DEFAULT_HTTP,
+        defaults: SamplingDefaults = PLAIN,
     ) -> None:
         self._metrics = FrontMetrics()
         self._access = access or Access()
@@ -53,7 +55,9 @@ class ApiFront:
         self._open_paths = OPEN_PATHS | {http.path_prefix}  # which leads to the home page
         self._max_body_bytes = http.max_body_mib * 1024 * 1024
         self._routes = Routes()
-        OpenAiApi(model, tokenizer, service, self._metrics, self._access, api, http.sse_ping_s).add_to(self._routes)
+        OpenAiApi(model, tokenizer, service, self._metrics, self._access, api, http.sse_ping_s, defaults).add_to(
+            self._routes
+        )
         self._routes.add("GET", "/health/live", self.live)
         self._routes.add("GET", "/version", self.version)
 

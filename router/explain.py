@@ -66,6 +66,7 @@ def explanation(record: RequestRecord, unix_offset_s: float) -> Json:
         "levels": None if record.levels is None else record.levels._asdict(),
         "timeout_s": record.timeout_s,
         "max_output_tokens": record.max_output_tokens,
+        "sampling": None if record.sampling is None else record.sampling._asdict(),
         "why": record.why,
         "queue_s": since(queued_s, record.timeline.placed),
         "timeline": {phase: since(queued_s, at_s) for phase, at_s in timeline.items()},

@@ -11,6 +11,7 @@ from slipstream import __version__
 from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.access.access import Access
 from slipstream.router.api_front import DEFAULT_API, DEFAULT_HTTP, OPEN_PATHS, READY_PATHS, ApiFront
+from slipstream.router.catalog.sampling_defaults import PLAIN, SamplingDefaults
 from slipstream.router.config import ApiConfig, HttpConfig
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange
@@ -55,8 +56,9 @@ class Front(ApiFront):
         tracer: Tracer | None = None,
         api: ApiConfig = DEFAULT_API,
         http: HttpConfig = DEFAULT_HTTP,
+        defaults: SamplingDefaults = PLAIN,
     ) -> None:
-        super().__init__(model, tokenizer, service, access, tracer, api, http)
+        super().__init__(model, tokenizer, service, access, tracer, api, http, defaults)
         self._model = model
         self._service = service
         self._unready_because = unready_because

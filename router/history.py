@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.generation import GenerationFinish, Levels, Phase, Slo, Usage
+from slipstream.router.messages import SamplingParams
 from slipstream.router.output_log import OutputLog
 from slipstream.router.placement.decision import MAX_CANDIDATES, Decision
 from slipstream.router.refusals import Refusals, RefusedRequest
@@ -75,6 +76,20 @@ class PagesLanded(NamedTuple):
     seconds: float
 
 
+class Sampling(NamedTuple):
+    """How the tokens of a request are drawn, its defaults filled in."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+
+    @staticmethod
+    def of(params: SamplingParams) -> Sampling:
+        return Sampling(params.temperature, params.top_p, params.top_k, params.min_p, params.repetition_penalty)
+
+
 @dataclass(slots=True)
 class RequestRecord:
     """Everything that happened to one request. `output` is dropped at the request's end, so an old record holds no
@@ -93,6 +108,7 @@ class RequestRecord:
     session: str = ""
     timeout_s: float | None = None
     max_output_tokens: int = 0
+    sampling: Sampling | None = None  # None if it was refused
     expected_output_tokens: int | None = None
     num_cached_tokens: int | None = None  # of the prompt, known with the first token
     output: OutputLog | None = None

@@ -24,6 +24,7 @@ import uvloop
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from slipstream.router.catalog.sampling_defaults import GenerationConfigUse
 from slipstream.router.config import ContentFormat, RouterConfig
 from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.garbage import spare_garbage_collector
@@ -47,6 +48,7 @@ class RouterProgram:
     drain_grace_s: float = 2.0  # after SIGTERM, before that: new requests are still served, readiness is 503
     keeper: Path | None = None
     is_ending: bool = False
+    generation_config: GenerationConfigUse = "auto"
     chat_template_content_format: ContentFormat = "auto"
     router: RouterConfig = field(default_factory=RouterConfig)
 

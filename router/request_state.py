@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.generation import Deadline, GenerateRequest, Levels, Phase, Usage
-from slipstream.router.history import RequestRecord, Timeline
+from slipstream.router.history import RequestRecord, Sampling, Timeline
 from slipstream.router.messages import EngineRequest
 from slipstream.router.move import Move
 from slipstream.router.output_log import OutputLog
@@ -94,6 +94,7 @@ class RequestState:
             session=request.session,
             timeout_s=request.timeout_s,
             max_output_tokens=request.sampling.max_tokens,
+            sampling=Sampling.of(request.sampling),
             expected_output_tokens=request.expected_output_tokens,
             output=output,
             trace_id=request.trace_id,

@@ -17,6 +17,7 @@ from slipstream.router.access.config import AccessConfig
 from slipstream.router.addresses import Addresses, Endpoint
 from slipstream.router.canary import Canary
 from slipstream.router.catalog.manifest import Manifest
+from slipstream.router.catalog.sampling_defaults import GenerationConfigUse, SamplingDefaults
 from slipstream.router.catalog.text_copy import keep_text, read_text
 from slipstream.router.config import ContentFormat, DispatchConfig, RouterConfig, TlsConfig, TracingConfig
 from slipstream.router.encoding import encode_pool
@@ -36,6 +37,7 @@ from slipstream.router.service import GenerationService
 from slipstream.router.signals import Signals
 from slipstream.router.takeover.estate import Estate
 from slipstream.router.text.tokenizer_files import read_json
+from slipstream.router.text.unknown_tokens import warning_about
 from slipstream.router.tokenizer import Tokenizer
 from slipstream.router.tracing.tracer import Tracer
 from slipstream.router.version_status import VersionStatus
@@ -48,7 +50,8 @@ LAST_WORDS_S = 1.0  # how long streams that are cut off have to send their error
 class Router:
     """Life cycle: `start`, `leave` and `drain` (optional), `stop`, all on the event loop that `start` ran on.
 
-    `model_dir` is only needed for its tokenizer and chat template; the workers tell how long sequences may be.
+    `model_dir` is only needed for its tokenizer, its chat template and, unless `generation_config` is none, the
+    defaults of requests; the workers tell how long sequences may be.
     `worker_token` is the secret that workers must present. With `has_prefill_pool` the router is ready only after a
     request has gone through a prefill group; without it, that first request uses a prefill group if there is one. With
     a `keeper`, the router leaves its clients' connections to the next router, and `take_over` continues those of the
@@ -66,6 +69,7 @@ class Router:
         has_prefill_pool: bool = False,
         keeper: Path | None = None,
         is_ending: bool = False,
+        generation_config: GenerationConfigUse = "auto",
         content_format: ContentFormat = "auto",
         manifests: Sequence[Manifest] = (),
     ) -> None:
@@ -75,6 +79,8 @@ class Router:
         self._model_dir = Path(model_dir)
         self._worker_token = worker_token
         self._keeper = keeper
+        self._generation_config = generation_config
+        self._defaults = SamplingDefaults()
         self._content_format = content_format
         self._expected = ExpectedWorkers(num_prefill=int(has_prefill_pool))
         self._asleep_since: int | None = None  # `num_decode_joins` when it fell asleep
@@ -90,15 +96,19 @@ class Router:
     async def start(self) -> Addresses:
         """Listen for clients and workers. Returns the addresses, including ports that the system has chosen.
 
-        Raises FileNotFoundError or ValueError if the model directory has no usable tokenizer, FilesChanged (a
-        ValueError) if its files are those of another version and there is no copy of the right ones, ValueError if the
-        key file or a certificate is broken, and OSError if it cannot listen or cannot open a file; then nothing is left
-        running.
+        Raises FileNotFoundError, TokenizerError or GenerationConfigError if the model directory cannot be used,
+        FilesChanged (a ValueError) if its files are those of another version and there is no copy of the right ones,
+        ValueError if the key file or a certificate is broken, and OSError if it cannot listen or cannot open a file;
+        then nothing is left running.
         """
         async with AsyncExitStack() as cleanup:
             pool = cleanup.enter_context(encode_pool())
             loop = asyncio.get_running_loop()
-            tokenizer, self._model_positions = await loop.run_in_executor(pool, self._read_model, pool)
+            tokenizer, self._model_positions, self._defaults = await loop.run_in_executor(pool, self._read_model, pool)
+            if tokenizer.unknown_to_model:
+                log.warning("%s", warning_about(tokenizer.unknown_to_model, tokenizer.vocab_size))
+            if self._defaults.recommended:
+                log.info("defaults of requests by generation_config.json: %s", self._defaults.recommended)
             self._service = GenerationService(self._config, model=self._model_name, token=self._worker_token)
             self._canary = Canary(self._service, self._needs_prefill_group)
             allow_all_files()
@@ -115,6 +125,7 @@ class Router:
                 access,
                 has_admin_port=self._config.admin.port is not None,
                 tracer=begin_tracing(self._config.tracing, self._model_name, cleanup),
+                defaults=self._defaults,
                 api=self._config.api,
                 http=self._config.http,
             )
@@ -140,11 +151,12 @@ class Router:
         http = Endpoint(self._config.http.host, http_port)
         return Addresses(http, Endpoint(*self._service.worker_address), admin_at)
 
-    def _read_model(self, pool: ThreadPoolExecutor) -> tuple[Tokenizer, int | None]:
-        """The tokenizer, and how long sequences may be. Blocks. Raises ValueError, OSError."""
+    def _read_model(self, pool: ThreadPoolExecutor) -> tuple[Tokenizer, int | None, SamplingDefaults]:
+        """The tokenizer, how long sequences may be, the defaults of requests. Blocks. Raises ValueError or OSError."""
 
-        def read(folder: Path) -> tuple[Tokenizer, int | None]:
-            return Tokenizer.from_directory(folder, pool, self._content_format), model_positions(folder)
+        def read(folder: Path) -> tuple[Tokenizer, int | None, SamplingDefaults]:
+            tokenizer = Tokenizer.from_directory(folder, pool, self._content_format)
+            return tokenizer, model_positions(folder), SamplingDefaults.read(folder, self._generation_config)
 
         return read_text(self._model_dir, self._manifests, read)
 
@@ -211,6 +223,7 @@ class Router:
             longest,
             log_style,
             keeper=keeper,
+            defaults=self._defaults,
             content_format=self._content_format,
             manifests=self._manifests,
         )

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from slipstream.router.chat_template import ChatTemplate, Message
+from slipstream.router.chat_template import ChatTemplate, ChatTemplateError, Message
 from slipstream.router.config import ContentFormat
 from slipstream.router.control_tokens import ControlTokens, DisguisedMessages
 from slipstream.router.detokenizer import PieceTable
 from slipstream.router.encoding import encode_unlocked
+from slipstream.router.messages import unpack_ids
 from slipstream.router.text.added_tokens import add_missing, named_tokens
 from slipstream.router.text.content_form import ALL_TEXT, ContentForms
 from slipstream.router.text.tokenizer_files import TokenizerFiles, load_tokenizer
+from slipstream.router.text.unknown_tokens import UnknownTokenError, unknown_tokens
 from slipstream.router.word_cache import WordCache
 
 # Up to so many characters or tokens are processed on the event loop, which takes about half a millisecond. More would
@@ -25,9 +28,15 @@ from slipstream.router.word_cache import WordCache
 INLINE_SIZE = 2048
 CACHED_SIZE = 8192
 NO_VARIABLES: Mapping[str, Any] = {}
+TRIAL_CHAT: Message = {"role": "user", "content": "Hello"}
 MESSAGE_SIZE = 16  # what rendering a message costs besides its text, in characters
 
 T = TypeVar("T")
+
+
+class TokenizerError(ValueError):
+    """The tokenizer or the chat template of a model directory cannot be used. The text is a sentence that names the
+    directory or the file."""
 
 
 class TextTooLongError(ValueError):
@@ -74,14 +83,22 @@ class Tokenizer:
         self.pieces = PieceTable(self._tokenizer, spec.get("decoder"), hidden)
         self._control = ControlTokens(spec, template_text)
         self._words = WordCache.for_tokenizer(self._tokenizer, spec)
-        self._chars_per_token = max(map(len, self._tokenizer.get_vocab()), default=1)
+        vocabulary = self._tokenizer.get_vocab()
+        self._chars_per_token = max(map(len, vocabulary), default=1)
+        self.unknown_to_model = unknown_tokens(vocabulary, self.vocab_size)
 
     @classmethod
     def from_directory(
         cls, directory: Path | str, encode_pool: ThreadPoolExecutor, content_format: ContentFormat = "auto"
     ) -> Tokenizer:
-        """Raises FileNotFoundError or ValueError with a sentence that names what is wrong."""
-        return cls(TokenizerFiles.read(Path(directory)), encode_pool, content_format)
+        """Raises FileNotFoundError or TokenizerError."""
+        try:
+            tokenizer = cls(TokenizerFiles.read(Path(directory)), encode_pool, content_format)
+            tokenizer.check_chat()
+        except ValueError as error:
+            reason = str(error)
+            raise TokenizerError(reason if str(directory) in reason else f"{directory}: {reason}") from error
+        return tokenizer
 
     async def encode(self, texts: Sequence[str], max_tokens: int, add_special_tokens: bool = True) -> list[bytes]:
         """Encodes raw prompts: control tokens in them count as such, and with `add_special_tokens` each gets a start
@@ -120,6 +137,22 @@ class Tokenizer:
             if token_ids is not None:
                 return token_ids
         return await self._run(size, lambda: self._encode_chat(rendered, max_tokens))
+
+    def check_known(self, packed_ids: bytes) -> None:
+        """Raises UnknownTokenError if a prompt has a token that the model does not have."""
+        if self.unknown_to_model and (highest := max(unpack_ids(packed_ids), default=0)) >= self.vocab_size:
+            raise UnknownTokenError(self.unknown_to_model[highest], highest, self.vocab_size)
+
+    def check_chat(self) -> None:
+        """Tries the chat template on a short chat. Raises ValueError if the model does not have what it writes."""
+        if self.chat_template is None or not self.unknown_to_model:
+            return
+        with contextlib.suppress(ChatTemplateError):  # it may ask for other messages
+            packed_ids = self._encode_chat(self._render(self.chat_template, [TRIAL_CHAT], NO_VARIABLES), 2**31)
+            try:
+                self.check_known(packed_ids)
+            except UnknownTokenError as error:
+                raise ValueError(f"the chat template writes a token that is beyond the model: {error}") from error
 
     async def decode(self, prompts: Sequence[list[int]], skip_special_tokens: bool = True) -> list[str]:
         """The text of each prompt, as a rule without control tokens."""

@@ -27,6 +27,7 @@ from slipstream.workers.device_staging import device_page_pool
 from slipstream.workers.engine.build import build_runner, engine_limits
 from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.engine.plan import PageSend, SendProgress
+from slipstream.workers.engine.pool_size import longest_sequence
 from slipstream.workers.engine.runner import ModelRunner
 from slipstream.workers.group_transfers import RankOutcome
 from slipstream.workers.kv_memory import KvMemory
@@ -152,10 +153,10 @@ class RankParts:
                 engine, max_model_len=min(engine.max_model_len, num_pages * self.limits.page_tokens)
             )
         # The files may be others by now.
-        limits = engine_limits(config.model_dir, dataclasses.replace(engine, num_pages=num_pages), model=self.model)
+        longest = longest_sequence(self.model, dataclasses.replace(engine, num_pages=num_pages), num_pages)
         return dataclasses.replace(
             self.limits,
-            max_model_len=limits.max_model_len,
+            max_model_len=longest,
             max_num_seqs=engine.max_num_seqs,
             max_step_tokens=engine.max_step_tokens,
             max_queued_tokens=config.in_role(role).max_queued_tokens,

@@ -29,10 +29,12 @@ class Release:
 
 
 def check_same_text(old: Release, config: ClusterConfig, content: ModelContent, cache: DigestCache) -> None:
-    """Raises FleetError if tokenizer or chat template of the next release differ, because the router has one of each
-    for all versions."""
+    """Raises FleetError if tokenizer, chat template or recommended sampling of the next release differ, because the
+    router has one of each for all versions."""
     is_gone = old.files_gone(cache, ignores_weights=True) is not None
     other = next(_other_files(old, content) if is_gone else _other_meanings(old.config, config), None)
+    if old.content.sampling != content.sampling:
+        other = other or "sampling in generation_config.json"
     if other is not None:
         reason = f"model.path: {config.model.path} has another {other} than what runs, which takes a new start"
         raise FleetError("invalid", "config", reason)

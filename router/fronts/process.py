@@ -101,7 +101,7 @@ class FrontProcess:
         access = RemoteAccess(config.access, files, dispatcher)
         access.open()
         cleanup.push_async_callback(access.close)
-        front = ApiFront(setup.model, tokenizer, dispatcher, access, tracer, config.api, config.http)
+        front = ApiFront(setup.model, tokenizer, dispatcher, access, tracer, config.api, config.http, setup.defaults)
         server = self._server = HttpServer(
             config.http,
             DividedHandler(front, dispatcher, self._tell_counts),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.router.catalog.manifest import Manifest
+from slipstream.router.catalog.sampling_defaults import PLAIN, SamplingDefaults
 from slipstream.router.config import ContentFormat, RouterConfig
 
 
@@ -48,3 +49,4 @@ class FrontSetup:
     manifests: tuple[Manifest, ...] = ()
     unix_socket_fd: int | None = None
     content_format: ContentFormat = "auto"
+    defaults: SamplingDefaults = PLAIN

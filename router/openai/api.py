@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import orjson
 
 from slipstream.router.access.access import Access, Permit
+from slipstream.router.catalog.sampling_defaults import PLAIN, SamplingDefaults
 from slipstream.router.config import ApiConfig
 from slipstream.router.generation import AdmissionError, GenerateRequest
 from slipstream.router.http.errors import HttpError, RequestError
@@ -64,6 +65,7 @@ class OpenAiApi:
         access: Access,
         config: ApiConfig,
         ping_s: float | None = None,
+        defaults: SamplingDefaults = PLAIN,
     ) -> None:
         """`ping_s`: see `Pings`."""
         self._ping_s = ping_s
@@ -72,6 +74,7 @@ class OpenAiApi:
         self._service = service
         self._metrics = metrics
         self._access = access
+        self._defaults = defaults
         self._prompts = Prompts(tokenizer)
         self._bodies = BodyParser(config.unknown_fields == "ignore", metrics.ignored_fields)
         self._clamps = config.overlong == "clamp"
@@ -140,7 +143,9 @@ class OpenAiApi:
         await self._convoy.next_stage()
         packed_ids = await self._prompts.of_chat(body.messages, limit, body.template_variables)
         guide = await self._guides.of(body)
-        max_tokens = room(packed_ids, limit, body.stated_max_tokens, None, "messages", self._clamps)
+        asked_for = self._defaults.max_tokens(body.stated_max_tokens)
+        default = self._defaults.default_max_tokens(None)
+        max_tokens = room(packed_ids, limit, asked_for, default, "messages", self._clamps)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         prompts = [Prompt(packed_ids, self._sampling(body, max_tokens, logprobs, guide, asked.seed))]
         form = ChatFormat(asked.head, self._tokenizer.pieces, logprobs is not None, body.wants_usage)
@@ -154,8 +159,10 @@ class OpenAiApi:
         prompts: list[Prompt] = []
         limit = self._prompts.limit(max_model_len)
         id_lists = [*map(pack_ids, body.id_lists)] or await self._prompts.of_texts(body.texts, limit, "prompt")
+        asked_for = self._defaults.max_tokens(body.max_tokens)
+        default = self._defaults.default_max_tokens(DEFAULT_COMPLETION_TOKENS)
         for packed_ids in id_lists:
-            max_tokens = room(packed_ids, limit, body.max_tokens, DEFAULT_COMPLETION_TOKENS, "prompt", self._clamps)
+            max_tokens = room(packed_ids, limit, asked_for, default, "prompt", self._clamps)
             seed = (asked.seed + len(prompts) * SEED_STEP) & SEED_MASK
             prompts.append(Prompt(packed_ids, self._sampling(body, max_tokens, body.logprobs, guide, seed)))
         if body.echo:
@@ -307,6 +314,7 @@ class OpenAiApi:
             seed=seed,
             vocab_size=self._tokenizer.vocab_size,
             guide=guide,
+            defaults=self._defaults,
         )
 
     def _version_of(self, name: str) -> str:

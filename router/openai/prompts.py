@@ -12,6 +12,7 @@ from slipstream.router.http.errors import HttpError, RequestError
 from slipstream.router.openai.failures import as_http_error
 from slipstream.router.openai.schema import ChatMessage
 from slipstream.router.text.content_form import ALL_TEXT, ContentForms
+from slipstream.router.text.unknown_tokens import UnknownTokenError
 from slipstream.router.tokenizer import TextTooLongError, Tokenizer
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of the completions endpoint
@@ -47,19 +48,29 @@ class Prompts:
         forms = self._tokenizer.content_forms
         plain = [plain_message(message, knows_developer, reasoning_field, forms) for message in messages]
         try:
-            return await self._tokenizer.encode_chat(plain, limit, variables)
+            packed_ids = await self._tokenizer.encode_chat(plain, limit, variables)
+            self._tokenizer.check_known(packed_ids)
+            return packed_ids
         except TextTooLongError as error:
             raise too_long(error.num_tokens, 0, limit, "messages", is_at_least=True) from error
         except (ChatTemplateError, ControlTokenError) as error:
             message = f"The model's chat template refused the messages: {error}"
             raise HttpError(400, message, param="messages", code="invalid_value") from error
+        except UnknownTokenError as error:  # control tokens in messages are text, so only the template writes them
+            message = f"The model's chat template writes a token that is beyond the model: {error}."
+            raise HttpError(500, message, kind="server_error", code="token_beyond_model") from error
 
     async def of_texts(self, texts: Sequence[str], limit: int, param: str) -> list[bytes]:
-        """The token ids of each text. Raises HttpError 400 if one has no tokens or more than fit the model's
-        context."""
+        """The token ids of each text. Raises HttpError 400 if one has no tokens, more than fit the model's
+        context, or a token that the model does not have."""
         id_lists = await self._encode(texts, limit, param, adds_start=True)
         if not all(id_lists):
             raise HttpError(400, f"'{param}' is empty.", param=param, code="invalid_value")
+        try:
+            for packed_ids in id_lists:
+                self._tokenizer.check_known(packed_ids)
+        except UnknownTokenError as error:
+            raise HttpError(400, f"In '{param}', {error}.", param=param, code="invalid_value") from error
         return id_lists
 
     async def of_any_text(self, text: str, limit: int, adds_start: bool) -> bytes:
@@ -83,7 +94,7 @@ def room(
     num_prompt_tokens = len(packed_ids) // 4
     most = limit - num_prompt_tokens
     if most < (1 if clamps else wanted or 1):
-        raise too_long(num_prompt_tokens, 0 if clamps else wanted or 0, limit, param)
+        raise too_long(num_prompt_tokens, wanted or 0, limit, param)
     if wanted is not None:
         return min(wanted, most)
     return most if default is None else min(default, most)
@@ -93,10 +104,12 @@ def too_long(
     num_prompt_tokens: int, num_wanted: int, limit: int, param: str, *, is_at_least: bool = False
 ) -> RequestError:
     at_least = "at least " if is_at_least else ""
-    wanted = f" and the output asked for has {tokens(num_wanted)}" if num_wanted else ""
+    of_output = f" and the output asked for has {tokens(num_wanted)}"
+    wanted = of_output if num_wanted and num_prompt_tokens <= limit else ""
+    advice = "Please shorten the prompt" + (" or ask for less output" if wanted else "")
     message = (
         f"this model's maximum context length is {tokens(limit)}. The prompt has {at_least}{tokens(num_prompt_tokens)}"
-        f"{wanted}, which leaves no room. Please shorten the prompt or ask for less output"
+        f"{wanted}, which leaves no room. {advice}"
     )
     figures = (
         Figure("num_prompt_tokens", num_prompt_tokens),

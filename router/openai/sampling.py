@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from slipstream.router.catalog.sampling_defaults import PLAIN, SamplingDefaults
 from slipstream.router.http.errors import HttpError
 from slipstream.router.messages import Guide, SamplingParams
 from slipstream.router.openai.schema import GenerationFields
@@ -19,8 +20,9 @@ def sampling_params(
     seed: int,
     vocab_size: int,
     guide: Guide | None = None,
+    defaults: SamplingDefaults = PLAIN,
 ) -> SamplingParams:
-    """Defaults are those of OpenAI (temperature 1, top_p 1) and, for vLLM's additional fields, those of vLLM (off).
+    """What a request leaves out, or sets to null, is as in `defaults`; penalties that these do not know are off.
 
     Raises HttpError 400 for token ids beyond `vocab_size` and for min_tokens over max_tokens.
     """
@@ -31,13 +33,13 @@ def sampling_params(
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
-        temperature=or_default(body.temperature, 1.0),
-        top_p=or_default(body.top_p, 1.0),
-        top_k=max(body.top_k or 0, 0),  # vLLM's -1 is "off" too
-        min_p=body.min_p or 0.0,
+        temperature=or_default(body.temperature, defaults.temperature),
+        top_p=or_default(body.top_p, defaults.top_p),
+        top_k=max(defaults.top_k if body.top_k is None else body.top_k, 0),  # vLLM's -1 is "off" too
+        min_p=or_default(body.min_p, defaults.min_p),
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
-        repetition_penalty=or_default(body.repetition_penalty, 1.0),
+        repetition_penalty=or_default(body.repetition_penalty, defaults.repetition_penalty),
         logit_bias=logit_bias_pairs(body.logit_bias, vocab_size) if body.logit_bias else (),
         seed=seed & SEED_MASK,
         logprobs=logprobs,

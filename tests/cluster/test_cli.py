@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pkgutil
+import shutil
 import signal
 import socket
 import subprocess
@@ -110,14 +111,12 @@ def test_check_warns_of_what_is_hardly_meant(slipstream: CommandLine) -> None:
     path = slipstream.home / "c.yaml"
     engines = "prefill: {engine: {quantization: fp8}}\ndecode: {engine: {kv_cache_mib: 1000000000}}\n"
     path.write_text(f"model: {{path: {MODEL}}}\n{engines}")
-    done = slipstream("check", path)
+    done = slipstream("check", "--elsewhere", path)
     assert done.returncode == 0
     assert "ok: slipstream-demo" in done.stdout
     quantization, memory = sentences(done)
     assert quantization.startswith(f"slipstream: warning: {path}: quantization is fp8 for prefill and none for decode")
-    assert memory.startswith(
-        f"slipstream: warning: {path}: decode.engine.kv_cache_mib 1000000000, 1000000000 MiB: this machine"
-    )
+    assert memory.startswith(f"slipstream: warning: {path}: decode.engine.kv_cache_mib is 1000000000, and this machine")
 
 
 @pytest.mark.parametrize("command", ["check", "serve"])
@@ -129,43 +128,63 @@ def test_a_broken_configuration_is_one_sentence_and_exit_code_2(slipstream: Comm
     assert sentences(done) == [f"slipstream: {path}:2: prefil: unknown setting; did you mean prefill?"]
 
 
+def test_check_refuses_a_chat_template_that_is_not_valid(slipstream: CommandLine) -> None:
+    model = slipstream.home / "model"
+    shutil.copytree(MODEL, model)
+    (model / "chat_template.jinja").write_text("{% if %}")
+    path = slipstream.home / "c.yaml"
+    path.write_text(f"model: {{path: {model}}}\nrouter: {{http: {{port: 0}}}}\n")
+    done = slipstream("check", path)
+    assert done.returncode == 2
+    (only,) = sentences(done)
+    assert only.startswith(f"slipstream: {path}: model.path: {model}: the chat template is not valid: ")
+
+
 def test_a_missing_configuration_is_one_sentence_and_exit_code_2(slipstream: CommandLine) -> None:
     done = slipstream("serve", "nowhere.yaml")
     assert done.returncode == 2
     assert sentences(done) == ["slipstream: nowhere.yaml: no such file"]
 
 
+@pytest.mark.parametrize("command", ["check", "serve"])
 @pytest.mark.parametrize("which", ["http", "worker"])
-def test_a_port_in_use_is_one_sentence_and_exit_code_2(slipstream: CommandLine, which: str) -> None:
+def test_a_port_in_use_is_one_sentence_and_exit_code_2(slipstream: CommandLine, which: str, command: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         key = "router.http.port" if which == "http" else "router.worker_port"
         setting = f"http: {{port: {port}}}" if which == "http" else f"http: {{port: 0}}, worker_port: {port}"
         path = slipstream.home / "c.yaml"
         path.write_text(f"model: {{path: {MODEL}}}\nrouter: {{{setting}}}\n")
-        done = slipstream("serve", path)
+        done = slipstream(command, path)
     assert done.returncode == 2
+    begin = f"slipstream: {path}: " if command == "check" else "slipstream: "
     assert sentences(done) == [
-        f"slipstream: {key}: port {port} at 127.0.0.1 is in use by another program; choose another one, or 0 for any"
+        f"{begin}{key}: port {port} at 127.0.0.1 is in use by another program; choose another one, or 0 for any"
     ]
     assert list(slipstream.states.glob("*.json")) == []
 
 
-@pytest.mark.parametrize(
-    ("command", "code", "begin"), [("serve", 2, "slipstream: "), ("check", 0, "slipstream: warning: {path}: ")]
-)
+@pytest.mark.parametrize(("command", "begin"), [("serve", "slipstream: "), ("check", "slipstream: {path}: ")])
 @pytest.mark.parametrize("port", [8123, 0])
 def test_an_address_that_is_not_ours_is_one_sentence(
-    slipstream: CommandLine, command: str, code: int, begin: str, port: int
+    slipstream: CommandLine, command: str, begin: str, port: int
 ) -> None:
-    """`serve` refuses; the machine of `check` need not be the one that serves."""
     path = slipstream.home / "c.yaml"
     path.write_text(f"model: {{path: {MODEL}}}\nrouter: {{http: {{host: 198.51.100.1, port: {port}}}}}\n")
     done = slipstream(command, path)
-    assert done.returncode == code
+    assert done.returncode == 2
     (only,) = sentences(done)
     expected = "router.http.host: nothing can listen at 198.51.100.1 on this machine: "
     assert only.startswith(begin.format(path=path) + expected)
+
+
+def test_check_leaves_this_machine_aside_where_another_one_is_to_serve(slipstream: CommandLine) -> None:
+    path = slipstream.home / "c.yaml"
+    path.write_text(f"model: {{path: {MODEL}}}\nrouter: {{http: {{host: 198.51.100.1}}}}\n")
+    for ray, options in (("", ["--elsewhere"]), ("ray: {address: 'ray.example:6379'}\n", [])):
+        path.write_text(f"model: {{path: {MODEL}}}\nrouter: {{http: {{host: 198.51.100.1}}}}\n{ray}")
+        done = slipstream("check", *options, path)
+        assert (done.returncode, sentences(done)) == (0, [])
 
 
 def test_a_name_that_is_taken_is_one_sentence_and_exit_code_2(slipstream: CommandLine) -> None:

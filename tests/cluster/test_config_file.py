@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import re
 import struct
 from pathlib import Path
@@ -12,7 +14,13 @@ import pytest
 from slipstream.cluster import config_file
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.config_file import load_config
+from slipstream.cluster.model_dir import text_problem
 from slipstream.cluster.settings_file import ConfigError
+from slipstream.router.router import Router
+from slipstream.router.tokenizer import TokenizerError
+from slipstream.workers.models.config import ModelConfig
+from slipstream.workers.models.directory.tensor_check import parts_of
+from slipstream.workers.models.rank_share import Rank, RankShare
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MODEL_CONFIG = {
@@ -28,14 +36,36 @@ MODEL_CONFIG = {
 }
 
 
+# Of the 32 tokens that the model has, 3 are spelt.
+TOKENIZER = {
+    "version": "1.0",
+    "added_tokens": [
+        {"id": 0, "content": "</s>", "special": True, "normalized": False}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+    ],
+    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+    "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+    "model": {"type": "BPE", "vocab": {"</s>": 0, "a": 1, "b": 2}, "merges": []},
+}
+
+
 def write_model(path: Path) -> Path:
-    """A directory that looks like a model from outside."""
+    """A model as small as one can be; all its weights are zero."""
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(MODEL_CONFIG))
-    (path / "tokenizer.json").write_text("{}")
-    header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
-    (path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    (path / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    write_weights(path)
     return path
+
+
+def write_weights(path: Path) -> None:
+    """The tensors that config.json asks for."""
+    header, end = {}, 0
+    for part in parts_of(RankShare.of(ModelConfig.read(path), Rank())):
+        begin, end = end, end + 4 * math.prod(part.stored_shape)
+        header[part.name] = {"dtype": "F32", "shape": part.stored_shape, "data_offsets": [begin, end]}
+    encoded = json.dumps(header).encode()
+    (path / "model.safetensors").write_bytes(struct.pack("<Q", len(encoded)) + encoded + bytes(end))
 
 
 @pytest.fixture
@@ -354,12 +384,15 @@ def test_the_configurations_that_come_along_are_valid(path: Path) -> None:
             "quantization_config.quant_method: 'bitsandbytes' is not supported, only fp8, compressed-tensors",
         ),
         ("tokenizer.json", None, "no tokenizer.json in "),
-        ("model.safetensors", None, "no *.safetensors in "),
+        (
+            "generation_config.json",
+            b'{"eos_token_id": "x"}',
+            "generation_config.json: eos_token_id: must be a token id",
+        ),
+        ("model.safetensors", None, "has neither model.safetensors nor model.safetensors.index.json"),
         ("model.safetensors", b"", "model.safetensors is truncated or no safetensors file (0 bytes)"),
         ("model.safetensors", b"\xff" * 100, "model.safetensors is truncated or no safetensors file (100 bytes)"),
         ("model.safetensors", struct.pack("<Q", 2) + b"[]", "model.safetensors is no safetensors file"),
-        ("model.safetensors.index.json", b"{}", "model.safetensors.index.json has no weight_map"),
-        ("model.safetensors.index.json", b'{"weight_map": {"w": "two"}}', "no two in "),
     ],
 )
 def test_a_broken_model_directory_is_named(folder: Path, name: str, contents: bytes | None, expected: str) -> None:
@@ -370,6 +403,87 @@ def test_a_broken_model_directory_is_named(folder: Path, name: str, contents: by
     (only,) = problems(folder, MODEL)
     assert only.startswith("c.yaml:1: model.path: ")
     assert expected in only
+
+
+@pytest.mark.parametrize(
+    ("index", "expected"),
+    [(b"{}", "weight_map: must name the file"), (b'{"weight_map": {"w": "two"}}', "two does not exist")],
+)
+def test_a_broken_index_is_named(folder: Path, index: bytes, expected: str) -> None:
+    (folder / "tiny" / "model.safetensors").unlink()
+    (folder / "tiny" / "model.safetensors.index.json").write_bytes(index)
+    (only,) = problems(folder, MODEL)
+    assert expected in only
+
+
+def test_weights_that_do_not_fit_config_json_are_named(folder: Path) -> None:
+    (folder / "tiny" / "config.json").write_text(json.dumps(MODEL_CONFIG | {"num_hidden_layers": 2}))
+    (only,) = problems(folder, MODEL)
+    assert only.endswith("tensor model.layers.1.input_layernorm.weight is missing")
+
+
+def add_token(model_dir: Path, token_id: int, text: str) -> None:
+    token = TOKENIZER["added_tokens"][0] | {"id": token_id, "content": text}  # type: ignore[index]
+    spec = TOKENIZER | {"added_tokens": [*TOKENIZER["added_tokens"], token]}  # type: ignore[misc]
+    spec["model"] = TOKENIZER["model"] | {"vocab": {"</s>": 0} | {f"t{n}": n for n in range(1, token_id)}}  # type: ignore[operator]
+    (model_dir / "tokenizer.json").write_text(json.dumps(spec))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("tokenizer.json", "{", "tokenizer.json cannot be read: "),
+        (
+            "tokenizer.json",
+            json.dumps(TOKENIZER | {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}}),
+            "WordPiece",
+        ),
+        ("tokenizer_config.json", '"x"', "tokenizer_config.json does not hold a JSON object"),
+        ("chat_template.jinja", "{% if %}", "the chat template is not valid: "),
+    ],
+)
+def test_what_the_router_would_refuse_of_tokenizer_and_template_is_found_without_one(
+    folder: Path, name: str, content: str, problem: str
+) -> None:
+    config = load(folder, MODEL)
+    assert text_problem(config) is None
+    (folder / "tiny" / name).write_text(content)
+    found = text_problem(config)
+    assert found is not None
+    assert found.startswith("model.path: ")
+    assert problem in found
+    with pytest.raises(TokenizerError, match=re.escape(found.removeprefix("model.path: "))):
+        asyncio.run(Router(config.router, "tiny", config.model.path, "token").start())
+
+
+def test_a_chat_template_that_writes_what_the_model_does_not_have_is_refused(folder: Path) -> None:
+    add_token(folder / "tiny", 32, "<|turn|>")
+    config = load(folder, MODEL)
+    assert text_problem(config) is None
+    (folder / "tiny" / "chat_template.jinja").write_text("{% for m in messages %}<|turn|>{{ m.content }}{% endfor %}")
+    problem = text_problem(config) or ""
+    assert "the chat template writes a token that is beyond the model: token '<|turn|>' has the id 32" in problem
+
+
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        ("{max_model_len: 64, num_pages: 1}", "max_model_len: 64 is over the 16 tokens that num_pages 1 holds"),
+        ("{page_tokens: 9000, kv_cache_mib: 1}", "kv_cache_mib: 1 does not hold a single page of 2304000 bytes"),
+        ("{max_model_len: 1}", "max_model_len: must be at least 2, got 1"),
+    ],
+)
+def test_a_pool_that_holds_no_sequence_is_named_by_role(folder: Path, engine: str, expected: str) -> None:
+    (prefill, decode) = problems(folder, MODEL + f"engine: {engine}\n")
+    assert prefill == f"c.yaml:2: prefill.engine.{expected}"
+    assert decode == f"c.yaml:2: decode.engine.{expected}"
+
+
+def test_inputs_without_groups_are_named_where_int4_is_asked_for(folder: Path) -> None:
+    (folder / "tiny" / "config.json").write_text(json.dumps(MODEL_CONFIG | {"intermediate_size": 72}))
+    write_weights(folder / "tiny")
+    (only,) = problems(folder, MODEL + "decode: {engine: {quantization: int4}}\n")
+    assert only.startswith("c.yaml:2: decode.engine.quantization: int4: 72 inputs have no groups of at least 16")
 
 
 def test_a_tensor_parallel_degree_that_does_not_divide_the_model_is_named(folder: Path) -> None:

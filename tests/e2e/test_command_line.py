@@ -142,8 +142,8 @@ def break_config(model: Path) -> None:
         (truncate, "truncated"),
         (break_header, "truncated or no safetensors file"),
         (break_config, "not valid JSON"),
-        (lambda model: (model / "tokenizer.json").unlink(), "no tokenizer.json"),
-        (lambda model: (model / "model.safetensors").unlink(), "no *.safetensors"),
+        (lambda model: (model / "tokenizer.json").unlink(), "tokenizer.json"),
+        (lambda model: (model / "model.safetensors").unlink(), "has neither model.safetensors nor"),
     ],
     ids=["no directory", "truncated weights", "broken weights", "broken config", "no tokenizer", "no weights"],
 )

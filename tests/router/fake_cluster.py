@@ -15,6 +15,7 @@ import uvloop
 from openai import AsyncOpenAI
 
 from slipstream.router.api_front import DEFAULT_API
+from slipstream.router.catalog.sampling_defaults import PLAIN, SamplingDefaults
 from slipstream.router.config import ApiConfig, HttpConfig
 from slipstream.router.front import Front
 from slipstream.router.generation import (
@@ -230,11 +231,13 @@ async def front(
     api: ApiConfig = DEFAULT_API,
     http: HttpConfig = HTTP,
     chat_template: str | None = None,
+    model_dir: Path = MODEL_DIR,
+    defaults: SamplingDefaults = PLAIN,
     **script: object,
 ) -> AsyncIterator[FrontUnderTest]:
     """A front whose cluster says `text`. `chat_template` replaces the model's."""
     with ThreadPoolExecutor(1) as pool:
-        files = TokenizerFiles.read(MODEL_DIR)
+        files = TokenizerFiles.read(model_dir)
         tokenizer = Tokenizer(replace(files, chat_template=chat_template or files.chat_template), pool)
         service = FakeService(say(tokenizer, text, **script))
         under_test: FrontUnderTest
@@ -244,6 +247,7 @@ async def front(
             service,
             lambda: under_test.unready,
             lambda: under_test.server.num_connections,
+            defaults=defaults,
             api=api,
             http=http,
         )

@@ -19,9 +19,11 @@ from slipstream.workers.engine.gpu_build import build_gpu_runner
 from slipstream.workers.engine.guides import GuideBook
 from slipstream.workers.engine.kv_budget import auto_num_pages, require_room
 from slipstream.workers.engine.limits import EngineLimits
+from slipstream.workers.engine.pool_size import longest_sequence, page_bytes, pool_source, stated_num_pages
 from slipstream.workers.engine.runner import Model, ModelRunner
 from slipstream.workers.kv_memory import KvMemory
 from slipstream.workers.models.config import ModelConfig
+from slipstream.workers.models.directory.end_tokens import end_token_ids
 from slipstream.workers.models.json_keys import ModelError
 from slipstream.workers.models.llama import Llama
 from slipstream.workers.models.loader import TORCH_DTYPES, load_model
@@ -47,8 +49,8 @@ def engine_limits(
     ranks_on_host: int = 1,
     model: ModelConfig | None = None,
 ) -> EngineLimits:
-    """What an engine with these settings can hold; the same on all ranks of a group. Reads only the model's config, and
-    nothing if that is given as `model`.
+    """What an engine with these settings can hold; the same on all ranks of a group. Reads only JSON files, and no
+    config.json if that is given as `model`.
 
     `kv_cache_mib` is the memory of one rank; where it is `auto`, a group's ranks call this together, and
     `ranks_on_host` share the host's memory. Without `max_model_len` it is what the model allows and the pool holds.
@@ -61,59 +63,37 @@ def engine_limits(
     tp = TensorParallel() if tp is None else tp
     dtype = _dtype(config, model)
     of_pages = kv_dtype(config.kv_cache_dtype, dtype)
-    page_bytes = math.prod(kv_shape(model, tp, 1, config.page_tokens, of_pages)) * of_pages.itemsize
-    num_pages, source = _pool_size(model_dir, config, model, tp, page_bytes, ranks_on_host)
-    num_tokens = num_pages * config.page_tokens
-    max_model_len = config.max_model_len
-    if max_model_len is None:
-        max_model_len = min(model.max_position_embeddings, num_tokens)
-    elif max_model_len > model.max_position_embeddings:
-        raise EngineConfigError(
-            f"max_model_len {max_model_len} is over the model's {model.max_position_embeddings} positions"
-        )
-    elif max_model_len > num_tokens:
-        raise EngineConfigError(f"max_model_len {max_model_len} is over the {num_tokens} tokens that {source} holds")
+    num_pages = stated_num_pages(model, config, tp)
+    if num_pages is None:
+        num_pages = _auto_pool_size(model_dir, config, model, tp, ranks_on_host)
     return EngineLimits(
         num_pages=num_pages,
         page_tokens=config.page_tokens,
-        max_model_len=max_model_len,
+        max_model_len=longest_sequence(model, config, num_pages),
         max_num_seqs=config.max_num_seqs,
         max_step_tokens=config.max_step_tokens,
         max_queued_tokens=max_queued_tokens,
         vocab_size=model.vocab_size,
-        eos_token_ids=model.eos_token_ids,
+        eos_token_ids=end_token_ids(Path(model_dir)),
         model_id=model_id or f"{Path(model_dir).resolve()}:{dtype}:{config.quantization}:{of_pages}",
         prefix_caching=config.prefix_caching,
     )
 
 
-def _pool_size(
-    model_dir: Path | str,
-    config: EngineConfig,
-    model: ModelConfig,
-    tp: TensorParallel,
-    page_bytes: int,
-    ranks_on_host: int,
-) -> tuple[int, str]:
-    """The number of pages, and the setting that it follows from."""
-    if config.num_pages is not None:
-        return config.num_pages, f"num_pages {config.num_pages}"
-    source = f"kv_cache_mib {config.kv_cache_mib}"
-    if config.kv_cache_mib == "auto":
-        device, longest = _device(config, tp), config.max_model_len or model.max_position_embeddings
-        num_pages = auto_num_pages(
-            device,
-            Path(model_dir),
-            tp_size=tp.size,
-            ranks_on_host=ranks_on_host,
-            page_bytes=page_bytes,
-            max_useful=config.max_num_seqs * -(-longest // config.page_tokens),
-        )
-        return tp.least(num_pages, device), source
-    num_pages = config.kv_cache_mib * 2**20 // page_bytes
-    if num_pages < 1:
-        raise EngineConfigError(f"{source} does not hold a single page of {page_bytes} bytes")
-    return num_pages, source
+def _auto_pool_size(
+    model_dir: Path | str, config: EngineConfig, model: ModelConfig, tp: TensorParallel, ranks_on_host: int
+) -> int:
+    """The number of pages that the free memory of all ranks allows."""
+    device, longest = _device(config, tp), config.max_model_len or model.max_position_embeddings
+    num_pages = auto_num_pages(
+        device,
+        Path(model_dir),
+        tp_size=tp.size,
+        ranks_on_host=ranks_on_host,
+        page_bytes=page_bytes(model, config, tp),
+        max_useful=config.max_num_seqs * -(-longest // config.page_tokens),
+    )
+    return tp.least(num_pages, device)
 
 
 def build_runner(
@@ -139,8 +119,7 @@ def build_runner(
     of_pages = kv_dtype(config.kv_cache_dtype, dtype)
     model = _load(Path(model_dir), config, dtype, device, tp, files)
     shape = kv_shape(model.config, tp, num_pages, config.page_tokens, of_pages)
-    key = f"kv_cache_mib {config.kv_cache_mib}" if config.num_pages is None else f"num_pages {num_pages}"
-    require_room(key, math.prod(shape) * of_pages.itemsize, device)
+    require_room(pool_source(config), math.prod(shape) * of_pages.itemsize, device)
     # The memory is written and not just mapped, so that no request pays for page faults.
     if memory is not None and device.type == "cpu":
         kv = memory.zeros(shape, of_pages)

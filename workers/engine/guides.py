@@ -10,13 +10,14 @@ demo model, about a second for 128,000 tokens).
 
 from __future__ import annotations
 
+import json
 import logging
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +63,7 @@ class GuideBook:
     def follow(self, guide: Guide, tokens: array[int], num_prompt: int) -> TokenGuide:
         """The guide of a sequence, which follows the output in its `tokens` as they grow."""
         compiled = self._compiled.get(guide)
-        if compiled is None:
+        if compiled is None or (compiled.done() and self._tokenizer is None):  # which may be readable by now
             compiled = self._compiled[guide] = self._pool.submit(self._compile, guide)
             if self._on_ready is not None:
                 tell = self._on_ready
@@ -81,6 +82,7 @@ class GuideBook:
             if self._tokenizer is None:
                 # It has been read as JSON: text that is not would be taken for a file name.
                 text = read_text(self._model_dir, self._manifests, vocabulary)
+                text = without_tokens_beyond(json.loads(text), self._vocab_size) or text
                 self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos_ids or None)
             matcher = LLMatcher(self._tokenizer, grammar_of(guide), log_level=0, limits=parser_limits())
         except (OSError, ValueError) as error:  # a GrammarError is one
@@ -90,6 +92,14 @@ class GuideBook:
             log.warning("a guide cannot be followed: %s", matcher.get_error())
             return None
         return matcher
+
+
+def without_tokens_beyond(tokenizer: dict[str, Any], vocab_size: int) -> str | None:
+    """A tokenizer.json without the added tokens that the model does not have, with which grammars would be refused;
+    None if there are none."""
+    added = tokenizer.get("added_tokens") or []
+    known = [token for token in added if token["id"] < vocab_size]
+    return json.dumps(tokenizer | {"added_tokens": known}) if len(known) < len(added) else None
 
 
 def vocabulary(model_dir: Path) -> str:

@@ -15,6 +15,7 @@ import torch
 
 from slipstream.router.process.container_limits import memory_rooms
 from slipstream.workers.engine.errors import EngineConfigError
+from slipstream.workers.models.directory.weight_files import weight_file_names
 
 HOST_SHARE = 0.5  # the rest is for everybody else, and for the growth of the workers' own processes
 GPU_SHARE = 0.9  # the rest is for activations and graphs; the same as vLLM's gpu_memory_utilization
@@ -39,7 +40,7 @@ def auto_num_pages(
     device: torch.device, model_dir: Path, *, tp_size: int, ranks_on_host: int, page_bytes: int, max_useful: int
 ) -> int:
     """Pages for a rank whose weights are not loaded yet. Raises EngineConfigError if there is no room for one."""
-    weight_bytes = sum(path.stat().st_size for path in model_dir.glob("*.safetensors")) // tp_size
+    weight_bytes = sum((model_dir / file).stat().st_size for file in weight_file_names(model_dir)) // tp_size
     room = available_bytes(device) - weight_bytes
     share = GPU_SHARE if device.type == "cuda" else HOST_SHARE / ranks_on_host
     num_pages = int(share * room) // page_bytes

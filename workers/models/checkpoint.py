@@ -12,11 +12,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from slipstream.workers.models.json_keys import ModelError, read_json
+from slipstream.workers.models.directory.weight_files import weight_file_names
+from slipstream.workers.models.json_keys import ModelError
 from slipstream.workers.models.rank_share import Part
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 READABLE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -66,28 +65,12 @@ class Checkpoint:
 
 @contextmanager
 def open_checkpoint(model_dir: Path) -> Iterator[Checkpoint]:
-    """Opens `model.safetensors`, or all files that `model.safetensors.index.json` names. Raises ModelError if a file
-    is missing or damaged; a file shorter than its header says is found here, before anything is read."""
+    """Opens the files that hold the weights (see `weight_file_names`). Raises ModelError if a file is missing or
+    damaged; a file shorter than its header says is found here, before anything is read."""
     with ExitStack() as stack:
-        if (model_dir / INDEX_FILE).exists():
-            file_of = _read_index(model_dir / INDEX_FILE)
-            files = {file: _open(model_dir / file, stack) for file in sorted(set(file_of.values()))}
-        elif (model_dir / SINGLE_FILE).exists():
-            files = {SINGLE_FILE: _open(model_dir / SINGLE_FILE, stack)}
-            file_of = dict.fromkeys(files[SINGLE_FILE].keys(), SINGLE_FILE)
-        else:
-            raise ModelError(f"{model_dir} has neither {SINGLE_FILE} nor {INDEX_FILE}")
+        files = {file: _open(model_dir / file, stack) for file in weight_file_names(model_dir)}
+        file_of = {name: file for file, handle in files.items() for name in handle.keys()}  # noqa: SIM118 - no mapping
         yield Checkpoint(model_dir, files, file_of)
-
-
-def _read_index(path: Path) -> dict[str, str]:
-    file_of = read_json(path).get("weight_map")
-    if not isinstance(file_of, dict) or not file_of:
-        raise ModelError(f"{path}: weight_map: must name the file of each tensor")
-    for name, file in file_of.items():
-        if not isinstance(file, str) or Path(file).name != file:
-            raise ModelError(f"{path}: weight_map.{name}: must be a file name, got {file!r}")
-    return file_of
 
 
 def _open(path: Path, stack: ExitStack) -> Any:

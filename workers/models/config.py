@@ -1,5 +1,5 @@
-"""Reads `config.json` and `generation_config.json` of a model directory. It imports neither transformers nor torch,
-which would cost seconds at the start."""
+"""Reads `config.json` of a model directory. It imports neither transformers nor torch, which would cost seconds at the
+start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ Family = Literal["llama", "mistral", "qwen2", "qwen3"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
 
 CONFIG_FILE = "config.json"
-GENERATION_FILE = "generation_config.json"
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": "llama",
@@ -27,8 +26,29 @@ DTYPES: dict[str, DtypeName] = {"float32": "float32", "bfloat16": "bfloat16", "f
 DEFAULT_MAX_POSITIONS: dict[Family, int] = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}
 DEFAULT_ROPE_THETA = 10000.0
 DEFAULT_RMS_NORM_EPS = 1e-6
-DEFAULT_MISTRAL_WINDOW = 4096
+DEFAULT_WINDOW = 4096
 DEFAULT_QWEN3_HEAD_DIM = 128
+DEFAULT_KV_HEADS: dict[Family, int] = {"mistral": 8, "qwen2": 32, "qwen3": 32}  # if the key is absent; null: all heads
+# Keys that change the computation in models of other families, with the values that ask for nothing. They stand in
+# config.json files that were made for code of their own, which is not run.
+NEUTRAL: dict[str, tuple[object, ...]] = {
+    "attention_multiplier": (),
+    "attn_logit_softcapping": (),
+    "attention_logit_softcapping": (),
+    "final_logit_softcapping": (),
+    "query_pre_attn_scalar": (),
+    "embedding_multiplier": (1,),
+    "residual_multiplier": (1,),
+    "logits_scaling": (1,),
+    "logit_scale": (1,),
+    "use_qk_norm": (False,),
+    "qk_layernorm": (False,),
+    "attention_chunk_size": (),
+    "num_experts": (0,),
+    "num_local_experts": (0,),
+    "no_rope_layers": ([],),
+    "transformers_weights": (),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +108,6 @@ class ModelConfig:
     qk_norm: bool
     tie_word_embeddings: bool
     dtype: DtypeName
-    eos_token_ids: tuple[int, ...]
     quantization: Stored | None = None  # of the linear layers in the checkpoint
 
     @staticmethod
@@ -97,12 +116,14 @@ class ModelConfig:
         path = Path(model_dir) / CONFIG_FILE
         keys = Keys(path, read_json(path))
         family = _family(keys)
-        if (activation := keys.get("hidden_act", "silu")) != "silu":
+        if (activation := keys.get("hidden_act", "silu")) not in ("silu", "swish"):  # two names of one function
             raise keys.error("hidden_act", f"only 'silu' is supported, got {activation!r}")
+        _refuse_what_changes_the_model(keys, family)
         hidden_size = keys.integer("hidden_size")
         num_heads = keys.integer("num_attention_heads")
         num_layers = keys.integer("num_hidden_layers")
-        num_kv_heads = keys.integer("num_key_value_heads", num_heads)
+        kv_heads = DEFAULT_KV_HEADS.get(family) if "num_key_value_heads" not in keys.values else None
+        num_kv_heads = keys.integer("num_key_value_heads", kv_heads or num_heads)
         if num_heads % num_kv_heads:
             raise keys.error("num_key_value_heads", f"{num_kv_heads} does not divide num_attention_heads = {num_heads}")
         head_dim = keys.integer("head_dim", DEFAULT_QWEN3_HEAD_DIM if family == "qwen3" else hidden_size // num_heads)
@@ -133,35 +154,54 @@ class ModelConfig:
             qk_norm=family == "qwen3",
             tie_word_embeddings=keys.flag("tie_word_embeddings", False),
             dtype=_dtype(keys),
-            eos_token_ids=_eos_token_ids(keys, Path(model_dir) / GENERATION_FILE),
             quantization=stored_quantization(keys),
         )
 
 
 def _family(keys: Keys) -> Family:
     architectures = keys.get("architectures", [])
-    if not isinstance(architectures, list):
-        raise keys.error("architectures", f"must be a list, got {architectures!r}")
+    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
+        raise keys.error("architectures", f"must be a list of names, got {architectures!r}")
     if architectures:
         family = next((FAMILIES[a] for a in architectures if a in FAMILIES), None)
-        key, value = "architectures", ", ".join(map(str, architectures))
+        key, value = "architectures", ", ".join(architectures)
     else:
         key, value = "model_type", keys.get("model_type", "")
         family = next((f for f in FAMILIES.values() if f == value), None)
     if family is None:
         raise keys.error(key, f"{value!r} is not supported, only {', '.join(FAMILIES)}")
+    # vLLM goes by `architectures`, transformers by `model_type`.
+    if keys.get("model_type", family) != family:
+        raise keys.error("model_type", f"{keys.get('model_type')!r} contradicts architectures: {value}")
     return family
+
+
+def _refuse_what_changes_the_model(keys: Keys, family: Family) -> None:
+    for key, neutral in NEUTRAL.items():
+        value = keys.get(key)
+        if value is not None and not any(value == one and type(value) in (type(one), float) for one in neutral):
+            raise keys.error(key, f"{value!r} is not supported")
+    # transformers takes such a model for a Ministral, whose layers alternate.
+    if family == "mistral" and "layer_types" in keys.values:
+        raise keys.error("layer_types", "is not supported for Mistral")
 
 
 def _rope(keys: Keys, max_positions: int) -> tuple[float, RopeScaling | None]:
     """The base and the scaling of rotary embeddings. transformers 5 writes `rope_parameters`; older files have
     `rope_theta` and `rope_scaling`."""
-    rope = keys.section("rope_scaling") or keys.section("rope_parameters")
+    scaling = keys.section("rope_scaling")
+    rope = scaling if scaling is not None and scaling.values else keys.section("rope_parameters")
     theta = keys.number("rope_theta", DEFAULT_ROPE_THETA)
     if keys.number("partial_rotary_factor", 1.0) != 1:
         raise keys.error("partial_rotary_factor", "only 1 is supported")
     if rope is None:
         return theta, None
+    for key, value in rope.values.items():
+        if isinstance(value, dict):
+            raise rope.error(key, "parameters of single kinds of layers are not supported")
+    for key in ("mrope_section", "llama_4_scaling_beta"):
+        if rope.get(key) is not None:
+            raise rope.error(key, f"{rope.get(key)!r} is not supported")
     if rope.number("partial_rotary_factor", 1.0) != 1:
         raise rope.error("partial_rotary_factor", "only 1 is supported")
     return rope.number("rope_theta", theta), _rope_scaling(keys, rope, max_positions)
@@ -205,17 +245,22 @@ def _rope_scaling(keys: Keys, rope: Keys, max_positions: int) -> RopeScaling | N
 def _layer_windows(keys: Keys, family: Family, num_layers: int) -> tuple[int | None, ...]:
     match family:
         case "llama":
+            if any(kind != "full_attention" for kind in keys.get("layer_types", ())):
+                raise keys.error("layer_types", "only full_attention is supported for Llama")
             return (None,) * num_layers
         case "mistral":
             # If this key is absent it means 4096, if it is null it means none. For all other keys, the two are the
             # same.
             absent = "sliding_window" not in keys.values
-            window = DEFAULT_MISTRAL_WINDOW if absent else keys.get("sliding_window")
+            window = DEFAULT_WINDOW if absent else keys.get("sliding_window")
             return (window if window is None else keys.integer("sliding_window", window),) * num_layers
         case "qwen2" | "qwen3":
-            if not keys.flag("use_sliding_window", False):
+            has_no_window = "sliding_window" in keys.values and keys.get("sliding_window") is None
+            if has_no_window or not keys.flag("use_sliding_window", False):
+                if "sliding_attention" in keys.get("layer_types", ()):
+                    raise keys.error("layer_types", "sliding_attention needs use_sliding_window and sliding_window")
                 return (None,) * num_layers
-            window = keys.integer("sliding_window", 4096)
+            window = keys.integer("sliding_window", DEFAULT_WINDOW)
             return tuple(window if slides else None for slides in _sliding_layers(keys, num_layers))
 
 
@@ -240,16 +285,3 @@ def _dtype(keys: Keys) -> DtypeName:
     if not isinstance(name, str) or name not in DTYPES:
         raise keys.error(key, f"{name!r} is not supported, only {', '.join(DTYPES)}")
     return DTYPES[name]
-
-
-def _eos_token_ids(keys: Keys, generation_path: Path) -> tuple[int, ...]:
-    """The generation config wins: chat models list their end-of-turn tokens only there."""
-    if generation_path.exists():
-        generation = Keys(generation_path, read_json(generation_path))
-        if generation.get("eos_token_id") is not None:
-            keys = generation
-    value = keys.get("eos_token_id", [])
-    ids = value if isinstance(value, list) else [value]
-    if not all(type(i) is int and i >= 0 for i in ids):
-        raise keys.error("eos_token_id", f"must be a token id or a list of them, got {value!r}")
-    return tuple(ids)

@@ -13,6 +13,7 @@ from slipstream.kernels.ops import Weight
 from slipstream.kernels.quantized_weight import QuantizedWeight, dequantize
 from slipstream.workers.models.checkpoint import Checkpoint, open_checkpoint
 from slipstream.workers.models.config import DtypeName, ModelConfig
+from slipstream.workers.models.directory.tensor_check import checked_vocabulary
 from slipstream.workers.models.llama import LayerWeights, Linear, Llama, LlamaWeights
 from slipstream.workers.models.quantization import OnLoad
 from slipstream.workers.models.quantized_reader import QuantizedReader, quantized_on_load
@@ -45,6 +46,7 @@ def load_model(
     model_dir = Path(model_dir)
     config = ModelConfig.read(model_dir)
     tp = TensorParallel() if tp is None else tp
+    share = RankShare.of(config, tp, checked_vocabulary(config, model_dir))
     with open_checkpoint(model_dir) as checkpoint:
         device = torch.device(device)
         quantized = None if config.quantization is None else QuantizedReader(checkpoint, config.quantization)
@@ -56,7 +58,7 @@ def load_model(
             quantization,
             device.type != "cpu" if keep_codes is None else keep_codes,
         )
-        return Llama(config, reader.model(RankShare.of(config, tp)), tp)
+        return Llama(config, reader.model(share), tp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +74,14 @@ class _Reader:
 
     def model(self, share: RankShare) -> LlamaWeights:
         embedding = self._vocabulary(share.embedding, share.vocab_share)
-        is_tied = share.lm_head == share.embedding
+        lm_head = embedding if share.is_tied else self._vocabulary(share.lm_head, share.vocab_share)
+        if torch.equal(lm_head, embedding):  # tied, but stored twice
+            lm_head = embedding
         return LlamaWeights(
             embedding=embedding,
             layers=tuple(self._layer(layer) for layer in share.layers),
             final_norm=self._stacked(share.final_norm),
-            lm_head=pack_weight(embedding if is_tied else self._vocabulary(share.lm_head, share.vocab_share)),
+            lm_head=pack_weight(lm_head),
         )
 
     def _layer(self, share: LayerShare) -> LayerWeights:

@@ -27,6 +27,7 @@ from slipstream.workers.engine.runner import GreedyTokens
 from slipstream.workers.engine.step_arrays import StepArrays
 from slipstream.workers.models.batch import StepBatch
 from slipstream.workers.models.config import ModelConfig
+from slipstream.workers.models.directory.tensor_check import checked_vocabulary
 from slipstream.workers.models.packed_form import SCALARS
 from slipstream.workers.models.packed_weights import LinearSlot, PackedWeights, load_packed
 from slipstream.workers.models.quantization import OnLoad
@@ -64,7 +65,7 @@ def load_native(
     `files`: as for `load_packed`. Raises ModelError, FilesChanged."""
     config = ModelConfig.read(model_dir)
     tp = TensorParallel() if tp is None else tp
-    share = RankShare.of(config, tp)
+    share = RankShare.of(config, tp, checked_vocabulary(config, Path(model_dir)))
     weights = load_packed(
         Path(model_dir),
         share,

@@ -12,8 +12,8 @@ from torch import Tensor
 from slipstream.kernels.cpu.interface import Scalar, SourceRows, WeightKind
 from slipstream.kernels.quantized_weight import Fp8Weight, Int8Weight, QuantizedWeight, dequantize
 from slipstream.workers.models.checkpoint import Checkpoint
-from slipstream.workers.models.quantization import AwqStored, Fp8Stored, GptqStored, OnLoad
-from slipstream.workers.models.quantized_reader import INT4_GROUP, QuantizedReader, quantized_on_load
+from slipstream.workers.models.quantization import INT4_GROUP, AwqStored, Fp8Stored, GptqStored, OnLoad
+from slipstream.workers.models.quantized_reader import QuantizedReader, quantized_on_load
 from slipstream.workers.models.rank_share import LinearShare
 
 SCALARS = {torch.float32: Scalar.F32, torch.bfloat16: Scalar.BF16, torch.float16: Scalar.F16}

@@ -7,7 +7,7 @@ import torch
 from slipstream.kernels.quantized_kv import head_bytes
 from slipstream.workers.models.config import ModelConfig
 from slipstream.workers.models.quantization import KvCacheDtype
-from slipstream.workers.models.tensor_parallel import TensorParallel
+from slipstream.workers.models.rank_share import Rank
 
 CODES: dict[KvCacheDtype, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
@@ -18,7 +18,7 @@ def kv_dtype(kv_cache_dtype: KvCacheDtype, model_dtype: torch.dtype) -> torch.dt
 
 
 def kv_shape(
-    config: ModelConfig, tp: TensorParallel, num_pages: int, page_tokens: int, dtype: torch.dtype | None = None
+    config: ModelConfig, tp: Rank, num_pages: int, page_tokens: int, dtype: torch.dtype | None = None
 ) -> tuple[int, ...]:
     """[layers, pages, kv_heads of the rank, 2, page_tokens, head_dim], or where `dtype`, the pool's, is one of codes
     [layers, pages, kv_heads of the rank, head_bytes].

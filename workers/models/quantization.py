@@ -14,10 +14,14 @@ used: activations are quantised by what is in them, if at all.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 from typing import Literal
 
-from slipstream.workers.models.json_keys import Keys
+from slipstream.workers.models.json_keys import Keys, ModelError
 
+CODES_PER_WORD = 8  # of 4 bits in an int32, as AWQ and GPTQ store them
+INT4_GROUP = 128  # inputs that share a scale, of what is quantised on the way in
+MIN_INT4_GROUP = 16
 CONFIG_KEYS = ("quantization_config", "compression_config")
 OnLoad = Literal["none", "fp8", "int8", "int4"]  # what to make of a checkpoint that is not quantised
 KvCacheDtype = Literal["auto", "fp8", "int8"]  # of keys and values; auto: the model's
@@ -60,6 +64,15 @@ def stored_quantization(config: Keys) -> Stored | None:
             return _gptq(keys)
         case other:
             raise keys.error("quant_method", f"{other!r} is not supported, only fp8, compressed-tensors, awq and gptq")
+
+
+def int4_group(num_inputs: int) -> int:
+    """The size of the groups of a layer that is quantised to 4 bits on the way in: 128 inputs, or the largest power of
+    two below that divides them. Raises ModelError."""
+    group_size = gcd(num_inputs, INT4_GROUP)
+    if group_size < MIN_INT4_GROUP:
+        raise ModelError(f"quantization int4: {num_inputs} inputs have no groups of at least {MIN_INT4_GROUP}")
+    return group_size
 
 
 def _fp8(keys: Keys) -> Fp8Stored:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import gcd
 
 import torch
 from torch import Tensor
@@ -20,12 +19,10 @@ from slipstream.kernels.quantized_weight import (
     quantize_int8,
 )
 from slipstream.workers.models.checkpoint import READABLE_DTYPES, Checkpoint
+from slipstream.workers.models.directory.quantized_shares import check_share, columns_of, reordered_sentence
 from slipstream.workers.models.json_keys import ModelError
-from slipstream.workers.models.quantization import AwqStored, Fp8Stored, GptqStored, OnLoad, Stored
+from slipstream.workers.models.quantization import AwqStored, Fp8Stored, GptqStored, OnLoad, Stored, int4_group
 from slipstream.workers.models.rank_share import LinearShare, Part
-
-INT4_GROUP = 128  # of what is quantised on the way in
-MIN_INT4_GROUP = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +55,7 @@ class QuantizedReader:
         for part in share.weights:
             name = _sibling(part, "g_idx")
             if self.checkpoint.shape_of(name) is not None:
-                groups = Part(name, (part.stored_shape[1],), _columns(part))
+                groups = Part(name, (part.stored_shape[1],), columns_of(part))
                 g_idx = self.checkpoint.mapped(groups, (torch.int32, torch.int64))
                 if (g_idx.diff() < 0).any():
                     return True
@@ -70,6 +67,7 @@ class QuantizedReader:
         return self.checkpoint.shape_of(_sibling(part, "qweight")) is not None
 
     def _part(self, part: Part) -> QuantizedWeight:
+        check_share(self.checkpoint.model_dir, part, self.stored)
         match self.stored:
             case Fp8Stored(block=block):
                 return self._fp8(part, block)
@@ -86,13 +84,11 @@ class QuantizedReader:
         assert name is not None
         shape = self.checkpoint.shape_of(name)
         assert shape is not None
-        rows, columns = part.rows, _columns(part)
+        rows, columns = part.rows, columns_of(part)
         num_rows, num_columns = part.stored_shape
         if block is None:
             own = rows if shape and shape[0] == num_rows else slice(0, 1)  # of channels, or of the whole tensor
             return fp8_from_scaled(codes, self.checkpoint.mapped(Part(name, shape, own)))
-        self._check_aligned(part, "rows", rows, block[0], num_rows)
-        self._check_aligned(part, "columns", columns, block[1], num_columns)
         own_rows = slice(rows.start // block[0], -(-rows.stop // block[0]))
         own_columns = slice(columns.start // block[1], -(-columns.stop // block[1]))
         stored_shape = (-(-num_rows // block[0]), -(-num_columns // block[1]))
@@ -109,18 +105,9 @@ class QuantizedReader:
         self, part: Part, group_size: int | None, read: Callable[[Part, int, slice, slice], Int4Weight]
     ) -> Int4Weight:
         """`read(part, groups, words of outputs, own groups)` with the number of groups that are stored."""
-        num_rows, num_columns = part.stored_shape
+        num_columns = part.stored_shape[1]
         group_size = num_columns if group_size is None else group_size
-        if num_columns % group_size or num_rows % CODES_PER_WORD or num_columns % CODES_PER_WORD:
-            raise ModelError(
-                f"{self.checkpoint.model_dir}: tensor {part.name}: [{num_rows}, {num_columns}] does not come in groups"
-                f" of {group_size} inputs and words of {CODES_PER_WORD} codes"
-            )
-        self._check_aligned(part, "rows", part.rows, CODES_PER_WORD, num_rows)
-        columns = _columns(part)
-        if columns.stop - columns.start > group_size or group_size % (columns.stop - columns.start):
-            self._check_aligned(part, "columns", columns, group_size, num_columns)
-        self._check_aligned(part, "columns", columns, CODES_PER_WORD, num_columns)
+        columns = columns_of(part)
         own_groups = slice(columns.start // group_size, -(-columns.stop // group_size))
         words = slice(part.rows.start // CODES_PER_WORD, part.rows.stop // CODES_PER_WORD)
         return read(part, num_columns // group_size, words, own_groups)
@@ -128,7 +115,7 @@ class QuantizedReader:
     def _awq(self, part: Part, num_groups: int, words: slice, groups: slice) -> Int4Weight:
         num_rows, num_columns = part.stored_shape
         num_words = num_rows // CODES_PER_WORD
-        qweight = Part(_sibling(part, "qweight"), (num_columns, num_words), _columns(part), words)
+        qweight = Part(_sibling(part, "qweight"), (num_columns, num_words), columns_of(part), words)
         return int4_from_awq(
             self.checkpoint.mapped(qweight, (torch.int32,)), *self._grid(part, num_groups, words, groups)
         )
@@ -136,7 +123,7 @@ class QuantizedReader:
     def _gptq(self, part: Part, num_groups: int, words: slice, groups: slice) -> Int4Weight:
         assert isinstance(self.stored, GptqStored)
         num_rows, num_columns = part.stored_shape
-        columns = _columns(part)
+        columns = columns_of(part)
         own_words = slice(columns.start // CODES_PER_WORD, columns.stop // CODES_PER_WORD)
         qweight = Part(_sibling(part, "qweight"), (num_columns // CODES_PER_WORD, num_rows), own_words, part.rows)
         qzeros, scales = self._grid(part, num_groups, words, groups)
@@ -145,10 +132,7 @@ class QuantizedReader:
             stored = Part(_sibling(part, "g_idx"), (num_columns,), columns)
             g_idx = self.checkpoint.mapped(stored, (torch.int32, torch.int64)) - groups.start
             if g_idx.min() < 0 or g_idx.max() >= groups.stop - groups.start:
-                raise ModelError(
-                    f"{self.checkpoint.model_dir}: tensor {part.name} is quantised in activation order, so its inputs"
-                    " cannot be dealt out to tensor-parallel ranks"
-                )
+                raise ModelError(reordered_sentence(self.checkpoint.model_dir, part.name))
         return int4_from_gptq(
             self.checkpoint.mapped(qweight, (torch.int32,)),
             qzeros,
@@ -164,13 +148,6 @@ class QuantizedReader:
         scales = Part(_sibling(part, "scales"), (num_groups, num_rows), groups, part.rows)
         return self.checkpoint.mapped(qzeros, (torch.int32,)), self.checkpoint.mapped(scales)
 
-    def _check_aligned(self, part: Part, what: str, share: slice, size: int, count: int) -> None:
-        if share.start % size or (share.stop % size and share.stop != count):
-            raise ModelError(
-                f"{self.checkpoint.model_dir}: tensor {part.name}: a rank's {what} {share.start} to {share.stop} of"
-                f" {count} cut a quantised run of {size}: a lower tensor parallel degree is needed"
-            )
-
 
 def quantized_on_load(weight: Tensor, kind: OnLoad) -> QuantizedWeight:
     """`weight` [out, in], a float matrix, in the form that `engine.quantization` asks for: `fp8` and `int8` with a
@@ -182,16 +159,9 @@ def quantized_on_load(weight: Tensor, kind: OnLoad) -> QuantizedWeight:
         case "int8":
             return quantize_int8(weight)
         case "int4":
-            group_size = gcd(weight.shape[1], INT4_GROUP)
-            if group_size < MIN_INT4_GROUP:
-                raise ModelError(f"quantization int4: {weight.shape[1]} inputs have no groups of at least 16")
-            return quantize_int4(weight, group_size)
+            return quantize_int4(weight, int4_group(weight.shape[1]))
         case "none":
             raise ValueError("quantization none is no form")
-
-
-def _columns(part: Part) -> slice:
-    return slice(0, part.stored_shape[1]) if part.columns is None else part.columns
 
 
 def _sibling(part: Part, kind: str) -> str:

@@ -1,11 +1,59 @@
-"""Which rows and columns of which stored tensors one rank holds, under the names of Hugging Face checkpoints."""
+"""Which rows and columns of which stored tensors one rank holds, under the names of Hugging Face checkpoints. Free of
+torch."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from slipstream.workers.models.config import ModelConfig
-from slipstream.workers.models.tensor_parallel import TensorParallel
+from slipstream.workers.models.json_keys import ModelError
+
+EMBEDDING = "model.embed_tokens.weight"
+LM_HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Rank `rank` of a tensor-parallel group of `size`."""
+
+    rank: int = 0
+    size: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise ValueError(f"rank must be in 0 .. {self.size - 1}, got {self.rank}")
+
+    def shard(self, count: int, what: str) -> slice:
+        """This rank's share of `count` things. Raises ModelError if they cannot be dealt out evenly."""
+        if count % self.size:
+            raise ModelError(f"tensor parallel degree {self.size} does not divide {what} = {count}")
+        share = count // self.size
+        return slice(self.rank * share, (self.rank + 1) * share)
+
+    def padded_share(self, count: int) -> int:
+        """The largest share when `count` things are dealt out in equal runs, the last ones shorter or empty."""
+        return -(-count // self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyTensors:
+    """The tensors that the embedding and the output layer are read from. They are the same one where they are tied."""
+
+    embedding: str = EMBEDDING
+    lm_head: str = LM_HEAD
+
+    @classmethod
+    def of(cls, config: ModelConfig, stored: Collection[str] | None = None) -> VocabularyTensors:
+        """Those of a checkpoint that holds the tensors `stored`; None: those that config.json speaks of.
+
+        A head of its own counts, even if config.json ties it; and if only one of two tied tensors is stored, it is
+        both. This is how transformers 5 reads such checkpoints (`PreTrainedModel.tie_weights`)."""
+        if not config.tie_word_embeddings:
+            return cls()
+        if stored is None or LM_HEAD not in stored:
+            return cls(EMBEDDING, EMBEDDING)
+        return cls() if EMBEDDING in stored else cls(LM_HEAD, LM_HEAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +117,26 @@ class RankShare:
     final_norm: Part
     lm_head: Part
 
+    @property
+    def is_tied(self) -> bool:
+        """Whether the output layer's weight is the embedding."""
+        return self.lm_head == self.embedding
+
     @staticmethod
-    def of(config: ModelConfig, tp: TensorParallel) -> RankShare:
-        """Raises ModelError if heads or feed-forward block cannot be dealt out to the group."""
-        embedding = _vocabulary("model.embed_tokens.weight", config, tp)
+    def of(config: ModelConfig, tp: Rank, vocabulary: VocabularyTensors | None = None) -> RankShare:
+        """`vocabulary` None: what config.json speaks of. Raises ModelError if heads or feed-forward block cannot be
+        dealt out to the group."""
+        vocabulary = VocabularyTensors.of(config) if vocabulary is None else vocabulary
         return RankShare(
             vocab_share=tp.padded_share(config.vocab_size),
-            embedding=embedding,
+            embedding=_vocabulary(vocabulary.embedding, config, tp),
             layers=tuple(_layer(f"model.layers.{i}", config, tp) for i in range(config.num_layers)),
             final_norm=_whole("model.norm.weight", config.hidden_size),
-            lm_head=embedding if config.tie_word_embeddings else _vocabulary("lm_head.weight", config, tp),
+            lm_head=_vocabulary(vocabulary.lm_head, config, tp),
         )
 
 
-def _layer(name: str, config: ModelConfig, tp: TensorParallel) -> LayerShare:
+def _layer(name: str, config: ModelConfig, tp: Rank) -> LayerShare:
     c, attention, mlp = config, f"{name}.self_attn", f"{name}.mlp"
     q_rows = _scale(tp.shard(c.num_heads, "num_attention_heads"), c.head_dim)
     kv_rows = _scale(tp.shard(c.num_kv_heads, "num_key_value_heads"), c.head_dim)
@@ -113,15 +167,13 @@ def _by_rows(projections: tuple[tuple[str, int, slice], ...], num_columns: int, 
     return LinearShare(weights, biases if has_bias else None)
 
 
-def _by_columns(
-    name: str, num_rows: int, num_columns: int, columns: slice, tp: TensorParallel, *, has_bias: bool
-) -> LinearShare:
+def _by_columns(name: str, num_rows: int, num_columns: int, columns: slice, tp: Rank, *, has_bias: bool) -> LinearShare:
     """The rank's columns of a projection whose results are summed over ranks; the sum takes the bias once."""
     weight = Part(f"{name}.weight", (num_rows, num_columns), slice(0, num_rows), columns)
     return LinearShare((weight,), (_whole(f"{name}.bias", num_rows),) if has_bias and tp.rank == 0 else None)
 
 
-def _vocabulary(name: str, config: ModelConfig, tp: TensorParallel) -> Part:
+def _vocabulary(name: str, config: ModelConfig, tp: Rank) -> Part:
     share, size = tp.padded_share(config.vocab_size), config.vocab_size
     rows = slice(min(tp.rank * share, size), min((tp.rank + 1) * share, size))
     return Part(name, (size, config.hidden_size), rows)

@@ -8,33 +8,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slipstream.workers.models.json_keys import ModelError
+from slipstream.workers.models.rank_share import Rank
 
 
 @dataclass(frozen=True, slots=True)
-class TensorParallel:
+class TensorParallel(Rank):
     """Rank `rank` of `size`. A group of one needs no process group; all ranks must make the same calls in order."""
 
-    rank: int = 0
-    size: int = 1
     group: dist.ProcessGroup | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.size:
-            raise ValueError(f"rank must be in 0 .. {self.size - 1}, got {self.rank}")
+        Rank.__post_init__(self)  # `super()` without arguments does not work in a class with slots before Python 3.14
         if self.size > 1 and self.group is None:
             raise ValueError(f"a tensor-parallel group of {self.size} needs a process group")
-
-    def shard(self, count: int, what: str) -> slice:
-        """This rank's share of `count` things. Raises ModelError if they cannot be dealt out evenly."""
-        if count % self.size:
-            raise ModelError(f"tensor parallel degree {self.size} does not divide {what} = {count}")
-        share = count // self.size
-        return slice(self.rank * share, (self.rank + 1) * share)
-
-    def padded_share(self, count: int) -> int:
-        """The largest share when `count` things are dealt out in equal runs, the last ones shorter or empty."""
-        return -(-count // self.size)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over ranks, in place."""

@@ -334,6 +334,26 @@ def test_another_chat_template_takes_a_new_start(lab: Lab) -> None:
     run(main)
 
 
+def test_another_recommended_sampling_takes_a_new_start(lab: Lab) -> None:
+    (lab.folder / "repo" / "2" / "generation_config.json").write_text('{"temperature": 0.5}')
+
+    async def main() -> None:
+        with pytest.raises(FleetError, match=r"another sampling in generation_config\.json than what runs"):
+            await lab.updater.begin(lab.config("second", "2"), UpdateOptions())
+
+    run(main)
+
+
+def test_another_recommended_sampling_takes_a_new_start_also_where_the_file_was_overwritten(lab: Lab) -> None:
+    (lab.folder / "repo" / "1" / "generation_config.json").write_text('{"temperature": 0.5}')
+
+    async def main() -> None:
+        with pytest.raises(FleetError, match=r"another sampling in generation_config\.json than what runs"):
+            await lab.updater.begin(lab.first, UpdateOptions())
+
+    run(main)
+
+
 def overwrite_weights(folder: Path) -> None:
     """One bit in the middle, with size and mtime as before."""
     path = folder / "model.safetensors"
@@ -384,7 +404,7 @@ def test_the_way_back_is_barred_by_whatever_is_missing_and_open_once_it_is_there
     [
         ("tokenizer_config.json", "{}", "another tokenizer_config.json than what runs"),
         ("chat_template.jinja", "{{ messages }}", "another chat_template.jinja than what runs"),
-        ("config.json", None, "another vocabulary size than what runs"),
+        ("config.json", None, "embed_tokens.weight has shape .*, config.json asks for"),
     ],
 )
 def test_a_tokenizer_that_was_overwritten_takes_a_new_start(

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from slipstream.router.catalog import file_digest
 from slipstream.router.catalog.file_digest import DigestCache, FileDigest, FilesChanged, FileStamp, read_digest
-from slipstream.router.catalog.manifest import INDEX, Manifest, ManifestFile, served_files
+from slipstream.router.catalog.manifest import INDEX, NAMES, Manifest, ManifestFile, served_files
+from slipstream.router.text.conversion import FILES as CONVERTED
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 FILES = {
@@ -252,6 +253,10 @@ def test_an_index_that_cannot_be_read_names_nothing(model_dir: Path) -> None:
     for content in (b"{", b"[]", b"{}", b'{"weight_map": {"a": 1, "b": "../../etc/passwd"}}'):
         (model_dir / INDEX).write_bytes(content)
         assert not set(SHARDS) & set(served_files(model_dir))
+
+
+def test_whatever_a_tokenizer_may_be_made_of_belongs_to_a_version() -> None:
+    assert set(NAMES) >= set(CONVERTED)
 
 
 STAMP = FileStamp(1, 2, 3, 4, 5)

@@ -106,6 +106,18 @@ def bits_of(guide: Guide, output: list[int], held_back: tuple[int, ...] = ()) ->
     return set(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
 
 
+def test_tokens_that_the_model_does_not_have_are_no_reason_to_refuse_a_guide(tmp_path: Path) -> None:
+    spec = json.loads((DEMO / "tokenizer.json").read_text())
+    vocab_size = TOKENIZER.get_vocab_size()
+    spec["added_tokens"].append(spec["added_tokens"][-1] | {"id": vocab_size, "content": "<|new|>"})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    masks = [np.empty(-(-vocab_size // 8), np.uint8) for _ in range(2)]
+    for folder, mask in zip((DEMO, tmp_path), masks, strict=True):
+        book = GuideBook(folder, vocab_size, [2])
+        book.follow(CHOICE, array("i", [1, 2]), 2).write_allowed(mask, ())
+    assert np.array_equal(*masks)
+
+
 @pytest.mark.parametrize("written", ["", "y", "yes", "yest", 'a "'])
 def test_the_mask_is_what_going_through_the_vocabulary_finds(written: str) -> None:
     """Where the text is forced, one way to spell it remains: that of the tokenizer."""
@@ -232,6 +244,16 @@ def test_a_tokenizer_that_is_missing_ends_guided_sequences_alone(runner: ModelRu
     assert [results[name].finish_reason for name in ("r", "plain")] == ["error", "length"]
 
 
+def test_a_guide_is_compiled_once_the_tokenizer_is_there_again(tmp_path: Path) -> None:
+    book = GuideBook(tmp_path, TOKENIZER.get_vocab_size(), [2])
+    mask = np.empty(-(-TOKENIZER.get_vocab_size() // 8), np.uint8)
+    book.follow(CHOICE, array("i", [1, 2]), 2).write_allowed(mask)
+    assert not mask.any()
+    (tmp_path / "tokenizer.json").write_bytes((DEMO / "tokenizer.json").read_bytes())
+    book.follow(CHOICE, array("i", [1, 2]), 2).write_allowed(mask)
+    assert mask.any()
+
+
 def test_an_engine_without_guides_refuses_them(runner: ModelRunner) -> None:
     engine = Engine(make_engine(runner).limits, runner)
     with pytest.raises(RequestError, match="guide"):
@@ -263,7 +285,7 @@ class SlowBook(GuideBook):
 
     def __init__(self, on_ready: Callable[[], None]) -> None:
         limits = engine_limits(DEMO, EngineConfig(num_pages=64))
-        super().__init__(DEMO / "tokenizer.json", limits.vocab_size, limits.eos_token_ids, on_ready)
+        super().__init__(DEMO, limits.vocab_size, limits.eos_token_ids, on_ready)
         self.may_compile = threading.Event()
 
     def _compile(self, guide: Guide) -> Any:

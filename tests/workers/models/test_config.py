@@ -24,12 +24,10 @@ PLAIN: dict[str, Any] = {
 LLAMA3 = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192}
 
 
-def read(model_dir: Path, generation: dict[str, Any] | None = None, **changes: Any) -> ModelConfig:
+def read(model_dir: Path, **changes: Any) -> ModelConfig:
     """`changes` to PLAIN; a key with the value ... is left out."""
     keys = {key: value for key, value in {**PLAIN, **changes}.items() if value is not ...}
     (model_dir / "config.json").write_text(json.dumps(keys))
-    if generation is not None:
-        (model_dir / "generation_config.json").write_text(json.dumps(generation))
     return ModelConfig.read(model_dir)
 
 
@@ -43,7 +41,6 @@ def test_absent_keys_mean_what_the_family_means(tmp_path: Path) -> None:
     assert config.max_position_embeddings == 2048
     assert config.layer_windows == (None, None)
     assert config.dtype == "float32"
-    assert config.eos_token_ids == ()
     assert (config.qkv_bias, config.output_bias, config.mlp_bias) == (False, False, False)
     assert (config.qk_norm, config.tie_word_embeddings) == (False, False)
 
@@ -88,20 +85,25 @@ def test_qwen_window_counts_only_where_it_is_used(tmp_path: Path) -> None:
     assert read(tmp_path, **keys, use_sliding_window=True, max_window_layers=1).layer_windows == (None, 9)
     types = ["sliding_attention", "full_attention"]
     assert read(tmp_path, **keys, use_sliding_window=True, layer_types=types).layer_windows == (9, None)
+    nulls = keys | {"sliding_window": None}
+    assert read(tmp_path, **nulls, use_sliding_window=True, max_window_layers=0).layer_windows == (None, None)
+
+
+@pytest.mark.parametrize(("stated", "expected"), [(..., 8), (None, 16), (2, 2)])
+def test_mistral_without_a_number_of_kv_heads_has_its_default_and_with_null_one_a_head(
+    stated: int | None, expected: int, tmp_path: Path
+) -> None:
+    keys = {"architectures": ["MistralForCausalLM"], "num_attention_heads": 16}
+    assert read(tmp_path, **keys, num_key_value_heads=stated).num_kv_heads == expected
+
+
+@pytest.mark.parametrize("changes", [{"hidden_act": "swish"}, {"logits_scaling": 1.0}, {"num_experts": 0}])
+def test_keys_that_ask_for_nothing_else_are_no_reason_to_refuse(changes: dict[str, Any], tmp_path: Path) -> None:
+    assert read(tmp_path, **changes) == read(tmp_path)
 
 
 def test_model_type_stands_in_for_architectures(tmp_path: Path) -> None:
     assert read(tmp_path, architectures=..., model_type="qwen3").family == "qwen3"
-
-
-@pytest.mark.parametrize(
-    ("own", "generation", "expected"),
-    [(2, None, (2,)), ([2, 3], {}, (2, 3)), (2, {"eos_token_id": [5, 6]}, (5, 6)), (None, {"eos_token_id": 7}, (7,))],
-)
-def test_generation_config_decides_which_tokens_end_a_text(
-    own: Any, generation: dict[str, Any] | None, expected: tuple[int, ...], tmp_path: Path
-) -> None:
-    assert read(tmp_path, generation, eos_token_id=own).eos_token_ids == expected
 
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
@@ -114,7 +116,8 @@ def test_dtype_has_two_names(key: str, tmp_path: Path) -> None:
     [
         ({"architectures": ["GPT2LMHeadModel"]}, r"architectures: 'GPT2LMHeadModel' is not supported"),
         ({"architectures": ..., "model_type": "gemma"}, r"model_type: 'gemma' is not supported"),
-        ({"architectures": "LlamaForCausalLM"}, r"architectures: must be a list"),
+        ({"architectures": "LlamaForCausalLM"}, r"architectures: must be a list of names"),
+        ({"architectures": [{}]}, r"architectures: must be a list of names"),
         ({"quantization_config": {"bits": 4}}, r"quantization_config\.quant_method: None is not supported"),
         ({"hidden_act": "gelu"}, r"hidden_act: only 'silu' is supported, got 'gelu'"),
         ({"hidden_size": ...}, r"hidden_size: is missing"),
@@ -132,7 +135,28 @@ def test_dtype_has_two_names(key: str, tmp_path: Path) -> None:
         ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor: only 1"),
         ({"tie_word_embeddings": "yes"}, r"tie_word_embeddings: must be true or false"),
         ({"torch_dtype": "float8_e4m3fn"}, r"torch_dtype: 'float8_e4m3fn' is not supported"),
-        ({"eos_token_id": "</s>"}, r"eos_token_id: must be a token id"),
+        (
+            {"architectures": ["MistralForCausalLM"], "model_type": "llama"},
+            r"model_type: 'llama' contradicts architect",
+        ),
+        ({"final_logit_softcapping": 30.0}, r"final_logit_softcapping: 30\.0 is not supported"),
+        ({"attention_multiplier": 0.1}, r"attention_multiplier: 0\.1 is not supported"),
+        ({"residual_multiplier": 0.2}, r"residual_multiplier: 0\.2 is not supported"),
+        ({"transformers_weights": "x.safetensors"}, r"transformers_weights: 'x\.safetensors' is not supported"),
+        ({"layer_types": ["sliding_attention"] * 2}, r"layer_types: only full_attention is supported for Llama"),
+        ({"architectures": ["MistralForCausalLM"], "layer_types": ["full_attention"] * 2}, r"layer_types: is not supp"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 4}}},
+            r"rope_parameters\.full_attent",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1]}},
+            r"rope_parameters\.mrope_section: \[1",
+        ),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["full_attention", "sliding_attention"]},
+            r"layer_types: sliding_attention needs use_sliding_window",
+        ),
         ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, r"sliding_window: must be a positive"),
         (
             {
@@ -164,9 +188,3 @@ def test_a_missing_or_broken_file_is_named(content: bytes | None, problem: str, 
         (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ModelError, match=rf"config\.json {problem}"):
         ModelConfig.read(tmp_path)
-
-
-def test_a_broken_generation_config_is_named(tmp_path: Path) -> None:
-    (tmp_path / "generation_config.json").write_text("oops")
-    with pytest.raises(ModelError, match=r"generation_config\.json is not valid JSON"):
-        read(tmp_path)

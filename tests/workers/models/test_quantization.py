@@ -17,6 +17,8 @@ from slipstream.kernels.cpu.library import native_library
 from slipstream.kernels.quantized_weight import Fp8Weight, Int4Weight, Int8Weight, dequantize
 from slipstream.workers.models.checkpoint import open_checkpoint
 from slipstream.workers.models.config import ModelConfig
+from slipstream.workers.models.directory.tensor_check import check_ranks
+from slipstream.workers.models.directory.weight_files import WeightFiles
 from slipstream.workers.models.json_keys import ModelError
 from slipstream.workers.models.loader import load_model
 from slipstream.workers.models.native import load_native
@@ -184,6 +186,7 @@ def test_the_shares_of_two_ranks_are_the_whole(
 ) -> None:
     stored, plain = quantized_dirs(scheme)
     wide = load_file(plain / "model.safetensors")
+    check_ranks(ModelConfig.read(stored), WeightFiles.read(stored), 2)
     for rank in range(2):
         share, config = share_of(stored, rank)
         with open_checkpoint(stored) as checkpoint:
@@ -224,6 +227,10 @@ def test_a_share_that_cuts_a_run_is_refused(
         assert model.quantization is not None
         with pytest.raises(ModelError, match=sentence):
             QuantizedReader(checkpoint, model.quantization).read(share.layers[0].output)
+    files = WeightFiles.read(stored)
+    check_ranks(model, files, 1)
+    with pytest.raises(ModelError, match=r"cut a quantised run of 64|activation order"):
+        check_ranks(model, files, 2)
 
 
 def test_what_the_checkpoint_left_unquantised_stays_so(

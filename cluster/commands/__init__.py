@@ -1,0 +1,1 @@
+"""Parts of the command line that no other part of the cluster needs. It may import all of `cluster`."""

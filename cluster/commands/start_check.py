@@ -1,0 +1,41 @@
+"""What a start on this machine would refuse, beside what is wrong with the configuration itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from slipstream.cluster import run_state
+from slipstream.cluster.config import ClusterConfig
+from slipstream.cluster.doubts import Machine
+from slipstream.cluster.driver_process import ray_address
+from slipstream.cluster.listening import listeners, why_no_unix_socket, why_not_there
+from slipstream.cluster.own_ray import offered_cpus
+from slipstream.cluster.placement import CannotPlace, check_fits, pool_resources
+
+GPU_DEVICE = re.compile(r"nvidia\d+")
+
+
+def refusals_here(config: ClusterConfig, machine: Machine, devices: Path = Path("/dev")) -> Iterator[str]:
+    """Why this machine cannot serve the configuration now, in sentences of which most begin with the key. With an
+    existing Ray cluster only its own machines know. `devices` is where the device files are."""
+    if ray_address(config.ray) is not None:
+        return
+    states = run_state.read_all(run_state.run_folder())
+    if not any(state.name == config.name for state in states):  # whose ports these may be
+        yield from filter(None, (*map(why_not_there, listeners(config)), why_no_unix_socket(config)))
+    num_gpus = config.ray.num_gpus
+    if num_gpus is None:
+        num_gpus = sum(GPU_DEVICE.fullmatch(path.name) is not None for path in devices.glob("nvidia*"))
+    try:
+        check_fits(pool_resources(config, num_gpus), {"CPU": offered_cpus(config), "GPU": num_gpus})
+    except CannotPlace as error:
+        yield str(error)
+    for role, pool in config.pools():
+        engine, size = pool.engine, pool.engine.kv_cache_mib
+        is_on_host = engine.device == "cpu" or num_gpus == 0
+        if not pool.replicas or not is_on_host or engine.num_pages is not None or size == "auto":
+            continue
+        if size > machine.memory_mib:
+            yield f"{role}.engine.kv_cache_mib: must fit into memory, got {size}, and {machine.memory}"
