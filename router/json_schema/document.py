@@ -32,10 +32,10 @@ class Document:
         at = child(pointer, key)
         if not isinstance(reference, str):
             raise SchemaError(at, f"{reference!r:.60} is not a reference")
-        if key == "$dynamicRef" and len(self._dynamic.get(urldefrag(reference).fragment, ())) > 1:
+        if key == "$dynamicRef" and len(self._dynamic.get(reference.partition("#")[2], ())) > 1:
             raise SchemaError(
                 at,
-                f"{reference!r:.60} is a '$dynamicAnchor' of several schemas, of which none is chosen by the way to it",
+                f"{reference!r:.60} is a '$dynamicAnchor' of several schemas; choosing between them is not served",
             )
         if reference == "#" or reference.startswith("#/"):
             start = self._base_pointer(pointer)

@@ -85,7 +85,7 @@ def test_a_schema_that_is_too_deep_to_be_read_is_refused() -> None:
         json_guide(json.dumps({"$ref": "#/$defs/a0", "$defs": {**chain, "a900": {"type": "object"}}}), COMPACT_JSON)
 
 
-@pytest.mark.parametrize("key", ["$id", "$ref"])
+@pytest.mark.parametrize("key", ["$id", "$ref", "$dynamicRef"])
 def test_what_is_no_uri_is_refused_where_it_is(key: str) -> None:
     assert (fault_of({key: "http://[::1"}) or "").startswith(f"at /{key}: 'http://[::1' is not a URI")
 
