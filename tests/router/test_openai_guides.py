@@ -154,6 +154,27 @@ def test_a_guide_that_only_leads_to_itself_is_told_in_words() -> None:
     run(main)
 
 
+FATAL = {
+    "/enum/0": r'{"enum":["\ud800"]}',
+    "/properties": r'{"properties":{"\ud800":{"type":"string"}}}',
+    "/enum/0/a": '{"enum":[' + '{"a":' * 400 + "1" + "}" * 400 + "]}",
+    "/minimum": '{"type":"number","minimum":1' + "0" * 400 + "}",
+    "/multipleOf": '{"multipleOf":1' + "0" * 5000 + "}",
+}
+
+
+@pytest.mark.parametrize("pointer", FATAL)
+def test_a_schema_that_nothing_can_hold_is_refused_by_its_pointer_and_the_process_goes_on(
+    pointer: str, trials: Trials
+) -> None:
+    assert trials.verdict(Guide("regex", "a+")).guide is not None
+    process = trials._process
+    verdict = trials.verdict(Guide("json", FATAL[pointer]))
+    assert verdict.guide is None
+    assert (verdict.fault or "").startswith(f"at {pointer}: ")
+    assert trials._process is process
+
+
 MANY = " | ".join(f'"{number}"' for number in range(2500))
 
 
