@@ -90,6 +90,7 @@ async def serve(program: RouterProgram) -> None:
         has_prefill_pool=program.has_prefill_pool,
         keeper=program.keeper,
         is_ending=program.is_ending,
+        generation_config=program.generation_config,
         content_format=program.chat_template_content_format,
     )
     addresses = await router.start()
