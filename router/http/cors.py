@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 from slipstream.router.http.reader import Request
 
 EXPOSED = (
-    "retry-after, x-request-id, x-slipstream-ignored, x-ratelimit-limit-requests, x-ratelimit-limit-tokens, "
-    "x-ratelimit-remaining-requests, x-ratelimit-remaining-tokens, x-ratelimit-reset-requests, "
-    "x-ratelimit-reset-tokens"
+    "retry-after, x-request-id, x-slipstream-ignored, x-slipstream-max-tokens, x-ratelimit-limit-requests, "
+    "x-ratelimit-limit-tokens, x-ratelimit-remaining-requests, x-ratelimit-remaining-tokens, "
+    "x-ratelimit-reset-requests, x-ratelimit-reset-tokens"
 )
 METHODS = "GET, HEAD, POST, OPTIONS"
 MAX_AGE_S = 7200  # that a browser may remember a preflight; the most that Chromium takes
