@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 MAX_TURNED_AWAY = 64  # connections beyond the limit that still get an answer; further ones are cut off
-HEALTH_PREFIX = "/health/"
+HEALTH_PATHS = ("/health", "/ping")  # and everything below them
 
 
 class ConnectionCount(Protocol):
@@ -249,7 +249,7 @@ class HttpServer:
     async def turn_away(self, request: Request, exchange: Exchange) -> None:
         """The one request of a connection beyond the limit. Who only asks whether the router lives gets its answer."""
         exchange.keep_alive = False
-        if request.path.startswith(HEALTH_PREFIX):
+        if request.path.startswith(HEALTH_PATHS):
             await self._handler(request, exchange)
             return
         message = f"All {self._config.max_connections} connections are in use."
