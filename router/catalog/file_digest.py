@@ -14,6 +14,8 @@ from pathlib import Path
 
 from xxhash import xxh3_64_hexdigest, xxh3_128
 
+from slipstream.router.process.cache_folder import cache_folder
+
 BUFFER_BYTES = 1 << 20
 # The clock that stamps files ticks every few milliseconds: a file that is written twice within a tick has one stamp. So
 # a stamp that was taken within this time after a write does not stand for the content.
@@ -151,15 +153,6 @@ class DigestCache:
             with suppress(OSError):
                 if path.stat().st_mtime < oldest:
                     path.unlink()
-
-
-def cache_folder() -> Path | None:
-    """`slipstream` in the user's cache directory (XDG base directory specification); None for a user without a home."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    try:
-        return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "slipstream"
-    except RuntimeError:
-        return None
 
 
 def _line(stamp: FileStamp, digest: str) -> str:

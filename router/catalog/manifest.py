@@ -40,7 +40,6 @@ NAMES = (
     "merges.txt",
     "tekken.json",
     "tiktoken.model",
-    "tiktoken.model",
     "chat_template.jinja",
     "chat_template.json",
     "quantize_config.json",

@@ -18,8 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from slipstream.router.catalog.file_digest import UNUSED_DAYS, DigestCache, FilesChanged, cache_folder
+from slipstream.router.catalog.file_digest import UNUSED_DAYS, DigestCache, FilesChanged
 from slipstream.router.catalog.manifest import REFUSES, Manifest
+from slipstream.router.process.cache_folder import cache_folder
 
 T = TypeVar("T")
 
@@ -73,7 +74,8 @@ def keep_text(model_dir: Path, manifests: Sequence[Manifest]) -> None:
             part.rename(copy)
             _remove_unused(copy.parent)
         except OSError as error:
-            log.warning("a router that is restarted depends on the files in %s: %s", model_dir, error)
+            if not copy.exists():  # else another process made it at the same time
+                log.warning("a router that is restarted depends on the files in %s: %s", model_dir, error)
             shutil.rmtree(part, ignore_errors=True)
 
 
