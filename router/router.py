@@ -18,6 +18,7 @@ from slipstream.router.addresses import Addresses, Endpoint
 from slipstream.router.canary import Canary
 from slipstream.router.catalog.manifest import Manifest
 from slipstream.router.catalog.sampling_defaults import GenerationConfigUse, SamplingDefaults
+from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.catalog.text_copy import keep_text, read_text
 from slipstream.router.config import ContentFormat, DispatchConfig, RouterConfig, TlsConfig, TracingConfig
 from slipstream.router.encoding import encode_pool
@@ -117,17 +118,13 @@ class Router:
                 cleanup.callback(estate.close)  # if the start fails; else the server has done it by then
             access = open_access(self._config.access, cleanup)  # not before: the previous router counts until it ends
             self._front = Front(
-                self._model_name,
-                tokenizer,
+                ServedModel(self._model_name, tokenizer, self._defaults),
                 self._service,
                 self._unready_because,
                 lambda: self._server.num_connections,
+                self._config,
                 access,
-                has_admin_port=self._config.admin.port is not None,
-                tracer=begin_tracing(self._config.tracing, self._model_name, cleanup),
-                defaults=self._defaults,
-                api=self._config.api,
-                http=self._config.http,
+                begin_tracing(self._config.tracing, self._model_name, cleanup),
             )
             if estate is not None and estate.listening and self._model_positions is not None:
                 # Accept the previous router's clients even before it is known which workers will come.

@@ -26,6 +26,7 @@ from typing import Any
 import uvloop
 
 from slipstream.router.api_front import ApiFront
+from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.catalog.text_copy import read_text
 from slipstream.router.encoding import encode_pool
 from slipstream.router.fronts.connection_counts import SharedConnectionCount
@@ -101,7 +102,7 @@ class FrontProcess:
         access = RemoteAccess(config.access, files, dispatcher)
         access.open()
         cleanup.push_async_callback(access.close)
-        front = ApiFront(setup.model, tokenizer, dispatcher, access, tracer, config.api, config.http, setup.defaults)
+        front = ApiFront(ServedModel(setup.model, tokenizer, setup.defaults), dispatcher, config, access, tracer)
         server = self._server = HttpServer(
             config.http,
             DividedHandler(front, dispatcher, self._tell_counts),
