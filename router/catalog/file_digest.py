@@ -1,7 +1,7 @@
 """The content of a file as a digest, and a cache of digests for files that have not changed since.
 
 A digest is XXH3-128 over all bytes (20 GB/s on one core; files in the page cache are read at about 7 GB/s). It protects
-against mistakes, not against somebody who constructs a file with the digest of another one.
+against mistakes, not against a file that was constructed to have the digest of another one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Copies of what a router reads of a model: tokenizer files, chat templates and configs.
 
-A router that is restarted goes on as the one before, whatever has become of the files: its workers still have the
+A restarted router serves the same version as before, even if the files have changed since: its workers still have the
 weights of the version that they belong to. A copy is called by its content, and checked before it is used.
 
     DIRECTORY/<digest of the manifest without weights>/tokenizer.json ...

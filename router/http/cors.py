@@ -43,8 +43,8 @@ class CorsPolicy:
         return self._lines_of.get(origin, VARY) if origin is not None else VARY
 
     def lines_of(self, request: Request) -> str:
-        """The header lines of the answer to `request`. A preflight is also told what it may ask for: the headers that
-        it names, whatever they are, because clients have many of their own (x-stainless-*)."""
+        """The header lines of the answer to `request`. A preflight's answer also allows all
+        headers that it names, because clients have many of their own (x-stainless-*)."""
         origin = request.headers.get(b"origin")
         lines = self.lines_for(origin)
         if request.method != "OPTIONS" or b"access-control-request-method" not in request.headers:

@@ -99,7 +99,7 @@ class Exchange:
         self._sink.send(head + body if self._body_allowed else head)
 
     def add_header(self, name: str, value: str) -> None:
-        """Adds a line to the head of the response, whatever the response will be."""
+        """Adds a line to the head of the response, be it an answer or an error."""
         self.header_lines += f"{name}: {value}\r\n"
 
     def start(self, status: int, content_type: str, headers: Iterable[tuple[str, str]] = ()) -> None:
