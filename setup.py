@@ -26,8 +26,8 @@ VARIANTS = {
 # No contraction: a formula that is compiled in two places must round the same way in both.
 FLAGS = ["-std=c++17", "-O3", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-fno-exceptions"]
 FLAGS += ["-fno-rtti", "-Wall", "-Wextra"]
-# What nobody calls of libstdc++ stays out, and what is called is not exported: it would be bound to in other libraries,
-# and ask for a newer glibc.
+# Functions of libstdc++ that are not called stay out. Those that are called are not exported, because other libraries
+# would bind to them, and because they would ask for a newer glibc.
 LINK = "-Wl,-s,-z,defs,--gc-sections,--exclude-libs,ALL"
 
 

@@ -26,12 +26,12 @@ import ray
 import ray.util
 import uvloop
 
+from slipstream.cluster.config import ModelConfig
 from slipstream.cluster.process_log import redirect_output
 from slipstream.cluster.settings_by_name import ByName, settings_of
 from slipstream.router.addresses import Addresses
 from slipstream.router.catalog.manifest import Manifest
-from slipstream.router.catalog.sampling_defaults import GenerationConfigUse
-from slipstream.router.config import ContentFormat, DispatchConfig, RouterConfig
+from slipstream.router.config import DispatchConfig, RouterConfig
 from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.garbage import spare_garbage_collector
 from slipstream.router.messages import Role
@@ -99,7 +99,7 @@ class WorkerHost(ProcessHost):
         self._prepared().redirect(host, port)
 
     def stop(self) -> None:
-        """Ends `run` at once. Requests that should finish have to be drained at the router before."""
+        """Ends `run` at once. Requests that should finish have to be drained at the router first."""
         self._prepared().stop(drain=False)
 
     def _prepared(self) -> Worker:
@@ -128,33 +128,31 @@ class RouterHost(ProcessHost):
     def run(
         self,
         config: ByName[RouterConfig],
-        model_name: str,
-        model_dir: str,
-        generation_config: GenerationConfigUse,
-        content_format: ContentFormat,
+        model: ByName[ModelConfig],
         worker_token: str,
-        expected: ExpectedWorkers,
+        expected: ByName[ExpectedWorkers],
         keeper: Path | None,
         is_ending: bool,
-        manifests: tuple[Manifest, ...],
+        manifests: tuple[ByName[Manifest], ...],
     ) -> None:
-        """Serves until stopped; one that `is_ending` only goes on with the clients of the router before. Raises OSError
-        if a port is taken, FilesChanged if what it reads of the model belongs to none of the `manifests`."""
+        """Serves until stopped; one that `is_ending` only goes on with the clients of the previous router. Raises
+        OSError if a port is taken, FilesChanged if what it reads of the model belongs to none of the `manifests`."""
         from slipstream.router.router import Router
 
+        served, workers = settings_of(model), settings_of(expected)
         router = Router(
             settings_of(config),
-            model_name,
-            model_dir,
+            served.name,
+            served.path,
             worker_token,
-            has_prefill_pool=expected.num_prefill > 0,
+            has_prefill_pool=workers.num_prefill > 0,
             keeper=keeper,
             is_ending=is_ending,
-            generation_config=generation_config,
-            content_format=content_format,
-            manifests=manifests,
+            generation_config=served.generation_config,
+            content_format=served.chat_template_content_format,
+            manifests=tuple(map(settings_of, manifests)),
         )
-        uvloop.run(self._hosted.serve(router, expected))
+        uvloop.run(self._hosted.serve(router, workers))
 
     def listening(self) -> Addresses:
         """Blocks until the router listens."""
@@ -176,9 +174,9 @@ class RouterHost(ProcessHost):
         """The JSON of `/cluster/status`."""
         return self._hosted.status_body()
 
-    def expect_workers(self, expected: ExpectedWorkers) -> None:
+    def expect_workers(self, expected: ByName[ExpectedWorkers]) -> None:
         """Tells the router how many workers are wanted."""
-        self._hosted.expect_workers(expected)
+        self._hosted.expect_workers(settings_of(expected))
 
     def set_split(self, split: dict[str, float] | None) -> None:
         """Sets each version's share of new requests."""

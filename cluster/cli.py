@@ -28,7 +28,7 @@ COMMANDS = {
     "mock-worker": "slipstream.workers.mock.main:mock_worker_command",
     "plan": "slipstream.cluster.plan.command:plan_command",
     "planner": "slipstream.cluster.planner.command:planner_command",
-    "restart": "slipstream.cluster.restart_command:restart_command",
+    "restart": "slipstream.cluster.commands.restart:restart_command",
     "role": "slipstream.cluster.operator.command:role_command",
     "rollback": "slipstream.cluster.update.command:rollback_command",
     "scale": "slipstream.cluster.operator.command:scale_command",
@@ -70,8 +70,8 @@ def main() -> None:
 @click.argument("configs", metavar="CONFIG|MODEL...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--elsewhere", is_flag=True, help="They are for other machines: leave ports, addresses and sizes aside.")
 def check_command(configs: tuple[Path, ...], elsewhere: bool) -> None:
-    """Check configurations, or what would be chosen for models, without starting anything: whatever `serve` would
-    refuse on this machine."""
+    """Check configurations, or what would be chosen for models, without starting anything: all that `serve`
+    would refuse on this machine."""
     from slipstream.cluster.commands.start_check import refusals_here  # imported here: other commands need none of it
     from slipstream.cluster.model_dir import text_problem
 

@@ -9,9 +9,9 @@ import secrets
 import shlex
 import signal
 import threading
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import Future
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -36,6 +36,7 @@ from slipstream.cluster.repository.files_watch import FilesWatch, watching
 from slipstream.cluster.router_member import RouterMember
 from slipstream.cluster.run_state import ClusterPhase, ClusterState, StateFile
 from slipstream.cluster.served_config import as_plain
+from slipstream.cluster.stop_order import StopOrder, unless
 from slipstream.cluster.supervisor import StartFailed, Supervisor
 from slipstream.cluster.update.plan import UpdateEvent
 from slipstream.cluster.update.release import Release
@@ -108,22 +109,22 @@ class Driver:
             return 1
 
     async def _serve(self, session: RaySession, own: OwnRay | None) -> int:
-        stop, at_once = StopOrder(), asyncio.Event()
+        stop = StopOrder()
         watch = Watch(self._console, self._state_file, own, self._config.router.http.tls.is_on)
-        with _signals(stop, at_once), self._guardian.watched(partial(self._on_guardian_gone, stop)):
+        with stop.signals(), self._guardian.watched(partial(self._on_guardian_gone, stop)):
             content = await self._content_unless(stop.given)
             if content is None:
                 self._console.say("interrupted before it was up; everything is being stopped")
                 return 130
             supervisor, fleet = self._supervised(session, watch, content)
             try:
-                if not await _unless(stop.given, self._bring_up(supervisor, fleet, watch)):
+                if not await unless(stop.given, self._bring_up(supervisor, fleet, watch)):
                     self._console.say("interrupted before it was up; everything is being stopped")
                     return 130
                 async with self._operating(supervisor, fleet, watch, content):
-                    await _unless(stop.given, supervisor.unless_failed(asyncio.Event().wait()))
+                    await unless(stop.given, supervisor.unless_failed(asyncio.Event().wait()))
                 if self._leaves_clients:
-                    self._console.say("slipstream: the driver was told to end, but not by the process that was started")
+                    self._console.say("slipstream: the driver got a signal to end that the guardian did not send")
                     return 0
                 self._phase("draining")
                 grace_s = self._config.drain_grace_s if stop.has_grace else 0.0
@@ -132,7 +133,7 @@ class Driver:
                     f"draining: {grace}running requests may finish, within {self._config.drain_timeout_s:g} s "
                     "(Ctrl-C again stops at once)"
                 )
-                if not await _unless(at_once, self._drain(supervisor, grace_s)):
+                if not await unless(stop.at_once, self._drain(supervisor, grace_s)):
                     self._console.say("stopping at once")
                 return 0
             finally:
@@ -156,7 +157,7 @@ class Driver:
         if config.port is None:
             return
         before = self._before
-        # Who has been given a token, or waits at the port, need not know that there is another driver.
+        # Operators who have the token, or wait at the port, do not notice that there is another driver.
         is_kept = before is not None and bool(before.operator_token) and config.token_file is None
         self._state.operator_token = before.operator_token if before is not None and is_kept else read_token(config)
         port = config.port or (port_of(before.operator_url) if before is not None else None)
@@ -237,11 +238,11 @@ class Driver:
         if not self._content.done():
             self._console.pending("reading the model's files, to name its version")
         reading: asyncio.Future[ModelContent] = asyncio.wrap_future(self._content)
-        return reading.result() if await _unless(stop, reading) else None
+        return reading.result() if await unless(stop, reading) else None
 
     def _name_version(self, content: ModelContent) -> None:
-        """What the driver before served is still called the same: answers continue only within a version. If its files
-        have been replaced, no worker has the old ones any more, and the new ones are served as what they are."""
+        """What the previous driver served keeps its name, because answers continue only within a version. If the files
+        have been replaced, no worker has the old ones any more, and the new ones are served under another name."""
         state = self._state
         if state.content == content.digest:
             return
@@ -289,7 +290,7 @@ class Driver:
         self._show_url()
 
     def _replicas(self) -> dict[Role, int]:
-        """How many groups of each role to begin with: as many as the driver before was to have, even none."""
+        """How many groups of each role to begin with: as many as the previous driver was to have, even none."""
         if self._before is not None and self._before.wanted:
             return self._before.wanted
         return {role: pool.replicas for role, pool in self._config.pools()}
@@ -327,51 +328,3 @@ class Driver:
     def _phase(self, phase: ClusterPhase) -> None:
         self._state.phase = phase
         self._state_file.write()
-
-
-async def _unless(event: asyncio.Event, work: Awaitable[object]) -> bool:
-    """Runs `work` unless the event comes first, in which case it is cancelled. Returns whether it ended by itself.
-    Raises what `work` raises."""
-    task = asyncio.ensure_future(work)
-    event_task = asyncio.ensure_future(event.wait())
-    try:
-        await asyncio.wait([task, event_task], return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            return False
-        task.result()
-        return True
-    finally:
-        for one in (task, event_task):
-            one.cancel()
-        await asyncio.gather(task, event_task, return_exceptions=True)
-
-
-class StopOrder:
-    """That the cluster is to end. A person at a terminal waits for that (SIGINT: Ctrl-C, `slipstream down`); a system
-    that sends SIGTERM may have load balancers that go on sending requests for a moment."""
-
-    def __init__(self) -> None:
-        self.given = asyncio.Event()
-        self.has_grace = True
-
-
-@contextmanager
-def _signals(stop: StopOrder, at_once: asyncio.Event) -> Iterator[None]:
-    """While this is open, the first SIGINT or SIGTERM gives the order, and another one sets the event."""
-    loop = asyncio.get_running_loop()
-
-    def received(number: signal.Signals) -> None:
-        if stop.given.is_set():
-            at_once.set()
-            return
-        stop.has_grace = number == signal.SIGTERM
-        stop.given.set()
-
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    for number in numbers:
-        loop.add_signal_handler(number, received, number)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)

@@ -56,6 +56,9 @@ def _run(guardian: OwnGuardian, target: Path | None, overrides: Overrides, timin
         for problem in error.problems:
             console.error(problem)
         return 2
+    except run_state.AlreadyRunning as error:
+        console.error(str(error))
+        return 2
     except run_state.NoHome as error:
         console.error(str(error))
         return 1
@@ -85,7 +88,7 @@ def _run(guardian: OwnGuardian, target: Path | None, overrides: Overrides, timin
 
 
 def state_before(guardian: OwnGuardian) -> ClusterState | None:
-    """What the driver before this one of the same guardian has left, with the configuration that it served: that of the
+    """What the previous driver of the same guardian has left, with the configuration that it served: that of the
     latest update, or the file as it was then. What has been written into the file since is no part of it."""
     if not guardian.is_again:
         return None

@@ -14,7 +14,7 @@ from slipstream.cluster.run_state import ClusterState
 @dataclass(frozen=True, slots=True)
 class DriverTask:
     """To serve `config`, which is what `config_path` and the command line's `overrides` say, under a name whose state
-    file is at `state_path`. `before` is what the driver before has left there, if there was one: its cluster is to be
+    file is at `state_path`. `before` is what the previous driver has left there, if there was one: its cluster is to be
     brought up again. `timings` shows where the time of the start went."""
 
     guardian: OwnGuardian

@@ -171,7 +171,7 @@ class GuardedDriver:
                     self._ready_s = time.monotonic()
                 elif message == LET_GO:
                     if self._keeper is not None:
-                        with suppress(ValueError):  # the router before has not gone: what it has stays
+                        with suppress(ValueError):  # the previous router has not gone: what it has stays
                             self._keeper.let_go()
                     self._link.send(LET_GO)
 

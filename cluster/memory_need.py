@@ -1,4 +1,4 @@
-"""How much memory the workers of a configuration take at least on one host: the weights, and everybody's KV pages.
+"""How much memory the workers of a configuration take at least on one host: the weights, and the KV pages of all ranks.
 
 Weights count once, because workers of a host share the packed form of them (`engine.weight_cache_dir`), and pools on a
 GPU or of size `auto` do not count. Code, activations, Ray and the router come on top.
@@ -6,19 +6,20 @@ GPU or of size `auto` do not count. Code, activations, Ray and the router come o
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.cluster.config import ClusterConfig
 from slipstream.workers.config import EngineConfig
+from slipstream.workers.engine.pool_size import ITEM_BYTES, page_bytes
 from slipstream.workers.models.config import ModelConfig
+from slipstream.workers.models.directory.weight_files import weight_file_names
 from slipstream.workers.models.json_keys import ModelError
+from slipstream.workers.models.rank_share import Rank
 
 MIB = 2**20
-ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8": 1, "int8": 1}
-QUANTIZED_SHARE = {"none": 1.0, "fp8": 0.5, "int8": 0.5, "int4": 0.25}  # of 16 bits, at least
+CODE_BYTES = {"fp8": 1.0, "int8": 1.0, "int4": 0.5}  # of a weight, without its part of the scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,8 @@ def memory_parts(config: ClusterConfig) -> Iterator[MemoryPart]:
     """What the settings ask for if all workers are on one host: the weights, then each pool."""
     on_host = [(role, pool) for role, pool in config.pools() if pool.engine.device != "cuda" and pool.replicas]
     if on_host:
-        share = max(QUANTIZED_SHARE[pool.engine.quantization] for _, pool in on_host)
-        yield MemoryPart("the weights in model.path", int(share * _weight_bytes(Path(config.model.path))) // MIB)
+        num_bytes = _weight_bytes(Path(config.model.path), [pool.engine for _, pool in on_host])
+        yield MemoryPart("the weights in model.path", num_bytes // MIB)
     for role, pool in on_host:
         key, each_mib = _pool_mib(config, pool.engine, pool.tp)
         if each_mib is not None:
@@ -58,14 +59,26 @@ def _pool_mib(config: ClusterConfig, engine: EngineConfig, tp: int) -> tuple[str
         return f"kv_cache_mib is {size}", None if size == "auto" else size
     key = f"num_pages is {engine.num_pages}"
     try:
-        model = ModelConfig.read(config.model.path)
+        num_bytes = page_bytes(ModelConfig.read(config.model.path), engine, Rank(0, tp))
     except ModelError:
         return key, None
-    dtype = model.dtype if engine.dtype == "auto" else engine.dtype
-    item_bytes = ITEM_BYTES[dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype]
-    page = (model.num_layers, max(1, model.num_kv_heads // tp), 2, engine.page_tokens, model.head_dim)
-    return key, engine.num_pages * math.prod(page) * item_bytes // MIB
+    return key, engine.num_pages * num_bytes // MIB
 
 
-def _weight_bytes(model_dir: Path) -> int:
-    return sum(path.stat().st_size for path in model_dir.glob("*.safetensors"))
+def _weight_bytes(model_dir: Path, engines: Sequence[EngineConfig]) -> int:
+    """The weights in the largest form that one of the engines keeps; 0 if the files have changed since they were
+    checked."""
+    try:
+        model = ModelConfig.read(model_dir)
+        num_bytes = sum((model_dir / file).stat().st_size for file in weight_file_names(model_dir))
+    except (ModelError, OSError):
+        return 0
+    return int(num_bytes * max(_kept_share(model, engine) for engine in engines))
+
+
+def _kept_share(model: ModelConfig, engine: EngineConfig) -> float:
+    """Which part of the bytes of the checkpoint an engine keeps at least."""
+    if model.quantization is not None:
+        return 1.0
+    kept = CODE_BYTES.get(engine.quantization) or ITEM_BYTES[model.dtype if engine.dtype == "auto" else engine.dtype]
+    return kept / ITEM_BYTES[model.dtype]

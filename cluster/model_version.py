@@ -12,6 +12,7 @@ from xxhash import xxh3_128
 from slipstream.cluster.config import ClusterConfig
 from slipstream.router.catalog.file_digest import DigestCache
 from slipstream.router.catalog.manifest import Manifest
+from slipstream.router.catalog.sampling_defaults import PLAIN, SamplingDefaults
 from slipstream.workers.models.json_keys import read_json
 
 NUM_DIGITS = 8
@@ -22,26 +23,33 @@ NUMERIC = ("dtype", "quantization", "kv_cache_dtype", "cpu_kernels", "device")
 @dataclass(frozen=True, slots=True)
 class ModelContent:
     """What a configuration serves. `name` is `model.version` or follows from the content. `digest` is the same for the
-    same content, whatever that is called."""
+    same content under every name."""
 
     name: str
     digest: str
     manifest: Manifest
     vocab_size: int | None = None  # as config.json says
+    sampling: SamplingDefaults = PLAIN  # that requests get by default
 
 
 def content_of(config: ClusterConfig, *, is_fresh: bool = False) -> ModelContent:
     """Reads the files that were not read since they were last changed; with `is_fresh` all of them, for file systems
-    that do not note every change. Raises OSError or FilesChanged if they cannot be read."""
-    manifest = Manifest.read(Path(config.model.path), DigestCache.of_user(), is_fresh=is_fresh)
+    that do not note every change. Raises OSError or ValueError if they cannot be read."""
+    model_dir = Path(config.model.path)
+    manifest = Manifest.read(model_dir, DigestCache.of_user(), is_fresh=is_fresh)
     digest = xxh3_128(manifest.digest.encode())
     for role, pool in config.pools():
         settings = {key: getattr(pool.engine, key) for key in NUMERIC}
         digest.update(json.dumps([role, settings], sort_keys=True).encode())
     content = digest.hexdigest()
     name = config.model.version
-    vocab_size = read_json(Path(config.model.path) / "config.json").get("vocab_size")
-    return ModelContent(content[:NUM_DIGITS] if name is None else str(name), content, manifest, vocab_size)
+    return ModelContent(
+        name=content[:NUM_DIGITS] if name is None else str(name),
+        digest=content,
+        manifest=manifest,
+        vocab_size=read_json(model_dir / "config.json").get("vocab_size"),
+        sampling=SamplingDefaults.read(model_dir, config.model.generation_config),
+    )
 
 
 def unused_name(name: str, used: Collection[str]) -> str:

@@ -24,7 +24,7 @@ RAY_ENDED = 3  # the exit code of a driver whose Ray has died
 @dataclass(frozen=True, slots=True)
 class Briefing:
     """What a guardian tells a driver that it starts: its own process, the descriptor of their link, the keeper's path
-    if there is one, and whether there was a driver before."""
+    if there is one, and whether there was a previous driver."""
 
     guardian: int
     link: int
@@ -33,10 +33,10 @@ class Briefing:
     slipstream: str = ""  # its version: it may be older than the driver's
 
     @classmethod
-    def of(cls, told: str) -> Briefing:
+    def of(cls, text: str) -> Briefing:
         """From the variable. Fields of another version are left out."""
         known = {field.name for field in fields(cls)}
-        return cls(**{key: value for key, value in json.loads(told).items() if key in known})
+        return cls(**{key: value for key, value in json.loads(text).items() if key in known})
 
     def environment(self) -> dict[str, str]:
         return {VARIABLE: json.dumps(asdict(self))}
@@ -57,8 +57,8 @@ class OwnGuardian:
     @classmethod
     def of_this_process(cls) -> OwnGuardian | None:
         """None: this process has no guardian. To be called once."""
-        told = os.environ.pop(VARIABLE, None)
-        return None if told is None else cls(Briefing.of(told))
+        briefing = os.environ.pop(VARIABLE, None)
+        return None if briefing is None else cls(Briefing.of(briefing))
 
     @property
     def is_alive(self) -> bool:
@@ -66,7 +66,7 @@ class OwnGuardian:
 
     @property
     def starts_another(self) -> bool:
-        """Whether there will be another driver if this one ends now: the guardian lives, and was not told to end."""
+        """Whether there will be another driver if this one ends now: the guardian lives, and is not ending."""
         return not _state_of(self._link) & POLLRDHUP
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class OwnGuardian:
     @contextmanager
     def watched(self, gone: Callable[[], None]) -> Iterator[None]:
         """Calls `gone` on the running loop, once, as soon as there is no guardian: the kernel closes its end of the
-        link. One that was told to end closes half of it, and sends a signal."""
+        link. One that is ending closes half of it, and sends a signal."""
         loop = asyncio.get_running_loop()
 
         def look() -> None:
@@ -112,7 +112,7 @@ class ClientsAtGuardian:
         self._link = link
 
     def let_go(self) -> None:
-        """Clients of the router before end. Blocks until they have; if the guardian is gone, they have as well."""
+        """Clients of the previous router end. Blocks until they have; if the guardian is gone, they have as well."""
         with suppress(OSError):
             self._link.send(LET_GO)
             self._link.recv(len(LET_GO))

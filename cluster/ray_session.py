@@ -50,7 +50,7 @@ def connected(address: str, *, is_own: bool) -> Iterator[RaySession]:
     try:
         # No namespace and no runtime_env: a submitted job has its own, and otherwise all processes share our files.
         # Ray has its workers look for modules in the driver's working directory first. They are to find the Slipstream
-        # that the driver is of, whatever lies there.
+        # of the driver, and not a module of the same name in that directory.
         with chdir(import_root()):
             ray.init(address=address, log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, OSError, ValueError, TimeoutError) as error:

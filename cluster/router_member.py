@@ -61,7 +61,7 @@ class RouterMember:
         self._manifests = tuple(filter(None, [deployment.manifest]))
 
     def stay_at(self, http_port: int | None, admin_port: int | None) -> None:
-        """The ports that clients know from a router before the first one here."""
+        """The ports that clients know from the router of the previous driver."""
         http, admin = self._config.http, self._config.admin
         if http_port is not None:
             http = dataclasses.replace(http, port=http_port)
@@ -95,7 +95,6 @@ class RouterMember:
     async def serve(self, expected: ExpectedWorkers) -> tuple[Addresses, Endpoint]:
         """Starts to listen. Ports stay the same once chosen, so that workers and clients find the next incarnation."""
         assert self._place is not None
-        model = self._deployment.config.model
         keeper = None
         if self._keeper is not None and self._place.node_id == self._node_id:
             keeper = self._keeper.path
@@ -105,15 +104,12 @@ class RouterMember:
         config = dataclasses.replace(self._config, worker_host=worker_host)
         self._run = self._actor.run.remote(
             by_name(config),
-            model.name,
-            model.path,
-            model.generation_config,
-            model.chat_template_content_format,
+            by_name(self._deployment.config.model),
             self._deployment.worker_token,
-            expected,
+            by_name(expected),
             keeper,
             self._is_ending,
-            self._manifests,
+            tuple(map(by_name, self._manifests)),
         )
         listening, run = (asyncio.ensure_future(_result(ref)) for ref in (self._actor.listening.remote(), self._run))
         try:
@@ -179,7 +175,7 @@ class RouterMember:
 
     async def expect_workers(self, expected: ExpectedWorkers) -> None:
         """Tells the router how many workers are wanted, connected or not."""
-        await self._ask(lambda actor: actor.expect_workers.remote(expected))
+        await self._ask(lambda actor: actor.expect_workers.remote(by_name(expected)))
 
     async def set_split(self, split: dict[str, float] | None) -> None:
         """Sets each version's share of new requests, in this and in later incarnations."""

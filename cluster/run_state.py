@@ -93,7 +93,7 @@ class ClusterState:
         return {key: value for key, value in asdict(self).items() if key not in ("operator_token", "served")}
 
     def carry_on(self, before: ClusterState) -> None:
-        """Takes over what the driver before has found out or decided, until this one knows better: if this one dies
+        """Takes over what the previous driver has found out or decided, until this one knows better: if this one dies
         before that, the next one still has it. An update that was under way is not gone on with: what served before it
         serves again."""
         self.url, self.admin_url, self.wanted = before.url, before.admin_url, before.wanted
@@ -156,7 +156,8 @@ def cache_folder() -> Path:
 @contextmanager
 def claim(name: str, folder: Path, guardian: int) -> Iterator[Path]:
     """Reserves a cluster's name for this process, a driver of that guardian; yields the path of its state file, which
-    may be there from a driver before. Another guardian's is one between two drivers. Raises AlreadyRunning, OSError."""
+    may be there from a previous driver. Another guardian's is one between two drivers. Raises AlreadyRunning and
+    OSError."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / f"{name}.json"
     with _opened(folder / f"{name}.lock") as lock:
@@ -170,8 +171,15 @@ def claim(name: str, folder: Path, guardian: int) -> Iterator[Path]:
         yield path
 
 
+def check_unused(name: str, folder: Path) -> None:
+    """Raises AlreadyRunning if a cluster of that name runs here. `claim` is what reserves a name."""
+    other = read(folder / f"{name}.json")
+    if other is not None and (other.has_driver or not other.is_stale):
+        raise _already_running(name, other)
+
+
 def _opened(lock: Path) -> IO[str]:
-    """On a file system that can only be read by now, the file of the driver before serves as well."""
+    """On a file system that can only be read by now, the file of the previous driver serves as well."""
     try:
         return lock.open("w")
     except OSError as error:

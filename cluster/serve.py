@@ -1,4 +1,4 @@
-"""Serves one configuration until told to stop: `python -m slipstream.cluster.serve CONFIG`. For a model's directory in
+"""Serves one configuration until a signal: `python -m slipstream.cluster.serve CONFIG`. For a model's directory in
 the place of CONFIG, or for the demo model without one, `sizing` chooses the configuration.
 
 Runs wherever a driver of Ray runs: from a terminal, with a Ray of its own, or as a job of an existing cluster

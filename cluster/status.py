@@ -79,7 +79,7 @@ def describe(
     served = {member.version for member in state.members}
     for version, difference in sorted(state.files.items()):
         if version in served:
-            yield f"  files: {told_of(version, difference)}"
+            yield f"  files: {consequence(version, difference)}"
     for refused in router.get("refused_pairs", ()) if router else ():
         sides = (", ".join(refused["prefills"]), ", ".join(refused["decodes"]))
         yield f"  never paired: {sides[0]} and {sides[1]} exchange no pages: {refused['reason']}"
@@ -98,8 +98,8 @@ def describe(
         yield f"  logs: {state.log_dir}"
 
 
-def told_of(version: str, difference: str) -> str:
-    """What follows if a file of a version that is served is another one now."""
+def consequence(version: str, difference: str) -> str:
+    """What follows from the difference between the files of a version that is served and those that are there now."""
     return (
         f"{difference}; version {version} is served from memory, and none of its workers can be started again until "
         "the old files are back; `slipstream update` rolls out what is there"

@@ -9,7 +9,7 @@ from slipstream.cluster.console import Console
 from slipstream.cluster.own_ray import OwnRay
 from slipstream.cluster.repository.files_watch import FilesWatch
 from slipstream.cluster.run_state import MemberStatus, StateFile
-from slipstream.cluster.status import told_of
+from slipstream.cluster.status import consequence
 from slipstream.cluster.urls import url_of
 from slipstream.router.addresses import Addresses
 from slipstream.router.catalog.manifest import REFUSES
@@ -49,7 +49,7 @@ class Watch:
         """The files of the model were replaced while it is served, or put back."""
         for version in self._state.files.keys() | changed.keys():
             if version in changed:
-                self._console.event(told_of(version, changed[version]))
+                self._console.event(consequence(version, changed[version]))
             else:
                 self._console.event(f"the files of version {version} are there again")
         self._state.files = dict(changed)

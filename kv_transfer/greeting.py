@@ -15,7 +15,7 @@ import hmac
 from slipstream.kv_transfer.ticket import TransferAddress
 
 VERSION = b"slipstream kv 5 "
-PROTOCOL_NAME = VERSION.decode().strip()  # as workers tell their router, which pairs only those of the same
+PROTOCOL_NAME = VERSION.decode().strip()  # workers send it to the router, which pairs only equal ones
 PROOF_BYTES = 32
 
 

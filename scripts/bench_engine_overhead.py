@@ -38,12 +38,12 @@ NUM_PAGES = 64 * (ISL + OSL) // PAGE_TOKENS + 64
 class NullModel:
     """Gives every row the same scores."""
 
+    dtype = torch.float32
+
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
         self._hidden = torch.zeros(512, 8)
         self._logits = 3 * torch.randn(64, VOCAB_SIZE)  # as peaked as a language model's
-
-    dtype = torch.float32
 
     def forward(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor:
         return self._hidden[: batch.arrays.num_tokens]

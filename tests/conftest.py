@@ -25,8 +25,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("unhurried", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
-# A file is tested by one process; one of these that came last would keep the other processes waiting.
-LONGEST_FILES = (
+# What takes seconds, the longest first: a file is tested by one process, and a long one that came last would keep the
+# other processes waiting. Their tests have the marker `slow`, which `scripts/test --fast` leaves out.
+SLOW_FILES = (
     "kernels/gpu/test_sm90.py",  # the first time, when nothing is compiled yet
     "workers/mock/test_router_killed.py",
     "faults/test_campaign.py",
@@ -50,12 +51,42 @@ LONGEST_FILES = (
     "kernels/gpu/test_prefill_attention.py",
     "kv_transfer/test_transfer_loopback.py",
     "workers/test_quantized_handoff.py",
+    "router/test_text_word_cache.py",
+    "router/test_refusals.py",
+    "router/test_text_tokenizer_files.py",
+    "router/test_text_control_tokens.py",
+    "router/test_resumed_answers.py",
+    "router/test_dispatcher_simulation.py",
+    "router/test_versions_simulation.py",
+    "cluster/sim/test_runs.py",
+    "cluster/sim/test_worlds_agree.py",
+    "cluster/sim/test_moves.py",
+    "cluster/planner/test_simulated_runs.py",
+    "cluster/test_operator_here.py",
+    "kernels/gpu/test_rope_kv_write.py",
+    "kernels/gpu/test_sampling.py",
+    "kernels/gpu/test_decode_attention.py",
+    "kernels/gpu/test_decode_linear.py",
+    "kernels/gpu/test_int4_linear.py",
+    "kernels/test_gpu_modules.py",
+    "kernels/cpu/test_cpu_attention.py",
+    "kernels/cpu/test_cpu_linear.py",
+    "kernels/cpu/test_cpu_team.py",
+    "kv_transfer/test_ucx_links.py",
+    "workers/engine/test_engine_properties.py",
+    "workers/engine/test_exact_scores.py",
+    "workers/engine/test_guides.py",
+    "workers/engine/test_gpu_runner.py",
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first, where several processes take one file after the other."""
-    places = {TESTS / name: place for place, name in enumerate(LONGEST_FILES)}
+    places = {TESTS / name: place for place, name in enumerate(SLOW_FILES)}
+    for item in items:
+        if item.path in places:
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: places.get(item.path, len(places)))
 
 

@@ -110,7 +110,7 @@ class WorkerConfig:
     other_role: RoleSettings | None = None  # None: the settings are the same in both roles
     transfer: TransferConfig = field(default_factory=TransferConfig)
     model_version: str = ""  # tells one rollout of a model from the next; the same for prefill and decode
-    manifest: Manifest | None = None  # of this version; None: whatever is in `model_dir` is served
+    manifest: Manifest | None = None  # of this version; None: what is in `model_dir` is served, unchecked
 
     def __post_init__(self) -> None:
         if not self.name:

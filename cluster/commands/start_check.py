@@ -38,5 +38,4 @@ def refusals_here(config: ClusterConfig, machine: Machine, devices: Path = Path(
         if not pool.replicas or not is_on_host or engine.num_pages is not None or size == "auto":
             continue
         if size > machine.memory_mib:
-            memory = f"this machine has {machine.memory_mib} MiB of memory"
-            yield f"{role}.engine.kv_cache_mib: must fit into memory, got {size}, and {memory}"
+            yield f"{role}.engine.kv_cache_mib: must fit into memory, got {size}, and {machine.memory}"

@@ -47,15 +47,15 @@ class OperatorClient:
         return self._ask("POST", path, body, timeout_s)
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-        """The answer to a call. Raises CannotTell, with one sentence, if there is none; Unreachable, if nobody is
-        there."""
+        """The answer to a call. Raises CannotTell, with one sentence, if there is none; Unreachable, if no
+        server is there."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json", **shown_key(self.token)}
         try:
             question = urllib.request.Request(f"{self.url}{path}", data, headers, method=method)
             with direct_opener(is_here=False).open(question, timeout=timeout_s) as answer:
-                told: dict[str, Any] = json.load(answer)
-                return told
+                content: dict[str, Any] = json.load(answer)
+                return content
         except urllib.error.HTTPError as error:
             raise CannotTell(_refusal(error, self.url)) from error
         except (OSError, http.client.HTTPException) as error:

@@ -29,14 +29,14 @@ class FilesWatch:
     """`changed` has one sentence for each version whose files are others now: its workers serve on with what they have
     in memory, and none can be started. `num_refused` counts, by version, starts that failed for that reason.
 
-    `served` returns the versions that have workers; `tell` is called with `changed` whenever that is another.
+    `served` returns the versions that have workers; `on_change` is called with `changed` whenever that is different.
     """
 
     def __init__(
-        self, served: Callable[[], Mapping[str, VersionFiles]], tell: Callable[[Mapping[str, str]], None]
+        self, served: Callable[[], Mapping[str, VersionFiles]], on_change: Callable[[Mapping[str, str]], None]
     ) -> None:
         self._served = served
-        self._tell = tell
+        self._on_change = on_change
         self._cache = DigestCache.of_user()
         self.changed: dict[str, str] = {}
         self.num_refused: Counter[str] = Counter()
@@ -57,7 +57,7 @@ class FilesWatch:
         changed = await asyncio.to_thread(self._differences, served)
         if changed != self.changed:
             self.changed = changed
-            self._tell(changed)
+            self._on_change(changed)
 
     def _differences(self, served: Mapping[str, VersionFiles]) -> dict[str, str]:
         found = {version: files.manifest.difference(files.model_dir, self._cache) for version, files in served.items()}

@@ -19,14 +19,15 @@ DEFAULT_NAME = "slipstream"
 
 def config_file(target: Path | None, name: str | None) -> Path:
     """The configuration's file: the target, or what is chosen for the model that it is, which is shown and then kept in
-    the cache folder under the cluster's name. Raises ConfigError, NoHome."""
+    the cache folder under the cluster's name. Raises ConfigError, NoHome, and AlreadyRunning if the file that would be
+    replaced belongs to a cluster that runs."""
     chosen = chosen_for(target)
     if chosen is None:
         assert target is not None
         return target
-    path = (
-        run_state.cache_folder() / "chosen" / f"{name if name and CLUSTER_NAME.fullmatch(name) else DEFAULT_NAME}.yaml"
-    )
+    name = name if name and CLUSTER_NAME.fullmatch(name) else DEFAULT_NAME
+    run_state.check_unused(name, run_state.run_folder())
+    path = run_state.cache_folder() / "chosen" / f"{name}.yaml"
     chosen.write(path)
     _show(chosen)
     model = "" if target is None else f" {shlex.quote(str(target))}"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slipstream.workers.engine.pool_size import ITEM_BYTES
 from slipstream.workers.models.config import DtypeName, ModelConfig
 from slipstream.workers.models.quantization import Fp8Stored
 
-ITEM_BYTES: dict[DtypeName, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 CODE_BYTES_8 = 1.02  # a weight in eight bits, with its part of the scales
 CODE_BYTES_4 = 0.57  # in four bits, with scale and zero point for every 64 to 128 weights
 NATIVE_DTYPES: tuple[DtypeName, ...] = ("float32", "bfloat16")  # as in `workers.models.native`, which imports torch

@@ -11,7 +11,6 @@ from slipstream.cluster.fleet import FleetError
 from slipstream.cluster.model_version import ModelContent
 from slipstream.router.catalog.file_digest import DigestCache
 from slipstream.router.catalog.manifest import is_text
-from slipstream.router.catalog.sampling_defaults import SamplingDefaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +29,12 @@ class Release:
 
 
 def check_same_text(old: Release, config: ClusterConfig, content: ModelContent, cache: DigestCache) -> None:
-    """Raises FleetError if tokenizer or chat template of the next release differ, because the router has one of each
-    for all versions."""
+    """Raises FleetError if tokenizer, chat template or recommended sampling of the next release differ, because the
+    router has one of each for all versions."""
     is_gone = old.files_gone(cache, ignores_weights=True) is not None
     other = next(_other_files(old, content) if is_gone else _other_meanings(old.config, config), None)
+    if old.content.sampling != content.sampling:
+        other = other or "sampling in generation_config.json"
     if other is not None:
         reason = f"model.path: {config.model.path} has another {other} than what runs, which takes a new start"
         raise FleetError("invalid", "config", reason)
@@ -57,9 +58,6 @@ def _other_meanings(old: ClusterConfig, new: ClusterConfig) -> Iterator[str]:
 
     try:
         before, after = (TokenizerFiles.read(Path(config.model.path)) for config in (old, new))
-        defaults = [
-            SamplingDefaults.read(Path(config.model.path), new.model.generation_config) for config in (old, new)
-        ]
     except (OSError, ValueError) as error:
         raise FleetError("invalid", "config", f"model.path: {error}") from None
     for name, ours, theirs in (
@@ -67,7 +65,6 @@ def _other_meanings(old: ClusterConfig, new: ClusterConfig) -> Iterator[str]:
         ("chat template", before.chat_template, after.chat_template),
         ("vocabulary size", before.vocab_size, after.vocab_size),
         ("tokenizer_config.json or special_tokens_map.json", before.config, after.config),
-        ("sampling in generation_config.json", defaults[0], defaults[1]),
     ):
         if ours != theirs:
             yield name

@@ -93,7 +93,7 @@ class RollingUpdate:
         self._begin_rolling_back(now, reason)
 
     def give_up(self, now: float, reason: str) -> None:
-        """Rolls back for a reason that nobody has chosen. If there is no way back, the new version stays."""
+        """Rolls back for a reason that was found, not chosen. If there is no way back, the new version stays."""
         if self.is_over or self.phase == "rolling_back":
             return
         if self._is_one_way:

@@ -58,7 +58,7 @@ class _Running:
 class Updater:
     """Runs one update at a time. `load` reads a configuration in the same way as the present one was read, and raises
     ConfigError. `show` is called for every event, with the release that serves, or will serve again after a roll-back.
-    `earlier` is the last event of the driver before. No release is given one of the `used_names`. Times are
+    `earlier` is the last event of the previous driver. No release is given one of the `used_names`. Times are
     `time.monotonic()`."""
 
     def __init__(

@@ -94,7 +94,7 @@ def room(
     num_prompt_tokens = len(packed_ids) // 4
     most = limit - num_prompt_tokens
     if most < (1 if clamps else wanted or 1):
-        raise too_long(num_prompt_tokens, 0 if clamps else wanted or 0, limit, param)
+        raise too_long(num_prompt_tokens, wanted or 0, limit, param)
     if wanted is not None:
         return min(wanted, most)
     return most if default is None else min(default, most)
@@ -104,10 +104,12 @@ def too_long(
     num_prompt_tokens: int, num_wanted: int, limit: int, param: str, *, is_at_least: bool = False
 ) -> RequestError:
     at_least = "at least " if is_at_least else ""
-    wanted = f" and the output asked for has {tokens(num_wanted)}" if num_wanted else ""
+    of_output = f" and the output asked for has {tokens(num_wanted)}"
+    wanted = of_output if num_wanted and num_prompt_tokens <= limit else ""
+    advice = "Please shorten the prompt" + (" or ask for less output" if wanted else "")
     message = (
         f"this model's maximum context length is {tokens(limit)}. The prompt has {at_least}{tokens(num_prompt_tokens)}"
-        f"{wanted}, which leaves no room. Please shorten the prompt or ask for less output"
+        f"{wanted}, which leaves no room. {advice}"
     )
     figures = (
         Figure("num_prompt_tokens", num_prompt_tokens),

@@ -10,6 +10,7 @@ import pytest
 from slipstream.cluster import doubts
 from slipstream.cluster.config import ClusterConfig, ModelConfig, PoolConfig, RayConfig
 from slipstream.cluster.doubts import Machine, doubts_about, missing_parts
+from slipstream.cluster.memory_need import memory_parts
 from slipstream.workers.config import EngineConfig
 from tests.cluster.test_config_file import add_token, write_model
 
@@ -55,7 +56,11 @@ def test_each_doubt_names_its_key_and_what_is_there(config: ClusterConfig, doubt
     assert doubt in told
 
 
+DEMO_CONFIG = Path(__file__).parents[2] / "models/slipstream-demo/config.json"  # of a model in bfloat16
+
+
 def test_the_limit_of_a_container_is_named_with_the_model_and_every_pool(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(DEMO_CONFIG.read_bytes())
     (tmp_path / "model.safetensors").write_bytes(bytes(3 * 2**20))
     config = ClusterConfig(
         model=ModelConfig(str(tmp_path)),
@@ -74,12 +79,26 @@ def test_the_limit_of_a_container_is_named_with_the_model_and_every_pool(tmp_pat
 
 
 def test_pages_by_number_count_with_their_size(tmp_path: Path) -> None:
-    source = Path(__file__).parents[2] / "models/slipstream-demo/config.json"
-    (tmp_path / "config.json").write_bytes(source.read_bytes())
+    (tmp_path / "config.json").write_bytes(DEMO_CONFIG.read_bytes())
     engine = EngineConfig(num_pages=10**6)
     config = ClusterConfig(model=ModelConfig(str(tmp_path)), prefill=PoolConfig(engine=engine))
     [told] = doubts_about(config, MACHINE)
     assert told.startswith("prefill.engine.num_pages is 1000000, and this machine has 4096 MiB")
+
+
+@pytest.mark.parametrize(
+    ("engine", "num_mib"),
+    [({}, 8), ({"dtype": "float32"}, 16), ({"quantization": "int8"}, 4), ({"quantization": "int4"}, 2)],
+)
+def test_only_the_weights_that_are_loaded_count_in_the_form_that_is_kept(
+    tmp_path: Path, engine: dict[str, Any], num_mib: int
+) -> None:
+    (tmp_path / "config.json").write_bytes(DEMO_CONFIG.read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(bytes(8 * 2**20))
+    (tmp_path / "old.safetensors").write_bytes(bytes(8 * 2**20))
+    pool = PoolConfig(engine=EngineConfig(**engine))
+    weights = next(memory_parts(ClusterConfig(model=ModelConfig(str(tmp_path)), prefill=pool, decode=pool)))
+    assert weights.mib == num_mib
 
 
 @pytest.mark.parametrize(

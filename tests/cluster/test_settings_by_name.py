@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from slipstream.cluster.settings_by_name import ByName, by_name, settings_of
+from slipstream.router.catalog.file_digest import FileDigest, FileStamp
+from slipstream.router.catalog.manifest import Manifest, ManifestFile
 from slipstream.router.config import RouterConfig
+from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.workers.config import EngineConfig, RoleSettings, WorkerConfig
 
 
@@ -50,6 +53,7 @@ def test_a_field_without_a_default_is_missed_by_name() -> None:
 def test_the_settings_of_workers_and_router_arrive_as_they_were() -> None:
     engine = EngineConfig(num_threads=3)
     other = RoleSettings(5, EngineConfig(niceness=3))
-    worker = WorkerConfig("w", "decode", "m", "dir", "127.0.0.1", 1, engine=engine, other_role=other)
-    for settings in (worker, RouterConfig()):
+    manifest = Manifest((ManifestFile("a", FileDigest("d", FileStamp(1, 2, 3, 4, 5), True)),))
+    worker = WorkerConfig("w", "decode", "m", "dir", "127.0.0.1", 1, engine=engine, other_role=other, manifest=manifest)
+    for settings in (worker, RouterConfig(), ExpectedWorkers(2, 3, hindrance="x"), manifest):
         assert settings_of(pickle.loads(pickle.dumps(by_name(settings)))) == settings

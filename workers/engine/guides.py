@@ -63,7 +63,7 @@ class GuideBook:
     def follow(self, guide: Guide, tokens: array[int], num_prompt: int) -> TokenGuide:
         """The guide of a sequence, which follows the output in its `tokens` as they grow."""
         compiled = self._compiled.get(guide)
-        if compiled is None:
+        if compiled is None or (compiled.done() and self._tokenizer is None):  # which may be readable by now
             compiled = self._compiled[guide] = self._pool.submit(self._compile, guide)
             if self._on_ready is not None:
                 tell = self._on_ready

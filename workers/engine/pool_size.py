@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from slipstream.workers.config import EngineConfig
 from slipstream.workers.engine.errors import EngineConfigError
-from slipstream.workers.models.config import ModelConfig
+from slipstream.workers.models.config import DtypeName, ModelConfig
 from slipstream.workers.models.rank_share import Rank
 
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+ITEM_BYTES: dict[DtypeName, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 CODE_SCALE_BYTES = 4  # of a token and head in eight bits; see `kernels.quantized_kv`
 MIN_MODEL_LEN = 2  # a token of prompt and one of output
 

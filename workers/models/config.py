@@ -14,7 +14,6 @@ Family = Literal["llama", "mistral", "qwen2", "qwen3"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
 
 CONFIG_FILE = "config.json"
-GENERATION_FILE = "generation_config.json"
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": "llama",

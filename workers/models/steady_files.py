@@ -27,7 +27,7 @@ class SteadyFiles:
 
     @classmethod
     def of(cls, model_dir: Path) -> SteadyFiles:
-        """For a directory whose content nobody has named: whatever is in it is served."""
+        """For a directory without a manifest: what is in it is served, whatever that is."""
         return cls(model_dir, _stamps(model_dir))
 
     @classmethod

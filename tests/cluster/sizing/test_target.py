@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
+from slipstream.cluster import processes, run_state
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.config_file import load_config
 from slipstream.cluster.settings_file import ConfigError
@@ -29,6 +31,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MachineFacts:
     found = MachineFacts(2, 8 * GIB)
     monkeypatch.setattr(target_module, "read_machine", lambda: found)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     return found
 
 
@@ -62,6 +65,20 @@ def test_a_models_directory_is_served_under_its_name(tmp_path: Path) -> None:
     config = load_config(config_file(model, "mine"))
     assert config.model.path == str(model)
     assert config.model.name == "some model"
+
+
+def test_the_file_of_a_cluster_that_runs_is_not_replaced(tmp_path: Path) -> None:
+    path = config_file(None, None)
+    before = path.read_text()
+    pid, started = os.getpid(), processes.start_time(os.getpid()) or 0.0
+    run_state.run_folder().mkdir()
+    state = run_state.ClusterState("slipstream", pid, started, str(path), "m", "ready", driver=pid)
+    run_state.write(run_state.run_folder() / "slipstream.json", state)
+    other = model_in(tmp_path / "other")
+    with pytest.raises(run_state.AlreadyRunning, match="a cluster named slipstream runs already"):
+        config_file(other, None)
+    assert path.read_text() == before
+    assert config_file(other, "second").name == "second.yaml"
 
 
 def test_a_name_that_is_none_does_not_lead_out_of_the_folder(tmp_path: Path) -> None:

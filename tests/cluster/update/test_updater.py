@@ -344,6 +344,16 @@ def test_another_recommended_sampling_takes_a_new_start(lab: Lab) -> None:
     run(main)
 
 
+def test_another_recommended_sampling_takes_a_new_start_also_where_the_file_was_overwritten(lab: Lab) -> None:
+    (lab.folder / "repo" / "1" / "generation_config.json").write_text('{"temperature": 0.5}')
+
+    async def main() -> None:
+        with pytest.raises(FleetError, match=r"another sampling in generation_config\.json than what runs"):
+            await lab.updater.begin(lab.first, UpdateOptions())
+
+    run(main)
+
+
 def overwrite_weights(folder: Path) -> None:
     """One bit in the middle, with size and mtime as before."""
     path = folder / "model.safetensors"

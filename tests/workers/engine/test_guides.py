@@ -244,6 +244,16 @@ def test_a_tokenizer_that_is_missing_ends_guided_sequences_alone(runner: ModelRu
     assert [results[name].finish_reason for name in ("r", "plain")] == ["error", "length"]
 
 
+def test_a_guide_is_compiled_once_the_tokenizer_is_there_again(tmp_path: Path) -> None:
+    book = GuideBook(tmp_path, TOKENIZER.get_vocab_size(), [2])
+    mask = np.empty(-(-TOKENIZER.get_vocab_size() // 8), np.uint8)
+    book.follow(CHOICE, array("i", [1, 2]), 2).write_allowed(mask)
+    assert not mask.any()
+    (tmp_path / "tokenizer.json").write_bytes((DEMO / "tokenizer.json").read_bytes())
+    book.follow(CHOICE, array("i", [1, 2]), 2).write_allowed(mask)
+    assert mask.any()
+
+
 def test_an_engine_without_guides_refuses_them(runner: ModelRunner) -> None:
     engine = Engine(make_engine(runner).limits, runner)
     with pytest.raises(RequestError, match="guide"):

@@ -59,7 +59,7 @@ def test_both_kernels_serve_it(name: Any, model_dir: Path) -> None:
     for kernels, model in (("auto", NativeLlama), ("off", Llama)):
         config = EngineConfig(cpu_kernels=kernels, weight_cache_dir=None, kv_cache_dtype=name)
         runner = build_runner(model_dir, config, 4)
-        assert isinstance(runner._model, model)
+        assert isinstance(runner.model, model)
         assert runner.kv.dtype in (torch.int8, torch.float8_e4m3fn)
         assert runner.page_bytes().shape == (3, 4, 2, 2 * 16 * (16 + 4))
 

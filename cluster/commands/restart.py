@@ -4,6 +4,7 @@ the router's clients meanwhile."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -65,9 +66,10 @@ def _chosen(name: str | None) -> ClusterState:
 
 @dataclass(frozen=True, slots=True)
 class DriverEnvironment:
-    """How the guardian starts a driver: the interpreter's path, its folder and its environment."""
+    """How the guardian starts a driver: the interpreter with its options (see `module_command`), its folder and its
+    environment."""
 
-    python: str
+    python: tuple[str, ...]
     folder: str
     variables: dict[str, str]
 
@@ -77,10 +79,11 @@ class DriverEnvironment:
         try:
             driver = psutil.Process(state.driver)
             variables = {key: value for key, value in driver.environ().items() if key != VARIABLE}
-            return cls(driver.cmdline()[0], driver.cwd(), variables)
+            python = tuple(itertools.takewhile(lambda argument: argument != "-m", driver.cmdline()))
+            return cls(python, driver.cwd(), variables)
         except psutil.AccessDenied:
             raise CannotTell(f"{state.name} (pid {state.driver}) belongs to another user") from None
-        except (psutil.Error, IndexError):
+        except psutil.Error:
             raise CannotTell(f"the driver of {state.name} has just ended; nothing was done") from None
 
     def version(self) -> str:
@@ -88,11 +91,12 @@ class DriverEnvironment:
         return self._run("-c", VERSION)
 
     def check(self, config: str) -> None:
-        """Whether that version accepts the configuration file. Raises CannotTell."""
-        self._run("-m", "slipstream.cluster.cli", "check", config)
+        """Whether that version accepts the configuration file. What the running cluster takes of this machine, such as
+        its ports, does not count. Raises CannotTell."""
+        self._run("-m", "slipstream.cluster.cli", "check", "--elsewhere", config)
 
     def _run(self, *arguments: str) -> str:
-        command = [self.python, *arguments]
+        command = [*self.python, *arguments]
         try:
             done = subprocess.run(
                 command, cwd=self.folder, env=self.variables, capture_output=True, text=True, timeout=TRY_TIMEOUT_S
@@ -106,7 +110,7 @@ class DriverEnvironment:
 
 
 def _end_driver(state: ClusterState) -> None:
-    """SIGTERM for the driver alone: its guardian, which was not told to end, starts the next one."""
+    """Sends SIGTERM to the driver alone: its guardian, which got no signal, starts the next one."""
     if processes.is_running(state.driver, state.driver_started):
         os.kill(state.driver, signal.SIGTERM)
 

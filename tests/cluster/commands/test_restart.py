@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +14,11 @@ import pytest
 from slipstream import __version__
 from slipstream.cluster import processes, run_state
 from slipstream.cluster.cannot_tell import CannotTell
-from slipstream.cluster.restart_command import DriverEnvironment, _chosen
+from slipstream.cluster.commands.restart import DriverEnvironment, _chosen
 from slipstream.cluster.run_state import ClusterState
+from slipstream.cluster.sizing.target import DEMO_MODEL
 
-HERE = DriverEnvironment(sys.executable, os.getcwd(), dict(os.environ))
+HERE = DriverEnvironment((sys.executable,), os.getcwd(), dict(os.environ))
 
 
 @pytest.fixture
@@ -59,6 +62,19 @@ def test_the_next_drivers_version_is_asked_of_its_own_interpreter() -> None:
     assert HERE.version() == __version__
 
 
+def test_a_package_in_the_drivers_folder_is_not_taken_for_the_next_version(state: ClusterState, tmp_path: Path) -> None:
+    """The driver does not look there for modules, and neither does the question."""
+    (tmp_path / "slipstream").mkdir(exist_ok=True)
+    (tmp_path / "slipstream" / "__init__.py").write_text('__version__ = "other"\n')
+    command = [sys.executable, "-P", "-m", "code"]  # waits for input
+    with subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as driver:
+        environment = DriverEnvironment.of(replace(state, driver=driver.pid))
+        assert driver.stdin is not None
+        driver.stdin.close()
+    assert environment.python == (sys.executable, "-P")
+    assert environment.version() == __version__
+
+
 def test_a_configuration_that_the_next_version_refuses_is_named_before_anything_ends(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("model: {path: nowhere}\nnew_key: 1\n")
@@ -66,8 +82,17 @@ def test_a_configuration_that_the_next_version_refuses_is_named_before_anything_
         HERE.check(str(path))
 
 
+def test_what_the_running_cluster_takes_of_the_machine_is_not_held_against_its_configuration(tmp_path: Path) -> None:
+    """It may run under another name than that of the file (`slipstream serve --name`)."""
+    path = tmp_path / "c.yaml"
+    with socket.create_server(("127.0.0.1", 0)) as router:
+        port = router.getsockname()[1]
+        path.write_text(f"model: {{path: {DEMO_MODEL}}}\nrouter: {{http: {{port: {port}}}}}\n")
+        HERE.check(str(path))
+
+
 def test_an_environment_that_cannot_start_is_named_before_anything_ends(tmp_path: Path) -> None:
-    gone = replace(HERE, python=str(tmp_path / "python"))
+    gone = replace(HERE, python=(str(tmp_path / "python"),))
     with pytest.raises(CannotTell, match=r"the next driver would not start: .*tmp.*python.*nothing was done"):
         gone.version()
     with pytest.raises(CannotTell, match=r"would not start: .*nonsense"):
