@@ -125,7 +125,7 @@ def _check_divisors(schema: str) -> None:
                 divisors.add(_fraction(divisor))
     denominator = math.lcm(*(divisor.denominator for divisor in divisors))
     if math.lcm(*(int(divisor * denominator) for divisor in divisors)) > MAX_DIVISOR:
-        told = ", ".join(_told(divisor) for divisor in sorted(divisors)[:8])
+        told = ", ".join(_decimal(divisor) for divisor in sorted(divisors)[:8])
         raise GrammarError(f"'multipleOf' {told}: the digits of a common multiple go beyond {MAX_DIVISOR}")
 
 
@@ -137,7 +137,7 @@ def _fraction(number: float) -> Fraction:
         raise GrammarError(f"'multipleOf' {number} is no number") from error
 
 
-def _told(number: Fraction) -> str:
+def _decimal(number: Fraction) -> str:
     try:
         return str(float(number))
     except OverflowError:

@@ -63,7 +63,7 @@ class Exchange:
     )
 
     def __init__(self, request: Request, sink: ResponseSink, notes: Notes = NO_NOTES, head_sent: bool = False) -> None:
-        """`head_sent` by the router before, which was killed in the middle of this answer."""
+        """`head_sent` by the previous router, which was killed in the middle of this answer."""
         self._sink = sink
         self._is_resumed = head_sent
         self.notes = notes

@@ -101,7 +101,7 @@ class OpenAiApi:
 
     async def usage(self, request: Request, exchange: Exchange) -> None:
         """What the caller's key has used of each model; for an administrator, what all keys have used."""
-        told = [
+        accounts = [
             {
                 "key": account.key,
                 "tenant": account.tenant,
@@ -115,7 +115,7 @@ class OpenAiApi:
             }
             for account, counts in self._access.usage_of(exchange.caller)
         ]
-        exchange.respond(200, orjson.dumps({"object": "list", "data": told}))
+        exchange.respond(200, orjson.dumps({"object": "list", "data": accounts}))
 
     async def chat_completions(self, request: Request, exchange: Exchange) -> None:
         """The next message of a conversation."""

@@ -68,7 +68,7 @@ class Guides:
             return any_object(style)
         guide, fault = await self._verdict(guide_from(field, kind, value), style)
         if guide is None:
-            raise invalid(field, f"'{field}' cannot be followed: {_told(fault or '')}")
+            raise invalid(field, f"'{field}' cannot be followed: {_as_reason(fault or '')}")
         return guide
 
     async def _verdict(self, guide: Guide, style: JsonStyle) -> Verdict:
@@ -138,5 +138,5 @@ def guide_from(field: str, kind: GuideKind, value: Any) -> Guide:
     return Guide(kind, spec)
 
 
-def _told(fault: str) -> str:
+def _as_reason(fault: str) -> str:
     return "it refers to itself without end" if fault.startswith(ENDLESS) else " ".join(fault.split())[:500]
