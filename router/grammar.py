@@ -30,6 +30,7 @@ MAX_DIVISOR = 10_000  # as many automaton states, which take 40 ms to build
 MAX_REPEATS = 1_000_000
 MAX_STEP_FUEL = 50_000  # for one mask; a quarter of llguidance's default, with which a mask can take 150 ms
 NUM_TRIED_BYTES = 24
+ENDLESS = "NoExtensionBias"  # llguidance's word for a rule that only leads to itself
 
 
 class JsonStyle(NamedTuple):
