@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from slipstream.router.grammar import MAX_DIVISOR, GrammarError, JsonStyle, json_options, parser_limits
+from slipstream.router.grammar import ENDLESS, MAX_DIVISOR, GrammarError, JsonStyle, json_options, parser_limits
 from slipstream.router.json_schema.document import Document
 from slipstream.router.json_schema.errors import SchemaError, child
 from slipstream.router.json_schema.rewrite import Rewritten, rewrite
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 MAX_SPEC_BYTES = 512 << 10  # a schema becomes some times longer where references are used in several ways
 MAX_LOOKS = 400
 MAX_DIGITS = 320
-ENDLESS = "NoExtensionBias"  # llguidance's word for a rule that only leads to itself
 UNDECIDED = "Unable to determine if regex is empty"  # as llguidance says it, with the whole expression behind it
 TOO_INTRICATE = "it is too complex: patterns, formats and lengths of a text that apply together"
 
