@@ -30,6 +30,7 @@ MAX_DIVISOR = 10_000  # as many automaton states, which take 40 ms to build
 MAX_REPEATS = 1_000_000
 MAX_STEP_FUEL = 50_000  # for one mask; a quarter of llguidance's default, with which a mask can take 150 ms
 NUM_TRIED_BYTES = 24
+ENDLESS = "NoExtensionBias"  # llguidance's word for a rule that only leads to itself
 
 
 class JsonStyle(NamedTuple):
@@ -125,7 +126,7 @@ def _check_divisors(schema: str) -> None:
                 divisors.add(_fraction(divisor))
     denominator = math.lcm(*(divisor.denominator for divisor in divisors))
     if math.lcm(*(int(divisor * denominator) for divisor in divisors)) > MAX_DIVISOR:
-        told = ", ".join(_told(divisor) for divisor in sorted(divisors)[:8])
+        told = ", ".join(_decimal(divisor) for divisor in sorted(divisors)[:8])
         raise GrammarError(f"'multipleOf' {told}: the digits of a common multiple go beyond {MAX_DIVISOR}")
 
 
@@ -137,7 +138,7 @@ def _fraction(number: float) -> Fraction:
         raise GrammarError(f"'multipleOf' {number} is no number") from error
 
 
-def _told(number: Fraction) -> str:
+def _decimal(number: Fraction) -> str:
     try:
         return str(float(number))
     except OverflowError:
@@ -174,13 +175,24 @@ def complaint(guide: Guide) -> str | None:
 
 
 def _begin_output(matcher: LLMatcher) -> None:
-    """Follows the grammar for some bytes of an output (always the same ones). The library works much out only when it
-    is needed, and a guide that turned out too complex then would end an answer in the middle."""
+    """Follows the grammar for some bytes of an output (always the same ones), and looks one byte to each side of the
+    way. The library works much out only when it is needed, and a guide that turned out too complex then would end an
+    answer in the middle. The items of its first row, for instance, are counted with the first byte that does not end a
+    lexeme. In an error of `matcher` all this ends."""
     for number in range(NUM_TRIED_BYTES):
-        if matcher.is_error():
-            return
-        mask = matcher.compute_bitmask()
-        allowed = [byte for byte in range(256) if mask[byte >> 3] >> (byte & 7) & 1]
-        if matcher.is_error() or not allowed:
+        allowed = _allowed(matcher)
+        for byte in allowed:
+            aside = matcher.deep_copy()
+            aside.consume_token(byte)
+            if aside.is_error():
+                matcher.consume_token(byte)
+                return
+        if not allowed:
             return
         matcher.consume_token(allowed[number * 7919 % len(allowed)])
+
+
+def _allowed(matcher: LLMatcher) -> list[int]:
+    """The bytes that may come next; none after an error."""
+    mask = b"" if matcher.is_error() else matcher.compute_bitmask()
+    return [byte for byte in range(256) if mask[byte >> 3] >> (byte & 7) & 1] if mask else []

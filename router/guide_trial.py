@@ -109,11 +109,11 @@ def verdict(guide: Guide, style: JsonStyle) -> Verdict:
 
     try:
         final = json_guide(guide.spec, style) if guide.kind == "json" else guide
+        fault = complaint(final)
     except GrammarError as error:
         return Verdict(None, str(error))
     except (MemoryError, RecursionError):
         return Verdict(None, TOO_COMPLEX)
-    fault = complaint(final)
     return Verdict(None, fault) if fault is not None else Verdict(final)
 
 

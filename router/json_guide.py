@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from slipstream.router.grammar import MAX_DIVISOR, GrammarError, JsonStyle, json_options, parser_limits
-from slipstream.router.json_schema.errors import SchemaError
+from slipstream.router.grammar import ENDLESS, MAX_DIVISOR, GrammarError, JsonStyle, json_options, parser_limits
+from slipstream.router.json_schema.document import Document
+from slipstream.router.json_schema.errors import SchemaError, child
 from slipstream.router.json_schema.rewrite import Rewritten, rewrite
 from slipstream.router.messages import Guide
 
@@ -19,27 +20,36 @@ if TYPE_CHECKING:
 
 MAX_SPEC_BYTES = 512 << 10  # a schema becomes some times longer where references are used in several ways
 MAX_LOOKS = 400
-ENDLESS = "NoExtensionBias"  # llguidance's word for a rule that only leads to itself
+MAX_DIGITS = 320
+UNDECIDED = "Unable to determine if regex is empty"  # as llguidance says it, with the whole expression behind it
+TOO_INTRICATE = "it is too complex: patterns, formats and lengths of a text that apply together"
 
 
 def json_guide(schema: str, style: JsonStyle) -> Guide:
     """Raises GrammarError, with the pointer to the keyword that is the reason."""
     try:
-        value = json.loads(schema)
+        value = json.loads(schema, parse_int=_integer)
         rewritten = rewrite(value, open_objects=style.open_objects)
         _check_divisors(rewritten)
-    except (ValueError, RecursionError) as error:  # a SchemaError is one
+    except ValueError as error:  # a SchemaError is one
         raise GrammarError(str(error)) from error
+    except RecursionError as error:
+        raise GrammarError("it is nested too deeply") from error
     try:
         spec = orjson.dumps({**rewritten.schema, **json_options(style)})
-    except orjson.JSONEncodeError as error:  # half a surrogate pair
-        raise GrammarError(str(error)) from error
+    except orjson.JSONEncodeError as error:  # for its depth
+        raise GrammarError("what it becomes is nested too deeply") from error
     if len(spec) > MAX_SPEC_BYTES:
         raise GrammarError(f"what it becomes has more than {MAX_SPEC_BYTES} bytes")
-    fault = _Faults(rewritten, style).fault()
+    fault = _Faults(rewritten, style, Document(value)).fault()
     if fault is not None:
         raise GrammarError(fault)
     return Guide("json", spec.decode())
+
+
+def _integer(digits: str) -> int | float:
+    """Infinity for more digits than a double can have, because Python refuses to read thousands of them."""
+    return int(digits) if len(digits) <= MAX_DIGITS else float(digits)
 
 
 def _check_divisors(rewritten: Rewritten) -> None:
@@ -59,8 +69,10 @@ def _check_divisors(rewritten: Rewritten) -> None:
 class _Faults:
     """Finds the innermost part of a schema that llguidance refuses."""
 
-    def __init__(self, rewritten: Rewritten, style: JsonStyle) -> None:
+    def __init__(self, rewritten: Rewritten, style: JsonStyle, document: Document) -> None:
         from llguidance import LLTokenizer
+
+        self._document = document
 
         self._rewritten = rewritten
         self._options = json_options(style)
@@ -77,6 +89,9 @@ class _Faults:
         while inner is not None:
             pointer = self._rewritten.pointer_of(inner) or pointer
             inner, reason = self._part_at_fault(inner, reason)
+        if reason.startswith(UNDECIDED):
+            at = (child(pointer, key) for key in ("pattern", "format"))
+            return str(SchemaError(next(filter(self._document.has, at), pointer), TOO_INTRICATE))
         words = "it refers to itself without end" if reason.startswith(ENDLESS) else " ".join(reason.split())
         return str(SchemaError(pointer, words))
 

@@ -8,6 +8,7 @@ ever allowed by that. Numbers with bounds are written without an exponent.
 from __future__ import annotations
 
 import math
+import sys
 from fractions import Fraction
 from typing import Any
 
@@ -42,8 +43,8 @@ def number(value: Any, pointer: str) -> Fraction:
     """A number of a schema, exactly as it is written. Raises SchemaError."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise SchemaError(pointer, f"{_short(value)} is not a number")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise SchemaError(pointer, f"{value} is beyond what a double can hold")
+    if abs(value) > sys.float_info.max or value != value:
+        raise SchemaError(pointer, f"{str(value)[:40]} is beyond what a double can hold")
     return Fraction(value) if isinstance(value, int) else Fraction(repr(value))
 
 

@@ -16,6 +16,7 @@ from slipstream.router.json_schema.regex import ANY_TEXT, Regex
 MAX_COMBINATIONS = 64  # of properties, to count them
 MAX_PROPERTIES = 100_000
 MAX_OVERLAPPING = 4  # patterns of names
+OTHER_REFERENCES = ("$dynamicRef", "$recursiveRef")
 
 
 class Part(frozenset[str]):
@@ -130,8 +131,9 @@ def _key_pattern(text: str, at: str) -> Regex:
     try:
         node = searched(text)
         as_pattern(node)
-    except PatternError as error:
-        raise SchemaError(at, f"the pattern {text[:60]!r} is not served: {error}") from error
+    except (PatternError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise SchemaError(at, f"the pattern {text[:60]!r} is not served: {reason}") from error
     return node
 
 
@@ -175,7 +177,7 @@ def _texts(rewriter: Rewriter, rewritten: Any, schema: Any, pointer: str) -> lis
         values = [schema["const"]] if "const" in schema else schema["enum"]
         return [value for value in values if isinstance(value, str)]
     node: Regex = ANY_TEXT
-    for key in ("pattern", "minLength", "maxLength", "anyOf", "oneOf", "allOf", "not", "if"):
+    for key in ("pattern", "minLength", "maxLength", "anyOf", "oneOf", "allOf", "not", "if", *OTHER_REFERENCES):
         if key not in schema:
             continue
         if key == "pattern":
@@ -237,12 +239,15 @@ def _dependent(rewriter: Rewriter, schema: dict[str, Any], pointer: str, part: P
 
 def exactly_one_required(branches: list[Any]) -> list[dict[str, Any]] | None:
     """The branches of a `oneOf` that only differ in `required`, so that no two can hold; None if they are others."""
-    names = [branch.get("required") if isinstance(branch, dict) else None for branch in branches]
-    if not all(isinstance(branch, dict) and branch.keys() == {"required"} for branch in branches):
-        return None
+    names: list[list[str]] = []
+    for branch in branches:
+        own = branch["required"] if isinstance(branch, dict) and branch.keys() == {"required"} else None
+        if not isinstance(own, list) or not all(isinstance(name, str) for name in own):
+            return None
+        names.append(own)
     out = []
     for number, own in enumerate(names):
-        other = [set(rest or ()) - set(own or ()) for index, rest in enumerate(names) if index != number]
+        other = [set(rest) - set(own) for index, rest in enumerate(names) if index != number]
         if all(other):
             out.append({"required": own, "properties": dict.fromkeys(sorted(set().union(*other)), False)})
     return out

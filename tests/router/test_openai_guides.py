@@ -92,6 +92,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"guided_json": {"type": "string", "pattern": "^a{2,10000000}$"}}, "guided_json"),
     ({"guided_regex": "a{" + "1" * 5000 + "}"}, "guided_regex"),
     ({"guided_json": '{"multipleOf": 1' + "0" * 400 + "}"}, "guided_json"),
+    ({"guided_json": '{"type":"number","minimum": 1' + "0" * 400 + "}"}, "guided_json"),
+    ({"guided_json": r'{"enum":["\ud800"]}'}, "guided_json"),
+    ({"guided_json": r'{"properties":{"\ud800":{}}}'}, "guided_json"),
+    ({"guided_json": '{"enum":[' + '{"a":' * 400 + "1" + "}" * 400 + "]}"}, "guided_json"),
+    ({"guided_grammar": "start: " + " | ".join(f'"{number}"' for number in range(2000))}, "guided_grammar"),
     ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
     ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
     ({"structured_outputs": {"regex": "a", "grammar": 'start: "a"'}}, "structured_outputs.grammar"),
@@ -147,6 +152,41 @@ def test_a_guide_that_only_leads_to_itself_is_told_in_words() -> None:
                 assert answer["error"]["message"].endswith("it refers to itself without end")
 
     run(main)
+
+
+FATAL = {
+    "/enum/0": r'{"enum":["\ud800"]}',
+    "/properties": r'{"properties":{"\ud800":{"type":"string"}}}',
+    "/enum/0/a": '{"enum":[' + '{"a":' * 400 + "1" + "}" * 400 + "]}",
+    "/minimum": '{"type":"number","minimum":1' + "0" * 400 + "}",
+    "/multipleOf": '{"multipleOf":1' + "0" * 5000 + "}",
+}
+
+
+@pytest.mark.parametrize("pointer", FATAL)
+def test_a_schema_that_nothing_can_hold_is_refused_by_its_pointer_and_the_process_goes_on(
+    pointer: str, trials: Trials
+) -> None:
+    assert trials.verdict(Guide("regex", "a+")).guide is not None
+    process = trials._process
+    verdict = trials.verdict(Guide("json", FATAL[pointer]))
+    assert verdict.guide is None
+    assert (verdict.fault or "").startswith(f"at {pointer}: ")
+    assert trials._process is process
+
+
+MANY = " | ".join(f'"{number}"' for number in range(2500))
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [f"start: {MANY}", f'start: "x" ({MANY} | "y")', f'start: "x"+ (" " | "y" a)\na: "!" ({MANY})'],
+    ids=["at the beginning", "behind a byte", "beside the way"],
+)
+def test_a_grammar_with_more_alternatives_than_workers_follow_is_refused(grammar: str, trials: Trials) -> None:
+    assert "2000" in (trials.verdict(Guide("grammar", grammar)).fault or "")
+    served = Guide("grammar", "start: " + " | ".join(f'"{number}"' for number in range(1999)))
+    assert trials.verdict(served) == Verdict(served)
 
 
 HOSTILE = [

@@ -131,6 +131,12 @@ TABLE: list[tuple[Schema, list[str], list[str]]] = [
         ['"x"'],
     ),
     ({"$ref": "#here", "$defs": {"t": {"$anchor": "here", **INT}}}, ["1"], ['"x"']),
+    ({"$ref": "#here", "$defs": {"t": {"$dynamicAnchor": "here", **INT}}}, ["1"], ['"x"']),
+    (
+        {"$dynamicAnchor": "node", **obj(v=INT), "properties": {"v": INT, "next": {"$dynamicRef": "#node"}}},
+        ['{"v":1}', '{"v":1,"next":{"v":2,"next":{"v":3}}}'],
+        ['{"v":1,"next":{}}', '{"v":1,"next":{"v":2,"next":{"v":"x"}}}'],
+    ),
     (
         {**obj(v=INT), "properties": {"v": INT, "self": {"$ref": "#"}}},
         ['{"v":1,"self":{"v":2}}'],
@@ -194,6 +200,21 @@ def test_white_space_is_allowed_on_request() -> None:
 
 
 REFUSED: list[tuple[Schema, str, str]] = [
+    (
+        {
+            "$dynamicAnchor": "n",
+            "items": {"$dynamicRef": "#n"},
+            "$defs": {"a": {"$id": "http://x/a", "$dynamicAnchor": "n"}},
+        },
+        "/items/$dynamicRef",
+        "'#n' is a '.dynamicAnchor' of several schemas",
+    ),
+    ({"items": {"$dynamicRef": "#n"}}, "/items/$dynamicRef", "there is no '#n' in the schema"),
+    (
+        {"$dynamicAnchor": "n", "type": "object", "propertyNames": {"$dynamicRef": "#n"}},
+        "/propertyNames/$dynamicRef",
+        "'.dynamicRef' of names is not served",
+    ),
     ({"type": "objct"}, "/type", "'objct' is not a type"),
     (obj(a={"type": "string", "pattern": r"(x)\1"}), "/properties/a/pattern", "backreferences"),
     (obj(**{"a/b~": {"pattern": 5}}), "/properties/a~1b~0/pattern", "not a pattern"),
@@ -214,6 +235,8 @@ REFUSED: list[tuple[Schema, str, str]] = [
     ({"type": "object", "properties": []}, "/properties", "not an object"),
     ({"properties": {"a": 5}}, "/properties/a", "an object or a boolean"),
     ({"required": "a"}, "/required", "not a list of names"),
+    ({"oneOf": [{"required": 5}, {"required": ["a"]}]}, "/oneOf/0/required", "not a list of names"),
+    ({"oneOf": [{"required": [["a"]]}, {"required": ["b"]}]}, "/oneOf/0/required", "not a list of names"),
     ({"type": "string", "minLength": -1}, "/minLength", "not a count"),
     (False, "", "nothing fits it"),
 ]
