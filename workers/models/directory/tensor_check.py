@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
-from slipstream.workers.models.config import ModelConfig
+from slipstream.workers.models.config import CONFIG_FILE, ModelConfig
 from slipstream.workers.models.directory.quantized_shares import check_share, reordered_sentence
 from slipstream.workers.models.directory.weight_files import StoredTensor, WeightFiles
 from slipstream.workers.models.json_keys import ModelError
@@ -40,6 +40,11 @@ def checked_vocabulary(config: ModelConfig, model_dir: Path) -> VocabularyTensor
 def check_tensors(config: ModelConfig, files: WeightFiles) -> None:
     """Raises ModelError, naming the tensor, if one is missing, has another shape or type, or is not part of the
     model."""
+    if config.num_layers > len(files.tensors):  # before anything is made for each layer
+        raise ModelError(
+            f"{files.model_dir / CONFIG_FILE}: num_hidden_layers: must be at most the {len(files.tensors)} tensors that"
+            f" there are, got {config.num_layers}"
+        )
     share = RankShare.of(config, Rank(), VocabularyTensors.of(config, files.tensors))
     read: set[str] = set()
     for part in _plain_parts(share):
