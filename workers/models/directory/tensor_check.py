@@ -20,6 +20,7 @@ from slipstream.workers.models.quantization import CODES_PER_WORD, AwqStored, Fp
 from slipstream.workers.models.rank_share import Part, Rank, RankShare, VocabularyTensors
 
 FLOATS = ("F64", "F32", "BF16", "F16")
+MAX_DIGITS = 10  # of a layer's number; Python converts no text of thousands
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
 # What may lie unread beside the weights: rotary frequencies (which follow from config.json), scales of activations and
 # of the KV cache (activations are quantised by what is in them), and heads for training and classification.
@@ -152,6 +153,6 @@ def _why_not_ignored(config: ModelConfig, files: WeightFiles, name: str) -> str 
             return None
         return "is not zero, but the model that config.json describes has no such bias (attention_bias, mlp_bias)"
     layer = LAYER.match(name)
-    if layer is not None and int(layer[1]) >= config.num_layers:
+    if layer is not None and (len(layer[1]) > MAX_DIGITS or int(layer[1]) >= config.num_layers):
         return f"is of a layer that the model does not have: config.json says num_hidden_layers = {config.num_layers}"
     return f"is no part of the {config.family} model that config.json describes"

@@ -234,6 +234,13 @@ def test_more_layers_than_tensors_are_refused_before_any_is_looked_for(
         check(model_dir)
 
 
+def test_a_layer_whose_number_has_thousands_of_digits_is_refused(copy_of: Callable[[str], Path]) -> None:
+    model_dir = copy_of("llama")
+    rewrite(model_dir, lambda tensors: tensors.update({f"model.layers.{'1' * 5000}.x.weight": torch.ones(4)}))
+    with pytest.raises(ModelError, match="is of a layer that the model does not have"):
+        check(model_dir)
+
+
 def test_bytes_after_the_last_tensor_are_refused(copy_of: Callable[[str], Path]) -> None:
     model_dir = copy_of("llama")
     with (model_dir / SINGLE_FILE).open("ab") as file:
