@@ -137,20 +137,24 @@ class RouterHost(ProcessHost):
     ) -> None:
         """Serves until stopped; one that `is_ending` only goes on with the clients of the previous router. Raises
         OSError if a port is taken, FilesChanged if what it reads of the model belongs to none of the `manifests`."""
+        from slipstream.router.catalog.served_model import ModelSource
         from slipstream.router.router import Router
 
         served, workers = settings_of(model), settings_of(expected)
+        source = ModelSource(
+            served.name,
+            Path(served.path),
+            served.generation_config,
+            served.chat_template_content_format,
+            tuple(map(settings_of, manifests)),
+        )
         router = Router(
             settings_of(config),
-            served.name,
-            served.path,
+            source,
             worker_token,
             has_prefill_pool=workers.num_prefill > 0,
             keeper=keeper,
             is_ending=is_ending,
-            generation_config=served.generation_config,
-            content_format=served.chat_template_content_format,
-            manifests=tuple(map(settings_of, manifests)),
         )
         uvloop.run(self._hosted.serve(router, workers))
 

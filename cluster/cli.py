@@ -12,6 +12,7 @@ from typing import Any
 import click
 import psutil
 
+from slipstream import __version__
 from slipstream.cluster import console, processes, run_state
 from slipstream.cluster.doubts import Machine, doubts_about
 from slipstream.cluster.run_state import ClusterPhase, ClusterState, NoHome
@@ -62,6 +63,7 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="slipstream")
 def main() -> None:
     """Slipstream: a disaggregated prefill/decode serving cluster for large language models."""
 

@@ -65,7 +65,7 @@ def doubts_about(config: ClusterConfig, machine: Machine) -> Iterator[str]:
 
 
 def _pools_too_large(config: ClusterConfig, machine: Machine) -> Iterator[str]:
-    """Warns if the model and the KV pools exceed this machine's memory or its container's. It judges only what is known
+    """Warns if weights, processes and pools exceed this machine's memory or its container's. Judges only what is known
     to be there, not what is on a GPU or on other machines."""
     parts = [part for part in memory_parts(config) if part.mib]
     too_large = next((part for part in parts if part.each_mib > machine.memory_mib), None)

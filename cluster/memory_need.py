@@ -1,7 +1,8 @@
-"""How much memory the workers of a configuration take at least on one host: the weights, and the KV pages of all ranks.
+"""How much memory the workers of a configuration take at least on one host: the weights, and the processes and KV pages
+of all ranks.
 
 Weights count once, because workers of a host share the packed form of them (`engine.weight_cache_dir`), and pools on a
-GPU or of size `auto` do not count. Code, activations, Ray and the router come on top.
+GPU or of size `auto` do not count. Activations, Ray and the router come on top.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from slipstream.workers.models.json_keys import ModelError
 from slipstream.workers.models.rank_share import Rank
 
 MIB = 2**20
+PROCESS_MIB = 240  # what a worker of the demo model takes beside weights and pages: Python and PyTorch
 CODE_BYTES = {"fp8": 1.0, "int8": 1.0, "int4": 0.5}  # of a weight, without its part of the scales
 
 
@@ -41,12 +43,14 @@ class MemoryPart:
 
 
 def memory_parts(config: ClusterConfig) -> Iterator[MemoryPart]:
-    """What the settings ask for if all workers are on one host: the weights, then each pool."""
+    """What the settings ask for if all workers are on one host: the weights, then the processes and pages of each
+    pool."""
     on_host = [(role, pool) for role, pool in config.pools() if pool.engine.device != "cuda" and pool.replicas]
     if on_host:
         num_bytes = _weight_bytes(Path(config.model.path), [pool.engine for _, pool in on_host])
         yield MemoryPart("the weights in model.path", num_bytes // MIB)
     for role, pool in on_host:
+        yield MemoryPart(f"{role}.replicas is {pool.replicas}", PROCESS_MIB, pool.replicas * pool.tp)
         key, each_mib = _pool_mib(config, pool.engine, pool.tp)
         if each_mib is not None:
             yield MemoryPart(f"{role}.engine.{key}", each_mib, pool.replicas * pool.tp)

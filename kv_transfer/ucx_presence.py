@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 
-MISSING = "UCX is not installed (pip install 'slipstream[cu12]', or [cu13] beside a PyTorch for CUDA 13)"
+MISSING = (
+    "UCX is not installed (pip install 'slipstream[cpu]' without a GPU, [cu12] or [cu13] for PyTorch's CUDA version)"
+)
 
 
 def has_ucx() -> bool:

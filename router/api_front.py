@@ -11,8 +11,8 @@ import orjson
 from slipstream import __version__
 from slipstream.router.access.access import Access
 from slipstream.router.access.caller import forbidden
-from slipstream.router.catalog.sampling_defaults import PLAIN, SamplingDefaults
-from slipstream.router.config import ApiConfig, HttpConfig
+from slipstream.router.catalog.served_model import ServedModel
+from slipstream.router.config import RouterConfig
 from slipstream.router.http.body_coding import decode_body
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange
@@ -22,7 +22,6 @@ from slipstream.router.metrics import FrontMetrics
 from slipstream.router.openai.api import Generations, OpenAiApi
 from slipstream.router.pages.pages import PAGE_PATHS
 from slipstream.router.random_bytes import random_bytes
-from slipstream.router.tokenizer import Tokenizer
 from slipstream.router.tracing.context import trace_context
 from slipstream.router.tracing.tracer import TraceCounts, Tracer
 
@@ -30,8 +29,7 @@ REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 READY_PATHS = ("/health/ready", "/health", "/ping")  # the latter two are where clients of vLLM and SageMaker ask
 OPEN_PATHS = frozenset({"/health/live", *READY_PATHS, *PAGE_PATHS})  # that need no key
 ADMIN_PATHS = ("/metrics", "/cluster/")  # and everything below them
-DEFAULT_API = ApiConfig()
-DEFAULT_HTTP = HttpConfig()
+DEFAULT_CONFIG = RouterConfig()
 CLIENT_LEFT = 499  # nginx's status for a client that disconnected; counted, never sent
 
 
@@ -40,24 +38,20 @@ class ApiFront:
 
     def __init__(
         self,
-        model: str,
-        tokenizer: Tokenizer,
+        model: ServedModel,
         service: Generations,
+        config: RouterConfig = DEFAULT_CONFIG,
         access: Access | None = None,
         tracer: Tracer | None = None,
-        api: ApiConfig = DEFAULT_API,
-        http: HttpConfig = DEFAULT_HTTP,
-        defaults: SamplingDefaults = PLAIN,
     ) -> None:
+        http = config.http
         self._metrics = FrontMetrics()
         self._access = access or Access()
         self._tracer = tracer
         self._open_paths = OPEN_PATHS | {http.path_prefix}  # which leads to the home page
         self._max_body_bytes = http.max_body_mib * 1024 * 1024
         self._routes = Routes()
-        OpenAiApi(model, tokenizer, service, self._metrics, self._access, api, http.sse_ping_s, defaults).add_to(
-            self._routes
-        )
+        OpenAiApi(model, service, self._metrics, self._access, config.api, http.sse_ping_s).add_to(self._routes)
         self._routes.add("GET", "/health/live", self.live)
         self._routes.add("GET", "/version", self.version)
 
@@ -104,7 +98,7 @@ class ApiFront:
                 exchange.caller = self._access.keys.authenticate(request)
                 if request.path.startswith(ADMIN_PATHS) and not exchange.caller.is_admin:
                     raise forbidden(f"{request.path} needs an API key of an administrator.", None, "admin_only")
-            if b"content-encoding" in request.headers:
+            if b"content-encoding" in request.headers and request.method != "OPTIONS":  # which needs no key
                 await decode_body(request, self._max_body_bytes)
             await routes(request, exchange)
             status = exchange.status

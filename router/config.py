@@ -19,7 +19,7 @@ MAX_FRONTS = 64
 MAX_TRACING_TIMEOUT_S = 60.0
 ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#@,*\s]+")  # RFC 6454, 6.2
 PATH_PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
-# With which paths of the API begin: below such a prefix, it could not be told whose path one is.
+# First segments of the paths of the API. A prefix that begins with one of them would make paths ambiguous.
 OWN_SEGMENTS = frozenset(
     ("v1", "health", "ping", "version", "tokenize", "detokenize", "metrics", "cluster", "docs", "openapi.json")
 )

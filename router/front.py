@@ -10,9 +10,9 @@ import orjson
 from slipstream import __version__
 from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.access.access import Access
-from slipstream.router.api_front import DEFAULT_API, DEFAULT_HTTP, OPEN_PATHS, READY_PATHS, ApiFront
-from slipstream.router.catalog.sampling_defaults import PLAIN, SamplingDefaults
-from slipstream.router.config import ApiConfig, HttpConfig
+from slipstream.router.api_front import DEFAULT_CONFIG, OPEN_PATHS, READY_PATHS, ApiFront
+from slipstream.router.catalog.served_model import ServedModel
+from slipstream.router.config import RouterConfig
 from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.reader import Request
@@ -25,7 +25,6 @@ from slipstream.router.pages.pages import Pages
 from slipstream.router.request_pages import Records, RequestPages
 from slipstream.router.signals import Signals
 from slipstream.router.status import Snapshot
-from slipstream.router.tokenizer import Tokenizer
 from slipstream.router.tracing.tracer import Tracer
 from slipstream.router.worker_pages import WorkerPages
 
@@ -41,29 +40,26 @@ class Cluster(Generations, Records, Protocol):
 
 class Front(ApiFront):
     """The HTTP handler of the dispatcher's own process, which can also answer questions about the cluster's state.
-    `unready_because` returns the reason why the cluster is not ready, or None. With `has_admin_port`, the operators'
-    pages are served by `admin` only."""
+    `unready_because` returns the reason why the cluster is not ready, or None. If `config.admin` has a port, the
+    operators' pages are served by `admin` only."""
 
     def __init__(
         self,
-        model: str,
-        tokenizer: Tokenizer,
+        model: ServedModel,
         service: Cluster,
         unready_because: Callable[[], str | None],
         num_connections: Callable[[], int],
+        config: RouterConfig = DEFAULT_CONFIG,
         access: Access | None = None,
-        has_admin_port: bool = False,
         tracer: Tracer | None = None,
-        api: ApiConfig = DEFAULT_API,
-        http: HttpConfig = DEFAULT_HTTP,
-        defaults: SamplingDefaults = PLAIN,
     ) -> None:
-        super().__init__(model, tokenizer, service, access, tracer, api, http, defaults)
-        self._model = model
+        super().__init__(model, service, config, access, tracer)
+        has_admin_port = config.admin.port is not None
+        self._model = model.name
         self._service = service
         self._unready_because = unready_because
         self._page = MetricsPage(
-            model, self._metrics, service.snapshot, num_connections, self._access, traces=self.trace_counts
+            model.name, self._metrics, service.snapshot, num_connections, self._access, traces=self.trace_counts
         )
         self._admin_routes = Routes()
         self._admin_routes.add("GET", "/health/live", self.live)
@@ -84,8 +80,8 @@ class Front(ApiFront):
         pages.add_to(self._admin_routes)
         if has_keys or not has_admin_port:  # with keys, each caller may ask about its own requests
             pages.add_to(self._routes)
-        for_people = Pages(model, self._routes, has_keys=has_keys, open_paths=OPEN_PATHS)
-        for_people.add_to(self._routes, http.path_prefix)
+        for_people = Pages(model.name, self._routes, has_keys=has_keys, open_paths=OPEN_PATHS)
+        for_people.add_to(self._routes, config.http.path_prefix)
 
     def admin(self, request: Request, exchange: Exchange) -> Awaitable[None]:
         """Serve one request at the operators' port. No key is asked for: whoever can reach the port may use it."""

@@ -30,6 +30,7 @@ MAX_DIVISOR = 10_000  # as many automaton states, which take 40 ms to build
 MAX_REPEATS = 1_000_000
 MAX_STEP_FUEL = 50_000  # for one mask; a quarter of llguidance's default, with which a mask can take 150 ms
 NUM_TRIED_BYTES = 24
+ENDLESS = "NoExtensionBias"  # llguidance's word for a rule that only leads to itself
 
 
 class JsonStyle(NamedTuple):
@@ -125,7 +126,7 @@ def _check_divisors(schema: str) -> None:
                 divisors.add(_fraction(divisor))
     denominator = math.lcm(*(divisor.denominator for divisor in divisors))
     if math.lcm(*(int(divisor * denominator) for divisor in divisors)) > MAX_DIVISOR:
-        told = ", ".join(_told(divisor) for divisor in sorted(divisors)[:8])
+        told = ", ".join(_decimal(divisor) for divisor in sorted(divisors)[:8])
         raise GrammarError(f"'multipleOf' {told}: the digits of a common multiple go beyond {MAX_DIVISOR}")
 
 
@@ -137,7 +138,7 @@ def _fraction(number: float) -> Fraction:
         raise GrammarError(f"'multipleOf' {number} is no number") from error
 
 
-def _told(number: Fraction) -> str:
+def _decimal(number: Fraction) -> str:
     try:
         return str(float(number))
     except OverflowError:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from slipstream.router.grammar import MAX_DIVISOR, GrammarError, JsonStyle, json_options, parser_limits
+from slipstream.router.grammar import ENDLESS, MAX_DIVISOR, GrammarError, JsonStyle, json_options, parser_limits
 from slipstream.router.json_schema.errors import SchemaError
 from slipstream.router.json_schema.rewrite import Rewritten, rewrite
 from slipstream.router.messages import Guide
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 MAX_SPEC_BYTES = 512 << 10  # a schema becomes some times longer where references are used in several ways
 MAX_LOOKS = 400
-ENDLESS = "NoExtensionBias"  # llguidance's word for a rule that only leads to itself
 
 
 def json_guide(schema: str, style: JsonStyle) -> Guide:

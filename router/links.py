@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.messages import Hello, PageLayout
-from slipstream.router.page_exchange import mismatch
+from slipstream.router.page_exchange import fits, mismatch
 
 RETRY_FIRST_S = 1.0
 RETRY_MAX_S = 30.0
@@ -49,6 +49,7 @@ class Links:
     def __init__(self) -> None:
         self._closed: dict[frozenset[End], ClosedLink] = {}
         self._layouts: Counter[PageLayout] = Counter()  # of all workers
+        self._fits: dict[tuple[PageLayout, PageLayout], bool] = {}  # of pairs of these, compared once
 
     @property
     def may_refuse(self) -> bool:
@@ -69,14 +70,24 @@ class Links:
         """Whether placement may let the two workers exchange pages."""
         if not self.may_refuse:
             return True
-        if self.mismatch(one, other):
+        if not self.fits(one, other):
             return False
         closed = self._closed.get(_between(one, other))
         return closed is None or now >= closed.open_s
 
+    def fits(self, one: Hello, other: Hello) -> bool:
+        """Whether the two can ever exchange pages. Placement asks this of hundreds of pairs for each request."""
+        if len(self._layouts) <= 1 or one.layout == other.layout:
+            return True
+        pair = (one.layout, other.layout)
+        known = self._fits.get(pair)
+        if known is None:
+            known = self._fits[pair] = fits(*pair)
+        return known
+
     def mismatch(self, one: Hello, other: Hello) -> str:
         """Why the two can never exchange pages; "": they can."""
-        return mismatch(one, other) if len(self._layouts) > 1 else ""
+        return "" if self.fits(one, other) else mismatch(one, other)
 
     def used(self, one: Hello, other: Hello, now: float) -> None:
         """A request was placed on the two workers. If the link was due for a trial, this request is that trial."""
@@ -115,6 +126,7 @@ class Links:
         self._layouts[hello.layout] -= 1
         if self._layouts[hello.layout] <= 0:
             del self._layouts[hello.layout]
+            self._fits.clear()
         for key, closed in list(self._closed.items()):
             if peer in key or (peer in closed.suspects and closed.num_failures == 1):
                 del self._closed[key]

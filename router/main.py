@@ -25,6 +25,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from slipstream.router.catalog.sampling_defaults import GenerationConfigUse
+from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.config import ContentFormat, RouterConfig
 from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.garbage import spare_garbage_collector
@@ -82,15 +83,16 @@ async def serve(program: RouterProgram) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end, number)
+    model = ModelSource(
+        program.model, program.model_dir, program.generation_config, program.chat_template_content_format
+    )
     router = Router(
         program.router,
-        program.model,
-        program.model_dir,
+        model,
         program.token,
         has_prefill_pool=program.has_prefill_pool,
         keeper=program.keeper,
         is_ending=program.is_ending,
-        content_format=program.chat_template_content_format,
     )
     addresses = await router.start()
     if program.keeper is not None:

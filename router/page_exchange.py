@@ -35,6 +35,11 @@ class RefusedPairs:
         return f"{_names(self.prefills)} and {_names(self.decodes)} exchange no pages: {self.reason}"
 
 
+def fits(one: PageLayout, other: PageLayout) -> bool:
+    """Whether pages may go from one to the other."""
+    return one == other or next(_differing(one, other), None) is None
+
+
 def mismatch(one: Hello, other: Hello) -> str:
     """What differs so that the two cannot exchange pages, with both values; "": they can."""
     if one.layout == other.layout:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -16,10 +16,10 @@ from slipstream.router.access.access import Access
 from slipstream.router.access.config import AccessConfig
 from slipstream.router.addresses import Addresses, Endpoint
 from slipstream.router.canary import Canary
-from slipstream.router.catalog.manifest import Manifest
-from slipstream.router.catalog.sampling_defaults import GenerationConfigUse, SamplingDefaults
+from slipstream.router.catalog.sampling_defaults import SamplingDefaults
+from slipstream.router.catalog.served_model import ModelSource, ServedModel
 from slipstream.router.catalog.text_copy import keep_text, read_text
-from slipstream.router.config import ContentFormat, DispatchConfig, RouterConfig, TlsConfig, TracingConfig
+from slipstream.router.config import DispatchConfig, RouterConfig, TlsConfig, TracingConfig
 from slipstream.router.encoding import encode_pool
 from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.front import Front
@@ -50,38 +50,29 @@ LAST_WORDS_S = 1.0  # how long streams that are cut off have to send their error
 class Router:
     """Life cycle: `start`, `leave` and `drain` (optional), `stop`, all on the event loop that `start` ran on.
 
-    `model_dir` is only needed for its tokenizer, its chat template and, unless `generation_config` is none, the
-    defaults of requests; the workers tell how long sequences may be.
+    The workers say how long sequences may be.
     `worker_token` is the secret that workers must present. With `has_prefill_pool` the router is ready only after a
     request has gone through a prefill group; without it, that first request uses a prefill group if there is one. With
     a `keeper`, the router leaves its clients' connections to the next router, and `take_over` continues those of the
     previous one. One that `is_ending` continues them and takes no new clients: the previous one was killed while it
-    drained. With `manifests`, those of the versions that are served, it reads no other files than theirs.
+    drained.
     """
 
     def __init__(
         self,
         config: RouterConfig,
-        model_name: str,
-        model_dir: Path | str,
+        model: ModelSource,
         worker_token: str,
         *,
         has_prefill_pool: bool = False,
         keeper: Path | None = None,
         is_ending: bool = False,
-        generation_config: GenerationConfigUse = "auto",
-        content_format: ContentFormat = "auto",
-        manifests: Sequence[Manifest] = (),
     ) -> None:
         self._config = config
-        self._manifests = tuple(manifests)
-        self._model_name = model_name
-        self._model_dir = Path(model_dir)
+        self._model = model
         self._worker_token = worker_token
         self._keeper = keeper
-        self._generation_config = generation_config
         self._defaults = SamplingDefaults()
-        self._content_format = content_format
         self._expected = ExpectedWorkers(num_prefill=int(has_prefill_pool))
         self._asleep_since: int | None = None  # `num_decode_joins` when it fell asleep
         self._model_positions: int | None = None  # the longest sequence that the model allows, if its config says so
@@ -109,7 +100,7 @@ class Router:
                 log.warning("%s", warning_about(tokenizer.unknown_to_model, tokenizer.vocab_size))
             if self._defaults.recommended:
                 log.info("defaults of requests by generation_config.json: %s", self._defaults.recommended)
-            self._service = GenerationService(self._config, model=self._model_name, token=self._worker_token)
+            self._service = GenerationService(self._config, model=self._model.name, token=self._worker_token)
             self._canary = Canary(self._service, self._needs_prefill_group)
             allow_all_files()
             estate = await loop.run_in_executor(pool, self._find_estate)
@@ -117,17 +108,13 @@ class Router:
                 cleanup.callback(estate.close)  # if the start fails; else the server has done it by then
             access = open_access(self._config.access, cleanup)  # not before: the previous router counts until it ends
             self._front = Front(
-                self._model_name,
-                tokenizer,
+                ServedModel(self._model.name, tokenizer, self._defaults),
                 self._service,
                 self._unready_because,
                 lambda: self._server.num_connections,
+                self._config,
                 access,
-                has_admin_port=self._config.admin.port is not None,
-                tracer=begin_tracing(self._config.tracing, self._model_name, cleanup),
-                defaults=self._defaults,
-                api=self._config.api,
-                http=self._config.http,
+                begin_tracing(self._config.tracing, self._model.name, cleanup),
             )
             if estate is not None and estate.listening and self._model_positions is not None:
                 # Accept the previous router's clients even before it is known which workers will come.
@@ -145,7 +132,7 @@ class Router:
             cleanup.push_async_callback(self._server.stop)  # before `start`, which may fail after some of the fronts
             http_port = await self._server.start()
             admin_at = await self._start_admin(self._front, cleanup)
-            await loop.run_in_executor(pool, keep_text, self._model_dir, self._manifests)
+            await loop.run_in_executor(pool, keep_text, self._model.directory, self._model.manifests)
             self._begin_tasks(cleanup)
             self._cleanup = cleanup.pop_all()
         http = Endpoint(self._config.http.host, http_port)
@@ -155,10 +142,10 @@ class Router:
         """The tokenizer, how long sequences may be, the defaults of requests. Blocks. Raises ValueError or OSError."""
 
         def read(folder: Path) -> tuple[Tokenizer, int | None, SamplingDefaults]:
-            tokenizer = Tokenizer.from_directory(folder, pool, self._content_format)
-            return tokenizer, model_positions(folder), SamplingDefaults.read(folder, self._generation_config)
+            tokenizer = Tokenizer.from_directory(folder, pool, self._model.content_format)
+            return tokenizer, model_positions(folder), SamplingDefaults.read(folder, self._model.generation_config)
 
-        return read_text(self._model_dir, self._manifests, read)
+        return read_text(self._model.directory, self._model.manifests, read)
 
     def _find_estate(self) -> Estate | None:
         """What the previous router has left; None without a keeper. Blocks."""
@@ -218,14 +205,11 @@ class Router:
         longest, keeper = self._service.max_model_len, self._keeper if estate is not None else None
         setup = FrontSetup(
             self._config,
-            self._model_name,
-            self._model_dir,
+            self._model,
             longest,
             log_style,
             keeper=keeper,
             defaults=self._defaults,
-            content_format=self._content_format,
-            manifests=self._manifests,
         )
 
         def link_of(send: Callable[[DispatcherMessage], None]) -> FrontLink:

@@ -161,7 +161,7 @@ class GenerationService:
 
     def relay(self, request: GenerateRequest, receiver_of: Callable[[RequestRecord], R]) -> R:
         """Queues a request whose output goes to the receiver that `receiver_of` makes for it. Raises AdmissionError."""
-        # What a router before has admitted goes on even while this one drains.
+        # What a previous router has admitted goes on even while this one drains.
         if self._is_closed or not (self._is_admitting or request.resumed is not None):
             refusal = ShuttingDownError()
             self.note_refused(RefusedRequest.of(request, refusal.error, time.monotonic()))

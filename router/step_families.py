@@ -30,7 +30,7 @@ def step_families(model: str, workers: Sequence[WorkerStatus]) -> Iterator[Metri
             (tokens, STEP_TOKENS, "computed_tokens"),
             (sequences, STEP_SEQUENCES, "step_sequences"),
         ):
-            family.add_metric(who, cumulative(counters, buckets), counters[total])
+            family.add_metric(who, cumulative(counters, buckets), counters.get(total, 0.0))
     yield from (tokens, sequences)
 
 

@@ -112,7 +112,7 @@ class Versions:
 
     def choose(self, state: RequestState, first_choice: str | None, now: float) -> str:
         """The version for a request that is being admitted; "" while there is no decode worker. `first_choice` is the
-        version of the first choice of the same answer. A version that the router before had is waited for as one is
+        version of the first choice of the same answer. A version that the previous router had is waited for as one is
         whose workers have been lost."""
         request = state.request
         if request.version:

@@ -1,7 +1,7 @@
 """The content of a file as a digest, and a cache of digests for files that have not changed since.
 
 A digest is XXH3-128 over all bytes (20 GB/s on one core; files in the page cache are read at about 7 GB/s). It protects
-against mistakes, not against somebody who constructs a file with the digest of another one.
+against mistakes, not against a file that was constructed to have the digest of another one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from xxhash import xxh3_64_hexdigest, xxh3_128
+
+from slipstream.router.process.cache_folder import cache_folder
 
 BUFFER_BYTES = 1 << 20
 # The clock that stamps files ticks every few milliseconds: a file that is written twice within a tick has one stamp. So
@@ -151,15 +153,6 @@ class DigestCache:
             with suppress(OSError):
                 if path.stat().st_mtime < oldest:
                     path.unlink()
-
-
-def cache_folder() -> Path | None:
-    """`slipstream` in the user's cache directory (XDG base directory specification); None for a user without a home."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    try:
-        return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "slipstream"
-    except RuntimeError:
-        return None
 
 
 def _line(stamp: FileStamp, digest: str) -> str:

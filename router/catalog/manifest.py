@@ -152,7 +152,7 @@ def is_text(name: str) -> bool:
 
 
 def _shards(index: Path) -> set[str]:
-    """The files that an index names. One that cannot be read names none; whoever loads the model says what is wrong."""
+    """The files that an index names. One that cannot be read names none: loading the model will say what is wrong."""
     try:
         file_of = json.loads(index.read_bytes())["weight_map"]
         return {name for name in file_of.values() if isinstance(name, str) and Path(name).name == name}

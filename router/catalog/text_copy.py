@@ -1,6 +1,6 @@
 """Copies of what a router reads of a model: tokenizer files, chat templates and configs.
 
-A router that is restarted goes on as the one before, whatever has become of the files: its workers still have the
+A restarted router serves the same version as before, even if the files have changed since: its workers still have the
 weights of the version that they belong to. A copy is called by its content, and checked before it is used.
 
     DIRECTORY/<digest of the manifest without weights>/tokenizer.json ...
@@ -18,8 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from slipstream.router.catalog.file_digest import UNUSED_DAYS, DigestCache, FilesChanged, cache_folder
+from slipstream.router.catalog.file_digest import UNUSED_DAYS, DigestCache, FilesChanged
 from slipstream.router.catalog.manifest import REFUSES, Manifest
+from slipstream.router.process.cache_folder import cache_folder
 
 T = TypeVar("T")
 
@@ -73,7 +74,8 @@ def keep_text(model_dir: Path, manifests: Sequence[Manifest]) -> None:
             part.rename(copy)
             _remove_unused(copy.parent)
         except OSError as error:
-            log.warning("a router that is restarted depends on the files in %s: %s", model_dir, error)
+            if not copy.exists():  # else another process made it at the same time
+                log.warning("a router that is restarted depends on the files in %s: %s", model_dir, error)
             shutil.rmtree(part, ignore_errors=True)
 
 

@@ -149,7 +149,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """Go on with the clients of the front before, whose requests may be as long as that."""
+    """Go on with the clients of the previous front, whose requests may be as long as that."""
 
     max_model_len: int | None
     versions: tuple[str, ...]

@@ -100,7 +100,7 @@ class FrontPool:
         return port
 
     def refuse_clients(self) -> None:
-        """No new ones from now on. Before `start`: the fronts only go on with those of the fronts before."""
+        """No new ones from now on. Before `start`: the fronts only go on with those of the previous fronts."""
         self._setup = replace(self._setup, is_ending=True)
         if self._estate is not None:
             self._estate.stop_listening()

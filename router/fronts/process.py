@@ -26,6 +26,7 @@ from typing import Any
 import uvloop
 
 from slipstream.router.api_front import ApiFront
+from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.catalog.text_copy import read_text
 from slipstream.router.encoding import encode_pool
 from slipstream.router.fronts.connection_counts import SharedConnectionCount
@@ -93,15 +94,15 @@ class FrontProcess:
             self._leaves_clients = estate is not None and not config.http.tls.is_on
         pool = cleanup.enter_context(encode_pool())
         files = cleanup.enter_context(ThreadPoolExecutor(1, thread_name_prefix="access"))
-        read = partial(Tokenizer.from_directory, encode_pool=pool, content_format=setup.content_format)
-        tokenizer = await loop.run_in_executor(pool, read_text, setup.model_dir, setup.manifests, read)
-        tracer = begin_tracing(config.tracing, setup.model, cleanup)
+        read = partial(Tokenizer.from_directory, encode_pool=pool, content_format=setup.model.content_format)
+        tokenizer = await loop.run_in_executor(pool, read_text, setup.model.directory, setup.model.manifests, read)
+        tracer = begin_tracing(config.tracing, setup.model.name, cleanup)
         dispatcher = self._dispatcher = RemoteDispatcher(self._link.send, traces=tracer is not None)
         dispatcher.max_model_len, dispatcher.versions = setup.max_model_len, setup.versions
         access = RemoteAccess(config.access, files, dispatcher)
         access.open()
         cleanup.push_async_callback(access.close)
-        front = ApiFront(setup.model, tokenizer, dispatcher, access, tracer, config.api, config.http, setup.defaults)
+        front = ApiFront(ServedModel(setup.model.name, tokenizer, setup.defaults), dispatcher, config, access, tracer)
         server = self._server = HttpServer(
             config.http,
             DividedHandler(front, dispatcher, self._tell_counts),

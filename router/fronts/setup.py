@@ -6,9 +6,9 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.router.catalog.manifest import Manifest
 from slipstream.router.catalog.sampling_defaults import PLAIN, SamplingDefaults
-from slipstream.router.config import ContentFormat, RouterConfig
+from slipstream.router.catalog.served_model import ModelSource
+from slipstream.router.config import RouterConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +36,14 @@ class LogStyle:
 @dataclass(frozen=True, slots=True)
 class FrontSetup:
     """`config.http` has the port that all fronts share. At the `keeper` a front leaves its clients to the next one. One
-    that `is_ending` takes no new ones. `unix_socket_fd` is inherited, and listens. `manifests`: as for `Router`."""
+    that `is_ending` takes no new ones. `unix_socket_fd` is inherited, and listens."""
 
     config: RouterConfig
-    model: str
-    model_dir: Path
+    model: ModelSource
     max_model_len: int | None
     log: LogStyle
     versions: tuple[str, ...] = ()
     keeper: Path | None = None
     is_ending: bool = False
-    manifests: tuple[Manifest, ...] = ()
     unix_socket_fd: int | None = None
-    content_format: ContentFormat = "auto"
     defaults: SamplingDefaults = PLAIN

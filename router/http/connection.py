@@ -36,7 +36,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     one that has left.
 
     Of a connection that is `kept` for the next router all that goes in and out is noted in its journal, and an
-    `inherited` one goes on where the router before has left it.
+    `inherited` one goes on where the previous router has left it.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         before, self._before = self._before, None
         if isinstance(request, HttpError):
             if before is not None and before.head_sent:
-                self.abort()  # what the router before had let in; a part of its answer has left already
+                self.abort()  # what the previous router had let in; a part of its answer has left already
             else:
                 self._refuse(request)
             return
@@ -281,7 +281,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._task.add_done_callback(lambda _: kept.journal.close())  # until then it may take notes
 
     def _go_on(self, inherited: InheritedConnection) -> None:
-        """Goes on where the router before was killed."""
+        """Goes on where the previous router was killed."""
         journal, unfinished = inherited.kept.journal, inherited.unfinished
         if inherited.unsent:
             self._transport.write(inherited.unsent)

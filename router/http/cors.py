@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 from slipstream.router.http.reader import Request
 
 EXPOSED = (
-    "retry-after, x-request-id, x-slipstream-ignored, x-ratelimit-limit-requests, x-ratelimit-limit-tokens, "
-    "x-ratelimit-remaining-requests, x-ratelimit-remaining-tokens, x-ratelimit-reset-requests, "
-    "x-ratelimit-reset-tokens"
+    "retry-after, x-request-id, x-slipstream-ignored, x-slipstream-max-tokens, x-ratelimit-limit-requests, "
+    "x-ratelimit-limit-tokens, x-ratelimit-remaining-requests, x-ratelimit-remaining-tokens, "
+    "x-ratelimit-reset-requests, x-ratelimit-reset-tokens"
 )
 METHODS = "GET, HEAD, POST, OPTIONS"
 MAX_AGE_S = 7200  # that a browser may remember a preflight; the most that Chromium takes
@@ -43,8 +43,8 @@ class CorsPolicy:
         return self._lines_of.get(origin, VARY) if origin is not None else VARY
 
     def lines_of(self, request: Request) -> str:
-        """The header lines of the answer to `request`. A preflight is also told what it may ask for: the headers that
-        it names, whatever they are, because clients have many of their own (x-stainless-*)."""
+        """The header lines of the answer to `request`. A preflight's answer also allows all
+        headers that it names, because clients have many of their own (x-stainless-*)."""
         origin = request.headers.get(b"origin")
         lines = self.lines_for(origin)
         if request.method != "OPTIONS" or b"access-control-request-method" not in request.headers:

@@ -63,7 +63,7 @@ class Exchange:
     )
 
     def __init__(self, request: Request, sink: ResponseSink, notes: Notes = NO_NOTES, head_sent: bool = False) -> None:
-        """`head_sent` by the router before, which was killed in the middle of this answer."""
+        """`head_sent` by the previous router, which was killed in the middle of this answer."""
         self._sink = sink
         self._is_resumed = head_sent
         self.notes = notes
@@ -99,7 +99,7 @@ class Exchange:
         self._sink.send(head + body if self._body_allowed else head)
 
     def add_header(self, name: str, value: str) -> None:
-        """Adds a line to the head of the response, whatever the response will be."""
+        """Adds a line to the head of the response, be it an answer or an error."""
         self.header_lines += f"{name}: {value}\r\n"
 
     def start(self, status: int, content_type: str, headers: Iterable[tuple[str, str]] = ()) -> None:

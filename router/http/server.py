@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 MAX_TURNED_AWAY = 64  # connections beyond the limit that still get an answer; further ones are cut off
-HEALTH_PREFIX = "/health/"
+HEALTH_PATHS = ("/health", "/ping")  # and everything below them
 
 
 class ConnectionCount(Protocol):
@@ -44,7 +44,7 @@ class HttpServer:
 
     `check_caller` is asked before a large body is taken. With `shares_port` other processes may listen on the same
     port, and the system divides new connections between them; `count` knows of theirs. With an `estate` it listens
-    where the router before did, and leaves what it has to the next one. Clients can also come by a `unix_socket` that
+    where the previous router did, and leaves what it has to the next one. Clients can also come by a `unix_socket` that
     listens; their connections end with this process."""
 
     def __init__(
@@ -131,7 +131,7 @@ class HttpServer:
         return chosen
 
     async def _listening_sockets(self) -> Sequence[socket.socket]:
-        """Those of the server before, or new ones. Raises OSError."""
+        """Those of the previous server, or new ones. Raises OSError."""
         if self.estate is not None and self.estate.listening:
             return self.estate.listening
         host, port = self._config.host, self._config.port
@@ -157,7 +157,7 @@ class HttpServer:
         return HttpConnection(self._config, self._handler, self)
 
     def _close_listening(self) -> None:
-        """Refuses who would otherwise wait in vain, until this process ends, where the server before listened."""
+        """Closes the sockets that the previous server listened on: clients that connect to them would wait in vain."""
         if self.estate is not None:
             close_all(self.estate.listening)
             self.estate.listening = []
@@ -177,7 +177,7 @@ class HttpServer:
             raise
 
     async def take_over(self) -> None:
-        """Goes on with the connections that the router before has left."""
+        """Continues the connections that the previous router has left."""
         estate = self.estate
         if estate is None:
             return
@@ -213,7 +213,7 @@ class HttpServer:
         return True
 
     def refuse_clients(self) -> None:
-        """No new ones from now on. Before `start`: it only goes on with those of the router before."""
+        """No new ones from now on. Before `start`: it only continues those of the previous router."""
         if self.estate is not None:
             self.estate.stop_listening()
         self._end_listening()
@@ -247,9 +247,9 @@ class HttpServer:
         return "served" if num_surplus <= 0 else "turned_away" if num_surplus <= MAX_TURNED_AWAY else "cut_off"
 
     async def turn_away(self, request: Request, exchange: Exchange) -> None:
-        """The one request of a connection beyond the limit. Who only asks whether the router lives gets its answer."""
+        """The one request of a connection beyond the limit. Health checks are answered, all others refused."""
         exchange.keep_alive = False
-        if request.path.startswith(HEALTH_PREFIX):
+        if request.path.startswith(HEALTH_PATHS):
             await self._handler(request, exchange)
             return
         message = f"All {self._config.max_connections} connections are in use."

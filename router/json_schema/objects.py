@@ -237,12 +237,15 @@ def _dependent(rewriter: Rewriter, schema: dict[str, Any], pointer: str, part: P
 
 def exactly_one_required(branches: list[Any]) -> list[dict[str, Any]] | None:
     """The branches of a `oneOf` that only differ in `required`, so that no two can hold; None if they are others."""
-    names = [branch.get("required") if isinstance(branch, dict) else None for branch in branches]
-    if not all(isinstance(branch, dict) and branch.keys() == {"required"} for branch in branches):
-        return None
+    names: list[list[str]] = []
+    for branch in branches:
+        own = branch["required"] if isinstance(branch, dict) and branch.keys() == {"required"} else None
+        if not isinstance(own, list) or not all(isinstance(name, str) for name in own):
+            return None
+        names.append(own)
     out = []
     for number, own in enumerate(names):
-        other = [set(rest or ()) - set(own or ()) for index, rest in enumerate(names) if index != number]
+        other = [set(rest) - set(own) for index, rest in enumerate(names) if index != number]
         if all(other):
             out.append({"required": own, "properties": dict.fromkeys(sorted(set().union(*other)), False)})
     return out

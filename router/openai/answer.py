@@ -96,7 +96,7 @@ class Answer:
         notes = self._notes = exchange.notes
 
         async def stream(choice: Choice) -> bytes:
-            is_sent = notes.has_ended(choice.index)  # all of it, by the router before
+            is_sent = notes.has_ended(choice.index)  # all of it, by the previous router
 
             def send(text: str, logprobs: list[TokenEntry]) -> None:
                 if tells_usage_so_far:

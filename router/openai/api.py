@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import orjson
 
 from slipstream.router.access.access import Access, Permit
-from slipstream.router.catalog.sampling_defaults import PLAIN, SamplingDefaults
+from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config import ApiConfig
 from slipstream.router.generation import AdmissionError, GenerateRequest
 from slipstream.router.http.errors import HttpError, RequestError
@@ -35,7 +35,6 @@ from slipstream.router.openai.token_pages import TokenPages
 from slipstream.router.queue import MAX_PRIORITY
 from slipstream.router.refusals import RefusedRequest
 from slipstream.router.stream import GenerationStream
-from slipstream.router.tokenizer import Tokenizer
 
 MAX_TOKENS_HEADER = "x-slipstream-max-tokens"
 SEED_STEP = 0x9E3779B97F4A7C15  # between the seeds of a request's prompts, to keep them far apart in 63 bits
@@ -58,24 +57,22 @@ class OpenAiApi:
 
     def __init__(
         self,
-        model: str,
-        tokenizer: Tokenizer,
+        model: ServedModel,
         service: Generations,
         metrics: FrontMetrics,
         access: Access,
         config: ApiConfig,
         ping_s: float | None = None,
-        defaults: SamplingDefaults = PLAIN,
     ) -> None:
         """`ping_s`: see `Pings`."""
         self._ping_s = ping_s
-        self._model = model
-        self._tokenizer = tokenizer
+        self._model = model.name
+        self._tokenizer = model.tokenizer
         self._service = service
         self._metrics = metrics
         self._access = access
-        self._defaults = defaults
-        self._prompts = Prompts(tokenizer)
+        self._defaults = model.defaults
+        self._prompts = Prompts(model.tokenizer)
         self._bodies = BodyParser(config.unknown_fields == "ignore", metrics.ignored_fields)
         self._clamps = config.overlong == "clamp"
         self._guides = Guides()
@@ -104,7 +101,7 @@ class OpenAiApi:
 
     async def usage(self, request: Request, exchange: Exchange) -> None:
         """What the caller's key has used of each model; for an administrator, what all keys have used."""
-        told = [
+        accounts = [
             {
                 "key": account.key,
                 "tenant": account.tenant,
@@ -118,7 +115,7 @@ class OpenAiApi:
             }
             for account, counts in self._access.usage_of(exchange.caller)
         ]
-        exchange.respond(200, orjson.dumps({"object": "list", "data": told}))
+        exchange.respond(200, orjson.dumps({"object": "list", "data": accounts}))
 
     async def chat_completions(self, request: Request, exchange: Exchange) -> None:
         """The next message of a conversation."""

@@ -79,7 +79,7 @@ class ChoiceRun:
         return HeldBack(text, self._held_back + output.take_logprobs())
 
     def _resume(self) -> None:
-        """Begins where the router before was killed."""
+        """Begins where the previous router was killed."""
         choice = self._choice
         resumed = self._notes.resumed(choice.index)
         if resumed is None:

@@ -99,8 +99,8 @@ class ChunkFormat:
     def explained_chunk(self, explained: bytes, usage: TokenUsage | None) -> bytes:
         """The last chunk of a stream that is to be explained. It carries the usage, too, because clients look for that
         in the last chunk."""
-        told = b',"usage":' + orjson.dumps(usage.as_json()) if usage is not None else b""
-        return b'%b]%b,"slipstream":%b}\n\n' % (self._head, told, explained)
+        usage_field = b',"usage":' + orjson.dumps(usage.as_json()) if usage is not None else b""
+        return b'%b]%b,"slipstream":%b}\n\n' % (self._head, usage_field, explained)
 
     def _chunk_head(self) -> bytes:
         return b"data: " + envelope(self._answer, self.KIND) + b',"choices":['

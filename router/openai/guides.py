@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from slipstream.router.grammar import COMPACT_JSON, JsonStyle, any_object
+from slipstream.router.grammar import COMPACT_JSON, ENDLESS, JsonStyle, any_object
 from slipstream.router.guide_trial import Trials, Verdict
 from slipstream.router.http.errors import HttpError
 from slipstream.router.messages import Guide, GuideKind
@@ -23,7 +23,6 @@ from slipstream.router.openai.schema import GenerationFields
 MAX_GUIDE_BYTES = 64 << 10
 MAX_VERDICTS = 256
 MAX_WAITING = 64  # guides that wait for their trial, which takes a second at most
-ENDLESS = "NoExtensionBias"  # llguidance's word for a rule that only leads to itself
 ANY_OBJECT = '{"type":"object"}'
 FIELDS = frozenset(
     {"response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
@@ -68,7 +67,7 @@ class Guides:
             return any_object(style)
         guide, fault = await self._verdict(guide_from(field, kind, value), style)
         if guide is None:
-            raise invalid(field, f"'{field}' cannot be followed: {_told(fault or '')}")
+            raise invalid(field, f"'{field}' cannot be followed: {_as_reason(fault or '')}")
         return guide
 
     async def _verdict(self, guide: Guide, style: JsonStyle) -> Verdict:
@@ -138,5 +137,5 @@ def guide_from(field: str, kind: GuideKind, value: Any) -> Guide:
     return Guide(kind, spec)
 
 
-def _told(fault: str) -> str:
+def _as_reason(fault: str) -> str:
     return "it refers to itself without end" if fault.startswith(ENDLESS) else " ".join(fault.split())[:500]

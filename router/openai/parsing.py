@@ -51,7 +51,7 @@ class BodyParser:
         except ValidationError as error:
             if not self._ignores or error.error_count() > MAX_IGNORED:
                 raise as_http_error(error) from None
-        # Only a body with unknown fields is parsed twice. It is then known which they are, at every place.
+        # Only bodies with unknown or wrong fields are parsed twice. The second time says which are unknown.
         try:
             body = model.model_validate_json(request.body, extra="allow")
         except ValidationError as error:

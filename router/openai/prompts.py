@@ -94,19 +94,27 @@ def room(
     num_prompt_tokens = len(packed_ids) // 4
     most = limit - num_prompt_tokens
     if most < (1 if clamps else wanted or 1):
-        raise too_long(num_prompt_tokens, wanted or 0, limit, param)
+        raise too_long(num_prompt_tokens, wanted or 0, limit, param, counts_output=not clamps)
     if wanted is not None:
         return min(wanted, most)
     return most if default is None else min(default, most)
 
 
 def too_long(
-    num_prompt_tokens: int, num_wanted: int, limit: int, param: str, *, is_at_least: bool = False
+    num_prompt_tokens: int,
+    num_wanted: int,
+    limit: int,
+    param: str,
+    *,
+    is_at_least: bool = False,
+    counts_output: bool = False,
 ) -> RequestError:
+    """`counts_output`: the output that was asked for is part of what does not fit, and less of it may."""
     at_least = "at least " if is_at_least else ""
-    of_output = f" and the output asked for has {tokens(num_wanted)}"
-    wanted = of_output if num_wanted and num_prompt_tokens <= limit else ""
-    advice = "Please shorten the prompt" + (" or ask for less output" if wanted else "")
+    wanted, advice = "", "Please shorten the prompt"
+    if counts_output and num_wanted:
+        wanted = f" and the output asked for has {tokens(num_wanted)}"
+        advice += " or ask for less output"
     message = (
         f"this model's maximum context length is {tokens(limit)}. The prompt has {at_least}{tokens(num_prompt_tokens)}"
         f"{wanted}, which leaves no room. {advice}"

@@ -96,13 +96,13 @@ class TokenPages:
             adds_start = body.add_special_tokens is not False
             packed_ids = await self._prompts.of_any_text(body.prompt or "", limit, adds_start)
         token_ids = list(unpack_ids(packed_ids))
-        told = {
+        answer = {
             "count": len(token_ids),
             "max_model_len": limit,
             "tokens": token_ids,
             "token_strs": await self._tokenizer.names_of(token_ids) if body.return_token_strs else None,
         }
-        exchange.respond(200, orjson.dumps(told))
+        exchange.respond(200, orjson.dumps(answer))
 
     async def detokenize(self, request: Request, exchange: Exchange) -> None:
         """The text of token ids, with control tokens."""

@@ -93,7 +93,7 @@ class UnknownFields:
 
 
 def safe(name: str) -> str:
-    """A name that a client made up, as it may stand in a header or a label."""
+    """A name that a client made up, with "?" for each character that is not safe in a header or a label."""
     return UNSAFE.sub("?", name[:MAX_NAME_CHARS]) or "?"
 
 

@@ -63,8 +63,8 @@ DOCS = """<!doctype html>
 
 
 class Pages:
-    """`routes` are what is described, including what is added later. With keys, strangers do not hear which model is
-    served, nor by which version of this software. `open_paths` need no key."""
+    """`routes` are what is described, including what is added later. With keys, the pages name neither
+    the model nor the version of this software. `open_paths` need no key."""
 
     def __init__(self, model: str, routes: Routes, *, has_keys: bool, open_paths: frozenset[str]) -> None:
         self._model = model
@@ -89,8 +89,8 @@ class Pages:
         if self._routes.has("/metrics"):
             links["metrics"] = "metrics"
         if b"text/html" not in request.headers.get(b"accept", b""):
-            told = {} if self._has_keys else {"version": __version__, "model": self._model}
-            exchange.respond(200, orjson.dumps({"name": "slipstream", **told, "links": links}), headers=VARY)
+            details = {} if self._has_keys else {"version": __version__, "model": self._model}
+            exchange.respond(200, orjson.dumps({"name": "slipstream", **details, "links": links}), headers=VARY)
             return
         about = "This server answers at <code>v1/chat/completions</code> and <code>v1/completions</code>"
         if not self._has_keys:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from slipstream.router.config import DispatchConfig, PlacementConfig, PolicyName, SloConfig
 from slipstream.router.links import Links
 from slipstream.router.placement.decision import Decision, Placement, PromptTimes, Wait, where_to
@@ -85,10 +87,12 @@ class Placer:
         return found
 
     def _with_mismatch(self, placement: Placement) -> Placement:
-        """The same with what differs between the pages of the decode worker and of the first prefill group."""
+        """The same with what differs between the pages of the decode worker and of the first prefill group that does
+        not fit it."""
         decode, decision = placement.decode, placement.decision
-        group = self._roster.workers_of("prefill", decode.version)[0]
-        why = f"{decision.why}; {self.links.mismatch(group.hello, decode.hello)}"
+        groups = self._roster.workers_of("prefill", decode.version)
+        reasons = filter(None, (self.links.mismatch(group.hello, decode.hello) for group in groups))
+        why = "; ".join((decision.why, *islice(reasons, 1)))
         return placement._replace(decision=decision._replace(why=why))
 
     def begin(self, state: RequestState, placement: Placement, now: float) -> None:

@@ -77,8 +77,8 @@ def reachable(candidates: Shortlist, state: RequestState, links: Links, now: flo
         groups = [g for g in candidates.prefills if any((d, g) not in cut for d in candidates.decodes)]
     no_prefill = candidates.no_prefill
     if not groups:
-        never = all(links.mismatch(g.hello, d.hello) for g in candidates.prefills for d in candidates.decodes)
-        no_prefill = "prefill_incompatible" if never else "prefill_unreachable"
+        ever = any(links.fits(g.hello, d.hello) for g in candidates.prefills for d in candidates.decodes)
+        no_prefill = "prefill_unreachable" if ever else "prefill_incompatible"
     return replace(candidates, prefills=groups, no_prefill=no_prefill, cut=frozenset(cut))
 
 

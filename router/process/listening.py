@@ -35,7 +35,7 @@ def bound_at(host: str, port: int, *, reuse_port: bool = False) -> list[socket.s
 
 
 def listening_at(host: str, port: int, backlog: int, *, reuse_port: bool = False) -> list[socket.socket]:
-    """The same, and they listen. Raises OSError."""
+    """Sockets as from `bound_at` that listen with this backlog. Raises OSError."""
     sockets = bound_at(host, port, reuse_port=reuse_port)
     try:
         for sock in sockets:
@@ -146,7 +146,7 @@ def listening_at_path(path: str, backlog: int) -> socket.socket:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         sock.bind(path)
-        os.chmod(path, UNIX_SOCKET_MODE)  # before it listens: nobody has connected yet
+        os.chmod(path, UNIX_SOCKET_MODE)  # before it listens, so before any connection
         sock.listen(backlog)
     except OSError:
         sock.close()
@@ -155,7 +155,7 @@ def listening_at_path(path: str, backlog: int) -> socket.socket:
 
 
 def why_path_is_taken(path: str) -> str | None:
-    """Why no Unix socket can be made at `path`; None: there is nothing, or a socket at which nobody listens. Raises
+    """Why no Unix socket can be made at `path`; None: there is nothing, or a socket without a listener. Raises
     OSError if that cannot be seen."""
     try:
         mode = os.lstat(path).st_mode
@@ -175,6 +175,6 @@ def why_path_is_taken(path: str) -> str | None:
 
 
 def remove_path(path: str) -> None:
-    """Nobody finds the Unix socket any more. Idempotent."""
+    """Removes the Unix socket, so that clients no longer find it. Idempotent."""
     with contextlib.suppress(OSError):
         os.unlink(path)

@@ -1,7 +1,7 @@
 """The command that runs one of Slipstream's modules with this Python, and with the same Slipstream.
 
-`python -m` looks for modules in the working directory first. There may be a checkout of another version, or somebody's
-`queue.py`. `-P` leaves that directory out. It stays in where this Slipstream itself was found there, as in
+`python -m` looks for modules in the working directory first. There may be a checkout of another version, or a
+`queue.py` of the user. `-P` leaves that directory out. It stays in where this Slipstream itself was found there, as in
 `ray job submit --working-dir . -- python -m slipstream.cluster.serve`.
 """
 

@@ -53,7 +53,7 @@ class Estate:
 
     @classmethod
     def of_keeper(cls, path: Path, place: int = 0, num_fronts: int = 0) -> Estate | None:
-        """What the router before has left at a keeper, if there is one; None: nothing will be kept. Blocks a little.
+        """What the previous router has left at a keeper, if there is one; None: nothing will be kept. Blocks a little.
         Each of several fronts has a `place` of its own; their router says how many they are."""
         estate = cls(path, place)
         try:

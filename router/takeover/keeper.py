@@ -134,7 +134,7 @@ class Keeper:
     def _follow_num_fronts(self, num_fronts: int) -> None:
         """A router has come with so many fronts. What was left by fronts that it does not have, nobody goes on with;
         and one process and several fronts listen in different ways, so between these two everything begins anew. Only
-        the socket for workers is kept. Raises ValueError if a router before does not go."""
+        the socket for workers is kept. Raises ValueError if a previous router does not go."""
         with self._lock:
             before, self._num_fronts = self._num_fronts, num_fronts
             if before in (0, num_fronts):

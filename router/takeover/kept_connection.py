@@ -39,7 +39,7 @@ class InheritedConnection:
 
     @classmethod
     def open(cls, number: int, sock_fd: int, journal_fd: int, landed: Landed) -> InheritedConnection:
-        """Takes over both descriptors. `landed` is what the router before has read last, of whatever connection. Raises
+        """Takes over both descriptors. `landed` is what the previous router has read last, of any connection. Raises
         CannotGoOnError; then they are closed."""
         with ExitStack() as on_failure:
             sock = on_failure.enter_context(socket.socket(fileno=sock_fd))

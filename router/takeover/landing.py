@@ -22,7 +22,7 @@ NOBODY = 0  # a connection that the keeper does not have
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """What the router before has read last."""
+    """What the previous router has read last."""
 
     number: int
     data: bytes  # longer than what was read

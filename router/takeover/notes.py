@@ -23,8 +23,8 @@ def new_identity() -> Identity:
 
 
 class Notes(Protocol):
-    """What an answer notes while it is given, and what the router before had noted of it. Tokens and ends count as told
-    to the client with the next bytes that are sent."""
+    """What an answer notes while it is given, and what the previous router had noted of it. Tokens and ends count as
+    sent to the client with the next bytes that leave."""
 
     @property
     def is_repeated(self) -> bool:
@@ -34,7 +34,7 @@ class Notes(Protocol):
         """That of the answer: the one that it had before, or a new one."""
 
     def resumed(self, choice: int) -> Resumed | None:
-        """How far a choice had come at the router before; None: the answer is new."""
+        """How far a choice had come at the previous router; None: the answer is new."""
 
     def has_ended(self, choice: int) -> bool:
         """The client has all of the choice. It is computed to its end again, for the usage, and not sent."""
@@ -80,7 +80,7 @@ class NoNotes:
 
 
 class JournalNotes:
-    """Notes in the journal of the answer's connection. `before` is what the router before had noted."""
+    """Notes in the journal of the answer's connection. `before` is what the previous router had noted."""
 
     def __init__(self, journal: Journal, before: Unfinished | None = None) -> None:
         self._journal = journal

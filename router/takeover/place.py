@@ -29,7 +29,7 @@ class Place:
         self._kept: dict[int, tuple[Kind, list[int]]] = {}  # descriptors by the router's number for them
 
     def take(self, router: RouterProcess | None, until_s: float) -> None:
-        """For a router, or (None) to empty it. Waits for the router before, and kills it if it has not gone by
+        """For a router, or (None) to empty it. Waits for the previous router, and kills it if it has not gone by
         `until_s` (monotonic). Raises ValueError if that fails."""
         if not self._lock.acquire(timeout=max(0.0, until_s - time.monotonic())):
             before = self._router

@@ -1,2 +1,3 @@
-"""Text to tokens and back: what the files of a model say about its tokenizer and its chat template. Imports nothing of
-the router but these concepts themselves (`router.chat_template` and its neighbours will move here)."""
+"""Text to tokens and back: what the files of a model say about its tokenizer and its chat template. Imports
+`router.process`, and otherwise only these concepts themselves (`router.chat_template` and its neighbours will move
+here)."""

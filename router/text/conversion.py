@@ -20,6 +20,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from slipstream.router.process.cache_folder import cache_folder
+from slipstream.router.process.module_command import module_command
+
 # What may be converted, and the modules that this takes besides `transformers`.
 VOCABULARIES: dict[str, tuple[str, ...]] = {
     "tokenizer.model": ("sentencepiece", "google.protobuf"),
@@ -61,7 +64,10 @@ def converted(directory: Path) -> Converted:
             f"{directory / 'merges.txt'} is missing beside vocab.json, and there is no tokenizer.json"
         )
     check_packages(directory / found[0])
-    path = cache_directory() / f"{digest_of(directory)}.json"
+    folder = cache_folder()
+    if folder is None:
+        return convert_apart(directory, found[0])
+    path = folder / "tokenizers" / f"{digest_of(directory)}.json"
     with contextlib.suppress(OSError, ValueError, TypeError):
         return Converted(*json.loads(path.read_text("utf-8")))
     made = convert_apart(directory, found[0])
@@ -95,12 +101,6 @@ def has_module(name: str) -> bool:
         return False
 
 
-def cache_directory() -> Path:
-    """`slipstream/tokenizers` in the user's cache directory (XDG base directory specification)."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "slipstream" / "tokenizers"
-
-
 def digest_of(directory: Path) -> str:
     digest = hashlib.sha256(metadata.version("transformers").encode())
     for name in FILES:
@@ -112,7 +112,7 @@ def digest_of(directory: Path) -> str:
 
 def convert_apart(directory: Path, name: str) -> Converted:
     """Converts in another process. Raises ValueError with a sentence that names the file."""
-    command = [sys.executable, "-m", "slipstream.router.text.conversion", str(directory.absolute())]
+    command = module_command("slipstream.router.text.conversion", str(directory.absolute()))
     try:
         done = subprocess.run(
             command,

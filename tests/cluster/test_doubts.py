@@ -35,7 +35,7 @@ def cluster(prefill: dict[str, Any], decode: dict[str, Any], **pool: int) -> Clu
         ),
         (
             cluster({"kv_cache_mib": 2048}, {"kv_cache_mib": 2049}),
-            "together 4097 MiB at least, and this machine has 4096",
+            "together 4577 MiB at least, and this machine has 4096",
         ),
         (
             cluster({"num_threads": 9}, {"num_threads": 9}),
@@ -47,7 +47,8 @@ def cluster(prefill: dict[str, Any], decode: dict[str, Any], **pool: int) -> Clu
         ),
         (
             cluster({"kv_cache_mib": 1024}, {}, replicas=2, tp=2),
-            "kv_cache_mib is 1024 (4 x 1024 MiB), decode.engine.kv_cache_mib is 256 (256 MiB): together 4352 MiB",
+            "prefill.replicas is 2 (4 x 240 MiB), prefill.engine.kv_cache_mib is 1024 (4 x 1024 MiB), "
+            "decode.replicas is 1 (240 MiB), decode.engine.kv_cache_mib is 256 (256 MiB): together 5552 MiB",
         ),
     ],
 )
@@ -67,15 +68,16 @@ def test_the_limit_of_a_container_is_named_with_the_model_and_every_pool(tmp_pat
         prefill=PoolConfig(engine=EngineConfig(kv_cache_mib=64)),
         decode=PoolConfig(engine=EngineConfig(kv_cache_mib=64), replicas=2),
     )
-    limited = Machine(194 * 2**20, 1, "/sys/fs/cgroup/memory.max")
+    limited = Machine(914 * 2**20, 1, "/sys/fs/cgroup/memory.max")
     asked = (
-        "the weights in model.path (3 MiB), prefill.engine.kv_cache_mib is 64 (64 MiB), "
+        "the weights in model.path (3 MiB), prefill.replicas is 1 (240 MiB), "
+        "prefill.engine.kv_cache_mib is 64 (64 MiB), decode.replicas is 2 (2 x 240 MiB), "
         "decode.engine.kv_cache_mib is 64 (2 x 64 MiB)"
     )
     [told] = doubts_about(config, limited)
-    assert told.startswith(f"{asked}: together 195 MiB at least, and the memory limit of this container is 194 MiB")
+    assert told.startswith(f"{asked}: together 915 MiB at least, and the memory limit of this container is 914 MiB")
     assert "/sys/fs/cgroup/memory.max" in told
-    assert list(doubts_about(config, Machine(195 * 2**20, 1, "/sys/fs/cgroup/memory.max"))) == []
+    assert list(doubts_about(config, Machine(915 * 2**20, 1, "/sys/fs/cgroup/memory.max"))) == []
 
 
 def test_pages_by_number_count_with_their_size(tmp_path: Path) -> None:
@@ -107,7 +109,7 @@ def test_only_the_weights_that_are_loaded_count_in_the_form_that_is_kept(
         {"kv_cache_mib": "auto"},
         {"kv_cache_mib": 4096, "device": "cuda"},
         {"num_threads": 8},
-        {"kv_cache_mib": 3840, "quantization": "none"},
+        {"kv_cache_mib": 3360, "quantization": "none"},
         {"kv_cache_mib": 1 << 40, "num_pages": 8},  # which wins
     ],
 )

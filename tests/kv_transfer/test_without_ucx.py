@@ -33,7 +33,7 @@ def test_pages_go_through_shared_memory(two_ranks: tuple[Rank, Rank]) -> None:
 
 
 def test_a_deployment_that_asks_for_ucx_is_refused_with_what_to_install() -> None:
-    with pytest.raises(TransportError, match=r"transport ucx: UCX is not installed \(pip install 'slipstream\[cu12\]'"):
+    with pytest.raises(TransportError, match=r"transport ucx: UCX is not installed \(pip install 'slipstream\[cpu\]'"):
         Rank(PeerId("a", 1), 0, TransferConfig(transport="ucx"), is_shared=True)
 
 

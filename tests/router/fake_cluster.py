@@ -14,9 +14,9 @@ import orjson
 import uvloop
 from openai import AsyncOpenAI
 
-from slipstream.router.api_front import DEFAULT_API
 from slipstream.router.catalog.sampling_defaults import PLAIN, SamplingDefaults
-from slipstream.router.config import ApiConfig, HttpConfig
+from slipstream.router.catalog.served_model import ServedModel
+from slipstream.router.config import ApiConfig, HttpConfig, RouterConfig
 from slipstream.router.front import Front
 from slipstream.router.generation import (
     AdmissionError,
@@ -221,6 +221,7 @@ def say(tokenizer: Tokenizer, text: str, **fields: object) -> Callable[[Generate
     return lambda request: Script(list(token_ids), **fields)  # type: ignore[arg-type]
 
 
+API = ApiConfig()
 HTTP = HttpConfig(port=0)
 
 
@@ -228,7 +229,7 @@ HTTP = HttpConfig(port=0)
 async def front(
     text: str = "Hello wörld 🙂, this is it.",
     *,
-    api: ApiConfig = DEFAULT_API,
+    api: ApiConfig = API,
     http: HttpConfig = HTTP,
     chat_template: str | None = None,
     model_dir: Path = MODEL_DIR,
@@ -242,14 +243,11 @@ async def front(
         service = FakeService(say(tokenizer, text, **script))
         under_test: FrontUnderTest
         handler = Front(
-            MODEL,
-            tokenizer,
+            ServedModel(MODEL, tokenizer, defaults),
             service,
             lambda: under_test.unready,
             lambda: under_test.server.num_connections,
-            defaults=defaults,
-            api=api,
-            http=http,
+            RouterConfig(http, api=api),
         )
         server = HttpServer(http, handler)
         port = await server.start()

@@ -11,6 +11,7 @@ from typing import Any
 
 from slipstream.router.access.config import AccessConfig
 from slipstream.router.addresses import Addresses, Endpoint
+from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.config import ApiConfig, DispatchConfig
 from slipstream.router.fronts.pool import FrontPool
 from slipstream.router.router import Router
@@ -40,7 +41,7 @@ async def routing(
         api=api,
         http=replace(CONFIG.http, **http),
     )
-    router = Router(config, MODEL, MODEL_DIR, TOKEN, keeper=keeper)
+    router = Router(config, ModelSource(MODEL, MODEL_DIR), TOKEN, keeper=keeper)
     addresses = await router.start()
     await router.take_over()
     worker = PlayedWorker("decode", addresses)

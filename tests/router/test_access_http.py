@@ -18,7 +18,8 @@ from slipstream.router.access import key_ring
 from slipstream.router.access.access import Access
 from slipstream.router.access.api_key import digest_of
 from slipstream.router.access.config import AccessConfig
-from slipstream.router.config import HttpConfig
+from slipstream.router.catalog.served_model import ServedModel
+from slipstream.router.config import AdminConfig, HttpConfig, RouterConfig
 from slipstream.router.front import Front
 from slipstream.router.generation import GenerateRequest
 from slipstream.router.http.errors import HttpError
@@ -63,13 +64,12 @@ async def guarded(
         access.open()
         under_test: FrontUnderTest
         handler = Front(
-            MODEL,
-            tokenizer,
+            ServedModel(MODEL, tokenizer),
             service,
             lambda: None,
             lambda: under_test.server.num_connections,
-            access=access,
-            has_admin_port=admin_port,
+            RouterConfig(admin=AdminConfig(port=0 if admin_port else None)),
+            access,
         )
         server = HttpServer(HttpConfig(port=0), handler, check_caller=handler.check_caller)
         admin = HttpServer(HttpConfig(port=0), handler.admin)

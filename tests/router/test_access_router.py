@@ -15,6 +15,7 @@ from slipstream.router.access.api_key import digest_of
 from slipstream.router.access.config import AccessConfig
 from slipstream.router.access.usage import Account, UsageCounts, UsageFile
 from slipstream.router.addresses import Endpoint
+from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.config import AdminConfig, HttpConfig, RouterConfig, TlsConfig
 from slipstream.router.router import Router
 from slipstream.router.takeover.estate import Estate
@@ -52,7 +53,7 @@ async def ask(at: Endpoint, path: str, key: str = "", tls: ssl.SSLContext | None
 
 def test_clients_come_by_tls_with_a_key_and_operators_by_a_port_of_their_own(config: RouterConfig) -> None:
     async def main() -> None:
-        router = Router(config, MODEL, MODEL_DIR, TOKEN)
+        router = Router(config, ModelSource(MODEL, MODEL_DIR), TOKEN)
         addresses = await router.start()
         tls = ssl.create_default_context(cafile=config.http.tls.cert_file)
         try:
@@ -87,7 +88,7 @@ def test_what_the_previous_router_counts_until_its_end_is_known_to_the_next_one(
     monkeypatch.setattr(Router, "_find_estate", wait_for_its_end)
 
     async def main() -> None:
-        router = Router(config, MODEL, MODEL_DIR, TOKEN)
+        router = Router(config, ModelSource(MODEL, MODEL_DIR), TOKEN)
         addresses = await router.start()
         tls = ssl.create_default_context(cafile=config.http.tls.cert_file)
         try:
@@ -106,7 +107,7 @@ def test_a_router_that_does_not_start_lets_go_of_the_keeper(config: RouterConfig
     async def main() -> None:
         with contextlib.closing(Keeper()) as keeper:
             with pytest.raises(ValueError, match="keys") as failure:
-                await Router(config, MODEL, MODEL_DIR, TOKEN, keeper=keeper.path).start()
+                await Router(config, ModelSource(MODEL, MODEL_DIR), TOKEN, keeper=keeper.path).start()
             following = await asyncio.to_thread(Estate.of_keeper, keeper.path)  # which has to wait for that
             assert following is not None
             following.farewell()
@@ -121,7 +122,7 @@ def test_a_broken_file_keeps_the_router_from_starting_and_leaves_nothing_behind(
 
     async def main() -> None:
         with pytest.raises(ValueError, match="key 'a': sha256"):
-            await Router(config, MODEL, MODEL_DIR, TOKEN).start()
+            await Router(config, ModelSource(MODEL, MODEL_DIR), TOKEN).start()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     run(main)

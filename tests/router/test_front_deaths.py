@@ -24,6 +24,7 @@ from slipstream.router.access.api_key import digest_of
 from slipstream.router.access.config import AccessConfig
 from slipstream.router.access.usage import UsageCounts
 from slipstream.router.addresses import Addresses, Endpoint
+from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.fronts import pool as pool_module
 from slipstream.router.fronts.link import FrontLink
 from slipstream.router.fronts.messages import Answer, Ask, Enter, Settle
@@ -117,7 +118,7 @@ def test_where_one_front_does_not_start_none_is_left(monkeypatch: pytest.MonkeyP
     async def main() -> None:
         monkeypatch.setattr(subprocess, "Popen", one_of_two)
         with pytest.raises(OSError, match="before it listened"):
-            await Router(replace(CONFIG, fronts=NUM_FRONTS), MODEL, MODEL_DIR, TOKEN).start()
+            await Router(replace(CONFIG, fronts=NUM_FRONTS), ModelSource(MODEL, MODEL_DIR), TOKEN).start()
         assert len(begun) == NUM_FRONTS
         assert not any(map(psutil.pid_exists, begun))
 

@@ -19,6 +19,7 @@ import yaml
 from slipstream.router.access.api_key import digest_of
 from slipstream.router.access.config import AccessConfig
 from slipstream.router.addresses import Endpoint
+from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.config import ApiConfig, HttpConfig, RouterConfig
 from slipstream.router.fronts.messages import Submit
 from slipstream.router.fronts.setup import LogStyle
@@ -249,7 +250,7 @@ def test_a_port_that_somebody_shares_among_fronts_is_in_use() -> None:
         async with routing() as (_, addresses, _):
             config = RouterConfig(http=HttpConfig(port=addresses.http.port), fronts=NUM_FRONTS)
             with pytest.raises(OSError, match="the port is in use"):
-                await Router(config, MODEL, MODEL_DIR, TOKEN).start()
+                await Router(config, ModelSource(MODEL, MODEL_DIR), TOKEN).start()
 
     run(main, deadline_s=110)
 

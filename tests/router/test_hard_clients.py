@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slipstream.router.addresses import Addresses
+from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.config import DispatchConfig, HttpConfig, RouterConfig
 from slipstream.router.http.connection import WRITE_BUFFER_BYTES
 from slipstream.router.messages import (
@@ -138,7 +139,7 @@ def request(max_tokens: int, stream: bool = True) -> bytes:
 
 @asynccontextmanager
 async def routing() -> AsyncIterator[tuple[Router, Addresses, Talker]]:
-    router = Router(CONFIG, MODEL, MODEL_DIR, TOKEN, has_prefill_pool=False)
+    router = Router(CONFIG, ModelSource(MODEL, MODEL_DIR), TOKEN, has_prefill_pool=False)
     addresses = await router.start()
     try:
         talker = await Talker().join(addresses)

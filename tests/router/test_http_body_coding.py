@@ -86,3 +86,12 @@ def test_a_body_that_grows_beyond_the_largest_is_refused_without_being_unpacked(
             assert limits == [INLINE_BYTES, HTTP.max_body_mib << 20]
 
     run(main)
+
+
+def test_options_which_needs_no_key_does_not_unpack_a_body() -> None:
+    async def main() -> None:
+        async with front("abc") as site:
+            bomb = gzip.compress(bytes(100 << 20), 1)
+            assert (await site.request("OPTIONS", COMPLETIONS, bomb, {"Content-Encoding": "gzip"}))[0] == 204
+
+    run(main)

@@ -10,6 +10,8 @@ import pytest
 from slipstream.router.config import HttpConfig
 from slipstream.router.http.cors import EXPOSED, CorsPolicy
 from slipstream.router.http.server import HttpServer
+from slipstream.router.openai.api import MAX_TOKENS_HEADER
+from slipstream.router.openai.unknown_fields import HEADER as IGNORED_HEADER
 from tests.router.fake_cluster import HTTP, MODEL, front, run
 from tests.router.http_site import CONFIG, Site
 from tests.router.raw_client import Client
@@ -55,6 +57,10 @@ def test_a_page_may_read_errors_as_well(path: str, headers: dict[str, str], body
             assert "error" in orjson.loads(answer)
 
     run(main)
+
+
+def test_a_page_may_read_every_header_that_the_api_adds() -> None:
+    assert {MAX_TOKENS_HEADER, IGNORED_HEADER} <= set(EXPOSED.split(", "))
 
 
 def test_other_origins_and_clients_without_one_are_answered_as_ever() -> None:

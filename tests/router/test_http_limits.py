@@ -253,7 +253,8 @@ def test_connections_beyond_the_limit_get_an_honest_503_and_health_still_answers
                 status, headers, body = await limited.post("/v1/completions", prompt="hi")
                 assert (status, orjson.loads(body)["error"]["code"]) == (503, "too_many_connections")
                 assert (headers["connection"], headers["retry-after"]) == ("close", "1")
-                assert (await limited.request("GET", "/health/ready"))[0] == 200
+                for path in ("/health/ready", "/health", "/ping"):
+                    assert (await limited.request("GET", path))[0] == 200
             await held.pop().close()
             while server.num_connections > 2:
                 await asyncio.sleep(0)

@@ -116,6 +116,13 @@ def test_steps_are_shown_as_histograms_of_each_worker() -> None:
     assert "step_" not in page
 
 
+def test_a_worker_that_counts_less_than_others_does_not_break_the_page() -> None:
+    stats = Stats(0, 0, (), (("step_sequences", 6.0),))
+    snapshot = Snapshot({}, 0, {}, (replace(worker("decode", free=1), stats=stats),), Totals())
+    page = MetricsPage("demo", FrontMetrics(), lambda: snapshot, lambda: 0, Access()).render().decode()
+    assert 'slipstream:iteration_sequences_sum{model_name="demo",role="decode",worker="w"} 6.0' in page
+
+
 def test_kv_usage_is_what_decode_workers_can_neither_give_nor_evict() -> None:
     def usage(*workers: WorkerStatus) -> float:
         return kv_usage(Snapshot({}, 0, {}, workers, Totals()))

@@ -12,7 +12,8 @@ from typing import Any
 import orjson
 import pytest
 
-from slipstream.router.config import HttpConfig
+from slipstream.router.catalog.served_model import ServedModel
+from slipstream.router.config import HttpConfig, RouterConfig
 from slipstream.router.front import Front
 from slipstream.router.generation import GenerateRequest
 from slipstream.router.http.server import HttpServer
@@ -53,7 +54,7 @@ async def router(path: Path, tokenizer: Tokenizer, hold_at: int | None) -> Async
     estate = await asyncio.to_thread(Estate.of_keeper, path)
     assert estate is not None
     http = HttpConfig(host="127.0.0.1", port=0, sse_ping_s=PING_S)
-    handler = Front(MODEL, tokenizer, service, lambda: None, lambda: 0, http=http)
+    handler = Front(ServedModel(MODEL, tokenizer), service, lambda: None, lambda: 0, RouterConfig(http))
     server = HttpServer(http, handler, estate=estate)
     port = await server.start()
     await server.take_over()

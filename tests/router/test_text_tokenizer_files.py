@@ -209,6 +209,14 @@ def test_a_vocabulary_that_cannot_be_converted_is_refused_by_its_name(
         loaded(without)
 
 
+def test_modules_in_the_working_directory_are_not_used_for_a_conversion(
+    without: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "transformers.py").write_text("raise SystemExit('the wrong one')")
+    monkeypatch.chdir(tmp_path)
+    assert ids_of(loaded(without), "x")
+
+
 def test_a_conversion_that_fails_says_why_in_one_line(without: Path) -> None:
     (without / "vocab.json").write_text('{"a": "b"}')
     with pytest.raises(ValueError, match=r"vocab\.json cannot be converted to a tokenizer\.json: \w+: .+") as failure:

@@ -19,6 +19,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from slipstream.router.addresses import Addresses
+from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.config import RouterConfig, TracingConfig
 from slipstream.router.generation import GenerationError, GenerationFinish, Usage
 from slipstream.router.history import RequestRecord, Timeline
@@ -102,7 +103,7 @@ async def routing(
 ) -> AsyncIterator[tuple[Addresses, list[PlayedWorker]]]:
     """A router with played workers that are ready."""
     config: RouterConfig = replace(CONFIG, tracing=tracing, dispatch=replace(CONFIG.dispatch, **dispatch))
-    router = Router(config, MODEL, MODEL_DIR, TOKEN, has_prefill_pool="prefill" in roles)
+    router = Router(config, ModelSource(MODEL, MODEL_DIR), TOKEN, has_prefill_pool="prefill" in roles)
     addresses = await router.start()
     workers = []
     try:

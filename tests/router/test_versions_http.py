@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from slipstream.router.addresses import Addresses
+from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.router import Router
 from tests.router.fake_cluster import MODEL, MODEL_DIR, events_of, run
 from tests.router.test_http_router import CONFIG, TOKEN, Exchange, PlayedWorker, ask, completion, until_ready
@@ -22,7 +23,7 @@ from tests.router.test_http_router import CONFIG, TOKEN, Exchange, PlayedWorker,
 async def routing(fronts: int = 1) -> AsyncIterator[tuple[Router, Addresses, dict[str, PlayedWorker]]]:
     """Ready, with a decode worker of each of two versions."""
     config = replace(CONFIG, fronts=fronts, dispatch=replace(CONFIG.dispatch, max_attempts=3))
-    router = Router(config, MODEL, MODEL_DIR, TOKEN)
+    router = Router(config, ModelSource(MODEL, MODEL_DIR), TOKEN)
     addresses = await router.start()
     workers = {v: PlayedWorker("decode", addresses, name=f"decode-{v}", version=v) for v in ("v1", "v2")}
     try:

@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from slipstream.router.addresses import Addresses, Endpoint
+from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.config import AdminConfig
 from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.messages import Drain
@@ -111,7 +112,7 @@ def test_a_later_router_of_a_cluster_that_has_served_is_ready_with_any_answer() 
 
 @contextlib.asynccontextmanager
 async def with_admin_port() -> AsyncIterator[tuple[Addresses, Endpoint]]:
-    router = Router(replace(CONFIG, admin=AdminConfig(port=0)), MODEL, MODEL_DIR, TOKEN)
+    router = Router(replace(CONFIG, admin=AdminConfig(port=0)), ModelSource(MODEL, MODEL_DIR), TOKEN)
     addresses = await router.start()
     assert addresses.admin is not None
     try:

@@ -154,7 +154,7 @@ def test_the_fullest_gpu_counts() -> None:
 
 
 def test_gpus_without_ucx_are_refused_with_what_to_install() -> None:
-    with pytest.raises(CannotServe, match=r"pip install 'slipstream\[cu12\]'"):
+    with pytest.raises(CannotServe, match=r"pip install 'slipstream\[cpu\]'"):
         choose(replace(gpus(1, 79), has_ucx=False), LLAMA_8B)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from slipstream.router.catalog.sampling_defaults import PLAIN, GenerationConfigError, SamplingDefaults
+from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.config import HttpConfig, RouterConfig
 from slipstream.router.router import Router
 from tests.router.fake_cluster import MODEL, MODEL_DIR, front, run
@@ -137,8 +138,8 @@ def test_a_router_with_a_wrong_file_does_not_start_unless_it_leaves_the_file_asi
 
     async def main() -> None:
         with pytest.raises(GenerationConfigError, match="temperature: must be a number from 0 to 2, got -1"):
-            await Router(config, MODEL, folder, "token").start()
-        router = Router(config, MODEL, folder, "token", generation_config="none")
+            await Router(config, ModelSource(MODEL, folder), "token").start()
+        router = Router(config, ModelSource(MODEL, folder, generation_config="none"), "token")
         await router.start()
         await router.stop()
 

@@ -214,6 +214,8 @@ REFUSED: list[tuple[Schema, str, str]] = [
     ({"type": "object", "properties": []}, "/properties", "not an object"),
     ({"properties": {"a": 5}}, "/properties/a", "an object or a boolean"),
     ({"required": "a"}, "/required", "not a list of names"),
+    ({"oneOf": [{"required": 5}, {"required": ["a"]}]}, "/oneOf/0/required", "not a list of names"),
+    ({"oneOf": [{"required": [["a"]]}, {"required": ["b"]}]}, "/oneOf/0/required", "not a list of names"),
     ({"type": "string", "minLength": -1}, "/minLength", "not a count"),
     (False, "", "nothing fits it"),
 ]

@@ -1,0 +1,33 @@
+"""The model that a router serves: where it is read from, and what the HTTP side needs of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream.router.catalog.manifest import Manifest
+from slipstream.router.catalog.sampling_defaults import PLAIN, GenerationConfigUse, SamplingDefaults
+from slipstream.router.config import ContentFormat
+from slipstream.router.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """`name` is what clients ask for. `directory` is only read for the tokenizer, the chat template and, unless
+    `generation_config` is none, the defaults of requests. With `manifests`, those of the versions that are served, no
+    other files than theirs are read."""
+
+    name: str
+    directory: Path
+    generation_config: GenerationConfigUse = "auto"
+    content_format: ContentFormat = "auto"
+    manifests: tuple[Manifest, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """`name` is what clients ask for; `defaults` are those of requests that leave fields of sampling out."""
+
+    name: str
+    tokenizer: Tokenizer
+    defaults: SamplingDefaults = PLAIN
