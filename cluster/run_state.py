@@ -307,14 +307,17 @@ def remove_those_of(guardian: int) -> None:
                 path.unlink(missing_ok=True)
 
 
-def cluster_here(name: str | None, elsewhere: str) -> ClusterState:
-    """The cluster called `name` or, without a name, the only one that runs on this machine. Raises CannotTell, which
-    mentions that options like `elsewhere` find clusters on other machines."""
+def cluster_here(name: str | None, elsewhere: str, among_several: str | None = None) -> ClusterState:
+    """The cluster called `name` or, without a name, the only one that runs on this machine; if there are several, the
+    one called `among_several`. Raises CannotTell, which mentions that options like `elsewhere` find clusters on other
+    machines."""
     states = [state for state in read_all(run_folder()) if name in (None, state.name)]
     if not states:
         which = f"no cluster named {name} runs here" if name is not None else "no cluster runs here"
         ended = "".join(f"; {one.name} has ended: {one.last_words}" for one in sweep(run_folder()))
         raise CannotTell(f"{which}{ended}; for one elsewhere give {elsewhere}")
+    if len(states) > 1 and among_several is not None:
+        states = [state for state in states if state.name == among_several] or states
     if len(states) > 1:
         names = ", ".join(state.name for state in states)
         raise CannotTell(f"several clusters run here, say which one with --name: {names}")

@@ -32,11 +32,12 @@ class ClusterChoice:
     url: str | None
     token: str | None
 
-    def operator(self) -> Operator:
-        """The cluster's admin API. Raises CannotTell."""
+    def operator(self, among_several: str | None = None) -> Operator:
+        """The cluster's admin API; without a name, if several run here, that of the one called `among_several`. Raises
+        CannotTell."""
         token = self.token or os.environ.get(TOKEN_VARIABLE)
         if self.url is None:
-            return OperatorHere(cluster_here(self.name, "--url and --token"), token)
+            return OperatorHere(cluster_here(self.name, "--url and --token", among_several), token)
         if not token:
             raise CannotTell(f"with --url the operator's token is needed: --token, or {TOKEN_VARIABLE}")
         return OperatorClient(self.url.rstrip("/"), token)

@@ -14,6 +14,7 @@ import click
 from slipstream.cluster.cannot_tell import exit_told
 from slipstream.cluster.operator.choice import DETACH, JSON, ClusterChoice, of_a_cluster
 from slipstream.cluster.operator.operator import Operator
+from slipstream.cluster.settings_file import ConfigError, SettingsFile
 from slipstream.cluster.update.plan import ENDED, UpdateOptions
 
 DEFAULTS = UpdateOptions()
@@ -66,6 +67,7 @@ def update_command(
 ) -> None:
     """Update a running cluster to CONFIG, by exchanging its workers one by one, without a failed request.
 
+    If several clusters run on this machine, it is the one that --name or, without that, the `name` in CONFIG says.
     With --url, CONFIG is a file on that machine. Without CONFIG, the update that is under way, or the last one, is
     shown. With --split, the new version gets that share, and the update waits for `slipstream split` or `slipstream
     rollback`. Exits with 1 if the update was rolled back.
@@ -86,7 +88,7 @@ def update_command(
     }
     until = {"canary"} if split is not None and not auto else set[str]()
     with exit_told():
-        operator = cluster.operator()
+        operator = cluster.operator(_name_in(config) if cluster.url is None else None)
         follow(operator, operator.post(PATH, question, timeout_s=READ_S), as_json, until=until, detach=detach)
 
 
@@ -153,6 +155,16 @@ def follow(
     is_back = answer["phase"] in ENDED and answer["phase"] != "done"
     is_expected = expects_rollback and (answer["phase"] != "cut_short" or phase == "rolling_back")
     sys.exit(1 if is_back and not is_expected else 0)
+
+
+def _name_in(config: Path) -> str | None:
+    """The cluster's name that the file states; None if it states none, or cannot be read, of which the driver says
+    more."""
+    try:
+        name = SettingsFile.read(config, (), needed="").settings.get("name")
+    except ConfigError:
+        return None
+    return name if isinstance(name, str) else None
 
 
 def show(answer: dict[str, Any], as_json: bool) -> None:

@@ -6,12 +6,12 @@ request. `do_sample` is not looked at, as there: a file that means greedy sampli
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+from slipstream.router.catalog.json_file import is_there, parse_json, shortened, why_no_file
 
 GENERATION_FILE = "generation_config.json"
 GenerationConfigUse = Literal["auto", "none"]
@@ -46,10 +46,12 @@ class SamplingDefaults:
         """Those of a model directory; with `use` "none", or without the file, the plain ones. Raises
         GenerationConfigError."""
         path = model_dir / GENERATION_FILE
-        if use == "none" or not path.exists():
+        if use == "none" or not is_there(path):
             return cls()
+        if (problem := why_no_file(path)) is not None:
+            raise GenerationConfigError(f"{path} {problem}")
         try:
-            content = json.loads(path.read_bytes())
+            content = parse_json(path.read_bytes())
         except OSError as error:
             raise GenerationConfigError(f"{path} cannot be read: {error.strerror}") from error
         except (ValueError, RecursionError) as error:
@@ -60,7 +62,8 @@ class SamplingDefaults:
         for key, value in values.items():
             if not RULES[key].accepts(value):
                 hint = "; `model.generation_config: none` leaves it aside"
-                raise GenerationConfigError(f"{path}: {key}: must be {RULES[key].accepted}, got {value!r}{hint}")
+                problem = shortened(f"must be {RULES[key].accepted}, got {value!r}")
+                raise GenerationConfigError(f"{path}: {key}: {problem}{hint}")
         if values.get("top_k", 0) == -1:
             values["top_k"] = 0
         return cls(**values)
@@ -86,9 +89,7 @@ PLAIN = SamplingDefaults()
 
 def _number(value: Any, low: float, high: float, *, is_open: bool = False) -> bool:
     """Whether `value` is a number from `low` (or, if that is open, above it) to `high`."""
-    if type(value) not in (int, float) or not math.isfinite(value):
-        return False
-    return low <= value <= high and not (is_open and value == low)
+    return type(value) in (int, float) and low <= value <= high and not (is_open and value == low)
 
 
 RULES = {

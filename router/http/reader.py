@@ -136,7 +136,8 @@ class RequestReader:
                 raise self._fail(HttpError(405, "CONNECT is not allowed.", code="method_not_allowed")) from None
             # Java's HttpClient offers "Upgrade: h2c" with its first POST, and the parser then leaves the body
             # alone. A server may ignore the offer (RFC 9110, 7.8): parse the request again without it.
-            replay = [b"%s %s HTTP/1.1\r\n" % (self._parser.get_method(), self._url)]
+            version = self._parser.get_http_version().encode("ascii")
+            replay = [b"%s %s HTTP/%s\r\n" % (self._parser.get_method(), self._url, version)]
             replay += [b"%s: %s\r\n" % header for header in self._headers if header[0] != b"upgrade"]
             self._parser = httptools.HttpRequestParser(self)
             self._ignoring_upgrade = False
@@ -197,15 +198,14 @@ class RequestReader:
         if version not in ("1.1", "1.0"):
             raise self._fail(HttpError(505, f"HTTP/{version} is not served, HTTP/1.1 is.", code="http_version"))
         self.state = "body"
-        authorization, is_large, num_hosts = b"", False, 0
+        authorization, codings, is_large, num_hosts = b"", b"", False, 0
         for name, value in self._headers:
             if name not in FRAMING_HEADERS:
                 continue
             if name == b"content-length":
                 is_large |= self._is_large_body(int(value))  # the parser has checked that it is a number
             elif name == b"transfer-encoding":
-                self._check_transfer_coding(value)
-                is_large = True  # perhaps
+                codings += b"," + value  # several headers are one list
             elif name == b"authorization":
                 authorization = value
             elif name == b"expect":
@@ -216,6 +216,9 @@ class RequestReader:
                 num_hosts += 1
         if num_hosts > 1 or (num_hosts == 0 and version == "1.1"):  # RFC 9112, 3.2
             raise self._fail(HttpError(400, f"One Host header is needed, got {num_hosts}.", code="malformed_http"))
+        if codings:
+            self._check_transfer_codings(codings, version)
+            is_large = True  # perhaps
         if is_large and self._check_caller is not None:
             try:
                 self._check_caller(authorization)
@@ -228,9 +231,11 @@ class RequestReader:
             raise self._fail(self._body_too_large())
         return num_bytes > STRANGERS_BODY_BYTES
 
-    def _check_transfer_coding(self, value: bytes) -> None:
-        before, _, last = value.lower().rpartition(b",")
-        if before and last.strip() == b"chunked":
+    def _check_transfer_codings(self, listed: bytes, version: str) -> None:
+        if version == "1.0":  # perhaps a proxy that has passed on what it does not know (RFC 9112, 6.1)
+            raise self._fail(HttpError(400, "HTTP/1.0 has no Transfer-Encoding.", code="malformed_http"))
+        codings = [coding for one in listed.lower().split(b",") if (coding := one.strip(b" \t"))]
+        if len(codings) > 1 and codings[-1] == b"chunked":  # the parser refuses other ends
             raise self._fail(HttpError(501, "The only transfer coding served is chunked.", code="not_implemented"))
 
     def on_chunk_header(self) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
+from slipstream.router.catalog.json_file import is_there, parse_json, why_no_file
 from slipstream.router.text.conversion import converted
 
 
@@ -30,8 +30,8 @@ class TokenizerFiles:
         vocab_size = read_json(directory / "config.json").get("vocab_size")
         chat_template = find_chat_template(directory, config)
         path = directory / "tokenizer.json"
-        if path.is_file():
-            return cls(path.read_text("utf-8"), config, chat_template, vocab_size)
+        if is_there(path):
+            return cls(_text(path), config, chat_template, vocab_size)
         made = converted(directory)
         return cls(made.tokenizer_json, config | made.named_tokens, chat_template, vocab_size)
 
@@ -67,23 +67,36 @@ def tokenizer_config(directory: Path) -> dict[str, Any]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in `path`; empty if there is no such file. Raises ValueError if it is anything else."""
-    if not path.is_file():
+    if not is_there(path):
         return {}
+    content = _text(path)
     try:
-        value = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+        value = parse_json(content)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} does not hold a JSON object")
     return value
 
 
+def _text(path: Path) -> str:
+    """Raises ValueError, naming the file, if it is none or no text."""
+    if (problem := why_no_file(path)) is not None:
+        raise ValueError(f"{path} {problem}")
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text (byte {error.start})") from error
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+
+
 def find_chat_template(directory: Path, config: dict[str, Any]) -> str | None:
     """The chat template, from its own file or from tokenizer_config.json (one string, or several by name, of which one
     is the default); None if there is none. Raises ValueError if it is something else."""
     path = directory / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text("utf-8")
+    if is_there(path):
+        return _text(path)
     template = config.get("chat_template") or read_json(directory / "chat_template.json").get("chat_template")
     if isinstance(template, list):
         try:

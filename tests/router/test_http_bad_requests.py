@@ -59,6 +59,11 @@ def test_an_unknown_path_or_method_is_refused_and_the_connection_lives(
         (b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
         (b"POST /echo HTTP/1.1\r\nHost: x\r\nExpect: a-miracle\r\nContent-Length: 3\r\n\r\n", 417),
         (b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
+        (
+            b"POST /echo HTTP/1.1\r\nHost: x\r\n" + b"Transfer-Encoding: %b\r\n" * 2 % (b"gzip", b"chunked") + b"\r\n",
+            501,
+        ),
+        (b"POST /echo HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
         (b"CONNECT example.org:443 HTTP/1.1\r\nHost: x\r\n\r\n", 405),
         (b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431),
         (b"GET /hello HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 9000 + b"\r\n\r\n", 431),

@@ -19,7 +19,7 @@ import pytest
 from slipstream.router.config import HttpConfig, TlsConfig
 from slipstream.router.http import tls as tls_module
 from slipstream.router.http.errors import HttpError
-from slipstream.router.http.reader import RequestReader
+from slipstream.router.http.reader import Request, RequestReader
 from slipstream.router.http.server import MAX_TURNED_AWAY, HttpServer
 from slipstream.router.http.tls import ServerTls, TlsFileError
 from slipstream.router.open_files import allow_all_files
@@ -461,3 +461,37 @@ def test_thousands_of_idle_connections_are_held_and_others_are_served_beside_the
                 await asyncio.sleep(0)
 
     run(main, deadline_s=90.0)
+
+
+def test_an_upgrade_that_is_ignored_leaves_the_version_as_it_was() -> None:
+    reader = RequestReader(8192, 1 << 20)
+    head = b"POST /echo HTTP/1.0\r\nConnection: upgrade\r\nUpgrade: h2c\r\nContent-Length: 3\r\n\r\n"
+    [request] = reader.feed(head + b"abc")
+    assert isinstance(request, Request)
+    assert (request.http10, request.keep_alive, request.body) == (True, False, b"abc")
+    [refusal] = RequestReader(8192, 1 << 20).feed(head.replace(b"1.0", b"1.1") + b"abc")
+    assert isinstance(refusal, HttpError), "HTTP/1.1 needs a Host"
+    [refusal] = RequestReader(8192, 1 << 20).feed(head.replace(b"1.0", b"2.0") + b"abc")
+    assert isinstance(refusal, HttpError)
+    assert refusal.status == 505
+
+
+@pytest.mark.parametrize(
+    ("version", "codings", "status"),
+    [
+        (b"1.1", (b"gzip", b"chunked"), 501),
+        (b"1.1", (b"gzip, deflate", b"chunked"), 501),
+        (b"1.1", (b"gzip", b", chunked"), 501),
+        (b"1.0", (b"chunked",), 400),
+        (b"1.0", (b"gzip",), 400),
+    ],
+)
+def test_codings_count_over_all_their_headers_and_not_in_http_1_0(
+    version: bytes, codings: tuple[bytes, ...], status: int
+) -> None:
+    headers = b"".join(b"Transfer-Encoding: %b\r\n" % one for one in codings)
+    [refusal] = RequestReader(8192, 1 << 20).feed(
+        b"POST /echo HTTP/%b\r\nHost: x\r\n%b\r\n0\r\n\r\n" % (version, headers)
+    )
+    assert isinstance(refusal, HttpError)
+    assert refusal.status == status

@@ -247,3 +247,25 @@ def test_the_template_called_default_is_the_one_for_chats(template: Any, found: 
 def test_a_chat_template_that_is_none_is_refused(template: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="chat_template"):
         find_chat_template(tmp_path, {"chat_template": template})
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer.json", "tokenizer_config.json"])
+def test_a_file_that_is_not_utf_8_is_named(name: str, tmp_path: Path) -> None:
+    (model(tmp_path, {}) / name).write_bytes(b"ab\xff\xfe")
+    with pytest.raises(ValueError, match=rf"{name} is not UTF-8 text \(byte 2\)"):
+        loaded(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer.json", "tokenizer_config.json"])
+def test_a_link_that_leads_nowhere_is_named(name: str, tmp_path: Path) -> None:
+    (model(tmp_path, {}) / name).unlink(missing_ok=True)
+    (tmp_path / name).symlink_to("gone")
+    with pytest.raises(ValueError, match=rf"{name} is a link to a file that does not exist"):
+        loaded(tmp_path)
+
+
+def test_a_file_of_chat_templates_that_is_nested_too_deep_is_named(tmp_path: Path) -> None:
+    (model(tmp_path, {}) / "chat_template.jinja").unlink()
+    (tmp_path / "chat_template.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"chat_template\.json is not valid JSON"):
+        loaded(tmp_path)

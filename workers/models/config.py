@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from slipstream.workers.models.json_keys import Keys, read_json
+from slipstream.workers.models.json_keys import MAX_INTEGER, Keys, read_json
 from slipstream.workers.models.quantization import Stored, stored_quantization
 
 Family = Literal["llama", "mistral", "qwen2", "qwen3"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
 
 CONFIG_FILE = "config.json"
+MAX_LAYERS = 10_000  # far more than any model has; lists with an entry for each are made before weights are looked at
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": "llama",
@@ -122,6 +123,8 @@ class ModelConfig:
         hidden_size = keys.integer("hidden_size")
         num_heads = keys.integer("num_attention_heads")
         num_layers = keys.integer("num_hidden_layers")
+        if num_layers > MAX_LAYERS:
+            raise keys.error("num_hidden_layers", f"must be at most {MAX_LAYERS}, got {num_layers}")
         kv_heads = DEFAULT_KV_HEADS.get(family) if "num_key_value_heads" not in keys.values else None
         num_kv_heads = keys.integer("num_key_value_heads", kv_heads or num_heads)
         if num_heads % num_kv_heads:
@@ -132,7 +135,12 @@ class ModelConfig:
         max_positions = keys.integer("max_position_embeddings", DEFAULT_MAX_POSITIONS[family])
         rope_theta, rope_scaling = _rope(keys, max_positions)
         if isinstance(rope_scaling, YarnScaling):
-            max_positions = max(max_positions, int(rope_scaling.factor * rope_scaling.original_max_positions))
+            stretched = rope_scaling.factor * rope_scaling.original_max_positions
+            if stretched > MAX_INTEGER:
+                raise keys.error(
+                    "rope_scaling", f"factor {rope_scaling.factor} makes more than {MAX_INTEGER} positions"
+                )
+            max_positions = max(max_positions, int(stretched))
         attention_bias = family != "mistral" and keys.flag("attention_bias", False)
         return ModelConfig(
             family=family,
@@ -243,9 +251,12 @@ def _rope_scaling(keys: Keys, rope: Keys, max_positions: int) -> RopeScaling | N
 
 
 def _layer_windows(keys: Keys, family: Family, num_layers: int) -> tuple[int | None, ...]:
+    layer_types = keys.get("layer_types", [])
+    if not isinstance(layer_types, list):
+        raise keys.error("layer_types", f"must be a list of names, got {layer_types!r}")
     match family:
         case "llama":
-            if any(kind != "full_attention" for kind in keys.get("layer_types", ())):
+            if any(kind != "full_attention" for kind in layer_types):
                 raise keys.error("layer_types", "only full_attention is supported for Llama")
             return (None,) * num_layers
         case "mistral":
@@ -257,7 +268,7 @@ def _layer_windows(keys: Keys, family: Family, num_layers: int) -> tuple[int | N
         case "qwen2" | "qwen3":
             has_no_window = "sliding_window" in keys.values and keys.get("sliding_window") is None
             if has_no_window or not keys.flag("use_sliding_window", False):
-                if "sliding_attention" in keys.get("layer_types", ()):
+                if "sliding_attention" in layer_types:
                     raise keys.error("layer_types", "sliding_attention needs use_sliding_window and sliding_window")
                 return (None,) * num_layers
             window = keys.integer("sliding_window", DEFAULT_WINDOW)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from slipstream.router.catalog.json_file import parse_json, shortened, why_no_file
+
+MAX_INTEGER = 2**31 - 1  # of a size, a position or a token id
 
 
 class ModelError(ValueError):
@@ -14,10 +18,10 @@ class ModelError(ValueError):
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in `path`. Raises ModelError if there is none."""
+    if (problem := why_no_file(path)) is not None:
+        raise ModelError(f"{path} {problem}")
     try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise ModelError(f"{path} does not exist") from None
+        content = parse_json(path.read_bytes())
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
@@ -36,7 +40,7 @@ class Keys:
     prefix: str = ""
 
     def error(self, key: str, problem: str) -> ModelError:
-        return ModelError(f"{self.path}: {self.prefix}{key}: {problem}")
+        return ModelError(f"{self.path}: {self.prefix}{key}: {shortened(problem)}")
 
     def get(self, key: str, default: object = None) -> Any:
         value = self.values.get(key)
@@ -46,11 +50,13 @@ class Keys:
         value = self._required(key, default)
         if type(value) is not int or value < 1:
             raise self.error(key, f"must be a positive integer, got {value!r}")
+        if value > MAX_INTEGER:
+            raise self.error(key, f"must be at most {MAX_INTEGER}, got {value!r}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self._required(key, default)
-        if type(value) not in (int, float) or not 0 < value < float("inf"):
+        if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
             raise self.error(key, f"must be a positive number, got {value!r}")
         return float(value)
 

@@ -68,6 +68,22 @@ def test_a_wrong_value_is_refused_by_file_key_and_value(key: str, value: Any, tm
     assert SamplingDefaults.read(tmp_path, "none") == PLAIN
 
 
+@pytest.mark.parametrize("key", ["temperature", "top_k", "max_new_tokens"])
+@pytest.mark.parametrize("num_digits", [401, 5001])
+def test_a_number_beyond_all_limits_is_refused_and_shortened(key: str, num_digits: int, tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(f'{{"{key}": 1{"0" * (num_digits - 1)}}}')
+    with pytest.raises(
+        GenerationConfigError, match=rf"{key}: must be .*, got .?10{{19}}\.\.\. \({num_digits} digits\)"
+    ):
+        SamplingDefaults.read(tmp_path)
+
+
+def test_a_link_that_leads_nowhere_is_not_taken_for_no_recommendation(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").symlink_to("gone")
+    with pytest.raises(GenerationConfigError, match=r"generation_config\.json is a link to a file that does not exist"):
+        SamplingDefaults.read(tmp_path)
+
+
 @pytest.mark.parametrize(("content", "problem"), [(b"{", "is not valid JSON"), (b"[]", "must hold a JSON object")])
 def test_a_broken_file_is_named(content: bytes, problem: str, tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_bytes(content)

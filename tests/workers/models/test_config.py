@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,12 @@ def test_dtype_has_two_names(key: str, tmp_path: Path) -> None:
         ({"hidden_size": True}, r"hidden_size: must be a positive integer, got True"),
         ({"num_hidden_layers": 0}, r"num_hidden_layers: must be a positive integer, got 0"),
         ({"num_key_value_heads": 3}, r"num_key_value_heads: 3 does not divide num_attention_heads = 8"),
+        ({"num_hidden_layers": 10**9}, r"num_hidden_layers: must be at most 10000, got 1000000000"),
+        ({"vocab_size": 2**31}, r"vocab_size: must be at most 2147483647, got 2147483648"),
+        ({"hidden_size": 10**400}, r"hidden_size: must be at most 2147483647, got 10{19}\.\.\. \(401 digits\)$"),
+        ({"rope_theta": 10**400}, r"rope_theta: must be a positive number, got 10{19}\.\.\. \(401 digits\)$"),
+        ({"rope_scaling": {"type": "yarn", "factor": 1e308}}, r"rope_scaling: factor 1e\+308 makes more than"),
+        ({"hidden_act": "x" * 10_000}, r"hidden_act: only 'silu' is supported, got 'x{1,400} \.\.\. x{1,50}'$"),
         ({"head_dim": 7}, r"head_dim: .* even"),
         ({"rms_norm_eps": -1}, r"rms_norm_eps: must be a positive number, got -1"),
         ({"rope_theta": float("nan")}, r"rope_theta: must be a positive number"),
@@ -143,6 +150,7 @@ def test_dtype_has_two_names(key: str, tmp_path: Path) -> None:
         ({"attention_multiplier": 0.1}, r"attention_multiplier: 0\.1 is not supported"),
         ({"residual_multiplier": 0.2}, r"residual_multiplier: 0\.2 is not supported"),
         ({"transformers_weights": "x.safetensors"}, r"transformers_weights: 'x\.safetensors' is not supported"),
+        ({"layer_types": 5}, r"layer_types: must be a list of names, got 5"),
         ({"layer_types": ["sliding_attention"] * 2}, r"layer_types: only full_attention is supported for Llama"),
         ({"architectures": ["MistralForCausalLM"], "layer_types": ["full_attention"] * 2}, r"layer_types: is not supp"),
         (
@@ -188,3 +196,19 @@ def test_a_missing_or_broken_file_is_named(content: bytes | None, problem: str, 
         (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ModelError, match=rf"config\.json {problem}"):
         ModelConfig.read(tmp_path)
+
+
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ModelError, match=r"config\.json is no regular file"):
+        ModelConfig.read(tmp_path)
+
+
+def test_an_integer_of_thousands_of_digits_is_refused_by_its_key(tmp_path: Path) -> None:
+    text = json.dumps({**PLAIN, "unread": 0}).replace('"vocab_size": 100', f'"vocab_size": {"1" * 5000}')
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=r"vocab_size: must be a positive integer, got '1{20}\.\.\. \(5000 digits\)'"):
+        ModelConfig.read(tmp_path)
+    text = json.dumps({**PLAIN, "unread": 0}).replace('"unread": 0', f'"unread": {"1" * 5000}')
+    (tmp_path / "config.json").write_text(text)
+    assert ModelConfig.read(tmp_path).vocab_size == 100

@@ -18,7 +18,7 @@ from typing import Any
 from slipstream.router.catalog.sampling_defaults import GENERATION_FILE
 from slipstream.workers.models.config import CONFIG_FILE
 from slipstream.workers.models.directory.token_ids import TOKENIZER_CONFIG_FILE, optional_keys, token_ids
-from slipstream.workers.models.json_keys import Keys, read_json
+from slipstream.workers.models.json_keys import MAX_INTEGER, Keys, read_json
 
 NAMING_FILES = (TOKENIZER_CONFIG_FILE, "special_tokens_map.json")
 
@@ -38,8 +38,9 @@ def _ids(keys: Keys | None) -> list[int]:
     if keys is None:
         return []
     value = keys.get("eos_token_id", [])
-    ids = [token_id for token_id in (value if isinstance(value, list) else [value]) if token_id != -1]  # -1: none
-    if not all(type(token_id) is int and token_id >= 0 for token_id in ids):
+    named = value if isinstance(value, list) else [value]
+    ids = [token_id for token_id in named if token_id is not None and token_id != -1]
+    if not all(type(token_id) is int and 0 <= token_id <= MAX_INTEGER for token_id in ids):
         raise keys.error("eos_token_id", f"must be a token id or a list of them, got {value!r}")
     return ids
 

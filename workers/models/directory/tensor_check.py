@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
-from slipstream.workers.models.config import ModelConfig
+from slipstream.workers.models.config import CONFIG_FILE, ModelConfig
 from slipstream.workers.models.directory.quantized_shares import check_share, reordered_sentence
 from slipstream.workers.models.directory.weight_files import StoredTensor, WeightFiles
 from slipstream.workers.models.json_keys import ModelError
@@ -20,6 +20,7 @@ from slipstream.workers.models.quantization import CODES_PER_WORD, AwqStored, Fp
 from slipstream.workers.models.rank_share import Part, Rank, RankShare, VocabularyTensors
 
 FLOATS = ("F64", "F32", "BF16", "F16")
+MAX_DIGITS = 10  # of a layer's number; Python converts no text of thousands
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
 # What may lie unread beside the weights: rotary frequencies (which follow from config.json), scales of activations and
 # of the KV cache (activations are quantised by what is in them), and heads for training and classification.
@@ -40,6 +41,11 @@ def checked_vocabulary(config: ModelConfig, model_dir: Path) -> VocabularyTensor
 def check_tensors(config: ModelConfig, files: WeightFiles) -> None:
     """Raises ModelError, naming the tensor, if one is missing, has another shape or type, or is not part of the
     model."""
+    if config.num_layers > len(files.tensors):  # before anything is made for each layer
+        raise ModelError(
+            f"{files.model_dir / CONFIG_FILE}: num_hidden_layers: must be at most the {len(files.tensors)} tensors that"
+            f" there are, got {config.num_layers}"
+        )
     share = RankShare.of(config, Rank(), VocabularyTensors.of(config, files.tensors))
     read: set[str] = set()
     for part in _plain_parts(share):
@@ -147,6 +153,6 @@ def _why_not_ignored(config: ModelConfig, files: WeightFiles, name: str) -> str 
             return None
         return "is not zero, but the model that config.json describes has no such bias (attention_bias, mlp_bias)"
     layer = LAYER.match(name)
-    if layer is not None and int(layer[1]) >= config.num_layers:
+    if layer is not None and (len(layer[1]) > MAX_DIGITS or int(layer[1]) >= config.num_layers):
         return f"is of a layer that the model does not have: config.json says num_hidden_layers = {config.num_layers}"
     return f"is no part of the {config.family} model that config.json describes"

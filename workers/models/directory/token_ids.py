@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from slipstream.router.catalog.json_file import is_there
 from slipstream.workers.models.json_keys import Keys, read_json
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 OLDER_FILES = ("vocab.json", "added_tokens.json")
+MAX_DIGITS = 10  # of an id; Python converts no text of thousands
 
 
 def token_ids(model_dir: Path) -> dict[str, int]:
@@ -23,7 +25,12 @@ def token_ids(model_dir: Path) -> dict[str, int]:
     match None if config is None else config.get("added_tokens_decoder"):
         case dict(decoder):
             for name, token in decoder.items():
-                if isinstance(token, dict) and isinstance(token.get("content"), str) and name.isdecimal():
+                if (
+                    isinstance(token, dict)
+                    and isinstance(token.get("content"), str)
+                    and name.isdecimal()
+                    and len(name) <= MAX_DIGITS
+                ):
                     ids[token["content"]] = int(name)
     spec = optional_keys(model_dir / TOKENIZER_FILE)
     model = None if spec is None else spec.get("model")
@@ -42,4 +49,4 @@ def token_ids(model_dir: Path) -> dict[str, int]:
 
 def optional_keys(path: Path) -> Keys | None:
     """The keys of a JSON file; None if there is none. Raises ModelError if it holds anything else."""
-    return Keys(path, read_json(path)) if path.exists() else None
+    return Keys(path, read_json(path)) if is_there(path) else None

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slipstream.router.catalog.json_file import is_there, why_no_file
 from slipstream.workers.models.json_keys import ModelError, read_json
 
 SINGLE_FILE = "model.safetensors"
@@ -84,16 +85,18 @@ def weight_file_names(model_dir: Path) -> tuple[str, ...]:
     """The names of the files that hold the weights. Raises ModelError, naming what is there instead, if there are
     none."""
     adapter = model_dir / ADAPTER_FILE
-    if adapter.exists():
+    if is_there(adapter):
         raise ModelError(f"{adapter}: an adapter cannot be served; merge it into its base model and remove this file")
-    if (model_dir / SINGLE_FILE).is_file():
+    if is_there(model_dir / SINGLE_FILE):
+        if (problem := why_no_file(model_dir / SINGLE_FILE)) is not None:
+            raise ModelError(f"{model_dir / SINGLE_FILE} {problem}")
         return (SINGLE_FILE,)
     index = model_dir / INDEX_FILE
-    if index.exists():
+    if is_there(index):
         files = _indexed_files(index)
-        missing = next((file for file in files if not (model_dir / file).exists()), None)
-        if missing is not None:
-            raise ModelError(f"{model_dir / missing} does not exist, though {INDEX_FILE} names it")
+        for file in files:
+            if (problem := why_no_file(model_dir / file)) is not None:
+                raise ModelError(f"{model_dir / file} {problem}, though {INDEX_FILE} names it")
         return files
     for pattern, advice in OTHER_FORMS:
         if found := sorted(model_dir.glob(pattern)):
@@ -130,17 +133,26 @@ def _header(path: Path) -> Iterator[tuple[str, StoredTensor]]:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
     except ModelError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         raise ModelError(f"{path} is no safetensors file: its header cannot be read") from error
     expected = max((tensor.end for _, tensor in tensors), default=8 + header_bytes)
     if num_bytes < expected:
         raise ModelError(f"{path} is truncated: {num_bytes} bytes of {expected}")
+    if num_bytes > expected:
+        raise ModelError(f"{path} is damaged: {num_bytes - expected} bytes after its last tensor")
+    end = 8 + header_bytes
+    for name, tensor in sorted(tensors, key=lambda one: (one[1].begin, one[1].end)):
+        if tensor.begin != end:
+            raise ModelError(f"{path} is damaged: tensor {name} does not begin where the one before it ends")
+        end = tensor.end
     yield from tensors
 
 
 def _stored_tensor(file: str, data_start: int, keys: dict[str, Any]) -> StoredTensor:
-    """Raises ValueError, TypeError or KeyError if `keys` do not describe a tensor."""
+    """Raises ValueError, TypeError, KeyError or OverflowError if `keys` do not describe a tensor."""
     dtype, shape, (begin, end) = str(keys["dtype"]), tuple(map(int, keys["shape"])), keys["data_offsets"]
+    if type(begin) is not int or type(end) is not int:
+        raise TypeError(f"{begin!r} and {end!r} are no offsets")
     bits = BITS.get(dtype)
     if bits is not None and (end - begin) * 8 != math.prod(shape) * bits:
         raise ValueError(f"{end - begin} bytes are not a {dtype} tensor of {shape}")

@@ -4,6 +4,7 @@ key or file."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from slipstream.workers.models.directory.tensor_check import check_tensors
 from slipstream.workers.models.directory.weight_files import INDEX_FILE, SINGLE_FILE, WeightFiles
 from slipstream.workers.models.json_keys import ModelError
 from slipstream.workers.models.loader import load_model
+from slipstream.workers.models.rank_share import RankShare
 from tests.workers.models.any_model import KINDS, load
 from tests.workers.models.paged_run import PagedRun
 
@@ -218,3 +220,73 @@ def test_tensors_that_do_not_fit_config_json_are_refused(
     edit_config(model_dir, **changes)
     rewrite(model_dir, lambda tensors: tensors.update({name: torch.ones(shape) for name, shape in extra.items()}))
     assert_refused(model_dir, sentence)
+
+
+def test_more_layers_than_tensors_are_refused_before_any_is_looked_for(
+    copy_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_dir = copy_of("llama")
+    edit_config(model_dir, num_hidden_layers=9_999)
+    monkeypatch.setattr(RankShare, "of", None)
+    with pytest.raises(
+        ModelError, match=r"num_hidden_layers: must be at most the \d+ tensors that there are, got 9999"
+    ):
+        check(model_dir)
+
+
+def test_a_layer_whose_number_has_thousands_of_digits_is_refused(copy_of: Callable[[str], Path]) -> None:
+    model_dir = copy_of("llama")
+    rewrite(model_dir, lambda tensors: tensors.update({f"model.layers.{'1' * 5000}.x.weight": torch.ones(4)}))
+    with pytest.raises(ModelError, match="is of a layer that the model does not have"):
+        check(model_dir)
+
+
+def test_bytes_after_the_last_tensor_are_refused(copy_of: Callable[[str], Path]) -> None:
+    model_dir = copy_of("llama")
+    with (model_dir / SINGLE_FILE).open("ab") as file:
+        file.write(b"x" * 10)
+    assert_refused(model_dir, r"model\.safetensors is (truncated or )?damaged")
+
+
+@pytest.mark.parametrize("shift", [-4, 4])
+def test_tensors_that_overlap_or_leave_a_hole_are_refused(copy_of: Callable[[str], Path], shift: int) -> None:
+    """The largest offsets stay, so that the file is as long as its header says."""
+    model_dir = copy_of("llama")
+    content = (model_dir / SINGLE_FILE).read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    first = next(entry for name, entry in header.items() if name != "__metadata__" and entry["data_offsets"][0] > 0)
+    first["data_offsets"] = [offset + shift for offset in first["data_offsets"]]
+    changed = json.dumps(header).encode()
+    (model_dir / SINGLE_FILE).write_bytes(len(changed).to_bytes(8, "little") + changed + content[end:])
+    assert_refused(model_dir, r"model\.safetensors is (truncated or )?damaged")
+
+
+@pytest.mark.parametrize("shape", [[1e400], [0.5], ["x"]])
+def test_a_header_with_odd_numbers_is_refused(copy_of: Callable[[str], Path], shape: list[Any]) -> None:
+    model_dir = copy_of("llama")
+    header = json.dumps({LM_HEAD: {"dtype": "F32", "shape": shape, "data_offsets": [0, 4]}}).encode()
+    (model_dir / SINGLE_FILE).write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 4)
+    with pytest.raises(ModelError, match=r"model\.safetensors is no safetensors file"):
+        check(model_dir)
+
+
+@pytest.mark.parametrize("name", [SINGLE_FILE, "a.safetensors"])
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (os.mkfifo, "is no regular file"),
+        (Path.mkdir, "is no regular file"),
+        (lambda path: path.symlink_to("gone"), "is a link to a file that does not exist"),
+    ],
+    ids=["pipe", "folder", "link to nothing"],
+)
+def test_weights_that_are_no_regular_file_are_refused(
+    copy_of: Callable[[str], Path], name: str, make: Callable[[Path], Any], sentence: str
+) -> None:
+    model_dir = copy_of("llama")
+    if name != SINGLE_FILE:
+        split(model_dir)
+    (model_dir / name).unlink()
+    make(model_dir / name)
+    assert_refused(model_dir, rf"{name} {sentence}")

@@ -48,6 +48,9 @@ def end_tokens(folder: Path, config: Any = None, **files: Any) -> tuple[int, ...
         (2, {"tokenizer_config": {"eos_token": "<unknown>"}, "tokenizer": ADDED}, (2,)),
         (2, {"tokenizer_config": {"eos_token": "<e>"}, "added_tokens": {"<e>": 7}, "vocab": {"a": 0}}, (2, 7)),
         (-1, {"generation_config": {"eos_token_id": 2}}, (2,)),
+        ([2, None, -1], {"generation_config": {"eos_token_id": [None, 5]}}, (2, 5)),
+        ([None], {"generation_config": {"eos_token_id": [-1]}}, ()),
+        (2, {"tokenizer_config": {"eos_token": "<e>", "added_tokens_decoder": {"9" * 5000: {"content": "<e>"}}}}, (2,)),
     ],
 )
 def test_all_files_together_name_the_end_tokens(
@@ -61,7 +64,7 @@ def test_a_nested_text_config_counts(tmp_path: Path) -> None:
     assert end_token_ids(tmp_path) == (2, 6)
 
 
-@pytest.mark.parametrize("value", ["</s>", [2, "3"], True, -7, 2.0])
+@pytest.mark.parametrize("value", ["</s>", [2, "3"], [[2]], True, -7, 2.0, 2**31, 10**400])
 def test_what_is_no_token_id_is_refused_by_name(value: Any, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"generation_config\.json: eos_token_id: must be a token id"):
         end_tokens(tmp_path, 2, generation_config={"eos_token_id": value})
@@ -71,3 +74,10 @@ def test_a_broken_generation_config_is_named(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text("oops")
     with pytest.raises(ModelError, match=r"generation_config\.json is not valid JSON"):
         end_tokens(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json", "special_tokens_map.json"])
+def test_a_link_that_leads_nowhere_is_not_taken_for_no_file(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).symlink_to("gone")
+    with pytest.raises(ModelError, match=f"{name} is a link to a file that does not exist"):
+        end_tokens(tmp_path, 2)
