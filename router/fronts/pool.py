@@ -65,7 +65,6 @@ class FrontPool:
         self._fronts: set[_Front] = set()
         self._keepers: list[asyncio.Task[None]] = []  # one a front
         self._watch: asyncio.Task[None] | None = None
-        self._is_leaving = False
         self._drained_s: float | None = None  # when the drain that has begun is to be over (monotonic)
 
     @property
@@ -126,7 +125,7 @@ class FrontPool:
 
     def leave(self) -> None:
         """Clients still come and are served, and each connection is closed after its next response."""
-        self._is_leaving = True
+        self._setup = replace(self._setup, is_leaving=True)
         for front in self._fronts:
             self._tell_what_to_do(front)
 
@@ -151,7 +150,7 @@ class FrontPool:
         if self._takes_over and not front.takes_over:
             front.takes_over = True
             front.protocol.send(TakeOver(self._setup.max_model_len, self._setup.versions))
-        if self._is_leaving:
+        if self._setup.is_leaving:
             front.protocol.send(Leave())
         if self._drained_s is not None:
             front.protocol.send(Drain(max(self._drained_s - time.monotonic(), 0.0)))

@@ -115,6 +115,8 @@ class FrontProcess:
         self._count = lambda: Counts(
             counts_of(front.counts, access.keys.num_unauthenticated, front.trace_counts), server.num_connections
         )
+        if setup.is_leaving:
+            server.leave()
         if setup.is_ending:
             server.refuse_clients()
         port = await server.start()

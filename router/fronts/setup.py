@@ -36,7 +36,8 @@ class LogStyle:
 @dataclass(frozen=True, slots=True)
 class FrontSetup:
     """`config.http` has the port that all fronts share. At the `keeper` a front leaves its clients to the next one. One
-    that `is_ending` takes no new ones. `unix_socket_fd` is inherited, and listens."""
+    that `is_ending` takes no new ones, one that `is_leaving` closes each connection after its next response.
+    `unix_socket_fd` is inherited, and listens."""
 
     config: RouterConfig
     model: ModelSource
@@ -45,5 +46,6 @@ class FrontSetup:
     versions: tuple[str, ...] = ()
     keeper: Path | None = None
     is_ending: bool = False
+    is_leaving: bool = False
     unix_socket_fd: int | None = None
     defaults: SamplingDefaults = PLAIN

@@ -323,7 +323,12 @@ def test_a_cluster_that_was_killed_between_two_drivers_is_told_of_once(slipstrea
 
 
 def test_down_says_that_nobody_is_there_to_answer_those_who_wait_for_the_next_driver(slipstream: CommandLine) -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as guardian:
+    # Python leaves SIGINT ignored where it was so at its start, as in the background of a shell.
+    def heed_sigint() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    command = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, preexec_fn=heed_sigint) as guardian:
         announce(slipstream, "one", guardian.pid)
         done = slipstream("down")
     begun = f"stopping one (pid {guardian.pid}), which is not up; requests that wait for it end"

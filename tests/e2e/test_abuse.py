@@ -58,7 +58,6 @@ BAD_COMPLETIONS: list[tuple[str, bytes, str | None]] = [
     ("huge token id", raw(prompt="[1" + "0" * 30 + "]"), "prompt.0"),
     ("prompt over the context", raw(prompt=json.dumps(prompt_of(4097))), "prompt"),
     ("text over the context", raw(prompt=json.dumps("import os\n" * 40_000)), "prompt"),
-    ("output over the context", raw(max_tokens="4096"), "prompt"),
     ("negative max_tokens", raw(max_tokens="-1"), "max_tokens"),
     ("no max_tokens", raw(max_tokens="0"), "max_tokens"),
     ("huge max_tokens", raw(max_tokens="1" + "0" * 30), "max_tokens"),
@@ -79,7 +78,6 @@ BAD_COMPLETIONS: list[tuple[str, bytes, str | None]] = [
     ("logit_bias out of range", raw(logit_bias='{"5": 1000}'), "logit_bias.5"),
     ("logprobs out of range", raw(logprobs="1000"), "logprobs"),
     ("min_tokens over max_tokens", raw(min_tokens="5"), "min_tokens"),
-    ("a field that nobody knows", raw(best_model="true"), "best_model"),
     ("a field that is not served", raw(suffix='"end"'), "suffix"),
     ("stream_options without a stream", raw(stream_options='{"include_usage": true}'), "stream_options"),
 ]
@@ -126,7 +124,7 @@ def test_an_unknown_route_is_a_404_and_a_wrong_method_a_405(web: httpx.Client) -
     check_error(web.get("/v2/nothing"), 404, None)
     wrong = web.get("/v1/completions")
     check_error(wrong, 405, None)
-    assert wrong.headers["allow"] == "POST"
+    assert wrong.headers["allow"] == "POST, OPTIONS"
     check_error(
         web.post("/v1/completions", content=b"prompt=x", headers={"Content-Type": "text/plain"}), 415, "Content-Type"
     )

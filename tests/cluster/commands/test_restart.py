@@ -67,7 +67,10 @@ def test_a_package_in_the_drivers_folder_is_not_taken_for_the_next_version(state
     (tmp_path / "slipstream").mkdir(exist_ok=True)
     (tmp_path / "slipstream" / "__init__.py").write_text('__version__ = "other"\n')
     command = [sys.executable, "-P", "-m", "code"]  # waits for input
-    with subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as driver:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=tmp_path, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as driver:
+        assert driver.stdout is not None
+        driver.stdout.read(1)  # its prompt: before, the kernel may not know its command line yet
         environment = DriverEnvironment.of(replace(state, driver=driver.pid))
         assert driver.stdin is not None
         driver.stdin.close()
