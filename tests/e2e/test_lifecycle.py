@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.e2e.conftest import MakeCluster
 from tests.e2e.serving_cluster import DEMO_MODEL, ServingCluster
@@ -35,9 +36,10 @@ def test_a_model_that_cannot_be_loaded_is_one_sentence_and_leaves_nothing(
 ) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(DEMO_MODEL, broken)
-    config = json.loads((broken / "config.json").read_text())
-    config["hidden_size"] = 3 * config["hidden_size"]
-    (broken / "config.json").write_text(json.dumps(config))
+    weights = broken / "model.safetensors"
+    tensors = load_file(weights)
+    tensors["model.norm.weight"].fill_(math.nan)  # which no header shows
+    save_file(tensors, weights)
     serving = make_cluster(ONE_WORKER, model_dir=broken)
     serving.launch()
     serving.wait_for_end(90)
