@@ -83,9 +83,6 @@ def memory_rooms(root: Path = ROOT) -> Iterator[int]:
             yield limit - used + _field(_text(root, group.folder / "memory.stat"), cache)
 
 
-# ---- the parsers: from the text of files
-
-
 def parse_cpu_max(text: str) -> float | None:
     """CPUs that version 2's `cpu.max` allows ("QUOTA PERIOD" in us, or "max PERIOD"); None: no limit."""
     quota, *rest = text.split() or ["max"]
@@ -168,9 +165,6 @@ def _field(text: str, name: str) -> int:
         if key == name:
             return parse_bytes(number) or 0
     return 0
-
-
-# ---- the files
 
 
 def _cpu_quotas(root: Path) -> Iterable[float]:

@@ -158,9 +158,6 @@ def test_a_wrong_entry_is_named(files: dict[str, Any], message: str | None, tmp_
         loaded(directory)
 
 
-# ---- models without a tokenizer.json
-
-
 @pytest.fixture
 def without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with vocab.json and merges.txt, as Qwen2 has them, and an empty cache."""
@@ -222,9 +219,6 @@ def test_a_conversion_that_fails_says_why_in_one_line(without: Path) -> None:
     with pytest.raises(ValueError, match=r"vocab\.json cannot be converted to a tokenizer\.json: \w+: .+") as failure:
         loaded(without)
     assert "\n" not in str(failure.value)
-
-
-# ---- chat templates
 
 
 @pytest.mark.parametrize(
