@@ -30,7 +30,7 @@ from slipstream.router.json_guide import json_guide  # noqa: E402
 from slipstream.router.messages import EngineRequest, SamplingParams, pack_ids  # noqa: E402
 from slipstream.workers.config import EngineConfig  # noqa: E402
 from slipstream.workers.engine.build import build_runner, engine_limits  # noqa: E402
-from slipstream.workers.engine.engine import Engine  # noqa: E402
+from slipstream.workers.engine.engine import NativeEngine  # noqa: E402
 from slipstream.workers.engine.guides import GuideBook  # noqa: E402
 
 WAYS = {
@@ -73,7 +73,7 @@ class Subject:
         self._book = GuideBook(model_dir, self._limits.vocab_size, self._limits.eos_token_ids)
 
     def answer(self, schema: dict[str, Any], style: JsonStyle, seeds: int, tally: Tally) -> None:
-        engine = Engine(self._limits, self._runner, self._book)
+        engine = NativeEngine(self._limits, self._runner, self._book)
         guide = json_guide(json.dumps(schema), style)
         prompt = self._tokenizer.encode(f"Answer in JSON with {', '.join(map(str, schema))}.\n").ids
         for seed in range(seeds):

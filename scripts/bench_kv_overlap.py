@@ -45,7 +45,7 @@ from slipstream.kv_transfer.transport import Arrival
 from slipstream.router.messages import EngineRequest, SamplingParams, pack_ids
 from slipstream.workers.config import EngineConfig, WorkerConfig
 from slipstream.workers.engine.build import build_engine
-from slipstream.workers.engine.engine import Engine
+from slipstream.workers.engine.engine import NativeEngine
 from slipstream.workers.engine.plan import PageSend, SendProgress
 from slipstream.workers.engine.runner import PageSink
 from slipstream.workers.group_transfers import RankOutcome
@@ -141,7 +141,7 @@ def prefill_worker(connection: Connection, options: argparse.Namespace) -> None:
 
 
 def compute(
-    engine: Engine, sink: WatchedSink, name: str, prompt: Sequence[int], ticket: HandoffTicket | None
+    engine: NativeEngine, sink: WatchedSink, name: str, prompt: Sequence[int], ticket: HandoffTicket | None
 ) -> Computed:
     sink.layers.clear()
     began = time.perf_counter()

@@ -37,7 +37,7 @@ from slipstream.kernels.cpu.library import native_library  # noqa: E402
 from slipstream.router.messages import EngineRequest, SamplingParams, pack_ids  # noqa: E402
 from slipstream.workers.config import EngineConfig  # noqa: E402
 from slipstream.workers.engine.build import build_engine, engine_limits  # noqa: E402
-from slipstream.workers.engine.engine import Engine  # noqa: E402
+from slipstream.workers.engine.engine import NativeEngine  # noqa: E402
 from slipstream.workers.engine.runner import ModelRunner  # noqa: E402
 from slipstream.workers.models.config import ModelConfig  # noqa: E402
 from slipstream.workers.models.loader import TORCH_DTYPES, load_model  # noqa: E402
@@ -56,7 +56,7 @@ Times = dict[str, float]  # milliseconds by op, "engine" and "step" among them
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    engine: Engine
+    engine: NativeEngine
     seconds: Callable[[], dict[str, float]]  # by op, since some moment
     vocab_size: int
 

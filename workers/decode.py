@@ -42,11 +42,8 @@ from slipstream.router.messages import (
     WorkerMessage,
 )
 from slipstream.workers.departures import Departures
-from slipstream.workers.engine.engine import Engine
-from slipstream.workers.engine.errors import RequestError
-from slipstream.workers.engine.reservation import Reservation
-from slipstream.workers.engine.sequence import AttemptKey
-from slipstream.workers.group_transfers import GroupTransfers, TransferOutcome
+from slipstream.workers.protocol.engine import AttemptKey, Engine, NoRoomError, RequestError, Reservation
+from slipstream.workers.protocol.transfers import PageTransfers, TransferOutcome
 from slipstream.workers.ticket_office import TicketOffice
 
 
@@ -81,7 +78,7 @@ class DecodeRole:
     they are released."""
 
     engine: Engine
-    transfers: GroupTransfers
+    transfers: PageTransfers
     tickets: TicketOffice
     start_lease_s: float
     _landings: dict[AttemptKey, _Landing] = field(default_factory=dict)
@@ -141,9 +138,9 @@ class DecodeRole:
     def _add(self, key: AttemptKey, request: EngineRequest) -> Sequence[WorkerMessage]:
         try:
             self.engine.add(request)
-        except RequestError as error:
+        except (RequestError, NoRoomError) as error:
             self.engine.abort(key)  # also drops a reservation that was to become this sequence
-            return [Failed(*key, str(error), False)]
+            return [Failed(*key, str(error), isinstance(error, NoRoomError))]
         self._running.add(key)
         return []
 
@@ -197,7 +194,7 @@ class DecodeRole:
         ticket = self.tickets.issue(reservation.first_page, len(reservation.page_ids))
         self._landings[key] = _Landing(ticket.key, source, source_tp, is_copy)
         self._by_transfer[ticket.key] = key
-        self.transfers.expect(ticket, reservation.page_ids, source, source_tp)
+        self.transfers.expect(ticket, reservation, source, source_tp)
         return [Reserved(*key, reservation.num_cached_tokens, ticket)]
 
     def _start(self, key: AttemptKey, token_ids: tuple[int, ...]) -> Sequence[WorkerMessage]:
@@ -263,7 +260,8 @@ class DecodeRole:
                 key = (output.request_id, output.attempt)
                 self._running.discard(key)
                 self._departures.end(key)
-        return [StepOutput(tuple(outputs))] if outputs else []
+        frozen = self._departures.step_ended()
+        return [StepOutput(tuple(outputs)), *frozen] if outputs else frozen
 
     def expire(self, now_s: float) -> Sequence[WorkerMessage]:
         landed = [*takewhile(lambda key: self._landed[key] <= now_s, self._landed)]

@@ -5,8 +5,9 @@ Migrate(freeze) --> frozen, sending --Cancel: it goes on elsewhere--> closing --
                        |
                        +--Resume--> decodes on; its pages stay until all ranks are quiet
 
-A failure is reported as `Failed` of the attempt that the sequence was to become. Whether it then continues here is for
-the router to decide, because the destination may already have everything it needs.
+A sequence whose next token is being computed is frozen when that step has ended. A failure is reported as `Failed` of
+the attempt that the sequence was to become. Whether it then continues here is for the router to decide, because the
+destination may already have everything it needs.
 """
 
 from __future__ import annotations
@@ -16,10 +17,8 @@ from dataclasses import dataclass, field
 
 from slipstream.kv_transfer.ticket import TransferKey
 from slipstream.router.messages import Failed, Frozen, Migrate, WorkerMessage
-from slipstream.workers.engine.engine import Engine
-from slipstream.workers.engine.errors import RequestError
-from slipstream.workers.engine.sequence import AttemptKey
-from slipstream.workers.group_transfers import GroupTransfers, TransferOutcome
+from slipstream.workers.protocol.engine import AttemptKey, Engine, RequestError
+from slipstream.workers.protocol.transfers import PageTransfers, TransferOutcome
 
 
 @dataclass(slots=True)
@@ -34,16 +33,17 @@ class Departures:
     """The sends under way, each of some pages of a sequence that is moving away."""
 
     engine: Engine
-    transfers: GroupTransfers
+    transfers: PageTransfers
     _by_transfer: dict[TransferKey, _Departure] = field(default_factory=dict)
+    _after_step: dict[AttemptKey, Migrate] = field(default_factory=dict)  # to be frozen
 
     def knows(self, transfer: TransferKey) -> bool:
         """Whether the transfer belongs to a sequence that is leaving."""
         return transfer in self._by_transfer
 
     def begin(self, message: Migrate) -> Sequence[WorkerMessage]:
-        """Begins to send the pages that the ticket asks for, of a sequence that stands still from now on if the message
-        says so. Returns Frozen then, or Failed if the sequence does not have what is asked for."""
+        """Begins to send the pages that the ticket asks for, of a sequence that is frozen first if the message says so.
+        Returns Frozen then, or Failed if the sequence does not have what is asked for."""
         key, ticket = (message.request_id, message.attempt), message.ticket
         failed_key = (message.request_id, message.to_attempt)
         if self.transfers.knows(ticket.key):
@@ -52,6 +52,9 @@ class Departures:
         out: list[WorkerMessage] = []
         try:
             moves.check_ticket(key, ticket, message.freeze)
+            if message.freeze and moves.is_in_step(key):
+                self._after_step[key] = message
+                return []
             if message.freeze:
                 out.append(Frozen(*key, moves.freeze(key)))
         except RequestError as error:
@@ -60,13 +63,21 @@ class Departures:
         self.transfers.send(ticket, moves.begin_send(key, ticket))
         return out
 
+    def step_ended(self) -> Sequence[WorkerMessage]:
+        """Begins what has waited for the end of a step."""
+        if not self._after_step:
+            return ()
+        waiting, self._after_step = self._after_step, {}
+        return [answer for message in waiting.values() for answer in self.begin(message)]
+
     def resume(self, key: AttemptKey) -> None:
         """The move is off: the sequence continues here."""
         self.end(key)
         self.engine.moves.resume(key)
 
     def end(self, key: AttemptKey) -> None:
-        """Cancels the sends of a sequence's pages: nobody wants them any more."""
+        """Cancels the sends of a sequence's pages, which are not wanted any more."""
+        self._after_step.pop(key, None)
         for transfer, departure in self._by_transfer.items():
             if departure.key == key and not departure.is_off:
                 departure.is_off = True

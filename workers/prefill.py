@@ -25,10 +25,8 @@ from slipstream.router.messages import (
     TokenChunk,
     WorkerMessage,
 )
-from slipstream.workers.engine.engine import Engine
-from slipstream.workers.engine.errors import RequestError
-from slipstream.workers.engine.sequence import AttemptKey
-from slipstream.workers.group_transfers import GroupTransfers, TransferOutcome
+from slipstream.workers.protocol.engine import AttemptKey, Engine, NoRoomError, RequestError
+from slipstream.workers.protocol.transfers import PageTransfers, TransferOutcome
 
 
 @dataclass(slots=True)
@@ -42,7 +40,7 @@ class PrefillRole:
     """Follows the attempts of a prefill group until their pages have been sent."""
 
     engine: Engine
-    transfers: GroupTransfers
+    transfers: PageTransfers
     _attempts: dict[AttemptKey, _Sending] = field(default_factory=dict)
     _by_transfer: dict[TransferKey, AttemptKey] = field(default_factory=dict)
     _refusal: str | None = None
@@ -72,8 +70,8 @@ class PrefillRole:
             return [Failed(*key, "this attempt or its ticket is already here", True)]
         try:
             self.engine.add_prefill(request, ticket)
-        except RequestError as error:
-            return [Failed(*key, str(error), False)]
+        except (RequestError, NoRoomError) as error:
+            return [Failed(*key, str(error), isinstance(error, NoRoomError))]
         self._attempts[key] = _Sending(ticket.key)
         self._by_transfer[ticket.key] = key
         return []

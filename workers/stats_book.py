@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from slipstream.router.messages import Stats
-from slipstream.workers.engine.engine import Engine
-from slipstream.workers.group_transfers import GroupTransfers, TransferOutcome
+from slipstream.workers.protocol.engine import Engine
+from slipstream.workers.protocol.transfers import PageTransfers, TransferOutcome
 
 IDLE_STATES = frozenset({"free", "cached"})
 
@@ -25,7 +25,7 @@ class StatsBook:
     """
 
     engine: Engine
-    transfers: GroupTransfers
+    transfers: PageTransfers
     interval_s: float = 1.0
     _totals: Counter[str] = field(default_factory=Counter)
     _seconds: float = 0.0

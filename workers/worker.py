@@ -27,7 +27,7 @@ from slipstream.workers.compute_thread import ComputeThread
 from slipstream.workers.config import WorkerConfig
 from slipstream.workers.decode import DecodeRole
 from slipstream.workers.engine.build import build_engine
-from slipstream.workers.engine.engine import Engine
+from slipstream.workers.engine.engine import NativeEngine
 from slipstream.workers.engine.errors import EngineConfigError
 from slipstream.workers.engine.guides import GuideBook
 from slipstream.workers.engine.limits import EngineLimits
@@ -45,10 +45,11 @@ from slipstream.workers.inbox import Inbox
 from slipstream.workers.models.json_keys import ModelError
 from slipstream.workers.models.tensor_parallel import TensorParallel
 from slipstream.workers.prefill import PrefillRole
+from slipstream.workers.protocol.role import Role
+from slipstream.workers.protocol.worker_protocol import WorkerProtocol
 from slipstream.workers.rank_parts import RankParts, rank_parts
 from slipstream.workers.report import WorkerFailed, WorkerReport
 from slipstream.workers.reporter import Reporter
-from slipstream.workers.role import Role
 from slipstream.workers.router_link import RouterLink
 from slipstream.workers.stats_book import StatsBook
 from slipstream.workers.step_times import StepSampler
@@ -235,7 +236,7 @@ class Worker:
         self._compute_thread = thread.thread
         return thread.result()
 
-    def _warm_engine(self, parts: RankParts, executor: GroupExecutor) -> tuple[Engine, Sequence[StepTime]]:
+    def _warm_engine(self, parts: RankParts, executor: GroupExecutor) -> tuple[NativeEngine, Sequence[StepTime]]:
         """An engine that has generated tokens, and how long its steps take."""
         limits = parts.limits
         eos_ids = [token_id for token_id in limits.eos_token_ids if token_id < limits.vocab_size]
@@ -256,7 +257,7 @@ class Worker:
     def _serve_role(
         self,
         name: RoleName,
-        engine: Engine,
+        engine: NativeEngine,
         transfers: GroupTransfers,
         stats: StatsBook,
         steps: StepSampler,
@@ -270,18 +271,16 @@ class Worker:
             if name == "prefill"
             else DecodeRole(engine, transfers, tickets, self._config.transfer.lease_s)
         )
+        protocol = WorkerProtocol(engine, role, transfers, steps, stats, self._config.drain_s)
         return EngineLoop(
             engine=engine,
-            role=role,
+            protocol=protocol,
             transfers=transfers,
-            stats=stats,
-            steps=steps,
             inbox=self._inbox,
             router=link,
             tickets=tickets,
             hello=lambda worker: self._hello(worker, name, engine.limits, tickets),
             show=self._reporter.show,
-            drain_s=self._config.drain_s,
         ).run()
 
     def _gather(self, stack: contextlib.ExitStack) -> list[RemoteRank]:

@@ -12,7 +12,7 @@ from gpu_checks.shapes import Form, random_model, random_pool, read_config
 from slipstream.kernels.gpu_modules import gpu_module
 from slipstream.kernels.ops import Ops, TorchOps
 from slipstream.router.messages import EngineRequest, SamplingParams, pack_ids
-from slipstream.workers.engine.engine import Engine
+from slipstream.workers.engine.engine import NativeEngine
 from slipstream.workers.engine.executor import Executor
 from slipstream.workers.engine.gpu_graphs import CudaGraphRecorder
 from slipstream.workers.engine.gpu_runner import GpuRunner
@@ -51,8 +51,8 @@ class Subject:
     executor: Executor
     limits: EngineLimits
 
-    def engine(self) -> Engine:
-        return Engine(self.limits, self.executor)
+    def engine(self) -> NativeEngine:
+        return NativeEngine(self.limits, self.executor)
 
     def decode_plan(self, num_seqs: int, context: int) -> StepPlan:
         """A step in which every sequence computes its token number `context`."""

@@ -34,7 +34,7 @@ from slipstream.router.messages import (
 )
 from slipstream.router.prefix.block_hash import pack_block_ids, unpack_block_ids
 from slipstream.workers.decode import DecodeRole
-from slipstream.workers.engine.engine import Engine
+from slipstream.workers.engine.engine import NativeEngine
 from slipstream.workers.engine.ledger import PageState
 from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.engine.plan import PageSend, SampledTokens, SamplingRow, SendProgress, StepPlan
@@ -43,8 +43,10 @@ from slipstream.workers.engine_loop import EngineEvent, EngineLoop, LinkLost, Tr
 from slipstream.workers.group_transfers import GroupTransfers, RankOutcome
 from slipstream.workers.inbox import Inbox
 from slipstream.workers.prefill import PrefillRole
+from slipstream.workers.protocol.worker_protocol import WorkerProtocol
 from slipstream.workers.rank_parts import RankAgent
 from slipstream.workers.stats_book import StatsBook
+from slipstream.workers.step_times import StepSampler
 from slipstream.workers.ticket_office import TicketOffice
 from tests.faults.clockwork import Clockwork
 from tests.faults.mock_process import MAX_MODEL_LEN, MAX_QUEUED_TOKENS
@@ -263,7 +265,7 @@ class WorkerProcess(Process):
         self.ranks = [VirtualRank(self, rank, pool) for rank, pool in enumerate(pools)]
         self._transfers = GroupTransfers(self.ranks)
         self._runner = ToyRunner(self._pools, self.ranks, chances.sick, self._check_writes)
-        self.engine = Engine(self.limits, self)
+        self.engine = NativeEngine(self.limits, self)
         ledger = self.engine._scheduler.pages._pool._ledger
         for pool in pools:
             pool.state = ledger.state
@@ -277,19 +279,22 @@ class WorkerProcess(Process):
 
     def _serve(self) -> EngineLoop:
         """A role begins."""
-        return EngineLoop(
-            engine=self.engine,
-            role=PrefillRole(self.engine, self._transfers)
+        engine, transfers = self.engine, self._transfers
+        role = (
+            PrefillRole(engine, transfers)
             if self.role == "prefill"
-            else DecodeRole(self.engine, self._transfers, self.tickets, self.transfer.lease_s),
-            transfers=self._transfers,
-            stats=StatsBook(self.engine, self._transfers),
+            else DecodeRole(engine, transfers, self.tickets, self.transfer.lease_s)
+        )
+        stats = StatsBook(engine, transfers)
+        return EngineLoop(
+            engine=engine,
+            protocol=WorkerProtocol(engine, role, transfers, StepSampler(), stats, drain_s=10.0),
+            transfers=transfers,
             inbox=self.inbox,
             router=self,
             tickets=self.tickets,
             hello=self._greeting,
             show=lambda state, progress: None,
-            drain_s=10.0,
             clock=self.clock.time,
         )
 
@@ -323,7 +328,7 @@ class WorkerProcess(Process):
             return
         if self._checks_often or self._num_turns % 8 == 0:
             self.engine.check_integrity()
-        if self._loop.is_finished:
+        if self._loop.protocol.is_finished:
             next_role = self._loop.run()
             if next_role is None:
                 self.kill()
@@ -365,9 +370,9 @@ class WorkerProcess(Process):
     def tell_the_truth(self) -> None:
         """Credits and blocks are told when they change: a lie, or a loss, that was the last word would stand."""
         if self._told_lie:
-            self._loop._credits = None
+            self._loop.protocol._credits = None
         if self._has_lost_blocks:
-            self._loop.blocks.resync()
+            self._loop.protocol.blocks.resync()
         self.wake()
 
     def _greeting(self, worker: PeerId) -> Hello:
@@ -440,7 +445,7 @@ class WorkerProcess(Process):
         left = {state: count for state, count in self.engine.ledger().items() if state not in ("free", "cached")}
         assert not any(left.values()), f"{self.name}: pages left: {left}"
         assert not self.engine.keys(), f"{self.name}: sequences left: {self.engine.keys()}"
-        assert self._loop.role.num_attempts == 0
+        assert self._loop.protocol.role.num_attempts == 0
         assert self._transfers.num_active == 0
         for rank in self.ranks:
             assert rank.agent.num_held == 0, f"{self.name}: transfers left: {rank.agent.stats()}"

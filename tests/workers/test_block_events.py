@@ -22,11 +22,11 @@ from slipstream.router.prefix.block_hash import pack_block_ids, unpack_block_ids
 from slipstream.router.prefix.index import PrefixIndex
 from slipstream.router.roster import WorkerState
 from slipstream.workers.block_events import INTERVAL_S, MAX_BLOCKS_A_MESSAGE, BlockEvents
-from slipstream.workers.engine.cache_changes import CacheChanges
-from slipstream.workers.engine.engine import Engine
+from slipstream.workers.engine.engine import NativeEngine
 from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.mock.engine import MockEngine
 from slipstream.workers.mock.profile import MockProfile
+from slipstream.workers.protocol.cache_changes import CacheChanges
 from slipstream.workers.ticket_office import TicketOffice
 from tests.router.greetings import make_hello
 from tests.workers.engine.fake_executor import FakeExecutor
@@ -173,7 +173,7 @@ def make_request(number: int, prompt: list[int], salt: str, num_output: int) -> 
 class RealEngine:
     def __init__(self) -> None:
         limits = EngineLimits(NUM_PAGES, PAGE_TOKENS, 40, 4, 8, 1000, 100, (), "m")
-        self._engine = Engine(limits, FakeExecutor(NUM_PAGES, PAGE_TOKENS, 100))
+        self._engine = NativeEngine(limits, FakeExecutor(NUM_PAGES, PAGE_TOKENS, 100))
         self.cache = self._engine.prefix_cache
 
     def add(self, request: EngineRequest) -> None:

@@ -28,15 +28,17 @@ from slipstream.router.messages import (
 )
 from slipstream.router.prefix.block_hash import HashChain, pack_block_ids, root_digest
 from slipstream.workers.decode import DecodeRole
-from slipstream.workers.engine.engine import Engine
+from slipstream.workers.engine.engine import NativeEngine
 from slipstream.workers.engine.executor import Executor
 from slipstream.workers.engine.plan import SampledTokens, SamplingRow, StepPlan
 from slipstream.workers.engine_loop import EngineEvent, EngineLoop, GroupBroken, LinkLost, Stop
 from slipstream.workers.group import GroupExecutor
 from slipstream.workers.group_transfers import GroupTransfers
 from slipstream.workers.inbox import Inbox
+from slipstream.workers.protocol.worker_protocol import WorkerProtocol
 from slipstream.workers.report import WorkerFailed
 from slipstream.workers.stats_book import StatsBook
+from slipstream.workers.step_times import StepSampler
 from slipstream.workers.ticket_office import TicketOffice
 from tests.workers.engine.driver import make_limits, make_request
 from tests.workers.engine.fake_executor import FakeExecutor
@@ -122,21 +124,20 @@ def running(
     limits = make_limits()
     transfers = GroupTransfers(())
     executor = executor or FakeExecutor(limits.num_pages, limits.page_tokens, limits.vocab_size)
-    engine = Engine(limits, GroupExecutor(executor, (), transfers))
+    engine = NativeEngine(limits, GroupExecutor(executor, (), transfers))
     office = TicketOffice(PeerId("d", 10), (TransferAddress("h", 1),), 2, 1, 1, 1)
     inbox: Inbox[EngineEvent] = Inbox(1000)
     port = KeptPort()
+    role, stats = DecodeRole(engine, transfers, office, 5.0), StatsBook(engine, transfers, interval_s=stats_interval_s)
     loop = EngineLoop(
         engine=engine,
-        role=DecodeRole(engine, transfers, office, 5.0),
+        protocol=WorkerProtocol(engine, role, transfers, StepSampler(), stats, drain_s),
         transfers=transfers,
-        stats=StatsBook(engine, transfers, interval_s=stats_interval_s),
         inbox=inbox,
         router=port,
         tickets=office,
         hello=lambda peer: Hello(PROTOCOL_VERSION, "", peer, "decode", "m", 1, 1, (), 4, 16, 4, 64, 40),
         show=lambda state, progress: None,
-        drain_s=drain_s,
     )
     errors: list[WorkerFailed] = []
     next_roles: list[str | None] = []

@@ -27,12 +27,12 @@ from slipstream.router.messages import (
     pack_ids,
 )
 from slipstream.workers.decode import DecodeRole
-from slipstream.workers.engine.engine import Engine
+from slipstream.workers.engine.engine import NativeEngine
 from slipstream.workers.engine.sequence import SequenceState
 from slipstream.workers.group import GroupExecutor
 from slipstream.workers.group_transfers import GroupTransfers, RankOutcome
 from slipstream.workers.prefill import PrefillRole
-from slipstream.workers.role import Role
+from slipstream.workers.protocol.role import Role
 from slipstream.workers.ticket_office import TicketOffice
 from tests.workers.engine.driver import make_limits
 from tests.workers.engine.fake_executor import FakeExecutor
@@ -80,7 +80,7 @@ class Bench:
         self.transfers = GroupTransfers(self.ranks)
         executor = FakeExecutor(limits.num_pages, limits.page_tokens, limits.vocab_size)
         self.executor = executor
-        self.engine = Engine(limits, GroupExecutor(executor, (), self.transfers))
+        self.engine = NativeEngine(limits, GroupExecutor(executor, (), self.transfers))
         office = TicketOffice(DECODE, (TransferAddress("h", 1),), 2, 1, 1, 1)
         self.role: Role = (
             PrefillRole(self.engine, self.transfers)

@@ -12,7 +12,7 @@ from slipstream.kernels.cpu.library import native_library
 from slipstream.router.messages import EngineRequest, SamplingParams, pack_ids
 from slipstream.router.process.container_limits import num_cores
 from slipstream.workers.config import EngineConfig
-from slipstream.workers.engine.engine import Engine
+from slipstream.workers.engine.engine import NativeEngine
 from slipstream.workers.engine.errors import EngineConfigError
 from slipstream.workers.engine.executor import Executor
 from slipstream.workers.engine.gpu_build import build_gpu_runner
@@ -138,16 +138,16 @@ def build_runner(
     return ModelRunner(model, kv)
 
 
-def build_engine(limits: EngineLimits, executor: Executor, guides: GuideBook | None = None) -> Engine:
+def build_engine(limits: EngineLimits, executor: Executor, guides: GuideBook | None = None) -> NativeEngine:
     """A new engine that is ready to serve: tokens have already been generated with `executor` (in another engine, of
     which nothing is left but warm caches)."""
     warm_up(limits, executor)
-    return Engine(limits, executor, guides)
+    return NativeEngine(limits, executor, guides)
 
 
 def warm_up(limits: EngineLimits, executor: Executor) -> None:
     """Generates tokens, greedily and sampled, in one batch. Raises ModelError if that fails."""
-    engine = Engine(limits, executor)
+    engine = NativeEngine(limits, executor)
     num_prompt = max(1, min(WARM_UP_TOKENS, limits.max_model_len - 2))
     prompt = pack_ids(position % limits.vocab_size for position in range(num_prompt))
     drawn = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9, ignore_eos=True)

@@ -10,12 +10,12 @@ import numpy as np
 from slipstream.kv_transfer.ticket import HandoffTicket
 from slipstream.router.messages import EngineRequest, SamplingParams
 from slipstream.router.prefix.block_hash import HashChain, root_digest
-from slipstream.workers.engine.errors import RequestError
 from slipstream.workers.engine.guides import GuideBook
 from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.engine.plan import is_plainly_greedy
 from slipstream.workers.engine.sequence import Sequence
 from slipstream.workers.engine.token_counts import TokenCounts
+from slipstream.workers.protocol.engine import RequestError
 
 
 class Intake:

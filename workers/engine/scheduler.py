@@ -6,9 +6,10 @@ from bisect import bisect_left, insort
 
 from slipstream.workers.engine.ledger import PageState
 from slipstream.workers.engine.limits import EngineLimits
-from slipstream.workers.engine.sequence import AttemptKey, Sequence, SequenceState
+from slipstream.workers.engine.sequence import Sequence, SequenceState
 from slipstream.workers.engine.sequence_pages import SequencePages
 from slipstream.workers.engine.step import ScheduledStep
+from slipstream.workers.protocol.engine import AttemptKey
 
 # The states that have a slot without being in the batch.
 _RESERVED_STATES = (SequenceState.RESERVED, SequenceState.LANDED, SequenceState.STARTED, SequenceState.FROZEN)

@@ -12,8 +12,7 @@ from slipstream.router.prefix.block_hash import HashChain
 from slipstream.workers.engine.guides import TokenGuide
 from slipstream.workers.engine.ledger import PageState
 from slipstream.workers.engine.token_counts import TokenCounts
-
-AttemptKey = tuple[str, int]  # (request_id, attempt)
+from slipstream.workers.protocol.engine import AttemptKey
 
 
 class SequenceState(Enum):

@@ -8,9 +8,9 @@ from typing import Any
 
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
 from slipstream.router.messages import EngineRequest, FinishReason, SamplingParams, TokenChunk, TokenLogprob, pack_ids
-from slipstream.workers.engine.engine import Engine
+from slipstream.workers.engine.engine import NativeEngine
 from slipstream.workers.engine.limits import EngineLimits
-from slipstream.workers.engine.sequence import AttemptKey
+from slipstream.workers.protocol.engine import AttemptKey
 
 
 def make_limits(**overrides: Any) -> EngineLimits:
@@ -70,7 +70,7 @@ class Generated:
         self.stop_token_id = output.stop_token_id
 
 
-def run(engine: Engine, *, check: bool = True) -> dict[AttemptKey, Generated]:
+def run(engine: NativeEngine, *, check: bool = True) -> dict[AttemptKey, Generated]:
     """Steps until there is no work; checks the books after each step, and that no finish comes twice."""
     generated: dict[AttemptKey, Generated] = {}
     while engine.has_work:
@@ -82,7 +82,7 @@ def run(engine: Engine, *, check: bool = True) -> dict[AttemptKey, Generated]:
     return generated
 
 
-def tokens_of(engine: Engine, *requests: EngineRequest) -> list[list[int]]:
+def tokens_of(engine: NativeEngine, *requests: EngineRequest) -> list[list[int]]:
     """Adds the requests, runs the engine, and returns what each generated."""
     for request in requests:
         engine.add(request)
@@ -93,6 +93,6 @@ def tokens_of(engine: Engine, *requests: EngineRequest) -> list[list[int]]:
     return [result.token_ids for result in results]
 
 
-def owned(engine: Engine) -> int:
+def owned(engine: NativeEngine) -> int:
     """Pages that any sequence owns."""
     return sum(num for state, num in engine.ledger().items() if state not in ("free", "cached"))

@@ -7,20 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipstream.workers.engine.engine import Capacity, Engine
-from slipstream.workers.engine.errors import EngineConfigError, RequestError
+from slipstream.workers.engine.engine import NativeEngine
+from slipstream.workers.engine.errors import EngineConfigError
 from slipstream.workers.engine.plan import StepPlan
 from slipstream.workers.engine.sequence import SequenceState
+from slipstream.workers.protocol.engine import Capacity, RequestError
 from tests.workers.engine.driver import make_limits, make_request, make_ticket, owned, run, tokens_of
 from tests.workers.engine.fake_executor import FakeExecutor, continuation, next_token, slices_of
 
 VOCAB = 100
 
 
-def make_engine(**overrides: Any) -> tuple[Engine, FakeExecutor]:
+def make_engine(**overrides: Any) -> tuple[NativeEngine, FakeExecutor]:
     limits = make_limits(**overrides)
     executor = FakeExecutor(limits.num_pages, limits.page_tokens, limits.vocab_size)
-    return Engine(limits, executor), executor
+    return NativeEngine(limits, executor), executor
 
 
 def tokens_by_slice(plan: StepPlan) -> list[int]:
@@ -105,7 +106,7 @@ def test_min_tokens_masks_what_would_end_the_output() -> None:
             seen.extend(row.masked_ids for row in sampling)
             return executor.execute(plan, sampling)
 
-    engine = Engine(engine.limits, Spy(16, 4, VOCAB))
+    engine = NativeEngine(engine.limits, Spy(16, 4, VOCAB))
     engine.add(make_request("a", range(5), max_tokens=4, min_tokens=2, stop_token_ids=(4, 1000)))
     run(engine)
     assert [sorted(masked) for masked in seen] == [[3, 4], [3, 4]]  # then greedy, without rows

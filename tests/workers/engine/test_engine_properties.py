@@ -9,9 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from slipstream.workers.engine.engine import Engine, Reservation
+from slipstream.workers.engine.engine import NativeEngine
 from slipstream.workers.engine.plan import StepPlan
-from slipstream.workers.engine.sequence import AttemptKey, SequenceState
+from slipstream.workers.engine.sequence import SequenceState
+from slipstream.workers.protocol.engine import AttemptKey, Reservation
 from tests.workers.engine.driver import make_limits, make_request, make_ticket
 from tests.workers.engine.fake_executor import FakeExecutor, next_token
 
@@ -75,7 +76,7 @@ class EngineMachine(RuleBasedStateMachine):
             prefix_caching=prefix_caching,
         )
         self.executor = FakeExecutor(num_pages, limits.page_tokens, VOCAB_SIZE)
-        self.engine = Engine(limits, self.executor)
+        self.engine = NativeEngine(limits, self.executor)
 
     # ---- what a worker does
 

@@ -13,7 +13,7 @@ import torch
 from slipstream.router.messages import EngineRequest
 from slipstream.workers.config import EngineConfig
 from slipstream.workers.engine.build import build_runner, engine_limits
-from slipstream.workers.engine.engine import Engine
+from slipstream.workers.engine.engine import NativeEngine
 from slipstream.workers.engine.executor import Executor
 from slipstream.workers.engine.gpu_buckets import batch_buckets, bucket_for
 from slipstream.workers.engine.gpu_runner import GpuRunner
@@ -59,13 +59,13 @@ class Subject:
         )
         self.limits = engine_limits(model_dir, CONFIG)
 
-    def engine(self) -> Engine:
-        return Engine(self.limits, self.runner)
+    def engine(self) -> NativeEngine:
+        return NativeEngine(self.limits, self.runner)
 
 
 def expected(model_dir: Path) -> list[list[int]]:
     executor: Executor = build_runner(model_dir, CONFIG, 96)
-    return tokens_of(Engine(engine_limits(model_dir, CONFIG), executor), *requests())
+    return tokens_of(NativeEngine(engine_limits(model_dir, CONFIG), executor), *requests())
 
 
 @pytest.fixture(params=["llama", "qwen3", "mistral"])

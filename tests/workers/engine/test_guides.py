@@ -19,11 +19,11 @@ import tokenizers
 from slipstream.router.messages import EngineRequest, Guide
 from slipstream.workers.config import EngineConfig
 from slipstream.workers.engine.build import build_runner, engine_limits
-from slipstream.workers.engine.engine import Engine
-from slipstream.workers.engine.errors import RequestError
+from slipstream.workers.engine.engine import NativeEngine
 from slipstream.workers.engine.gpu_sampler import GpuSampler
 from slipstream.workers.engine.guides import GuideBook
 from slipstream.workers.engine.runner import ModelRunner
+from slipstream.workers.protocol.engine import RequestError
 from tests.workers.engine.driver import Generated, make_request, make_ticket, run
 
 DEMO = Path(__file__).parents[3] / "models" / "slipstream-demo"
@@ -62,17 +62,17 @@ def make_book() -> GuideBook:
 BOOK = make_book()
 
 
-def make_engine(runner: ModelRunner, **overrides: Any) -> Engine:
+def make_engine(runner: ModelRunner, **overrides: Any) -> NativeEngine:
     values: dict[str, Any] = {"num_pages": 256, "max_num_seqs": 16, "max_step_tokens": 128, **overrides}
     config = EngineConfig(dtype="float32", page_tokens=8, **values)
-    return Engine(engine_limits(DEMO, config), runner, BOOK)
+    return NativeEngine(engine_limits(DEMO, config), runner, BOOK)
 
 
 def guided(name: str, guide: Guide | None, seed: int = 0, **params: Any) -> EngineRequest:
     return make_request(name, PROMPT, **{"max_tokens": 160, "guide": guide, "seed": seed, "temperature": 1.0, **params})
 
 
-def outcome(engine: Engine, *requests: EngineRequest) -> dict[str, Generated]:
+def outcome(engine: NativeEngine, *requests: EngineRequest) -> dict[str, Generated]:
     for request in requests:
         engine.add(request)
     results = {key[0]: result for key, result in run(engine).items()}
@@ -239,7 +239,7 @@ def test_what_cannot_be_compiled_ends_in_an_error_and_others_go_on(runner: Model
 
 
 def test_a_tokenizer_that_is_missing_ends_guided_sequences_alone(runner: ModelRunner, tmp_path: Path) -> None:
-    engine = Engine(make_engine(runner).limits, runner, GuideBook(tmp_path, 4096, ()))
+    engine = NativeEngine(make_engine(runner).limits, runner, GuideBook(tmp_path, 4096, ()))
     results = outcome(engine, guided("r", REGEX), guided("plain", None, max_tokens=5, ignore_eos=True))
     assert [results[name].finish_reason for name in ("r", "plain")] == ["error", "length"]
 
@@ -255,7 +255,7 @@ def test_a_guide_is_compiled_once_the_tokenizer_is_there_again(tmp_path: Path) -
 
 
 def test_an_engine_without_guides_refuses_them(runner: ModelRunner) -> None:
-    engine = Engine(make_engine(runner).limits, runner)
+    engine = NativeEngine(make_engine(runner).limits, runner)
     with pytest.raises(RequestError, match="guide"):
         engine.add(guided("r", REGEX))
 
@@ -296,7 +296,7 @@ class SlowBook(GuideBook):
 def test_who_waits_for_a_guide_holds_up_nobody_and_goes_on_when_it_is_ready(runner: ModelRunner) -> None:
     told = threading.Event()
     book = SlowBook(told.set)
-    engine = Engine(make_engine(runner).limits, runner, book)
+    engine = NativeEngine(make_engine(runner).limits, runner, book)
     engine.add(guided("waits", REGEX))
     engine.add(make_request("goes on", PROMPT[:5], max_tokens=20, priority=7, ignore_eos=True))
     reserved = guided("comes", REGEX)
