@@ -17,6 +17,7 @@ from slipstream.workers.protocol.engine import SteppedEngine
 from slipstream.workers.protocol.worker_protocol import WorkerProtocol
 from slipstream.workers.report import WorkerFailed, WorkerState
 from slipstream.workers.request_log import RequestLog
+from slipstream.workers.step_times import StepSampler
 from slipstream.workers.ticket_office import TicketOffice
 
 log = logging.getLogger(__name__)
@@ -89,6 +90,7 @@ class EngineLoop:
     show: Callable[[WorkerState, str], None]
     clock: Callable[[], float] = time.monotonic
     requests: RequestLog = field(default_factory=RequestLog)
+    steps: StepSampler = field(default_factory=StepSampler)
     _out: list[WorkerMessage] = field(default_factory=list)
     _connected: bool = False
     _connecting: bool = False
@@ -142,6 +144,7 @@ class EngineLoop:
             return
         self._connecting = True
         self.protocol.start_over()
+        self.steps.start_over()
         worker = self.tickets.open_epoch()
         self.transfers.begin_epoch(worker)
         self.show("draining" if self.protocol.is_draining else "connecting", f"epoch {worker.epoch}")
@@ -196,19 +199,22 @@ class EngineLoop:
 
     def _sample_step(self, began_s: float) -> None:
         """Samples the time of a step. The time since the step before counts as well, because streams wait for it."""
-        steps, now_s = self.protocol.steps, self.clock()
-        self._step_ended_s = now_s
+        now_s = self._step_ended_s = self.clock()
         has_prefill = self.engine.last_step_has_prefill
-        steps.ended(has_prefill, self.engine.last_step_num_decoding, now_s - began_s)
-        if steps.wants(has_prefill, now_s):
+        self.steps.ended(has_prefill, self.engine.last_step_num_decoding, now_s - began_s)
+        if self.steps.wants(has_prefill, now_s):
             sample = self.engine.last_step_time(now_s - began_s)
             if sample is not None:
-                steps.add(sample, now_s)
+                self.steps.add(sample, now_s)
 
     def _flush(self) -> None:
         """Sends one batch per step: its tokens and events, then what the protocol has to report."""
         if self._connected:
-            self._out += self.protocol.news(self.clock(), not self.engine.has_work)
+            now_s = self.clock()
+            self._out += self.protocol.news(now_s)
+            step_times = self.steps.due(now_s, not self.engine.has_work)
+            if step_times is not None:
+                self._out.append(step_times)
             if self._out:
                 self.requests.said(self._out)
                 self.router.send(self._out)

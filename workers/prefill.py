@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from slipstream.kv_transfer.ticket import TransferKey
 from slipstream.router.messages import (
+    Adopt,
     Cancel,
     Failed,
     Generate,
@@ -53,7 +54,7 @@ class PrefillRole:
         match message:
             case Prefill():
                 return self._prefill(message)
-            case Generate(request=request) | Reserve(request=request):
+            case Generate(request=request) | Reserve(request=request) | Adopt(request=request):
                 return [Failed(request.request_id, request.attempt, "this is a prefill worker", True)]
             case Cancel(request_id, attempt):
                 self._close((request_id, attempt))

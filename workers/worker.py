@@ -271,11 +271,12 @@ class Worker:
             if name == "prefill"
             else DecodeRole(engine, transfers, tickets, self._config.transfer.lease_s)
         )
-        protocol = WorkerProtocol(engine, role, transfers, steps, stats, self._config.drain_s)
+        protocol = WorkerProtocol(engine, role, transfers, stats, self._config.drain_s)
         return EngineLoop(
             engine=engine,
             protocol=protocol,
             transfers=transfers,
+            steps=steps,
             inbox=self._inbox,
             router=link,
             tickets=tickets,

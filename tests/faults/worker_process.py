@@ -46,7 +46,6 @@ from slipstream.workers.prefill import PrefillRole
 from slipstream.workers.protocol.worker_protocol import WorkerProtocol
 from slipstream.workers.rank_parts import RankAgent
 from slipstream.workers.stats_book import StatsBook
-from slipstream.workers.step_times import StepSampler
 from slipstream.workers.ticket_office import TicketOffice
 from tests.faults.clockwork import Clockwork
 from tests.faults.mock_process import MAX_MODEL_LEN, MAX_QUEUED_TOKENS
@@ -288,7 +287,7 @@ class WorkerProcess(Process):
         stats = StatsBook(engine, transfers)
         return EngineLoop(
             engine=engine,
-            protocol=WorkerProtocol(engine, role, transfers, StepSampler(), stats, drain_s=10.0),
+            protocol=WorkerProtocol(engine, role, transfers, stats, drain_s=10.0),
             transfers=transfers,
             inbox=self.inbox,
             router=self,

@@ -38,7 +38,6 @@ from slipstream.workers.inbox import Inbox
 from slipstream.workers.protocol.worker_protocol import WorkerProtocol
 from slipstream.workers.report import WorkerFailed
 from slipstream.workers.stats_book import StatsBook
-from slipstream.workers.step_times import StepSampler
 from slipstream.workers.ticket_office import TicketOffice
 from tests.workers.engine.driver import make_limits, make_request
 from tests.workers.engine.fake_executor import FakeExecutor
@@ -131,7 +130,7 @@ def running(
     role, stats = DecodeRole(engine, transfers, office, 5.0), StatsBook(engine, transfers, interval_s=stats_interval_s)
     loop = EngineLoop(
         engine=engine,
-        protocol=WorkerProtocol(engine, role, transfers, StepSampler(), stats, drain_s),
+        protocol=WorkerProtocol(engine, role, transfers, stats, drain_s),
         transfers=transfers,
         inbox=inbox,
         router=port,

@@ -1,4 +1,4 @@
-"""The attempts on a mock worker and their pages: which are accepted, how much was cached, what is given back."""
+"""The attempts on a mock worker and their pages: which are accepted, how much was cached, and what is given back."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 from xxhash import xxh3_64_intdigest
 
-from slipstream.router.messages import EngineRequest, Failed
+from slipstream.router.messages import EngineRequest
 from slipstream.router.prefix.block_hash import HashChain, root_digest
-from slipstream.workers.mock.attempt import Attempt, AttemptKey, State
+from slipstream.workers.mock.attempt import Attempt, State
 from slipstream.workers.mock.prefix_cache import MockPages
 from slipstream.workers.mock.profile import MockProfile
+from slipstream.workers.protocol.engine import AttemptKey, RequestError
 
 _ID_BYTES = 4
 
@@ -20,7 +21,6 @@ class AttemptBook:
     def __init__(self, profile: MockProfile, model: str) -> None:
         self.profile = profile
         self.pages = MockPages(profile.num_pages)
-        self.refusal: str | None = None  # why new attempts are refused, if they are
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self._model = model
@@ -38,21 +38,20 @@ class AttemptBook:
     def get(self, key: AttemptKey) -> Attempt | None:
         return self._attempts.get(key)
 
-    def admit(self, request: EngineRequest, state: State, num_room_tokens: int = 0) -> Attempt | Failed:
-        """A new attempt with pages for all its tokens and some more; or the reason for refusing it."""
+    def admit(self, request: EngineRequest, state: State, num_room_tokens: int = 0) -> Attempt | None:
+        """A new attempt with pages for all its tokens and some more; None if there are not enough. Raises RequestError
+        if it can never run here or its key is in use."""
         key = (request.request_id, request.attempt)
-        if self.refusal is not None:
-            return Failed(*key, self.refusal, True)
         if key in self._attempts:
-            return Failed(*key, "this attempt is already here", True)
+            raise RequestError("request_id", f"{key} is here already")
         if request.sampling.guide is not None:
-            return Failed(*key, "guide is not served by a mock worker", False)
+            raise RequestError("guide", "is not served by a mock worker")
         num_prompt = len(request.prompt_ids) // _ID_BYTES
         num_output = len(request.output_ids) // _ID_BYTES
         num_tokens = num_prompt + num_output
         max_output = min(request.sampling.max_tokens, self.profile.max_model_len - num_prompt)
         if num_prompt == 0 or num_output >= max_output:
-            return Failed(*key, f"{num_tokens} tokens leave nothing to generate", False)
+            raise RequestError("prompt_ids", f"{num_tokens} tokens leave nothing to generate")
         tokens, chain = None, None
         if self.profile.prefix_caching:
             tokens = array("i", request.prompt_ids + request.output_ids)
@@ -62,7 +61,7 @@ class AttemptBook:
         num_pages = self.profile.pages_for(num_tokens + num_room_tokens)
         lease = self.pages.take(chain, num_pages, self._max_shared(num_tokens))
         if lease is None:
-            return Failed(*key, "no pages", True)
+            return None
         attempt = Attempt(
             request=request,
             key=key,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 
-from slipstream.router.messages import FinishReason, Role, StepTime, StepTimes, TokenChunk
-from slipstream.workers.mock.attempt import Attempt, AttemptKey, State, token_at
+from slipstream.router.messages import FinishReason, Role, StepTime, TokenChunk
+from slipstream.workers.mock.attempt import Attempt, State, token_at
 from slipstream.workers.mock.attempt_book import AttemptBook
 from slipstream.workers.mock.profile import FIRST_TOKEN_ID
-from slipstream.workers.mock.timers import Timers
+from slipstream.workers.mock.transfers import MockTransfers
+from slipstream.workers.protocol.engine import AttemptKey
+from slipstream.workers.step_counts import StepCounts
 from slipstream.workers.step_times import StepSampler
 
 
@@ -16,20 +18,20 @@ class Batch:
     """Queued prompts and decoding attempts. A step computes one token of each decoding attempt and then, within
     `max_step_tokens`, the prompts in order."""
 
-    def __init__(self, book: AttemptBook, timers: Timers, role: Role) -> None:
+    def __init__(self, book: AttemptBook, transfers: MockTransfers, role: Role, steps: StepSampler) -> None:
         self._book = book
         self._profile = book.profile
-        self._timers = timers
+        self._transfers = transfers
         self._role = role
         self._queue: deque[Attempt] = deque()
         self._decoding: dict[AttemptKey, Attempt] = {}
         self._context_tokens = 0  # the sum over decoding attempts
         self._step_chunks: list[tuple[Attempt, int]] = []  # prompt tokens in the current step
         self._step_decoding: list[Attempt] = []
-        self._steps = StepSampler(tuple(self._profile.steps()))
+        self._steps = steps
         self.step_ends_s: float | None = None
         self.num_queued_tokens = 0
-        self.num_steps = 0
+        self.counts = StepCounts()
         self.num_sampled_tokens = 0
 
     @property
@@ -40,28 +42,18 @@ class Batch:
         """The attempt, if it is decoding here."""
         return self._decoding.get(key)
 
-    def is_in_step(self, attempt: Attempt) -> bool:
+    def is_in_step(self, key: AttemptKey) -> bool:
         """Whether the step under way computes a token of its output."""
-        return attempt in self._step_decoding
-
-    def stopping(self) -> list[Attempt]:
-        """The attempts that are to stop at the end of the step."""
-        return [attempt for attempt in self._decoding.values() if attempt.stops]
-
-    def step_times(self, now_s: float) -> StepTimes | None:
-        """The times of some steps, now and then, which are exactly those of the profile."""
-        return self._steps.due(now_s, self.step_ends_s is None)
+        return self._decoding.get(key) in self._step_decoding
 
     # ---- adding and removing
 
-    def enqueue(self, attempt: Attempt, now_s: float) -> None:
+    def enqueue(self, attempt: Attempt) -> None:
         """Queues an attempt, whose prompt is to be computed here except for what is cached."""
         attempt.state = State.QUEUED
-        attempt.due_s = None
         attempt.num_uncomputed = attempt.num_tokens - self._book.known_tokens(attempt)
         self.num_queued_tokens += attempt.num_uncomputed
         self._queue.append(attempt)
-        self.begin_step(now_s)
 
     def decode(self, attempt: Attempt) -> None:
         attempt.state = State.DECODING
@@ -71,7 +63,7 @@ class Batch:
     def freeze(self, attempt: Attempt) -> None:
         """Takes an attempt out of the batch."""
         del self._decoding[attempt.key]
-        attempt.state, attempt.stops = State.FROZEN, False
+        attempt.state = State.FROZEN
         self._context_tokens -= attempt.num_tokens
 
     def drop(self, attempt: Attempt) -> None:
@@ -103,6 +95,7 @@ class Batch:
             self._step_chunks.append((attempt, take))
             budget -= take
             num_prompt_tokens += take
+        self.counts.add(len(self._step_decoding) + num_prompt_tokens, len(self._step_decoding) + len(self._step_chunks))
         seconds = profile.step_seconds(len(self._step_decoding), num_prompt_tokens, self._context_tokens)
         self.step_ends_s = now_s + seconds
         if self._steps.wants(num_prompt_tokens > 0, now_s):
@@ -111,10 +104,9 @@ class Batch:
             sample = StepTime(num_prompt_tokens, mean, len(self._step_decoding), self._context_tokens, seconds)
             self._steps.add(sample, now_s)
 
-    def end_step(self, now_s: float) -> list[TokenChunk]:
+    def end_step(self) -> list[TokenChunk]:
         """Ends the step under way and returns its tokens."""
         self.step_ends_s = None
-        self.num_steps += 1
         chunks = []
         for attempt in self._step_decoding:
             if attempt.state is State.DECODING and attempt in self._book:
@@ -129,7 +121,7 @@ class Batch:
             self._book.pages.remember(attempt.lease, num_computed // self._profile.page_tokens)
             if attempt.num_uncomputed == 0:
                 self._queue.popleft()
-                chunks.append(self._prompt_computed(attempt, now_s))
+                chunks.append(self._prompt_computed(attempt))
         self._step_decoding, self._step_chunks = [], []
         return chunks
 
@@ -141,12 +133,10 @@ class Batch:
         self.num_queued_tokens += attempt.num_uncomputed
         self._book.count_cached(attempt)
 
-    def _prompt_computed(self, attempt: Attempt, now_s: float) -> TokenChunk:
+    def _prompt_computed(self, attempt: Attempt) -> TokenChunk:
         """A prompt is complete: returns its first token, and lets the attempt decode here or send its pages."""
         if self._role == "prefill":
-            assert attempt.ticket is not None
-            attempt.state = State.ARRIVING
-            self._timers.set(now_s + self._profile.arrival_s(attempt.ticket), attempt)
+            self._transfers.begin(attempt)
             return self._next_chunk(attempt)
         self.decode(attempt)
         self._context_tokens += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import time
@@ -16,29 +17,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
-from slipstream.router.messages import (
-    Drain,
-    Ping,
-    Pong,
-    Rejected,
-    ResyncBlocks,
-    Role,
-    RouterMessage,
-    Welcome,
-    WorkerMessage,
-)
+from slipstream.router.messages import Ping, Pong, Rejected, Role, RouterMessage, Welcome, WorkerMessage
 from slipstream.router.prefix.block_hash import model_key
 from slipstream.router.wire import FrameProtocol, Message, WireError
-from slipstream.workers.block_events import BlockEvents
 from slipstream.workers.keep_alive import keep_alive
-from slipstream.workers.mock.engine import MockEngine
 from slipstream.workers.mock.profile import MockProfile
+from slipstream.workers.mock.worker import MockWorker
 from slipstream.workers.report import WorkerFailed
 from slipstream.workers.ticket_office import TicketOffice
 
 RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 1.0
-STATS_INTERVAL_S = 1.0
 CLOSE_TIMEOUT_S = 2.0
 # The pages of a small model. Only statistics of bytes, which are never really sent, depend on this.
 NUM_LAYERS, NUM_KV_HEADS, HEAD_BYTES, SLAB_PAGES = 12, 4, 4096, 8
@@ -61,7 +50,7 @@ class MockConfig:
     model_version: str = ""
 
 
-class MockWorker:
+class MockProgram:
     """Connects, serves, and reconnects, until it is drained. Everything runs on one event loop.
 
     Unlike a real worker, it forgets its prefix cache when it changes its role, as it does with every new
@@ -114,81 +103,76 @@ class _Serving:
     def __init__(self, config: MockConfig, tickets: TicketOffice) -> None:
         self._config = config
         self._loop = asyncio.get_running_loop()
-        self._worker = tickets.open_epoch()
-        self._engine = MockEngine(config.profile, config.role, tickets, model_key(config.model, config.model_version))
-        self._blocks = BlockEvents(self._engine.pages)
-        self._blocks_timer: asyncio.TimerHandle | None = None
-        self._protocol = FrameProtocol(self._received, self._lost)
+        self._peer = tickets.open_epoch()
+        model = model_key(config.model, config.model_version)
+        self._worker = MockWorker(config.profile, config.role, tickets, model, has_stats=True)
+        self._connection = FrameProtocol(self._received, self._lost)
         self._closed = asyncio.Event()
         self._out: list[WorkerMessage] = []
         self._turn: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_s = 0.0
-        self._stats_timer: asyncio.TimerHandle | None = None
         self._welcome: asyncio.Future[None] = self._loop.create_future()
-        self.is_draining = False
-        self.next_role: Role | None = None  # after the drain; None: the worker ends
         self.over: asyncio.Future[None] = self._loop.create_future()
+
+    @property
+    def is_draining(self) -> bool:
+        return self._worker.protocol.is_draining
+
+    @property
+    def next_role(self) -> Role | None:
+        """After the drain; None: the worker ends."""
+        return self._worker.protocol.next_role
 
     async def connect(self) -> None:
         """Connects to the router. Raises OSError if there is none, WorkerFailed if it rejects the worker."""
         config = self._config
         try:
             transport, _ = await self._loop.create_connection(
-                lambda: self._protocol, config.router_host, config.router_port
+                lambda: self._connection, config.router_host, config.router_port
             )
         except OSError:
             self._closed.set()
             raise
         keep_alive(transport.get_extra_info("socket"))
-        hello = config.profile.hello(self._worker, config.role, config.model, NOWHERE)
-        self._protocol.send(replace(hello, token=config.token, pid=os.getpid(), model_version=config.model_version))
+        hello = config.profile.hello(self._peer, config.role, config.model, NOWHERE)
+        self._connection.send(replace(hello, token=config.token, pid=os.getpid(), model_version=config.model_version))
         await self._welcome
 
-    def drain(self, next_role: Role | None = None) -> None:
-        """Begins to drain. Only the first call counts."""
-        if self.is_draining:
-            return
-        self.is_draining = True
-        self.next_role = next_role
-        self._engine.refuse("the worker drains")
+    def drain(self) -> None:
+        """Begins to drain, so that the worker ends afterwards. Only the first drain counts."""
+        self._worker.protocol.drain(time.monotonic(), math.inf, None)
         self._take_turn_soon()
 
     async def close(self) -> None:
         """Closes the connection, after a moment to send what is queued."""
-        for handle in (self._turn, self._timer, self._blocks_timer, self._stats_timer):
+        for handle in (self._turn, self._timer):
             if handle is not None:
                 handle.cancel()
-        self._protocol.close()
+        self._connection.close()
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._closed.wait()
         except TimeoutError:
-            self._protocol.abort()
+            self._connection.abort()
 
     def _received(self, message: Message) -> None:
         match message:
             case Ping(nonce):
-                self._protocol.send(Pong(nonce))
+                self._connection.send(Pong(nonce))
             case Welcome():
-                self._protocol.reader.trust()
+                self._connection.reader.trust()
                 if not self._welcome.done():
                     self._welcome.set_result(None)
                 self._take_turn_soon()
-                self._tell_stats()
             case Rejected(reason):
                 if not self._welcome.done():
                     self._welcome.set_exception(WorkerFailed(f"the router rejected this worker: {reason}"))
-            case Drain(next_role):
-                self.drain(next_role)
-            case ResyncBlocks():
-                self._blocks.resync()
-                self._set_blocks_timer()
             case _ if isinstance(message, RouterMessage):
-                self._out += self._engine.handle(message, time.monotonic())
+                self._out += self._worker.handle(message, time.monotonic())
                 self._take_turn_soon()
             case _:
-                self._protocol.abort(WireError(f"{type(message).__name__} is not for workers"))
+                self._connection.abort(WireError(f"{type(message).__name__} is not for workers"))
 
     def _lost(self, reason: Exception | None) -> None:
         self._closed.set()
@@ -205,18 +189,15 @@ class _Serving:
 
     def _take_turn(self) -> None:
         """Sends one batch, like a real worker in each step: the answers to all messages, the output of a step that is
-        due, and the credits after that."""
+        due, and what there is to report after that."""
         self._turn = None
         now_s = time.monotonic()
         out, self._out = self._out, []
-        out += self._engine.advance(now_s)
-        for news in (self._engine.step_times(now_s), self._engine.credits()):
-            if news is not None:
-                out.append(news)
+        out += self._worker.advance(now_s)
+        out += self._worker.news(now_s)
         if out:
-            self._protocol.send_batch(out)
-        self._set_blocks_timer()
-        if self.is_draining and self._engine.num_attempts == 0 and not self.over.done():
+            self._connection.send_batch(out)
+        if self._worker.protocol.is_finished and not self.over.done():
             self.over.set_result(None)
         self._set_timer()
 
@@ -224,23 +205,9 @@ class _Serving:
         self._timer = None
         self._take_turn()
 
-    def _set_blocks_timer(self) -> None:
-        due_s = self._blocks.next_due_s()
-        if due_s is not None and self._blocks_timer is None:
-            self._blocks_timer = self._loop.call_later(max(0.0, due_s - time.monotonic()), self._tell_blocks)
-
-    def _tell_blocks(self) -> None:
-        self._blocks_timer = None
-        for message in self._blocks.due(time.monotonic()):
-            self._protocol.send(message)
-        self._set_blocks_timer()
-
-    def _tell_stats(self) -> None:
-        self._protocol.send(self._engine.stats())
-        self._stats_timer = self._loop.call_later(STATS_INTERVAL_S, self._tell_stats)
-
     def _set_timer(self) -> None:
-        due_s = self._engine.next_deadline_s()
+        waiting = (self._worker.next_deadline_s(), self._worker.protocol.next_news_s())
+        due_s = min((at_s for at_s in waiting if at_s is not None), default=None)
         wait_s = due_s - time.monotonic() if due_s is not None else None
         if wait_s is not None and wait_s <= 0:
             self._take_turn_soon()
@@ -257,7 +224,7 @@ class _Serving:
 
 async def run_mock_workers(configs: Sequence[MockConfig]) -> None:
     """Runs several mock workers in one process, until SIGTERM or SIGINT has drained them. Raises WorkerFailed."""
-    workers = [MockWorker(config) for config in configs]
+    workers = [MockProgram(config) for config in configs]
 
     def drain() -> None:
         for worker in workers:

@@ -3,7 +3,7 @@
                RouterMessage                       WorkerMessage
     router ---------------------> WorkerProtocol ------------------> router
                                     |  Role: attempts, reservations, migrations, cancel
-                                    |  credits, drain, prefix cache, statistics, step times
+                                    |  credits, drain, prefix cache, statistics
                                     v
                          Engine, PageTransfers  (native, mock, ...)
 
@@ -36,7 +36,6 @@ from slipstream.workers.protocol.engine import Engine
 from slipstream.workers.protocol.role import Role
 from slipstream.workers.protocol.transfers import PageTransfers, TransferOutcome
 from slipstream.workers.stats_book import StatsBook
-from slipstream.workers.step_times import StepSampler
 
 SPENDING = (Generate, Reserve, Prefill, Adopt, Extend)  # the messages that spend credits
 
@@ -45,13 +44,12 @@ SPENDING = (Generate, Reserve, Prefill, Adopt, Extend)  # the messages that spen
 class WorkerProtocol:
     """One role from its beginning to its end, over any number of router connections.
 
-    `steps` and `stats` collect what is reported of steps and transfers; without `stats` there are no statistics.
+    Without `stats` it reports no statistics. Step times are the driver's to report.
     """
 
     engine: Engine
     role: Role
     transfers: PageTransfers
-    steps: StepSampler
     stats: StatsBook | None = None
     drain_s: float = math.inf  # how long the attempts of a worker that the router drains may take
     is_draining: bool = False
@@ -80,7 +78,6 @@ class WorkerProtocol:
         """A new connection begins, on which the router knows nothing yet. The attempts of the last one are gone."""
         self._last_seq = 0
         self._credits = None
-        self.steps.start_over()
         self.blocks.start_over()
         if self.stats is not None:
             self.stats.start_over()
@@ -137,9 +134,9 @@ class WorkerProtocol:
             return due_s
         return self._drained_by_s if due_s is None else min(due_s, self._drained_by_s)
 
-    def news(self, now_s: float, is_idle: bool) -> list[WorkerMessage]:
+    def news(self, now_s: float) -> list[WorkerMessage]:
         """What is to be reported after a step, or after messages if there is none: credits, changes of the prefix
-        cache, statistics and step times. An idle worker holds back no step times."""
+        cache and statistics."""
         out: list[WorkerMessage] = []
         credits = self._count()
         if credits != self._credits:
@@ -148,8 +145,6 @@ class WorkerProtocol:
         out += self.blocks.due(now_s)
         if self.stats is not None and (stats := self.stats.due(now_s)) is not None:
             out.append(stats)
-        if (step_times := self.steps.due(now_s, is_idle)) is not None:
-            out.append(step_times)
         return out
 
     def next_news_s(self) -> float | None:

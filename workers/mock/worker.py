@@ -1,0 +1,86 @@
+"""A worker without a model: the protocol of every worker over an engine that only takes time.
+
+There are no sockets and no clock: it takes messages and times and returns messages, so the same object runs behind a
+connection and under virtual time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slipstream.router.messages import Role, RouterMessage, WorkerMessage
+from slipstream.workers.decode import DecodeRole
+from slipstream.workers.mock.engine import MockEngine
+from slipstream.workers.mock.profile import MockProfile
+from slipstream.workers.prefill import PrefillRole
+from slipstream.workers.protocol.worker_protocol import WorkerProtocol
+from slipstream.workers.stats_book import StatsBook
+from slipstream.workers.step_times import StepSampler
+from slipstream.workers.ticket_office import TicketOffice
+
+
+class MockWorker:
+    """One incarnation of a worker. A lost connection ends it; the next connection begins with a new one."""
+
+    def __init__(
+        self,
+        profile: MockProfile,
+        role: Role,
+        tickets: TicketOffice,
+        model: str = "",
+        *,
+        has_stats: bool = False,
+    ) -> None:
+        self._steps = StepSampler(tuple(profile.steps()))
+        engine = self.engine = MockEngine(profile, role, model, self._steps)
+        transfers = self._transfers = engine.transfers
+        attempts = (
+            PrefillRole(engine, transfers)
+            if role == "prefill"
+            else DecodeRole(engine, transfers, tickets, profile.start_lease_s)
+        )
+        self.protocol = WorkerProtocol(engine, attempts, transfers, StatsBook(engine, transfers) if has_stats else None)
+
+    def handle(self, message: RouterMessage, now_s: float) -> list[WorkerMessage]:
+        """Answers at once; what takes time comes from `advance`."""
+        self._transfers.now_s = now_s
+        out = self._end_transfers(self.protocol.handle(message, now_s))
+        self._go_on(now_s)
+        return out
+
+    def advance(self, now_s: float) -> list[WorkerMessage]:
+        """Does everything that is due, but at most one step."""
+        self._transfers.advance(now_s)
+        out = self._end_transfers(self.protocol.tick(now_s))
+        ended_s = self.engine.batch.step_ends_s
+        if ended_s is None or ended_s > now_s:
+            self._go_on(now_s)
+            return out
+        out += self._end_transfers(self.protocol.role.sampled(self.engine.batch.end_step()))
+        self._go_on(ended_s)
+        return out
+
+    def next_deadline_s(self) -> float | None:
+        """When `advance` will have something to do; a time in the past means now."""
+        timer_s, step_ends_s = self._transfers.timers.next_s, self.engine.batch.step_ends_s
+        if step_ends_s is None or timer_s is None:
+            return timer_s if step_ends_s is None else step_ends_s
+        return min(timer_s, step_ends_s)
+
+    def news(self, now_s: float) -> list[WorkerMessage]:
+        """What is to be reported after a call of `handle` or `advance`."""
+        step_times = self._steps.due(now_s, self.engine.batch.step_ends_s is None)
+        return [*([step_times] if step_times is not None else []), *self.protocol.news(now_s)]
+
+    def _end_transfers(self, said: Sequence[WorkerMessage]) -> list[WorkerMessage]:
+        """What a call has said, and what follows from the transfers that it has ended."""
+        out = [*said]
+        while ended := self._transfers.take_ended():
+            for outcome in ended:
+                out += self.protocol.transfer_ended(outcome, self._transfers.now_s)
+        return out
+
+    def _go_on(self, now_s: float) -> None:
+        """Begins a step, if none is under way, and sets the timer for what may wait too long."""
+        self.engine.batch.begin_step(now_s)
+        self._transfers.timers.wake(self.protocol.next_deadline_s())
