@@ -45,11 +45,11 @@ from slipstream.workers.inbox import Inbox
 from slipstream.workers.models.json_keys import ModelError
 from slipstream.workers.models.tensor_parallel import TensorParallel
 from slipstream.workers.prefill import PrefillRole
-from slipstream.workers.protocol.role import Role
 from slipstream.workers.protocol.worker_protocol import WorkerProtocol
 from slipstream.workers.rank_parts import RankParts, rank_parts
 from slipstream.workers.report import WorkerFailed, WorkerReport
 from slipstream.workers.reporter import Reporter
+from slipstream.workers.role import Role
 from slipstream.workers.router_link import RouterLink
 from slipstream.workers.stats_book import StatsBook
 from slipstream.workers.step_times import StepSampler

@@ -32,7 +32,7 @@ from slipstream.workers.engine.sequence import SequenceState
 from slipstream.workers.group import GroupExecutor
 from slipstream.workers.group_transfers import GroupTransfers, RankOutcome
 from slipstream.workers.prefill import PrefillRole
-from slipstream.workers.protocol.role import Role
+from slipstream.workers.role import Role
 from slipstream.workers.ticket_office import TicketOffice
 from tests.workers.engine.driver import make_limits
 from tests.workers.engine.fake_executor import FakeExecutor

@@ -33,8 +33,8 @@ from slipstream.router.messages import (
 from slipstream.router.messages import Role as RoleName
 from slipstream.workers.block_events import BlockEvents
 from slipstream.workers.protocol.engine import Engine
-from slipstream.workers.protocol.role import Role
 from slipstream.workers.protocol.transfers import PageTransfers, TransferOutcome
+from slipstream.workers.role import Role
 from slipstream.workers.stats_book import StatsBook
 
 SPENDING = (Generate, Reserve, Prefill, Adopt, Extend)  # the messages that spend credits
