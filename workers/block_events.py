@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slipstream.router.messages import BlocksChanged
-from slipstream.router.prefix.block_hash import pack_block_ids
+from slipstream.router.protocol.block_hash import pack_block_ids
+from slipstream.router.protocol.messages import BlocksChanged
 from slipstream.workers.protocol.engine import BlockSource
 
 # Changes are reported together, at most this often: one message costs the router as much as 100 blocks do.

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from slipstream.kv_transfer.ticket import PeerId
-from slipstream.router.messages import Drain, Hello, RouterMessage, Welcome, WorkerMessage
-from slipstream.router.messages import Role as RoleName
+from slipstream.router.protocol.messages import Drain, Hello, RouterMessage, Welcome, WorkerMessage
+from slipstream.router.protocol.messages import Role as RoleName
 from slipstream.workers.group_transfers import GroupTransfers, RankOutcome
 from slipstream.workers.inbox import Inbox
 from slipstream.workers.protocol.engine import SteppedEngine

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
-from slipstream.router.messages import Role, RouterMessage, Welcome, WorkerMessage
-from slipstream.router.prefix.block_hash import pack_block_ids, unpack_block_ids
+from slipstream.router.protocol.block_hash import pack_block_ids, unpack_block_ids
+from slipstream.router.protocol.messages import Role, RouterMessage, Welcome, WorkerMessage
 from slipstream.workers.mock.profile import MockProfile
 from slipstream.workers.mock.worker import MockWorker
 from slipstream.workers.ticket_office import TicketOffice

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
-from slipstream.router.messages import Ping, Pong, Rejected, Role, RouterMessage, Welcome, WorkerMessage
-from slipstream.router.prefix.block_hash import model_key
-from slipstream.router.wire import FrameProtocol, Message, WireError
+from slipstream.router.protocol.block_hash import model_key
+from slipstream.router.protocol.messages import Ping, Pong, Rejected, Role, RouterMessage, Welcome, WorkerMessage
+from slipstream.router.protocol.wire import FrameProtocol, Message, WireError
 from slipstream.workers.keep_alive import keep_alive
 from slipstream.workers.mock.profile import MockProfile
 from slipstream.workers.mock.worker import MockWorker

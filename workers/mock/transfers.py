@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferKey
-from slipstream.router.messages import Role
+from slipstream.router.protocol.messages import Role
 from slipstream.workers.mock.attempt import Attempt, State
 from slipstream.workers.mock.attempt_book import AttemptBook
 from slipstream.workers.mock.timers import Timers

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slipstream.router.messages import Role, RouterMessage, WorkerMessage
+from slipstream.router.protocol.messages import Role, RouterMessage, WorkerMessage
 from slipstream.workers.decode import DecodeRole
 from slipstream.workers.mock.engine import MockEngine
 from slipstream.workers.mock.profile import MockProfile

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from slipstream.kv_transfer.ticket import HandoffTicket
-from slipstream.router.messages import EngineRequest, StepTime, TokenChunk
+from slipstream.router.protocol.messages import EngineRequest, StepTime, TokenChunk
 from slipstream.workers.protocol.cache_changes import CacheChanges
 
 AttemptKey = tuple[str, int]  # (request_id, attempt)

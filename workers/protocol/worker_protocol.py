@@ -18,7 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from slipstream.router.messages import (
+from slipstream.router.protocol.messages import (
     Adopt,
     Credits,
     Drain,
@@ -30,7 +30,7 @@ from slipstream.router.messages import (
     RouterMessage,
     WorkerMessage,
 )
-from slipstream.router.messages import Role as RoleName
+from slipstream.router.protocol.messages import Role as RoleName
 from slipstream.workers.block_events import BlockEvents
 from slipstream.workers.protocol.engine import Engine
 from slipstream.workers.protocol.transfers import PageTransfers, TransferOutcome
