@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slipstream.kv_transfer.ticket import HandoffTicket
+from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.router.protocol.messages import EngineRequest, FinishReason, StepTime, TokenChunk, TokenLogprob
 from slipstream.workers.engine.composer import Composer
 from slipstream.workers.engine.executor import Executor

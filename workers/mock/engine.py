@@ -7,7 +7,7 @@ refused, as by a real engine without a tokenizer.
 
 from __future__ import annotations
 
-from slipstream.kv_transfer.ticket import HandoffTicket
+from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.router.protocol.messages import EngineRequest, Role
 from slipstream.workers.mock.attempt import Attempt, State
 from slipstream.workers.mock.attempt_book import AttemptBook

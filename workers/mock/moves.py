@@ -9,7 +9,7 @@ It follows `workers/engine/moves.py`, but pages are only counted.
 
 from __future__ import annotations
 
-from slipstream.kv_transfer.ticket import HandoffTicket
+from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.workers.mock.attempt import Attempt, State
 from slipstream.workers.mock.attempt_book import AttemptBook
 from slipstream.workers.mock.batch import Batch

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferKey
+from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferKey
 from slipstream.router.protocol.messages import Role
 from slipstream.workers.mock.attempt import Attempt, State
 from slipstream.workers.mock.attempt_book import AttemptBook

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from slipstream.kv_transfer.ticket import HandoffTicket
+from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.router.protocol.messages import EngineRequest, StepTime, TokenChunk
 from slipstream.workers.protocol.cache_changes import CacheChanges
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferKey
+from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferKey
 from slipstream.workers.protocol.engine import Reservation
 
 
