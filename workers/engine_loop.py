@@ -11,14 +11,14 @@ from typing import Protocol
 from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.protocol.messages import Drain, Hello, RouterMessage, Welcome, WorkerMessage
 from slipstream.router.protocol.messages import Role as RoleName
-from slipstream.workers.group_transfers import GroupTransfers, RankOutcome
-from slipstream.workers.inbox import Inbox
+from slipstream.workers.process.inbox import Inbox
 from slipstream.workers.protocol.engine import SteppedEngine
 from slipstream.workers.protocol.worker_protocol import WorkerProtocol
-from slipstream.workers.report import WorkerFailed, WorkerState
-from slipstream.workers.request_log import RequestLog
-from slipstream.workers.step_times import StepSampler
-from slipstream.workers.ticket_office import TicketOffice
+from slipstream.workers.telemetry.request_log import RequestLog
+from slipstream.workers.telemetry.step_times import StepSampler
+from slipstream.workers.telemetry.worker_report import WorkerFailed, WorkerState
+from slipstream.workers.transfers.group_transfers import GroupTransfers, RankOutcome
+from slipstream.workers.transfers.ticket_issuer import TicketOffice
 
 log = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ from slipstream.router.protocol.messages import (
     StepOutput,
     WorkerMessage,
 )
-from slipstream.workers.mock.profile import MockProfile
+from slipstream.workers.mock.mock_profile import MockProfile
 from slipstream.workers.mock.worker import MockWorker
-from slipstream.workers.ticket_office import TicketOffice
+from slipstream.workers.transfers.ticket_issuer import TicketOffice
 
 MODEL = "mock"
 NETWORK_S = 2e-4  # one way

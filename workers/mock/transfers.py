@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferKey
 from slipstream.router.protocol.messages import Role
-from slipstream.workers.mock.attempt import Attempt, State
-from slipstream.workers.mock.attempt_book import AttemptBook
-from slipstream.workers.mock.timers import Timers
+from slipstream.workers.mock.attempt_timers import Timers
+from slipstream.workers.mock.mock_attempt import Attempt, State
+from slipstream.workers.mock.mock_attempts import AttemptBook
 from slipstream.workers.protocol.engine import Reservation
 from slipstream.workers.protocol.transfers import TransferOutcome
 

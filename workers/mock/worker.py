@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slipstream.router.protocol.messages import Role, RouterMessage, WorkerMessage
-from slipstream.workers.decode import DecodeRole
-from slipstream.workers.mock.engine import MockEngine
-from slipstream.workers.mock.profile import MockProfile
-from slipstream.workers.prefill import PrefillRole
+from slipstream.workers.mock.mock_engine import MockEngine
+from slipstream.workers.mock.mock_profile import MockProfile
 from slipstream.workers.protocol.worker_protocol import WorkerProtocol
-from slipstream.workers.stats_book import StatsBook
-from slipstream.workers.step_times import StepSampler
-from slipstream.workers.ticket_office import TicketOffice
+from slipstream.workers.roles.decode import DecodeRole
+from slipstream.workers.roles.prefill import PrefillRole
+from slipstream.workers.telemetry.stats_collector import StatsBook
+from slipstream.workers.telemetry.step_times import StepSampler
+from slipstream.workers.transfers.ticket_issuer import TicketOffice
 
 
 class MockWorker:

@@ -31,11 +31,11 @@ from slipstream.router.protocol.messages import (
     WorkerMessage,
 )
 from slipstream.router.protocol.messages import Role as RoleName
-from slipstream.workers.block_events import BlockEvents
 from slipstream.workers.protocol.engine import Engine
 from slipstream.workers.protocol.transfers import PageTransfers, TransferOutcome
-from slipstream.workers.role import Role
-from slipstream.workers.stats_book import StatsBook
+from slipstream.workers.roles.role import Role
+from slipstream.workers.telemetry.block_events import BlockEvents
+from slipstream.workers.telemetry.stats_collector import StatsBook
 
 SPENDING = (Generate, Reserve, Prefill, Adopt, Extend)  # the messages that spend credits
 

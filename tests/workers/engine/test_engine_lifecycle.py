@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipstream.workers.engine.engine import NativeEngine
-from slipstream.workers.engine.errors import EngineConfigError
-from slipstream.workers.engine.plan import StepPlan
-from slipstream.workers.engine.sequence import SequenceState
+from slipstream.workers.engine.limits.engine_errors import EngineConfigError
+from slipstream.workers.engine.native_engine import NativeEngine
+from slipstream.workers.engine.plan.step_plan import StepPlan
+from slipstream.workers.engine.scheduling.sequence import SequenceState
 from slipstream.workers.protocol.engine import Capacity, RequestError
-from tests.workers.engine.driver import make_limits, make_request, make_ticket, owned, run, tokens_of
-from tests.workers.engine.fake_executor import FakeExecutor, continuation, next_token, slices_of
+from tests.support.workers.engine_driver import make_limits, make_request, make_ticket, owned, run, tokens_of
+from tests.support.workers.fake_executor import FakeExecutor, continuation, next_token, slices_of
 
 VOCAB = 100
 

@@ -9,12 +9,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from slipstream.workers.engine.engine import NativeEngine
-from slipstream.workers.engine.plan import StepPlan
-from slipstream.workers.engine.sequence import SequenceState
+from slipstream.workers.engine.native_engine import NativeEngine
+from slipstream.workers.engine.plan.step_plan import StepPlan
+from slipstream.workers.engine.scheduling.sequence import SequenceState
 from slipstream.workers.protocol.engine import AttemptKey, Reservation
-from tests.workers.engine.driver import make_limits, make_request, make_ticket
-from tests.workers.engine.fake_executor import FakeExecutor, next_token
+from tests.support.workers.engine_driver import make_limits, make_request, make_ticket
+from tests.support.workers.fake_executor import FakeExecutor, next_token
 
 VOCAB_SIZE = 30
 EOS_ID = 5

@@ -1,0 +1,267 @@
+"""The engine: requests in, tokens out, one step at a time."""
+
+from __future__ import annotations
+
+from slipstream.kv_transfer.api.ticket import HandoffTicket
+from slipstream.router.protocol.messages import EngineRequest, FinishReason, StepTime, TokenChunk, TokenLogprob
+from slipstream.workers.engine.batch_builder import Composer
+from slipstream.workers.engine.input_processor import Intake
+from slipstream.workers.engine.kv_cache.prefix_cache import PrefixCache
+from slipstream.workers.engine.limits.engine_limits import EngineLimits
+from slipstream.workers.engine.plan.executor import Executor
+from slipstream.workers.engine.plan.step_plan import SampledTokens
+from slipstream.workers.engine.scheduling.migrations import Moves
+from slipstream.workers.engine.scheduling.scheduled_step import ScheduledStep
+from slipstream.workers.engine.scheduling.scheduler import Scheduler
+from slipstream.workers.engine.scheduling.sequence import Sequence, SequenceState
+from slipstream.workers.engine.step_counts import StepCounts
+from slipstream.workers.engine.structured_output.grammars import GuideBook
+from slipstream.workers.protocol.engine import AttemptKey, Capacity, EngineStats, RequestError, Reservation
+
+
+class NativeEngine:
+    """This project's own `SteppedEngine`. It queues what it has no room for. It is owned by one thread. Without
+    `guides`, guided requests are refused."""
+
+    def __init__(self, limits: EngineLimits, executor: Executor, guides: GuideBook | None = None) -> None:
+        self.limits = limits
+        self._executor = executor
+        self._intake = Intake(limits, guides)
+        self._scheduler = Scheduler(limits)
+        self.moves = Moves(limits, self._scheduler)
+        self._composer = Composer(limits)
+        self._last_step = ScheduledStep([])
+        self._steps = StepCounts()
+        self._num_sampled_tokens = 0
+
+    def change_limits(self, limits: EngineLimits) -> None:
+        """Changes the limits. Pages and what is cached in them stay. The engine must have no sequences."""
+        self._scheduler.change_limits(limits)
+        self._composer = Composer(limits)
+        self.limits = self._intake.limits = limits
+
+    # ---- requests
+
+    def add(self, request: EngineRequest) -> None:
+        reserved = self._scheduler.get(_key(request))
+        if reserved is None:
+            self._scheduler.add(self._intake.sequence(request))
+            return
+        if reserved.state not in (SequenceState.RESERVED, SequenceState.LANDED):
+            raise RequestError("request_id", f"{reserved.key} is {reserved.state.value} here already")
+        if reserved.tokens.tobytes() != request.prompt_ids + request.output_ids:
+            raise RequestError("prompt_ids", f"{reserved.key} was reserved for other tokens")
+        self._scheduler.convert(reserved)
+
+    def add_prefill(self, request: EngineRequest, ticket: HandoffTicket) -> None:
+        sequence = self._intake.sequence(request, ticket)
+        if self._scheduler.get(sequence.key) is not None:
+            raise RequestError("request_id", f"{sequence.key} is here already")
+        num_pages = self.limits.pages_for(sequence.num_tokens)
+        if ticket.first_page < 0 or ticket.num_pages < 1 or ticket.first_page + ticket.num_pages != num_pages:
+            raise RequestError(
+                "ticket",
+                f"asks for {ticket.num_pages} pages from page {ticket.first_page} on; the prompt has {num_pages} pages",
+            )
+        self._scheduler.add(sequence)
+
+    def reserve(self, request: EngineRequest) -> Reservation | None:
+        sequence = self._intake.sequence(request)
+        if self._scheduler.get(sequence.key) is not None:
+            raise RequestError("request_id", f"{sequence.key} is here already")
+        if not self._scheduler.reserve(sequence):
+            return None
+        first_page = sequence.num_computed // self.limits.page_tokens
+        wanted = sequence.pages[first_page : self.limits.pages_for(sequence.num_tokens)]
+        return Reservation(sequence.key, sequence.num_computed, first_page, tuple(wanted))
+
+    def adopt(self, request: EngineRequest, num_room_tokens: int) -> Reservation | None:
+        sequence = self._intake.sequence(request)
+        if self._scheduler.get(sequence.key) is not None:
+            raise RequestError("request_id", f"{sequence.key} is here already")
+        return self.moves.adopt(sequence, num_room_tokens)
+
+    def land(self, key: AttemptKey) -> bool:
+        """Returns False if there is no such reservation (any more)."""
+        sequence = self._scheduler.get(key)
+        if sequence is None or sequence.state not in (SequenceState.RESERVED, SequenceState.STARTED):
+            return False
+        self._scheduler.land(sequence)
+        return True
+
+    def start(self, key: AttemptKey, token_ids: tuple[int, ...]) -> bool:
+        """Returns False if there is no such reservation (any more)."""
+        sequence = self._scheduler.get(key)
+        if sequence is None or sequence.state not in (SequenceState.RESERVED, SequenceState.LANDED):
+            return False
+        if sequence.is_adopted:
+            self.moves.check_start(sequence, token_ids)
+        elif not token_ids:
+            raise RequestError("token_ids", f"{key} cannot start without a token")
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.limits.vocab_size:
+            raise RequestError("token_ids", f"{key} cannot start with {token_ids}")
+        num_left = min(
+            sequence.params.max_tokens - sequence.num_output, self.limits.max_model_len - sequence.num_tokens
+        )
+        if len(token_ids) >= num_left:
+            raise RequestError("token_ids", f"{key} may have {num_left} more tokens and starts with {len(token_ids)}")
+        self._scheduler.start(sequence, token_ids)
+        return True
+
+    def release(self, key: AttemptKey) -> bool:
+        """Returns False if the key is unknown. Raises RequestError if the sequence still waits or runs: that takes an
+        `abort`."""
+        sequence = self._scheduler.get(key)
+        if sequence is None:
+            return False
+        if sequence.state in (SequenceState.WAITING, SequenceState.RUNNING):
+            raise RequestError("request_id", f"{key} is {sequence.state.value} and cannot be released")
+        self._scheduler.release(sequence)
+        return True
+
+    def abort(self, key: AttemptKey, keep_pages: bool = False) -> bool:
+        """Returns whether there are pages left to release. Until then they are `draining`."""
+        sequence = self._scheduler.get(key)
+        return sequence is not None and self._scheduler.abort(sequence, keep_pages)
+
+    def guide_ready(self) -> None:
+        self._scheduler.look_again()
+
+    # ---- steps
+
+    def step(self) -> list[TokenChunk]:
+        """An exception of the executor passes through, and the engine is not to be used after it."""
+        step = self._last_step = self._scheduler.schedule()
+        if not step:
+            return []
+        plan, rows = self._composer.compose(step)
+        sampled = self._executor.execute(plan, rows)
+        return self._postprocess(step, sampled)
+
+    @property
+    def last_step_has_prefill(self) -> bool:
+        return bool(self._last_step.chunks)
+
+    @property
+    def last_step_num_decoding(self) -> int:
+        return len(self._last_step.decoding)
+
+    def last_step_time(self, seconds: float) -> StepTime | None:
+        step = self._last_step
+        if not step:
+            return None
+        new = sum(chunk.num_tokens for chunk in step.chunks)
+        pairs = sum(chunk.num_tokens * (chunk.sequence.num_computed - chunk.num_tokens // 2) for chunk in step.chunks)
+        context = sum([sequence.num_tokens for sequence in step.decoding])
+        return StepTime(new, max(pairs, 0) // new if new else 0, len(step.decoding), context, seconds)
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    # ---- state
+
+    def keys(self) -> list[AttemptKey]:
+        """All sequences, in whatever state."""
+        return self._scheduler.keys()
+
+    def state(self, key: AttemptKey) -> SequenceState | None:
+        sequence = self._scheduler.get(key)
+        return None if sequence is None else sequence.state
+
+    def capacity(self) -> Capacity:
+        scheduler = self._scheduler
+        return Capacity(
+            scheduler.num_free_slots,
+            scheduler.num_free_pages,
+            max(0, self.limits.max_queued_tokens - scheduler.num_uncomputed_tokens),
+        )
+
+    def ledger(self) -> dict[str, int]:
+        """The states are active, reserved, held, draining, cached, free. They sum to `num_pages`."""
+        return self._scheduler.pages.counts()
+
+    @property
+    def prefix_cache(self) -> PrefixCache:
+        return self._scheduler.pages.prefix_cache
+
+    def stats(self) -> EngineStats:
+        scheduler = self._scheduler
+        return EngineStats(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            total_steps=self._steps.num_steps,
+            total_computed_tokens=self._steps.num_tokens,
+            total_sampled_tokens=self._num_sampled_tokens,
+            total_preemptions=scheduler.num_preemptions,
+            total_prefix_queried_tokens=scheduler.pages.num_queried_tokens,
+            total_prefix_hit_tokens=scheduler.pages.num_hit_tokens,
+            total_step_sequences=self._steps.num_sequences,
+            steps_by_size=tuple(self._steps.by_size()),
+        )
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if pages and sequences do not add up. Looks at everything, for tests and idle times."""
+        self._scheduler.check_integrity()
+
+    # ---- inside
+
+    def _postprocess(self, step: ScheduledStep, sampled: SampledTokens) -> list[TokenChunk]:
+        self._scheduler.computed(step)
+        num_decoding = len(step.decoding)
+        self._steps.add(num_decoding + step.num_chunk_tokens, num_decoding + len(step.chunks))
+        sequences = step.decoding
+        if step.chunks:
+            sequences = [*sequences, *(chunk.sequence for chunk in step.chunks if chunk.samples)]
+        logprobs = sampled.logprobs
+        outputs = []
+        for at, (sequence, token_id) in enumerate(zip(sequences, sampled.token_ids, strict=True)):
+            if token_id is None:
+                outputs.append(self._fail(sequence))
+            else:
+                outputs.append(self._accept(sequence, token_id, None if logprobs is None else logprobs[at]))
+        return outputs
+
+    def _accept(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> TokenChunk:
+        """Append a sampled token. If it is the last one, end or hold the sequence."""
+        num_before = len(sequence.tokens)
+        sequence.append(token_id)
+        self._num_sampled_tokens += 1
+        guide = sequence.guide
+        is_stop = token_id in sequence.stop_ids and (num_before >= sequence.min_tokens or guide is not None)
+        reason: FinishReason | None = None
+        if is_stop or (guide is not None and guide.is_at_end):
+            reason = "stop"
+        elif num_before + 1 >= sequence.max_tokens:
+            reason = "length"
+        if reason is not None or sequence.ticket is not None:
+            self._end(sequence)
+        assert sequence.num_cached is not None
+        return TokenChunk(
+            *sequence.key,
+            num_before - sequence.num_prompt,
+            (token_id,),
+            () if logprob is None else (logprob,),
+            reason,
+            token_id if is_stop else None,
+            sequence.num_cached,
+        )
+
+    def _fail(self, sequence: Sequence) -> TokenChunk:
+        """No token could be picked. The fault may be in the KV, which must not be reused by others."""
+        self._scheduler.pages.forget(sequence)
+        self._end(sequence)
+        assert sequence.num_cached is not None
+        return TokenChunk(
+            *sequence.key, sequence.num_output, (), finish_reason="error", num_cached_tokens=sequence.num_cached
+        )
+
+    def _end(self, sequence: Sequence) -> None:
+        if sequence.ticket is not None:
+            self._scheduler.hold(sequence)
+        else:
+            self._scheduler.finish(sequence)
+
+
+def _key(request: EngineRequest) -> AttemptKey:
+    return request.request_id, request.attempt
