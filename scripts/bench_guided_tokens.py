@@ -31,7 +31,7 @@ from slipstream.router.structured_output.json_grammar import json_guide  # noqa:
 from slipstream.workers.config.worker_config import EngineConfig  # noqa: E402
 from slipstream.workers.engine.engine_builder import build_runner, engine_limits  # noqa: E402
 from slipstream.workers.engine.native_engine import NativeEngine  # noqa: E402
-from slipstream.workers.engine.structured_output.grammars import GuideBook  # noqa: E402
+from slipstream.workers.engine.structured_output.grammars import GrammarCompiler  # noqa: E402
 
 WAYS = {
     "open, any white space": JsonStyle("any", True),
@@ -70,7 +70,7 @@ class Subject:
         self._config = EngineConfig(dtype="float32", page_tokens=PAGE_TOKENS, num_pages=2048)
         self._limits = engine_limits(model_dir, self._config)
         self._runner = build_runner(model_dir, self._config, 2048)
-        self._book = GuideBook(model_dir, self._limits.vocab_size, self._limits.eos_token_ids)
+        self._book = GrammarCompiler(model_dir, self._limits.vocab_size, self._limits.eos_token_ids)
 
     def answer(self, schema: dict[str, Any], style: JsonStyle, seeds: int, tally: Tally) -> None:
         engine = NativeEngine(self._limits, self._runner, self._book)

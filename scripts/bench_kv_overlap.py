@@ -172,7 +172,7 @@ class DecodeWorker:
         self._engine = build_engine(parts.limits, parts.runner)
         self._agent = parts.agent
         self._agent.begin_epoch(DECODE)
-        self._tickets = parts.ticket_office(DECODE, (parts.agent.address,), TransferConfig().slab_pages)
+        self._tickets = parts.ticket_issuer(DECODE, (parts.agent.address,), TransferConfig().slab_pages)
         self._landings = WatchedLandings(parts.agent._agent._transport)
         self._random = np.random.default_rng(0)
         self._vocab_size = parts.limits.vocab_size

@@ -18,7 +18,7 @@ from slipstream.workers.telemetry.request_log import RequestLog
 from slipstream.workers.telemetry.step_times import StepSampler
 from slipstream.workers.telemetry.worker_report import WorkerFailed, WorkerState
 from slipstream.workers.transfers.group_transfers import GroupTransfers, RankOutcome
-from slipstream.workers.transfers.ticket_issuer import TicketOffice
+from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class TransferEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class GuideReady:
+class GrammarReady:
     """A sequence that has waited for its guide can continue."""
 
 
@@ -56,7 +56,7 @@ class Stop:
     within_s: float
 
 
-EngineEvent = RouterMessage | LinkLost | TransferEnded | GuideReady | GroupBroken | Stop
+EngineEvent = RouterMessage | LinkLost | TransferEnded | GrammarReady | GroupBroken | Stop
 
 
 class RouterPort(Protocol):
@@ -85,7 +85,7 @@ class EngineLoop:
     transfers: GroupTransfers
     inbox: Inbox[EngineEvent]
     router: RouterPort
-    tickets: TicketOffice
+    tickets: TicketIssuer
     hello: Callable[[PeerId], Hello]
     show: Callable[[WorkerState, str], None]
     clock: Callable[[], float] = time.monotonic
@@ -167,7 +167,7 @@ class EngineLoop:
                 ended = self.transfers.ended(rank, outcome)
                 if ended is not None:
                     self._out += protocol.transfer_ended(ended, self.clock())
-            case GuideReady():
+            case GrammarReady():
                 self.engine.guide_ready()
             case Welcome():
                 self._connected, self._connecting = True, False

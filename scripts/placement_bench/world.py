@@ -24,7 +24,7 @@ from slipstream.router.protocol.messages import (
 )
 from slipstream.workers.mock.mock_profile import MockProfile
 from slipstream.workers.mock.worker import MockWorker
-from slipstream.workers.transfers.ticket_issuer import TicketOffice
+from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
 MODEL = "mock"
 NETWORK_S = 2e-4  # one way
@@ -135,7 +135,7 @@ class World:
 
     def _join(self, name: str, role: Role, profile: MockProfile) -> None:
         peer, address = PeerId(name, 1), TransferAddress("127.0.0.1", 1)
-        mock = MockWorker(profile, role, TicketOffice(peer, (address,), 8, 32, 8, 4096), MODEL)
+        mock = MockWorker(profile, role, TicketIssuer(peer, (address,), 8, 32, 8, 4096), MODEL)
         hello = profile.hello(peer, role, MODEL, address)
         worker = self.workers[peer] = _Worker(hello, mock)
         self._perform(self.dispatcher.worker_joined(hello, self.now_s))

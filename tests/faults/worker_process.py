@@ -44,9 +44,9 @@ from slipstream.workers.process.inbox import Inbox
 from slipstream.workers.protocol.worker_protocol import WorkerProtocol
 from slipstream.workers.roles.decode import DecodeRole
 from slipstream.workers.roles.prefill import PrefillRole
-from slipstream.workers.telemetry.stats_collector import StatsBook
+from slipstream.workers.telemetry.stats_collector import StatsCollector
 from slipstream.workers.transfers.group_transfers import GroupTransfers, RankOutcome
-from slipstream.workers.transfers.ticket_issuer import TicketOffice
+from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 from tests.faults.clockwork import Clockwork
 from tests.faults.mock_process import MAX_MODEL_LEN, MAX_QUEUED_TOKENS
 from tests.faults.page_wire import PageWire, VirtualTransport
@@ -270,7 +270,7 @@ class WorkerProcess(Process):
             pool.state = ledger.state
         self._page_state = ledger.state
         addresses = tuple(rank.transport.address for rank in self.ranks)
-        self.tickets = TicketOffice(
+        self.tickets = TicketIssuer(
             PeerId(name, last_epoch), addresses, transfer.slab_pages, NUM_LAYERS, NUM_HEADS, HEAD_BYTES, PAGE_DTYPE
         )
         self._loop = self._serve()
@@ -284,7 +284,7 @@ class WorkerProcess(Process):
             if self.role == "prefill"
             else DecodeRole(engine, transfers, self.tickets, self.transfer.lease_s)
         )
-        stats = StatsBook(engine, transfers)
+        stats = StatsCollector(engine, transfers)
         return EngineLoop(
             engine=engine,
             protocol=WorkerProtocol(engine, role, transfers, stats, drain_s=10.0),
@@ -441,7 +441,7 @@ class WorkerProcess(Process):
     def check_at_rest(self) -> None:
         """Nothing is left here of any request."""
         self.engine.check_integrity()
-        left = {state: count for state, count in self.engine.ledger().items() if state not in ("free", "cached")}
+        left = {state: count for state, count in self.engine.page_counts().items() if state not in ("free", "cached")}
         assert not any(left.values()), f"{self.name}: pages left: {left}"
         assert not self.engine.keys(), f"{self.name}: sequences left: {self.engine.keys()}"
         assert self._loop.protocol.role.num_attempts == 0

@@ -35,10 +35,10 @@ from slipstream.workers.group.group_executor import GroupExecutor
 from slipstream.workers.process.inbox import Inbox
 from slipstream.workers.protocol.worker_protocol import WorkerProtocol
 from slipstream.workers.roles.decode import DecodeRole
-from slipstream.workers.telemetry.stats_collector import StatsBook
+from slipstream.workers.telemetry.stats_collector import StatsCollector
 from slipstream.workers.telemetry.worker_report import WorkerFailed
 from slipstream.workers.transfers.group_transfers import GroupTransfers
-from slipstream.workers.transfers.ticket_issuer import TicketOffice
+from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 from tests.support.workers.engine_driver import make_limits, make_request
 from tests.support.workers.fake_executor import FakeExecutor
 
@@ -124,10 +124,13 @@ def running(
     transfers = GroupTransfers(())
     executor = executor or FakeExecutor(limits.num_pages, limits.page_tokens, limits.vocab_size)
     engine = NativeEngine(limits, GroupExecutor(executor, (), transfers))
-    office = TicketOffice(PeerId("d", 10), (TransferAddress("h", 1),), 2, 1, 1, 1)
+    office = TicketIssuer(PeerId("d", 10), (TransferAddress("h", 1),), 2, 1, 1, 1)
     inbox: Inbox[EngineEvent] = Inbox(1000)
     port = KeptPort()
-    role, stats = DecodeRole(engine, transfers, office, 5.0), StatsBook(engine, transfers, interval_s=stats_interval_s)
+    role, stats = (
+        DecodeRole(engine, transfers, office, 5.0),
+        StatsCollector(engine, transfers, interval_s=stats_interval_s),
+    )
     loop = EngineLoop(
         engine=engine,
         protocol=WorkerProtocol(engine, role, transfers, stats, drain_s),
@@ -280,7 +283,7 @@ def test_a_drain_to_another_role_hands_back_at_its_deadline_what_has_not_ended()
         assert it.next_roles == ["prefill"]
         (failed,) = it.port.all(Failed)
         assert (failed.request_id, failed.retryable) == ("a", True)
-        pages = it.loop.engine.ledger()
+        pages = it.loop.engine.page_counts()
         assert pages["active"] == pages["reserved"] == pages["held"] == 0
 
 

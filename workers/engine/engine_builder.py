@@ -21,7 +21,7 @@ from slipstream.workers.engine.limits.kv_budget import auto_num_pages, require_r
 from slipstream.workers.engine.limits.pool_size import longest_sequence, page_bytes, pool_source, stated_num_pages
 from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.plan.executor import Executor
-from slipstream.workers.engine.structured_output.grammars import GuideBook
+from slipstream.workers.engine.structured_output.grammars import GrammarCompiler
 from slipstream.workers.models.directory.end_tokens import end_token_ids
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.model_config import ModelConfig
@@ -138,7 +138,7 @@ def build_runner(
     return ModelRunner(model, kv)
 
 
-def build_engine(limits: EngineLimits, executor: Executor, guides: GuideBook | None = None) -> NativeEngine:
+def build_engine(limits: EngineLimits, executor: Executor, guides: GrammarCompiler | None = None) -> NativeEngine:
     """A new engine that is ready to serve: tokens have already been generated with `executor` (in another engine, of
     which nothing is left but warm caches)."""
     warm_up(limits, executor)

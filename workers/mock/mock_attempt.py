@@ -28,7 +28,7 @@ def token_at(seed: int, position: int, num_choices: int) -> int:
     return FIRST_TOKEN_ID + (((seed + position * _SPREAD) & 0xFFFF_FFFF_FFFF_FFFF) >> 24) % num_choices
 
 
-class State(Enum):
+class MockState(Enum):
     RESERVED = "reserved"  # pages are taken, and the first token is not known yet
     QUEUED = "queued"  # its prompt is to be computed here
     ARRIVING = "arriving"  # pages are on their way in, or, on a prefill worker, out
@@ -40,13 +40,13 @@ class State(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Attempt:
+class MockAttempt:
     """One attempt. Counts are in tokens. `num_output` is the whole answer so far, including that of earlier
     attempts."""
 
     request: EngineRequest
     key: AttemptKey
-    state: State
+    state: MockState
     seed: int
     num_prompt: int
     num_output: int

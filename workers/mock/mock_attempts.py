@@ -9,49 +9,49 @@ from xxhash import xxh3_64_intdigest
 
 from slipstream.router.protocol.block_hash import HashChain, root_digest
 from slipstream.router.protocol.messages import EngineRequest
-from slipstream.workers.mock.mock_attempt import Attempt, State
+from slipstream.workers.mock.mock_attempt import MockAttempt, MockState
 from slipstream.workers.mock.mock_pages import MockPages
 from slipstream.workers.mock.mock_profile import MockProfile
-from slipstream.workers.protocol.engine import AttemptKey, RequestError
+from slipstream.workers.protocol.engine import AttemptKey, EngineRequestError
 
 _ID_BYTES = 4
 
 
-class AttemptBook:
+class MockAttempts:
     def __init__(self, profile: MockProfile, model: str) -> None:
         self.profile = profile
         self.pages = MockPages(profile.num_pages)
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self._model = model
-        self._attempts: dict[AttemptKey, Attempt] = {}
+        self._attempts: dict[AttemptKey, MockAttempt] = {}
 
     def __len__(self) -> int:
         return len(self._attempts)
 
-    def __iter__(self) -> Iterator[Attempt]:
+    def __iter__(self) -> Iterator[MockAttempt]:
         return iter(self._attempts.values())
 
-    def __contains__(self, attempt: Attempt) -> bool:
+    def __contains__(self, attempt: MockAttempt) -> bool:
         return self._attempts.get(attempt.key) is attempt
 
-    def get(self, key: AttemptKey) -> Attempt | None:
+    def get(self, key: AttemptKey) -> MockAttempt | None:
         return self._attempts.get(key)
 
-    def admit(self, request: EngineRequest, state: State, num_room_tokens: int = 0) -> Attempt | None:
-        """A new attempt with pages for all its tokens and some more; None if there are not enough. Raises RequestError
-        if it can never run here or its key is in use."""
+    def admit(self, request: EngineRequest, state: MockState, num_room_tokens: int = 0) -> MockAttempt | None:
+        """A new attempt with pages for all its tokens and some more; None if there are not enough. Raises
+        EngineRequestError if it can never run here or its key is in use."""
         key = (request.request_id, request.attempt)
         if key in self._attempts:
-            raise RequestError("request_id", f"{key} is here already")
+            raise EngineRequestError("request_id", f"{key} is here already")
         if request.sampling.guide is not None:
-            raise RequestError("guide", "is not served by a mock worker")
+            raise EngineRequestError("guide", "is not served by a mock worker")
         num_prompt = len(request.prompt_ids) // _ID_BYTES
         num_output = len(request.output_ids) // _ID_BYTES
         num_tokens = num_prompt + num_output
         max_output = min(request.sampling.max_tokens, self.profile.max_model_len - num_prompt)
         if num_prompt == 0 or num_output >= max_output:
-            raise RequestError("prompt_ids", f"{num_tokens} tokens leave nothing to generate")
+            raise EngineRequestError("prompt_ids", f"{num_tokens} tokens leave nothing to generate")
         tokens, chain = None, None
         if self.profile.prefix_caching:
             tokens = array("i", request.prompt_ids + request.output_ids)
@@ -62,7 +62,7 @@ class AttemptBook:
         lease = self.pages.take(chain, num_pages, self._max_shared(num_tokens))
         if lease is None:
             return None
-        attempt = Attempt(
+        attempt = MockAttempt(
             request=request,
             key=key,
             state=state,
@@ -78,27 +78,27 @@ class AttemptBook:
         self._attempts[key] = attempt
         return attempt
 
-    def remove(self, attempt: Attempt) -> None:
+    def remove(self, attempt: MockAttempt) -> None:
         """An attempt has ended here; its pages are given back."""
         del self._attempts[attempt.key]
         self.pages.give_back(attempt.lease)
 
     # ---- its pages
 
-    def find_more(self, attempt: Attempt) -> None:
+    def find_more(self, attempt: MockAttempt) -> None:
         """Looks into the prefix cache again, for prompts that were computed since the attempt came."""
         self.pages.find_more(attempt.lease, self._max_shared(attempt.num_tokens))
 
-    def known_tokens(self, attempt: Attempt) -> int:
+    def known_tokens(self, attempt: MockAttempt) -> int:
         """How many of its tokens were found in the prefix cache."""
         return attempt.lease.num_known * self.profile.page_tokens
 
-    def count_cached(self, attempt: Attempt) -> None:
+    def count_cached(self, attempt: MockAttempt) -> None:
         num_found = self.known_tokens(attempt)
         self.num_hit_tokens += num_found - attempt.num_cached
         attempt.num_cached = num_found
 
-    def fill_page(self, attempt: Attempt) -> None:
+    def fill_page(self, attempt: MockAttempt) -> None:
         """The attempt's last page is full: it enters the prefix cache, and the attempt gets another one."""
         num_full = attempt.num_tokens // self.profile.page_tokens
         if attempt.lease.chain is not None:
@@ -107,7 +107,7 @@ class AttemptBook:
             self.pages.remember(attempt.lease, num_full)
         self.hold(attempt, num_full + 1)
 
-    def hold(self, attempt: Attempt, num_pages: int) -> None:
+    def hold(self, attempt: MockAttempt, num_pages: int) -> None:
         """Gives the attempt at least so many pages."""
         num_missing = num_pages - attempt.lease.num_pages
         if num_missing > 0:

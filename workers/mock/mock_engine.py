@@ -9,14 +9,21 @@ from __future__ import annotations
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.router.protocol.messages import EngineRequest, Role
-from slipstream.workers.mock.mock_attempt import Attempt, State
-from slipstream.workers.mock.mock_attempts import AttemptBook
+from slipstream.workers.mock.mock_attempt import MockAttempt, MockState
+from slipstream.workers.mock.mock_attempts import MockAttempts
 from slipstream.workers.mock.mock_migrations import MockMoves
 from slipstream.workers.mock.mock_pages import MockPages
 from slipstream.workers.mock.mock_profile import MockProfile
-from slipstream.workers.mock.mock_steps import Batch
+from slipstream.workers.mock.mock_steps import MockSteps
 from slipstream.workers.mock.transfers import MockTransfers
-from slipstream.workers.protocol.engine import AttemptKey, Capacity, EngineStats, NoRoomError, RequestError, Reservation
+from slipstream.workers.protocol.engine import (
+    AttemptKey,
+    Capacity,
+    EngineRequestError,
+    EngineStats,
+    NoRoomError,
+    Reservation,
+)
 from slipstream.workers.telemetry.step_times import StepSampler
 
 
@@ -25,16 +32,16 @@ class MockEngine:
 
     def __init__(self, profile: MockProfile, role: Role, model: str, steps: StepSampler) -> None:
         self._profile = profile
-        self.book = AttemptBook(profile, model)
+        self.book = MockAttempts(profile, model)
         self.transfers = MockTransfers(self.book, role)
-        self.batch = Batch(self.book, self.transfers, role, steps)
+        self.batch = MockSteps(self.book, self.transfers, role, steps)
         self.moves = MockMoves(self.book, self.batch)
 
     # ---- requests
 
     def add(self, request: EngineRequest) -> None:
         reserved = self.book.get((request.request_id, request.attempt))
-        if reserved is None or reserved.state is not State.RESERVED:
+        if reserved is None or reserved.state is not MockState.RESERVED:
             reserved = self._admit(request)
         self.batch.enqueue(reserved)
 
@@ -44,7 +51,7 @@ class MockEngine:
         self.batch.enqueue(attempt)
 
     def reserve(self, request: EngineRequest) -> Reservation | None:
-        attempt = self.book.admit(request, State.RESERVED)
+        attempt = self.book.admit(request, MockState.RESERVED)
         if attempt is None:
             return None
         self.book.count_cached(attempt)
@@ -52,7 +59,7 @@ class MockEngine:
         return Reservation(attempt.key, attempt.num_cached, lease.num_known, range(lease.num_known, lease.num_pages))
 
     def adopt(self, request: EngineRequest, num_room_tokens: int) -> Reservation | None:
-        attempt = self.book.admit(request, State.RESERVED, num_room_tokens)
+        attempt = self.book.admit(request, MockState.RESERVED, num_room_tokens)
         if attempt is None:
             return None
         attempt.is_adopted = True
@@ -61,10 +68,10 @@ class MockEngine:
 
     def start(self, key: AttemptKey, token_ids: tuple[int, ...]) -> None:
         attempt = self.book.get(key)
-        if attempt is None or attempt.state is not State.RESERVED:
+        if attempt is None or attempt.state is not MockState.RESERVED:
             return
         if attempt.num_output + len(token_ids) >= attempt.max_output:
-            raise RequestError("token_ids", f"{key} has nothing left to generate")
+            raise EngineRequestError("token_ids", f"{key} has nothing left to generate")
         attempt.know(token_ids)
         self.transfers.begin(attempt)
 
@@ -84,12 +91,12 @@ class MockEngine:
             return
         self.batch.drop(attempt)
         if keep_pages:
-            attempt.state = State.DRAINING
+            attempt.state = MockState.DRAINING
         else:
             self.book.remove(attempt)
 
-    def _admit(self, request: EngineRequest) -> Attempt:
-        attempt = self.book.admit(request, State.QUEUED)
+    def _admit(self, request: EngineRequest) -> MockAttempt:
+        attempt = self.book.admit(request, MockState.QUEUED)
         if attempt is None:
             raise NoRoomError("no pages")
         return attempt

@@ -10,16 +10,16 @@ It follows `workers/engine/scheduling/migrations.py`, but pages are only counted
 from __future__ import annotations
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket
-from slipstream.workers.mock.mock_attempt import Attempt, State
-from slipstream.workers.mock.mock_attempts import AttemptBook
-from slipstream.workers.mock.mock_steps import Batch
-from slipstream.workers.protocol.engine import AttemptKey, RequestError, Reservation
+from slipstream.workers.mock.mock_attempt import MockAttempt, MockState
+from slipstream.workers.mock.mock_attempts import MockAttempts
+from slipstream.workers.mock.mock_steps import MockSteps
+from slipstream.workers.protocol.engine import AttemptKey, EngineRequestError, Reservation
 
 
 class MockMoves:
     """`EngineMoves` of a mock engine."""
 
-    def __init__(self, book: AttemptBook, batch: Batch) -> None:
+    def __init__(self, book: MockAttempts, batch: MockSteps) -> None:
         self._book = book
         self._batch = batch
         self._profile = book.profile
@@ -28,18 +28,18 @@ class MockMoves:
 
     def extend(self, key: AttemptKey, token_ids: tuple[int, ...], num_room_tokens: int) -> Reservation:
         attempt = self._book.get(key)
-        if attempt is None or attempt.state is not State.COPIED:
-            raise RequestError("request_id", f"{key} is not being copied here")
+        if attempt is None or attempt.state is not MockState.COPIED:
+            raise EngineRequestError("request_id", f"{key} is not being copied here")
         attempt.know(token_ids)
         self._book.hold(attempt, self._profile.pages_for(attempt.num_tokens + num_room_tokens))
         return self.wanted(attempt, num_room_tokens)
 
-    def wanted(self, attempt: Attempt, num_room_tokens: int) -> Reservation:
+    def wanted(self, attempt: MockAttempt, num_room_tokens: int) -> Reservation:
         """The pages of the next round."""
         lease, num_full = attempt.lease, (attempt.num_tokens - 1) // self._profile.page_tokens
         first = min(lease.num_known, num_full)
         end = lease.num_pages if num_room_tokens else num_full
-        attempt.state = State.RESERVED if num_room_tokens else State.COPYING
+        attempt.state = MockState.RESERVED if num_room_tokens else MockState.COPYING
         return Reservation(attempt.key, attempt.num_cached, first, range(first, end))
 
     def copied(self, key: AttemptKey) -> None:
@@ -51,16 +51,16 @@ class MockMoves:
         if chain is not None and attempt.tokens is not None:
             chain.extend(attempt.tokens, end)
             self._book.pages.remember(attempt.lease, end)
-        attempt.state = State.COPIED
+        attempt.state = MockState.COPIED
 
     # ---- source
 
     def check_ticket(self, key: AttemptKey, ticket: HandoffTicket, freeze: bool) -> None:
         attempt = self._batch.decoding(key)
         if attempt is None:
-            raise RequestError("request_id", f"{key} does not decode here")
+            raise EngineRequestError("request_id", f"{key} does not decode here")
         if freeze and self._profile.pages_for(attempt.num_tokens - 1) > ticket.first_page + ticket.num_pages:
-            raise RequestError("ticket", f"is too short: {key} has {attempt.num_tokens} tokens by now")
+            raise EngineRequestError("ticket", f"is too short: {key} has {attempt.num_tokens} tokens by now")
 
     def is_in_step(self, key: AttemptKey) -> bool:
         return self._batch.is_in_step(key)
@@ -68,13 +68,13 @@ class MockMoves:
     def freeze(self, key: AttemptKey) -> int:
         attempt = self._batch.decoding(key)
         if attempt is None:
-            raise RequestError("request_id", f"{key} does not decode here")
+            raise EngineRequestError("request_id", f"{key} does not decode here")
         self._batch.freeze(attempt)
         return attempt.num_output
 
     def resume(self, key: AttemptKey) -> None:
         attempt = self._book.get(key)
-        if attempt is not None and attempt.state is State.FROZEN:
+        if attempt is not None and attempt.state is MockState.FROZEN:
             self._batch.decode(attempt)
 
     def begin_send(self, key: AttemptKey, ticket: HandoffTicket) -> range:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferKey
 from slipstream.router.protocol.messages import Role
-from slipstream.workers.mock.attempt_timers import Timers
-from slipstream.workers.mock.mock_attempt import Attempt, State
-from slipstream.workers.mock.mock_attempts import AttemptBook
+from slipstream.workers.mock.attempt_timers import AttemptTimers
+from slipstream.workers.mock.mock_attempt import MockAttempt, MockState
+from slipstream.workers.mock.mock_attempts import MockAttempts
 from slipstream.workers.protocol.engine import Reservation
 from slipstream.workers.protocol.transfers import TransferOutcome
 
@@ -23,13 +23,13 @@ class MockTransfers:
 
     total_checksum_failures = 0
 
-    def __init__(self, book: AttemptBook, role: Role) -> None:
+    def __init__(self, book: MockAttempts, role: Role) -> None:
         self.now_s = 0.0
-        self.timers = Timers()
+        self.timers = AttemptTimers()
         self._book = book
         self._profile = book.profile
         self._is_sender = role == "prefill"
-        self._attempts: dict[TransferKey, Attempt] = {}
+        self._attempts: dict[TransferKey, MockAttempt] = {}
         self._ended: list[TransferOutcome] = []
 
     @property
@@ -45,19 +45,19 @@ class MockTransfers:
         self.add(attempt, ticket)
         if attempt.is_adopted:
             attempt.source = source
-        is_copy = attempt.state is State.COPYING
+        is_copy = attempt.state is MockState.COPYING
         wait_s = self._profile.arrival_s(ticket) if is_copy else self._profile.start_lease_s
         self.timers.set(self.now_s + wait_s, attempt)
 
-    def add(self, attempt: Attempt, ticket: HandoffTicket) -> None:
+    def add(self, attempt: MockAttempt, ticket: HandoffTicket) -> None:
         """The ticket is for pages of this attempt; they wait for `begin`."""
         attempt.ticket = ticket
         self._attempts[ticket.key] = attempt
 
-    def begin(self, attempt: Attempt) -> None:
+    def begin(self, attempt: MockAttempt) -> None:
         """The attempt's first token is known: its pages are on their way, in or out."""
         assert attempt.ticket is not None
-        attempt.state = State.ARRIVING
+        attempt.state = MockState.ARRIVING
         self.timers.set(self.now_s + self._profile.arrival_s(attempt.ticket), attempt)
 
     def send(self, ticket: HandoffTicket, page_ids: Sequence[int]) -> None:
@@ -81,7 +81,7 @@ class MockTransfers:
         """Ends what is due by now."""
         self.now_s = now_s
         while (attempt := self.timers.pop_due(self.now_s)) is not None:
-            is_late = attempt.state is State.RESERVED
+            is_late = attempt.state is MockState.RESERVED
             self._end(attempt, f"no start within {self._profile.start_lease_s:g} s" if is_late else None)
 
     def take_ended(self) -> list[TransferOutcome]:
@@ -89,7 +89,7 @@ class MockTransfers:
         ended, self._ended = self._ended, []
         return ended
 
-    def _end(self, attempt: Attempt, failure: str | None, *, is_cancelled: bool = False) -> None:
+    def _end(self, attempt: MockAttempt, failure: str | None, *, is_cancelled: bool = False) -> None:
         ticket = attempt.ticket
         assert ticket is not None
         del self._attempts[ticket.key]

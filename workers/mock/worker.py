@@ -14,9 +14,9 @@ from slipstream.workers.mock.mock_profile import MockProfile
 from slipstream.workers.protocol.worker_protocol import WorkerProtocol
 from slipstream.workers.roles.decode import DecodeRole
 from slipstream.workers.roles.prefill import PrefillRole
-from slipstream.workers.telemetry.stats_collector import StatsBook
+from slipstream.workers.telemetry.stats_collector import StatsCollector
 from slipstream.workers.telemetry.step_times import StepSampler
-from slipstream.workers.transfers.ticket_issuer import TicketOffice
+from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
 
 class MockWorker:
@@ -26,7 +26,7 @@ class MockWorker:
         self,
         profile: MockProfile,
         role: Role,
-        tickets: TicketOffice,
+        tickets: TicketIssuer,
         model: str = "",
         *,
         has_stats: bool = False,
@@ -39,7 +39,9 @@ class MockWorker:
             if role == "prefill"
             else DecodeRole(engine, transfers, tickets, profile.start_lease_s)
         )
-        self.protocol = WorkerProtocol(engine, attempts, transfers, StatsBook(engine, transfers) if has_stats else None)
+        self.protocol = WorkerProtocol(
+            engine, attempts, transfers, StatsCollector(engine, transfers) if has_stats else None
+        )
 
     def handle(self, message: RouterMessage, now_s: float) -> list[WorkerMessage]:
         """Answers at once; what takes time comes from `advance`."""

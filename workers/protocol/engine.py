@@ -17,7 +17,7 @@ from slipstream.workers.protocol.cache_changes import CacheChanges
 AttemptKey = tuple[str, int]  # (request_id, attempt)
 
 
-class RequestError(ValueError):
+class EngineRequestError(ValueError):
     """The request itself is at fault: no worker with this model and these limits could run it. `field` names the
     part of the request."""
 
@@ -87,22 +87,22 @@ class EngineMoves(Protocol):
         """Destination: the sequence has grown at its source. Returns what is wanted next; None if there are too few
         pages now.
 
-        Raises RequestError if it does not wait for that, or a token is out of range.
+        Raises EngineRequestError if it does not wait for that, or a token is out of range.
         """
 
     def copied(self, key: AttemptKey) -> object:
         """Destination: the full pages that were wanted have arrived."""
 
     def check_ticket(self, key: AttemptKey, ticket: HandoffTicket, freeze: bool) -> None:
-        """Source: raises RequestError if the sequence does not decode here, or the ticket is not for what it has."""
+        """Source: raises EngineRequestError if the sequence does not decode here, or the ticket is not for what it has."""
 
     def is_in_step(self, key: AttemptKey) -> bool:
         """Source: whether a step is under way that computes the sequence's next token. If so, it can be frozen once
         the step has ended. Never so for an engine that is only called between its steps."""
 
     def freeze(self, key: AttemptKey) -> int:
-        """Source: stops a sequence between two steps; returns how many tokens of output it has. Raises RequestError if
-        it does not decode here."""
+        """Source: stops a sequence between two steps; returns how many tokens of output it has. Raises
+        EngineRequestError if it does not decode here."""
 
     def resume(self, key: AttemptKey) -> object:
         """Source: a frozen sequence decodes on. Others are left as they are."""
@@ -127,26 +127,26 @@ class Engine(Protocol):
     def add(self, request: EngineRequest) -> None:
         """Compute a request here, prompt and output. If it is reserved and not started, the reservation becomes it.
 
-        Raises RequestError if it can never run here or its key is in use, and NoRoomError.
+        Raises EngineRequestError if it can never run here or its key is in use, and NoRoomError.
         """
 
     def add_prefill(self, request: EngineRequest, ticket: HandoffTicket) -> None:
         """Compute a prompt, sample one token, and send the pages that the ticket asks for as they become complete.
         The pages are then held until `release`.
 
-        Raises RequestError if it can never run here, its key is in use, or the ticket does not fit the prompt, and
-        NoRoomError.
+        Raises EngineRequestError if it can never run here, its key is in use, or the ticket does not fit the prompt,
+        and NoRoomError.
         """
 
     def reserve(self, request: EngineRequest) -> Reservation | None:
         """Take a slot and pages for a prompt that is computed elsewhere; None if there are not enough now.
 
-        Raises RequestError if it can never run here or its key is in use.
+        Raises EngineRequestError if it can never run here or its key is in use.
         """
 
     def adopt(self, request: EngineRequest, num_room_tokens: int) -> Reservation | None:
         """Take a slot and pages for a sequence that decodes elsewhere (see `EngineMoves`); None if there are not enough
-        now. Raises RequestError if it can never run here or its key is in use."""
+        now. Raises EngineRequestError if it can never run here or its key is in use."""
 
     def land(self, key: AttemptKey) -> object:
         """All pages that a reservation waited for have arrived."""
@@ -154,8 +154,8 @@ class Engine(Protocol):
     def start(self, key: AttemptKey, token_ids: tuple[int, ...]) -> object:
         """The first tokens of a reserved sequence are known; none of them ended it. It runs once it has also landed.
 
-        Raises RequestError if there is no token, one is out of range, or they leave nothing to generate. An adopted
-        sequence may lack no token.
+        Raises EngineRequestError if there is no token, one is out of range, or they leave nothing to generate. An
+        adopted sequence may lack no token.
         """
 
     def release(self, key: AttemptKey) -> object:

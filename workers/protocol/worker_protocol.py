@@ -35,7 +35,7 @@ from slipstream.workers.protocol.engine import Engine
 from slipstream.workers.protocol.transfers import PageTransfers, TransferOutcome
 from slipstream.workers.roles.role import Role
 from slipstream.workers.telemetry.block_events import BlockEvents
-from slipstream.workers.telemetry.stats_collector import StatsBook
+from slipstream.workers.telemetry.stats_collector import StatsCollector
 
 SPENDING = (Generate, Reserve, Prefill, Adopt, Extend)  # the messages that spend credits
 
@@ -50,7 +50,7 @@ class WorkerProtocol:
     engine: Engine
     role: Role
     transfers: PageTransfers
-    stats: StatsBook | None = None
+    stats: StatsCollector | None = None
     drain_s: float = math.inf  # how long the attempts of a worker that the router drains may take
     is_draining: bool = False
     is_stopped: bool = False  # at once, whatever is still here

@@ -17,24 +17,24 @@ from dataclasses import dataclass, field
 
 from slipstream.kv_transfer.api.ticket import TransferKey
 from slipstream.router.protocol.messages import Failed, Frozen, Migrate, WorkerMessage
-from slipstream.workers.protocol.engine import AttemptKey, Engine, RequestError
+from slipstream.workers.protocol.engine import AttemptKey, EngineRequestError, NativeEngine
 from slipstream.workers.protocol.transfers import PageTransfers, TransferOutcome
 
 
 @dataclass(slots=True)
-class _Departure:
+class _OutgoingMigration:
     key: AttemptKey
     to_attempt: int
     is_off: bool = False  # no longer wanted, or ended
 
 
 @dataclass(slots=True)
-class Departures:
+class OutgoingMigrations:
     """The sends under way, each of some pages of a sequence that is moving away."""
 
-    engine: Engine
+    engine: NativeEngine
     transfers: PageTransfers
-    _by_transfer: dict[TransferKey, _Departure] = field(default_factory=dict)
+    _by_transfer: dict[TransferKey, _OutgoingMigration] = field(default_factory=dict)
     _after_step: dict[AttemptKey, Migrate] = field(default_factory=dict)  # to be frozen
 
     def knows(self, transfer: TransferKey) -> bool:
@@ -48,19 +48,19 @@ class Departures:
         failed_key = (message.request_id, message.to_attempt)
         if self.transfers.knows(ticket.key):
             return [Failed(*failed_key, "its ticket is already here", True)]
-        moves = self.engine.moves
+        migrations = self.engine.migrations
         out: list[WorkerMessage] = []
         try:
-            moves.check_ticket(key, ticket, message.freeze)
-            if message.freeze and moves.is_in_step(key):
+            migrations.check_ticket(key, ticket, message.freeze)
+            if message.freeze and migrations.is_in_step(key):
                 self._after_step[key] = message
                 return []
             if message.freeze:
-                out.append(Frozen(*key, moves.freeze(key)))
-        except RequestError as error:
+                out.append(Frozen(*key, migrations.freeze(key)))
+        except EngineRequestError as error:
             return [Failed(*failed_key, str(error), True)]
-        self._by_transfer[ticket.key] = _Departure(key, message.to_attempt)
-        self.transfers.send(ticket, moves.begin_send(key, ticket))
+        self._by_transfer[ticket.key] = _OutgoingMigration(key, message.to_attempt)
+        self.transfers.send(ticket, migrations.begin_send(key, ticket))
         return out
 
     def step_ended(self) -> Sequence[WorkerMessage]:
@@ -73,7 +73,7 @@ class Departures:
     def resume(self, key: AttemptKey) -> None:
         """The move is off: the sequence continues here."""
         self.end(key)
-        self.engine.moves.resume(key)
+        self.engine.migrations.resume(key)
 
     def end(self, key: AttemptKey) -> None:
         """Cancels the sends of a sequence's pages, which are not wanted any more."""
@@ -86,7 +86,7 @@ class Departures:
     def transfer_ended(self, outcome: TransferOutcome) -> Sequence[WorkerMessage]:
         """All ranks have let go of a transfer that `knows` knows."""
         departure = self._by_transfer.pop(outcome.transfer)
-        self.engine.moves.end_send(departure.key)
+        self.engine.migrations.end_send(departure.key)
         if outcome.failure is None or departure.is_off:
             return []
         request_id = departure.key[0]

@@ -26,12 +26,12 @@ from slipstream.router.protocol.messages import (
     TokenChunk,
     WorkerMessage,
 )
-from slipstream.workers.protocol.engine import AttemptKey, Engine, NoRoomError, RequestError
+from slipstream.workers.protocol.engine import AttemptKey, EngineRequestError, NativeEngine, NoRoomError
 from slipstream.workers.protocol.transfers import PageTransfers, TransferOutcome
 
 
 @dataclass(slots=True)
-class _Sending:
+class _PromptTransfer:
     transfer: TransferKey
     closing: bool = False  # no longer wanted: the pages are released once the transfer lets go of them
 
@@ -40,9 +40,9 @@ class _Sending:
 class PrefillRole:
     """Follows the attempts of a prefill group until their pages have been sent."""
 
-    engine: Engine
+    engine: NativeEngine
     transfers: PageTransfers
-    _attempts: dict[AttemptKey, _Sending] = field(default_factory=dict)
+    _attempts: dict[AttemptKey, _PromptTransfer] = field(default_factory=dict)
     _by_transfer: dict[TransferKey, AttemptKey] = field(default_factory=dict)
     _refusal: str | None = None
 
@@ -71,9 +71,9 @@ class PrefillRole:
             return [Failed(*key, "this attempt or its ticket is already here", True)]
         try:
             self.engine.add_prefill(request, ticket)
-        except (RequestError, NoRoomError) as error:
+        except (EngineRequestError, NoRoomError) as error:
             return [Failed(*key, str(error), isinstance(error, NoRoomError))]
-        self._attempts[key] = _Sending(ticket.key)
+        self._attempts[key] = _PromptTransfer(ticket.key)
         self._by_transfer[ticket.key] = key
         return []
 

@@ -33,7 +33,7 @@ from slipstream.workers.roles.decode import DecodeRole
 from slipstream.workers.roles.prefill import PrefillRole
 from slipstream.workers.roles.role import Role
 from slipstream.workers.transfers.group_transfers import GroupTransfers, RankOutcome
-from slipstream.workers.transfers.ticket_issuer import TicketOffice
+from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 from tests.support.workers.engine_driver import make_limits
 from tests.support.workers.fake_executor import FakeExecutor
 
@@ -81,7 +81,7 @@ class Bench:
         executor = FakeExecutor(limits.num_pages, limits.page_tokens, limits.vocab_size)
         self.executor = executor
         self.engine = NativeEngine(limits, GroupExecutor(executor, (), self.transfers))
-        office = TicketOffice(DECODE, (TransferAddress("h", 1),), 2, 1, 1, 1)
+        office = TicketIssuer(DECODE, (TransferAddress("h", 1),), 2, 1, 1, 1)
         self.role: Role = (
             PrefillRole(self.engine, self.transfers)
             if role == "prefill"
@@ -111,7 +111,7 @@ class Bench:
         return messages
 
     def busy_pages(self) -> dict[str, int]:
-        return {s: n for s, n in self.engine.ledger().items() if n and s not in ("free", "cached")}
+        return {s: n for s, n in self.engine.page_counts().items() if n and s not in ("free", "cached")}
 
 
 def make_request(name: str = "r", attempt: int = 0, num_prompt: int = 10, max_tokens: int = 3) -> EngineRequest:

@@ -27,7 +27,7 @@ from slipstream.workers.mock.mock_profile import MockProfile
 from slipstream.workers.mock.worker import MockWorker
 from slipstream.workers.protocol.cache_changes import CacheChanges
 from slipstream.workers.telemetry.block_events import INTERVAL_S, MAX_BLOCKS_A_MESSAGE, BlockEvents
-from slipstream.workers.transfers.ticket_issuer import TicketOffice
+from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 from tests.support.router.greetings import make_hello
 from tests.support.workers.fake_executor import FakeExecutor
 
@@ -188,7 +188,7 @@ class RealEngine:
 
 class Mock:
     def __init__(self) -> None:
-        tickets = TicketOffice(PeerId("d", 1), (TransferAddress("h", 1),), 8, 2, 2, 64)
+        tickets = TicketIssuer(PeerId("d", 1), (TransferAddress("h", 1),), 8, 2, 2, 64)
         profile = MockProfile(page_tokens=PAGE_TOKENS, num_pages=NUM_PAGES, max_step_tokens=8, max_model_len=40)
         self._worker = MockWorker(profile, "decode", tickets, "m")
         self.cache = self._worker.engine.prefix_cache

@@ -15,10 +15,10 @@ from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.scheduling.scheduler import Scheduler
 from slipstream.workers.engine.scheduling.sequence import Sequence, SequenceState
-from slipstream.workers.protocol.engine import AttemptKey, RequestError, Reservation
+from slipstream.workers.protocol.engine import AttemptKey, EngineRequestError, Reservation
 
 
-class Moves:
+class EngineMigrations:
     """`EngineMoves` of the native engine, for its one thread."""
 
     def __init__(self, limits: EngineLimits, scheduler: Scheduler) -> None:
@@ -37,11 +37,11 @@ class Moves:
     def extend(self, key: AttemptKey, token_ids: tuple[int, ...], num_room_tokens: int) -> Reservation | None:
         sequence = self._scheduler.get(key)
         if sequence is None or not sequence.is_adopted or sequence.state is not SequenceState.RESERVED:
-            raise RequestError("request_id", f"{key} is not being copied here")
+            raise EngineRequestError("request_id", f"{key} is not being copied here")
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._limits.vocab_size:
-            raise RequestError("token_ids", f"{key} cannot go on with {token_ids}")
+            raise EngineRequestError("token_ids", f"{key} cannot go on with {token_ids}")
         if sequence.num_tokens + len(token_ids) >= sequence.max_tokens:
-            raise RequestError("token_ids", f"{key} has nothing left to generate")
+            raise EngineRequestError("token_ids", f"{key} has nothing left to generate")
         if not self._scheduler.extend(sequence, sequence.num_tokens + len(token_ids) + max(num_room_tokens, 1)):
             return None
         for token_id in token_ids:
@@ -57,10 +57,10 @@ class Moves:
         return True
 
     def check_start(self, sequence: Sequence, token_ids: tuple[int, ...]) -> None:
-        """Raises RequestError if an adopted sequence cannot have the KV before the last of these tokens."""
+        """Raises EngineRequestError if an adopted sequence cannot have the KV before the last of these tokens."""
         num_held = len(sequence.pages) * self._limits.page_tokens
         if sequence.num_tokens + len(token_ids) - 1 > num_held:
-            raise RequestError("token_ids", f"{sequence.key} has pages for {num_held} tokens")
+            raise EngineRequestError("token_ids", f"{sequence.key} has pages for {num_held} tokens")
 
     def _wanted(self, sequence: Sequence, num_room_tokens: int) -> Reservation:
         first_page = sequence.num_computed // self._limits.page_tokens
@@ -94,11 +94,13 @@ class Moves:
         sequence = self._decoding(key)
         end_page, page_tokens = ticket.first_page + ticket.num_pages, self._limits.page_tokens
         if freeze and self._limits.pages_for(sequence.num_computed) > end_page:
-            raise RequestError(
+            raise EngineRequestError(
                 "ticket", f"ends before page {end_page}; {key} has {sequence.num_computed} tokens by now"
             )
         if not freeze and end_page > sequence.num_computed // page_tokens:
-            raise RequestError("ticket", f"asks for {end_page} full pages; {key} has {sequence.num_computed} tokens")
+            raise EngineRequestError(
+                "ticket", f"asks for {end_page} full pages; {key} has {sequence.num_computed} tokens"
+            )
 
     def begin_send(self, key: AttemptKey, ticket: HandoffTicket) -> tuple[int, ...]:
         """If the ticket asks for more pages than the sequence has, the last page is repeated: nothing reads those."""
@@ -119,5 +121,5 @@ class Moves:
         sequence = self._scheduler.get(key)
         if sequence is None or sequence.state is not SequenceState.RUNNING or sequence.num_uncomputed != 1:
             where = "unknown" if sequence is None else sequence.state.value
-            raise RequestError("request_id", f"{key} is {where} here and does not decode")
+            raise EngineRequestError("request_id", f"{key} is {where} here and does not decode")
         return sequence
