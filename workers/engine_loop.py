@@ -11,9 +11,9 @@ from typing import Protocol
 from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.protocol.messages import Drain, Hello, RouterMessage, Welcome, WorkerMessage
 from slipstream.router.protocol.messages import Role as RoleName
+from slipstream.workers.interface.engine import SteppedEngine
 from slipstream.workers.process.inbox import Inbox
-from slipstream.workers.protocol.engine import SteppedEngine
-from slipstream.workers.protocol.worker_protocol import WorkerProtocol
+from slipstream.workers.roles.worker_protocol import WorkerProtocol
 from slipstream.workers.telemetry.request_log import RequestLog
 from slipstream.workers.telemetry.step_times import StepSampler
 from slipstream.workers.telemetry.worker_report import WorkerFailed, WorkerState

@@ -50,10 +50,10 @@ from slipstream.workers.models.interface.tensor_parallel import TensorParallel
 from slipstream.workers.process.compute_thread import ComputeThread
 from slipstream.workers.process.inbox import Inbox
 from slipstream.workers.process.watchdog import Watchdog
-from slipstream.workers.protocol.worker_protocol import WorkerProtocol
 from slipstream.workers.roles.decode import DecodeRole
 from slipstream.workers.roles.prefill import PrefillRole
 from slipstream.workers.roles.role import Role
+from slipstream.workers.roles.worker_protocol import WorkerProtocol
 from slipstream.workers.router_link import RouterLink
 from slipstream.workers.telemetry.engine_build import build_of
 from slipstream.workers.telemetry.reporter import Reporter

@@ -5,8 +5,8 @@ from __future__ import annotations
 from slipstream.cluster.sim.chain import PageNames
 from slipstream.cluster.sim.decode_batch import DecodeBatch
 from slipstream.cluster.sim.job import Job
+from slipstream.workers.interface.cache_changes import CacheChanges
 from slipstream.workers.mock.mock_pages import Lease, MockPages
-from slipstream.workers.protocol.cache_changes import CacheChanges
 
 
 class PageRoom:

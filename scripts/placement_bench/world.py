@@ -23,7 +23,7 @@ from slipstream.router.protocol.messages import (
     WorkerMessage,
 )
 from slipstream.workers.mock.mock_profile import MockProfile
-from slipstream.workers.mock.worker import MockWorker
+from slipstream.workers.mock.mock_worker import MockWorker
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
 MODEL = "mock"

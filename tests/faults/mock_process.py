@@ -9,7 +9,7 @@ from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress
 from slipstream.router.protocol.block_hash import pack_block_ids, unpack_block_ids
 from slipstream.router.protocol.messages import Role, RouterMessage, Welcome, WorkerMessage
 from slipstream.workers.mock.mock_profile import MockProfile
-from slipstream.workers.mock.worker import MockWorker
+from slipstream.workers.mock.mock_worker import MockWorker
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 from tests.faults.clockwork import Clockwork
 from tests.faults.process import Chances, Process, RouterDoor

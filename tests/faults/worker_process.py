@@ -41,9 +41,9 @@ from slipstream.workers.engine.scheduling.sequence import SequenceState
 from slipstream.workers.engine_loop import EngineEvent, EngineLoop, LinkLost, TransferEnded
 from slipstream.workers.group.rank_parts import RankAgent
 from slipstream.workers.process.inbox import Inbox
-from slipstream.workers.protocol.worker_protocol import WorkerProtocol
 from slipstream.workers.roles.decode import DecodeRole
 from slipstream.workers.roles.prefill import PrefillRole
+from slipstream.workers.roles.worker_protocol import WorkerProtocol
 from slipstream.workers.telemetry.stats_collector import StatsCollector
 from slipstream.workers.transfers.group_transfers import GroupTransfers, RankOutcome
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer

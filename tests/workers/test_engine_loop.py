@@ -33,8 +33,8 @@ from slipstream.workers.engine.plan.step_plan import SampledTokens, SamplingRow,
 from slipstream.workers.engine_loop import EngineEvent, EngineLoop, GroupBroken, LinkLost, Stop
 from slipstream.workers.group.group_executor import GroupExecutor
 from slipstream.workers.process.inbox import Inbox
-from slipstream.workers.protocol.worker_protocol import WorkerProtocol
 from slipstream.workers.roles.decode import DecodeRole
+from slipstream.workers.roles.worker_protocol import WorkerProtocol
 from slipstream.workers.telemetry.stats_collector import StatsCollector
 from slipstream.workers.telemetry.worker_report import WorkerFailed
 from slipstream.workers.transfers.group_transfers import GroupTransfers

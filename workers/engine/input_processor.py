@@ -15,7 +15,7 @@ from slipstream.workers.engine.plan.step_plan import is_plainly_greedy
 from slipstream.workers.engine.plan.token_counts import TokenCounts
 from slipstream.workers.engine.scheduling.sequence import Sequence
 from slipstream.workers.engine.structured_output.grammars import GrammarCompiler
-from slipstream.workers.protocol.engine import EngineRequestError
+from slipstream.workers.interface.engine import EngineRequestError
 
 
 class InputProcessor:

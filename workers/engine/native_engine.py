@@ -10,13 +10,13 @@ from slipstream.workers.engine.kv_cache.prefix_cache import PrefixCache
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.plan.executor import Executor
 from slipstream.workers.engine.plan.step_plan import SampledTokens
-from slipstream.workers.engine.scheduling.migrations import EngineMigrations
+from slipstream.workers.engine.scheduling.migrations import NativeMigrations
 from slipstream.workers.engine.scheduling.scheduled_step import ScheduledStep
 from slipstream.workers.engine.scheduling.scheduler import Scheduler
 from slipstream.workers.engine.scheduling.sequence import Sequence, SequenceState
 from slipstream.workers.engine.step_counts import StepCounts
 from slipstream.workers.engine.structured_output.grammars import GrammarCompiler
-from slipstream.workers.protocol.engine import AttemptKey, Capacity, EngineRequestError, EngineStats, Reservation
+from slipstream.workers.interface.engine import AttemptKey, Capacity, EngineRequestError, EngineStats, Reservation
 
 
 class NativeEngine:
@@ -28,7 +28,7 @@ class NativeEngine:
         self._executor = executor
         self._input_processor = InputProcessor(limits, guides)
         self._scheduler = Scheduler(limits)
-        self.migrations = EngineMigrations(limits, self._scheduler)
+        self.migrations = NativeMigrations(limits, self._scheduler)
         self._composer = BatchBuilder(limits)
         self._last_step = ScheduledStep([])
         self._steps = StepCounts()

@@ -11,9 +11,9 @@ from xxhash import xxh3_64_intdigest
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
 from slipstream.router.protocol.block_hash import HashChain
 from slipstream.router.protocol.messages import EngineRequest
+from slipstream.workers.interface.engine import AttemptKey
 from slipstream.workers.mock.mock_pages import Lease
 from slipstream.workers.mock.mock_profile import FIRST_TOKEN_ID
-from slipstream.workers.protocol.engine import AttemptKey
 
 _SPREAD = 0x9E37_79B9_7F4A_7C15  # 2**64 / golden ratio: neighbouring positions get unrelated tokens
 

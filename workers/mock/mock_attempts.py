@@ -9,10 +9,10 @@ from xxhash import xxh3_64_intdigest
 
 from slipstream.router.protocol.block_hash import HashChain, root_digest
 from slipstream.router.protocol.messages import EngineRequest
+from slipstream.workers.interface.engine import AttemptKey, EngineRequestError
 from slipstream.workers.mock.mock_attempt import MockAttempt, MockState
 from slipstream.workers.mock.mock_pages import MockPages
 from slipstream.workers.mock.mock_profile import MockProfile
-from slipstream.workers.protocol.engine import AttemptKey, EngineRequestError
 
 _ID_BYTES = 4
 

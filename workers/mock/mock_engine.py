@@ -9,14 +9,7 @@ from __future__ import annotations
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.router.protocol.messages import EngineRequest, Role
-from slipstream.workers.mock.mock_attempt import MockAttempt, MockState
-from slipstream.workers.mock.mock_attempts import MockAttempts
-from slipstream.workers.mock.mock_migrations import MockMoves
-from slipstream.workers.mock.mock_pages import MockPages
-from slipstream.workers.mock.mock_profile import MockProfile
-from slipstream.workers.mock.mock_steps import MockSteps
-from slipstream.workers.mock.transfers import MockTransfers
-from slipstream.workers.protocol.engine import (
+from slipstream.workers.interface.engine import (
     AttemptKey,
     Capacity,
     EngineRequestError,
@@ -24,6 +17,13 @@ from slipstream.workers.protocol.engine import (
     NoRoomError,
     Reservation,
 )
+from slipstream.workers.mock.mock_attempt import MockAttempt, MockState
+from slipstream.workers.mock.mock_attempts import MockAttempts
+from slipstream.workers.mock.mock_migrations import MockMigrations
+from slipstream.workers.mock.mock_pages import MockPages
+from slipstream.workers.mock.mock_profile import MockProfile
+from slipstream.workers.mock.mock_steps import MockSteps
+from slipstream.workers.mock.mock_transfers import MockTransfers
 from slipstream.workers.telemetry.step_times import StepSampler
 
 
@@ -35,7 +35,7 @@ class MockEngine:
         self.book = MockAttempts(profile, model)
         self.transfers = MockTransfers(self.book, role)
         self.batch = MockSteps(self.book, self.transfers, role, steps)
-        self.moves = MockMoves(self.book, self.batch)
+        self.migrations = MockMigrations(self.book, self.batch)
 
     # ---- requests
 
@@ -64,7 +64,7 @@ class MockEngine:
             return None
         attempt.is_adopted = True
         self.book.count_cached(attempt)
-        return self.moves.wanted(attempt, num_room_tokens)
+        return self.migrations.wanted(attempt, num_room_tokens)
 
     def start(self, key: AttemptKey, token_ids: tuple[int, ...]) -> None:
         attempt = self.book.get(key)
@@ -111,7 +111,7 @@ class MockEngine:
             max(0, profile.max_queued_tokens - self.batch.num_queued_tokens),
         )
 
-    def ledger(self) -> dict[str, int]:
+    def page_counts(self) -> dict[str, int]:
         """Pages that are overdrawn are active, too."""
         num_used, num_cached = self.book.pages.num_used, self.book.pages.num_cached
         return {

@@ -10,14 +10,14 @@ It follows `workers/engine/scheduling/migrations.py`, but pages are only counted
 from __future__ import annotations
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket
+from slipstream.workers.interface.engine import AttemptKey, EngineRequestError, Reservation
 from slipstream.workers.mock.mock_attempt import MockAttempt, MockState
 from slipstream.workers.mock.mock_attempts import MockAttempts
 from slipstream.workers.mock.mock_steps import MockSteps
-from slipstream.workers.protocol.engine import AttemptKey, EngineRequestError, Reservation
 
 
-class MockMoves:
-    """`EngineMoves` of a mock engine."""
+class MockMigrations:
+    """`EngineMigrations` of a mock engine."""
 
     def __init__(self, book: MockAttempts, batch: MockSteps) -> None:
         self._book = book

@@ -6,11 +6,11 @@ from collections import deque
 
 from slipstream.router.protocol.messages import FinishReason, Role, StepTime, TokenChunk
 from slipstream.workers.engine.step_counts import StepCounts
+from slipstream.workers.interface.engine import AttemptKey
 from slipstream.workers.mock.mock_attempt import MockAttempt, MockState, token_at
 from slipstream.workers.mock.mock_attempts import MockAttempts
 from slipstream.workers.mock.mock_profile import FIRST_TOKEN_ID
-from slipstream.workers.mock.transfers import MockTransfers
-from slipstream.workers.protocol.engine import AttemptKey
+from slipstream.workers.mock.mock_transfers import MockTransfers
 from slipstream.workers.telemetry.step_times import StepSampler
 
 

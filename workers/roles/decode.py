@@ -41,8 +41,8 @@ from slipstream.router.protocol.messages import (
     TokenChunk,
     WorkerMessage,
 )
-from slipstream.workers.protocol.engine import AttemptKey, EngineRequestError, NativeEngine, NoRoomError, Reservation
-from slipstream.workers.protocol.transfers import PageTransfers, TransferOutcome
+from slipstream.workers.interface.engine import AttemptKey, Engine, EngineRequestError, NoRoomError, Reservation
+from slipstream.workers.interface.page_transfers import PageTransfers, TransferOutcome
 from slipstream.workers.roles.outgoing_migrations import OutgoingMigrations
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
@@ -77,7 +77,7 @@ class DecodeRole:
     """Follows the attempts of a decode worker. Landed pages wait `start_lease_s` for the router's next message before
     they are released."""
 
-    engine: NativeEngine
+    engine: Engine
     transfers: PageTransfers
     tickets: TicketIssuer
     start_lease_s: float

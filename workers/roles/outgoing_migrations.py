@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 from slipstream.kv_transfer.api.ticket import TransferKey
 from slipstream.router.protocol.messages import Failed, Frozen, Migrate, WorkerMessage
-from slipstream.workers.protocol.engine import AttemptKey, EngineRequestError, NativeEngine
-from slipstream.workers.protocol.transfers import PageTransfers, TransferOutcome
+from slipstream.workers.interface.engine import AttemptKey, Engine, EngineRequestError
+from slipstream.workers.interface.page_transfers import PageTransfers, TransferOutcome
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class _OutgoingMigration:
 class OutgoingMigrations:
     """The sends under way, each of some pages of a sequence that is moving away."""
 
-    engine: NativeEngine
+    engine: Engine
     transfers: PageTransfers
     _by_transfer: dict[TransferKey, _OutgoingMigration] = field(default_factory=dict)
     _after_step: dict[AttemptKey, Migrate] = field(default_factory=dict)  # to be frozen

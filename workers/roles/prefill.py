@@ -26,8 +26,8 @@ from slipstream.router.protocol.messages import (
     TokenChunk,
     WorkerMessage,
 )
-from slipstream.workers.protocol.engine import AttemptKey, EngineRequestError, NativeEngine, NoRoomError
-from slipstream.workers.protocol.transfers import PageTransfers, TransferOutcome
+from slipstream.workers.interface.engine import AttemptKey, Engine, EngineRequestError, NoRoomError
+from slipstream.workers.interface.page_transfers import PageTransfers, TransferOutcome
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class _PromptTransfer:
 class PrefillRole:
     """Follows the attempts of a prefill group until their pages have been sent."""
 
-    engine: NativeEngine
+    engine: Engine
     transfers: PageTransfers
     _attempts: dict[AttemptKey, _PromptTransfer] = field(default_factory=dict)
     _by_transfer: dict[TransferKey, AttemptKey] = field(default_factory=dict)

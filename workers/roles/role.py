@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from slipstream.router.protocol.messages import RouterMessage, TokenChunk, WorkerMessage
-from slipstream.workers.protocol.transfers import TransferOutcome
+from slipstream.workers.interface.page_transfers import TransferOutcome
 
 
 class Role(Protocol):

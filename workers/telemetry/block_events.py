@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from slipstream.router.protocol.block_hash import pack_block_ids
 from slipstream.router.protocol.messages import BlocksChanged
-from slipstream.workers.protocol.engine import BlockSource
+from slipstream.workers.interface.engine import BlockSource
 
 # Changes are reported together, at most this often: one message costs the router as much as 100 blocks do.
 INTERVAL_S = 0.005

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferKey
-from slipstream.workers.protocol.engine import Reservation
-from slipstream.workers.protocol.transfers import TransferOutcome
+from slipstream.workers.interface.engine import Reservation
+from slipstream.workers.interface.page_transfers import TransferOutcome
 
 
 class RankTransfers(Protocol):

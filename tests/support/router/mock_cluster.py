@@ -25,7 +25,7 @@ from slipstream.router.protocol.messages import (
     pack_ids,
 )
 from slipstream.workers.mock.mock_profile import MockProfile
-from slipstream.workers.mock.worker import MockWorker
+from slipstream.workers.mock.mock_worker import MockWorker
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 from tests.support.router.greetings import make_hello
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.plan.step_plan import StepPlan
 from slipstream.workers.engine.scheduling.sequence import SequenceState
-from slipstream.workers.protocol.engine import AttemptKey, Reservation
+from slipstream.workers.interface.engine import AttemptKey, Reservation
 from tests.support.workers.engine_driver import make_limits, make_request, make_ticket
 from tests.support.workers.fake_executor import FakeExecutor, next_token
 

@@ -30,7 +30,7 @@ from slipstream.router.protocol.messages import (
 )
 from slipstream.workers.mock.mock_attempt import expected_token
 from slipstream.workers.mock.mock_profile import MockProfile
-from slipstream.workers.mock.worker import MockWorker
+from slipstream.workers.mock.mock_worker import MockWorker
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
 PROMPT = pack_ids(range(20, 60))

@@ -23,9 +23,9 @@ from slipstream.router.protocol.messages import pack_ids as pack
 from slipstream.router.registry.worker_registry import WorkerState
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.native_engine import NativeEngine
+from slipstream.workers.interface.cache_changes import CacheChanges
 from slipstream.workers.mock.mock_profile import MockProfile
-from slipstream.workers.mock.worker import MockWorker
-from slipstream.workers.protocol.cache_changes import CacheChanges
+from slipstream.workers.mock.mock_worker import MockWorker
 from slipstream.workers.telemetry.block_events import INTERVAL_S, MAX_BLOCKS_A_MESSAGE, BlockEvents
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 from tests.support.router.greetings import make_hello

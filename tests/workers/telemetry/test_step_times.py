@@ -10,7 +10,7 @@ from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress
 from slipstream.router.protocol.messages import EngineRequest, Generate, SamplingParams, StepTime, StepTimes, pack_ids
 from slipstream.router.registry.service_times import ServiceTimes
 from slipstream.workers.mock.mock_profile import MockProfile
-from slipstream.workers.mock.worker import MockWorker
+from slipstream.workers.mock.mock_worker import MockWorker
 from slipstream.workers.telemetry.step_times import SAMPLE_EVERY_S, TELL_EVERY_S, StepSampler
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 

@@ -15,11 +15,11 @@ from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.scheduling.scheduler import Scheduler
 from slipstream.workers.engine.scheduling.sequence import Sequence, SequenceState
-from slipstream.workers.protocol.engine import AttemptKey, EngineRequestError, Reservation
+from slipstream.workers.interface.engine import AttemptKey, EngineRequestError, Reservation
 
 
-class EngineMigrations:
-    """`EngineMoves` of the native engine, for its one thread."""
+class NativeMigrations:
+    """`EngineMigrations` of the native engine, for its one thread."""
 
     def __init__(self, limits: EngineLimits, scheduler: Scheduler) -> None:
         self._limits = limits

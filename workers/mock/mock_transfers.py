@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferKey
 from slipstream.router.protocol.messages import Role
+from slipstream.workers.interface.engine import Reservation
+from slipstream.workers.interface.page_transfers import TransferOutcome
 from slipstream.workers.mock.attempt_timers import AttemptTimers
 from slipstream.workers.mock.mock_attempt import MockAttempt, MockState
 from slipstream.workers.mock.mock_attempts import MockAttempts
-from slipstream.workers.protocol.engine import Reservation
-from slipstream.workers.protocol.transfers import TransferOutcome
 
 
 class MockTransfers:

@@ -1,7 +1,7 @@
-"""What a worker asks of an engine: any object with these methods serves requests behind `WorkerProtocol`.
+"""What a worker asks of an engine: any object with these methods serves requests behind `roles.WorkerProtocol`.
 
 The engine owns pages and computes tokens. It knows nothing of the router: the roles turn messages into these calls.
-Tokens come out of its steps, which its driver makes. `tests/workers/protocol` is the contract as tests.
+Tokens come out of its steps, which its driver makes. `tests/workers/interface` is the contract as tests.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.router.protocol.messages import EngineRequest, StepTime, TokenChunk
-from slipstream.workers.protocol.cache_changes import CacheChanges
+from slipstream.workers.interface.cache_changes import CacheChanges
 
 AttemptKey = tuple[str, int]  # (request_id, attempt)
 
@@ -79,7 +79,7 @@ class BlockSource(Protocol):
         """The digests of all pages that can be found in the cache now."""
 
 
-class EngineMoves(Protocol):
+class EngineMigrations(Protocol):
     """Sequences that move to another worker while they decode. `num_room_tokens` 0 asks only for the pages that are
     full at the source by now; otherwise it is the number of tokens that may be added before the source has stopped."""
 
@@ -94,7 +94,8 @@ class EngineMoves(Protocol):
         """Destination: the full pages that were wanted have arrived."""
 
     def check_ticket(self, key: AttemptKey, ticket: HandoffTicket, freeze: bool) -> None:
-        """Source: raises EngineRequestError if the sequence does not decode here, or the ticket is not for what it has."""
+        """Source: raises EngineRequestError if the sequence does not decode here, or the ticket is not for what it
+        has."""
 
     def is_in_step(self, key: AttemptKey) -> bool:
         """Source: whether a step is under way that computes the sequence's next token. If so, it can be frozen once
@@ -122,7 +123,7 @@ class Engine(Protocol):
     """
 
     @property
-    def moves(self) -> EngineMoves: ...
+    def migrations(self) -> EngineMigrations: ...
 
     def add(self, request: EngineRequest) -> None:
         """Compute a request here, prompt and output. If it is reserved and not started, the reservation becomes it.
@@ -145,8 +146,8 @@ class Engine(Protocol):
         """
 
     def adopt(self, request: EngineRequest, num_room_tokens: int) -> Reservation | None:
-        """Take a slot and pages for a sequence that decodes elsewhere (see `EngineMoves`); None if there are not enough
-        now. Raises EngineRequestError if it can never run here or its key is in use."""
+        """Take a slot and pages for a sequence that decodes elsewhere (see `EngineMigrations`); None if there are not
+        enough now. Raises EngineRequestError if it can never run here or its key is in use."""
 
     def land(self, key: AttemptKey) -> object:
         """All pages that a reservation waited for have arrived."""
@@ -168,7 +169,7 @@ class Engine(Protocol):
 
     def capacity(self) -> Capacity: ...
 
-    def ledger(self) -> dict[str, int]:
+    def page_counts(self) -> dict[str, int]:
         """Number of pages by state. All but `free` and `cached` are in use."""
 
     def stats(self) -> EngineStats: ...

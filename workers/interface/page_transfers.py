@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferKey
-from slipstream.workers.protocol.engine import Reservation
+from slipstream.workers.interface.engine import Reservation
 
 
 @dataclass(frozen=True, slots=True)

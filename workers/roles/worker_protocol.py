@@ -31,8 +31,8 @@ from slipstream.router.protocol.messages import (
     WorkerMessage,
 )
 from slipstream.router.protocol.messages import Role as RoleName
-from slipstream.workers.protocol.engine import Engine
-from slipstream.workers.protocol.transfers import PageTransfers, TransferOutcome
+from slipstream.workers.interface.engine import Engine
+from slipstream.workers.interface.page_transfers import PageTransfers, TransferOutcome
 from slipstream.workers.roles.role import Role
 from slipstream.workers.telemetry.block_events import BlockEvents
 from slipstream.workers.telemetry.stats_collector import StatsCollector
