@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 LAYERS = ("cluster", "workers", "router", "kv_transfer", "kernels")
 MAY_IMPORT = {
     "cluster": {"cluster", "workers", "router", "kv_transfer", "kernels"},

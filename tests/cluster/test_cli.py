@@ -24,7 +24,7 @@ from slipstream.cluster.run_state import ClusterState, MemberStatus
 from slipstream.cluster.status import describe, duration, router_status
 from slipstream.router.status.load_signals import ClassSignals, Signals, Spread, WindowSignals
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 LOCAL = ROOT / "configs" / "local.yaml"
 MODEL = ROOT / "models" / "slipstream-demo"
 

@@ -23,7 +23,7 @@ from slipstream.workers.models.config import ModelConfig
 from slipstream.workers.models.directory.tensor_check import parts_of
 from slipstream.workers.models.rank_share import Rank, RankShare
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 MODEL_CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",

@@ -18,7 +18,7 @@ from slipstream.router.text.chat_template import ChatTemplate
 from slipstream.router.text.content_form import ContentForms
 from slipstream.router.text.tokenizer import Tokenizer
 
-DEMO = Path(__file__).parents[2] / "models" / "slipstream-demo"
+DEMO = Path(__file__).parents[3] / "models" / "slipstream-demo"
 LOOP = "{% for m in messages %}<{{ m.role }}>{% for p in m['content'] %}{% if p['type'] == 'text' %}{{ p.text }}"
 LOOP += "{% endif %}{% endfor %}{% endfor %}"
 TEXT = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}"

@@ -25,7 +25,7 @@ from slipstream.router.protocol.messages import unpack_ids
 from slipstream.router.text.chat_template import ChatTemplate, ChatTemplateError
 from slipstream.router.text.tokenizer import TextTooLongError, Tokenizer, TokenizerFiles
 
-DEMO = Path(__file__).parents[2] / "models" / "slipstream-demo"
+DEMO = Path(__file__).parents[3] / "models" / "slipstream-demo"
 CONVERSATIONS: list[list[dict[str, Any]]] = [
     [{"role": "user", "content": "hi"}],
     [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello wörld 🙂\n\n  indented"}],

@@ -20,7 +20,7 @@ from slipstream.router.text.added_tokens import complete_json
 from slipstream.router.text.tokenizer import Tokenizer
 from slipstream.router.text.tokenizer_files import TokenizerFiles, find_chat_template
 
-DEMO = Path(__file__).parents[2] / "models" / "slipstream-demo"
+DEMO = Path(__file__).parents[3] / "models" / "slipstream-demo"
 OFF = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
 MARKS = {"4096": {"content": "<|im_start|>"} | OFF, "4097": {"content": "<|im_end|>"} | OFF}
 TEMPLATE = (

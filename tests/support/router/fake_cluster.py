@@ -36,7 +36,7 @@ from slipstream.router.status.status import Snapshot, Totals
 from slipstream.router.text.tokenizer import Tokenizer, TokenizerFiles
 
 MODEL = "demo"
-MODEL_DIR = Path(__file__).parents[2] / "models" / "slipstream-demo"
+MODEL_DIR = Path(__file__).parents[3] / "models" / "slipstream-demo"
 MAX_MODEL_LEN = 512
 END = 3  # <|end|>, a stop token of the demo model
 
