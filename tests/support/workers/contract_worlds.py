@@ -14,11 +14,11 @@ from typing import Protocol
 
 import numpy as np
 
-from slipstream.cluster.sim.chain import PageNames
-from slipstream.cluster.sim.clock import Clock
-from slipstream.cluster.sim.network import Card, Network
-from slipstream.cluster.sim.run import find_profile
-from slipstream.cluster.sim.worker import SimWorker
+from slipstream.cluster.tools.sim.engine.page_names import PageNames
+from slipstream.cluster.tools.sim.hardware.network import Card, Network
+from slipstream.cluster.tools.sim.hardware.virtual_clock import Clock
+from slipstream.cluster.tools.sim.sim_run import find_profile
+from slipstream.cluster.tools.sim.worker.sim_worker import SimWorker
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
 from slipstream.router.protocol.messages import Credits, Role, RouterMessage, WorkerMessage
 from slipstream.workers.config.worker_config import EngineConfig
