@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from slipstream.cluster.tools.sim.engine.page_names import PageNames
-from slipstream.cluster.tools.sim.hardware.network import Card, Network
+from slipstream.cluster.tools.sim.hardware.network import Network, Nic
 from slipstream.cluster.tools.sim.hardware.virtual_clock import Clock
 from slipstream.cluster.tools.sim.sim_run import find_profile
 from slipstream.cluster.tools.sim.worker.sim_worker import SimWorker
@@ -312,7 +312,7 @@ class SimContractWorker:
         profile = world.profile
         hello = replace(profile.hello(peer, role, 0, PAGE_TOKENS, False), num_pages=NUM_PAGES)
         rng = random.Random(0)
-        self.worker = SimWorker(world, hello, profile, world.card, tickets(peer), 0.0, rng)
+        self.worker = SimWorker(world, hello, profile, world.nic, tickets(peer), 0.0, rng)
 
     def hear(self, message: RouterMessage) -> None:
         self.worker.hear(message)
@@ -343,7 +343,7 @@ class SimWorld:
             prefill=replace(profile.prefill, **of_role),
             decode=replace(profile.decode, **of_role),
         )
-        self.card = Card()
+        self.nic = Nic()
         self.workers: dict[PeerId, SimContractWorker] = {}
 
     def add(self, name: str, role: Role) -> SimContractWorker:
