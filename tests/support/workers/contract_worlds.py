@@ -16,7 +16,7 @@ import numpy as np
 
 from slipstream.cluster.tools.sim.engine.page_names import PageNames
 from slipstream.cluster.tools.sim.hardware.network import Network, Nic
-from slipstream.cluster.tools.sim.hardware.virtual_clock import Clock
+from slipstream.cluster.tools.sim.hardware.virtual_clock import VirtualClock
 from slipstream.cluster.tools.sim.sim_run import find_profile
 from slipstream.cluster.tools.sim.worker.sim_worker import SimWorker
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
@@ -329,7 +329,7 @@ class SimWorld:
     LENGTH = 6
 
     def __init__(self) -> None:
-        self.clock = Clock()
+        self.clock = VirtualClock()
         self.network = Network(self.clock, 1e9, 1e-4, 2.0)
         profile = find_profile("h200-llama-8b")
         of_role = {
