@@ -97,9 +97,10 @@ class EngineMigrations(Protocol):
         """Source: raises EngineRequestError if the sequence does not decode here, or the ticket is not for what it
         has."""
 
-    def is_in_step(self, key: AttemptKey) -> bool:
-        """Source: whether a step is under way that computes the sequence's next token. If so, it can be frozen once
-        the step has ended. Never so for an engine that is only called between its steps."""
+    def interrupt(self, key: AttemptKey) -> bool:
+        """Source: whether a step is under way that computes the sequence's next token. It can be frozen once that step
+        has ended, and an engine that makes several steps at a time stops it then. Never so for an engine that is only
+        called between its steps."""
 
     def freeze(self, key: AttemptKey) -> int:
         """Source: stops a sequence between two steps; returns how many tokens of output it has. Raises
@@ -169,13 +170,17 @@ class Engine(Protocol):
 
     def capacity(self) -> Capacity: ...
 
+    @property
+    def prefix_cache(self) -> BlockSource: ...
+
+
+class EngineCounters(Protocol):
+    """What an engine counts, for statistics."""
+
     def page_counts(self) -> dict[str, int]:
         """Number of pages by state. All but `free` and `cached` are in use."""
 
     def stats(self) -> EngineStats: ...
-
-    @property
-    def prefix_cache(self) -> BlockSource: ...
 
 
 class SteppedEngine(Engine, Protocol):

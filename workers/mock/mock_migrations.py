@@ -62,7 +62,7 @@ class MockMigrations:
         if freeze and self._profile.pages_for(attempt.num_tokens - 1) > ticket.first_page + ticket.num_pages:
             raise EngineRequestError("ticket", f"is too short: {key} has {attempt.num_tokens} tokens by now")
 
-    def is_in_step(self, key: AttemptKey) -> bool:
+    def interrupt(self, key: AttemptKey) -> bool:
         return self._batch.is_in_step(key)
 
     def freeze(self, key: AttemptKey) -> int:

@@ -52,7 +52,7 @@ class OutgoingMigrations:
         out: list[WorkerMessage] = []
         try:
             migrations.check_ticket(key, ticket, message.freeze)
-            if message.freeze and migrations.is_in_step(key):
+            if message.freeze and migrations.interrupt(key):
                 self._after_step[key] = message
                 return []
             if message.freeze:

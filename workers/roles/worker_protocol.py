@@ -56,8 +56,8 @@ class WorkerProtocol:
     is_stopped: bool = False  # at once, whatever is still here
     next_role: RoleName | None = None  # after the drain; None: the worker ends
     blocks: BlockEvents = field(init=False)
+    last_seq: int = 0  # the last message that spent credits
     _drained_by_s: float = math.inf
-    _last_seq: int = 0
     _credits: Credits | None = None  # as last reported
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class WorkerProtocol:
 
     def start_over(self) -> None:
         """A new connection begins, on which the router knows nothing yet. The attempts of the last one are gone."""
-        self._last_seq = 0
+        self.last_seq = 0
         self._credits = None
         self.blocks.start_over()
         if self.stats is not None:
@@ -92,7 +92,7 @@ class WorkerProtocol:
             case _:
                 out = self.role.handle(message, now_s)
                 if isinstance(message, SPENDING):
-                    self._last_seq = message.seq
+                    self.last_seq = max(self.last_seq, message.seq)
                 return out
         return ()
 
@@ -138,7 +138,7 @@ class WorkerProtocol:
         """What is to be reported after a step, or after messages if there is none: credits, changes of the prefix
         cache and statistics."""
         out: list[WorkerMessage] = []
-        credits = self._count()
+        credits = self.count_credits()
         if credits != self._credits:
             self._credits = credits
             out.append(credits)
@@ -155,8 +155,8 @@ class WorkerProtocol:
             return stats_s if blocks_s is None else blocks_s
         return min(blocks_s, stats_s)
 
-    def _count(self) -> Credits:
+    def count_credits(self) -> Credits:
         if self.is_draining:
-            return Credits(self._last_seq, 0, 0, 0)
+            return Credits(self.last_seq, 0, 0, 0)
         capacity = self.engine.capacity()
-        return Credits(self._last_seq, capacity.free_slots, capacity.free_pages, capacity.free_tokens)
+        return Credits(self.last_seq, capacity.free_slots, capacity.free_pages, capacity.free_tokens)

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from slipstream.router.protocol.messages import Stats
-from slipstream.workers.interface.engine import Engine
+from slipstream.workers.interface.engine import EngineCounters
 from slipstream.workers.interface.page_transfers import PageTransfers, TransferOutcome
 
 IDLE_STATES = frozenset({"free", "cached"})
@@ -24,7 +24,7 @@ class StatsCollector:
     hand-offs under way now.
     """
 
-    engine: Engine
+    engine: EngineCounters
     transfers: PageTransfers
     interval_s: float = 1.0
     _totals: Counter[str] = field(default_factory=Counter)

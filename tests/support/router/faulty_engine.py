@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferKey
 from slipstream.router.protocol.messages import EngineRequest, TokenChunk, unpack_ids
 from slipstream.workers.interface.cache_changes import CacheChanges
-from slipstream.workers.interface.engine import AttemptKey, Capacity, EngineRequestError, EngineStats, Reservation
+from slipstream.workers.interface.engine import AttemptKey, Capacity, EngineRequestError, Reservation
 from slipstream.workers.interface.page_transfers import TransferOutcome
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class FaultyEngine:
         if self._worker.world.fault_chance() < 0.1:
             raise EngineRequestError("ticket", "is outgrown")
 
-    def is_in_step(self, key: AttemptKey) -> bool:
+    def interrupt(self, key: AttemptKey) -> bool:
         return False
 
     def freeze(self, key: AttemptKey) -> int:
@@ -170,13 +170,6 @@ class FaultyEngine:
             hello.num_pages - sum(s.pages for s in sequences),
             hello.max_queued_tokens - sum(s.uncomputed for s in sequences),
         )
-
-    def page_counts(self) -> dict[str, int]:
-        num_free = self.capacity().free_pages
-        return {"free": num_free, "active": self._worker.hello.num_pages - num_free}
-
-    def stats(self) -> EngineStats:
-        return EngineStats(len(self.sequences), 0, 0, 0, 0, 0, 0, 0, 0, ())
 
     # ---- inside
 

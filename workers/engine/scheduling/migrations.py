@@ -74,7 +74,7 @@ class NativeMigrations:
 
     # ---- source
 
-    def is_in_step(self, key: AttemptKey) -> bool:
+    def interrupt(self, key: AttemptKey) -> bool:
         return False  # it is only called between two steps
 
     def freeze(self, key: AttemptKey) -> int:
