@@ -17,7 +17,8 @@ MAY_IMPORT = {
     "kernels": {"kernels"},
 }
 
-# Bottom to top: a folder may import those above it in this list, and no others. A folder inside another is one of its own.
+# Bottom to top: a folder may import those above it in this list, and no others. A folder inside another is one of its
+# own.
 FOLDERS = """
 kernels/pages kernels/attention kernels/elementwise kernels/linear kernels/quantization kernels/cpu kernels
 kernels/benchmark kernels/pages/gpu kernels/quantization/gpu kernels/attention/gpu kernels/elementwise/gpu
@@ -39,8 +40,9 @@ router/frontends router
 
 workers/models/directory workers/config workers/models/interface
 workers/engine/limits workers/engine/structured_output workers/engine/plan workers/engine/sampling
-workers/engine/execution workers/models/weights workers/models workers/engine/execution/gpu workers/interface workers/engine/kv_cache workers/engine/scheduling workers/engine
-workers/process workers/transfers workers/telemetry workers/group workers/roles workers workers/mock
+workers/engine/execution workers/models/weights workers/models workers/engine/execution/gpu workers/interface
+workers/engine/kv_cache workers/engine/scheduling workers/engine workers/process workers/transfers workers/telemetry
+workers/group workers/roles workers workers/mock
 
 cluster/processes cluster/terminal cluster/config cluster/fleet cluster/state cluster/repository
 cluster/planner/model cluster/planner cluster/config/loading cluster/ray

@@ -1,7 +1,8 @@
 """Sequences that move to another simulated worker while they decode: both ends of it.
 
     source        decoding --begin_send: full pages leave, and it decodes on--> decoding
-                  decoding --interrupt, end of the step--> stopped --freeze--> frozen --abort--> gone, it goes on elsewhere
+                  decoding --interrupt, end of the step--> stopped --freeze--> frozen --abort--> gone, it goes on
+                  elsewhere
                                                                                  '-----resume--> decoding
     destination   reserved --pages: copied--> reserved --extend ... pages: land, start--> decoding
 
