@@ -10,16 +10,18 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from slipstream.router.access.access import Access
 from slipstream.router.access.config import AccessConfig
 from slipstream.router.addresses import Addresses, Endpoint
+from slipstream.router.api.exchange_context import ExchangeContext
 from slipstream.router.canary import Canary
 from slipstream.router.catalog.sampling_defaults import SamplingDefaults
 from slipstream.router.catalog.served_model import ModelSource, ServedModel
 from slipstream.router.catalog.text_copy import keep_text, read_text
-from slipstream.router.config import DispatchConfig, RouterConfig, TlsConfig, TracingConfig
+from slipstream.router.config import DispatchConfig, RouterConfig, TlsConfig
 from slipstream.router.encoding import encode_pool
 from slipstream.router.expected_workers import ExpectedWorkers
 from slipstream.router.front import Front
@@ -29,22 +31,21 @@ from slipstream.router.fronts.pool import FrontPool
 from slipstream.router.fronts.setup import FrontSetup, LogStyle
 from slipstream.router.fronts.tally import FrontTally
 from slipstream.router.generation import SHUTTING_DOWN
-from slipstream.router.http.server import BACKLOG, HttpServer
+from slipstream.router.http.server import BACKLOG, LAST_WORDS_S, HttpServer
 from slipstream.router.messages import Role
 from slipstream.router.open_files import allow_all_files
 from slipstream.router.process.listening import listening_at_path, remove_path
 from slipstream.router.service import GenerationService
 from slipstream.router.signals import Signals
 from slipstream.router.takeover.estate import Estate
+from slipstream.router.takeover.failover_server import FailoverServer
 from slipstream.router.text.tokenizer_files import read_json
 from slipstream.router.text.unknown_tokens import warning_about
 from slipstream.router.tokenizer import Tokenizer
-from slipstream.router.tracing.tracer import Tracer
+from slipstream.router.tracing.begin import begin_tracing
 from slipstream.router.version_status import VersionStatus
 
 log = logging.getLogger(__name__)
-
-LAST_WORDS_S = 1.0  # how long streams that are cut off have to send their error event
 
 
 class Router:
@@ -80,7 +81,7 @@ class Router:
         self._is_leaving = False
         self._is_draining = is_ending
         self._service: GenerationService
-        self._server: HttpServer | FrontPool
+        self._server: HttpServer[ExchangeContext] | FrontPool
         self._canary: Canary
         self._front: Front
 
@@ -127,7 +128,9 @@ class Router:
                 self._end_listening_at_path()
                 self._service.stop_admission()
                 self._server.refuse_clients()
-            await self._service.start(estate)
+            sockets = await self._service.start(estate.for_workers if estate is not None else ())
+            if estate is not None:
+                estate.keep_listening(sockets, for_workers=True)
             cleanup.push_async_callback(self._service.close)
             cleanup.push_async_callback(self._server.stop)  # before `start`, which may fail after some of the fronts
             http_port = await self._server.start()
@@ -178,7 +181,7 @@ class Router:
         if admin.port is None:
             return None
         http = replace(self._config.http, host=admin.host, port=admin.port, tls=TlsConfig(), cors_origins=())
-        server = HttpServer(http, front.admin)
+        server = HttpServer(http, front.admin, ExchangeContext)
         port = await server.start()
         cleanup.push_async_callback(server.stop)
         return Endpoint(admin.host, port)
@@ -194,13 +197,12 @@ class Router:
 
     def _serving(
         self, front: Front, access: Access, estate: Estate | None, unix_socket: socket.socket | None
-    ) -> HttpServer | FrontPool:
+    ) -> HttpServer[ExchangeContext] | FrontPool:
         """What clients connect to: a server in this process, or a pool of front processes."""
         if self._config.fronts == 1:
-            check_caller = front.check_caller
-            return HttpServer(
-                self._config.http, front, check_caller=check_caller, estate=estate, unix_socket=unix_socket
-            )
+            new_server = HttpServer if estate is None else partial(FailoverServer, estate=estate)
+            http, check_caller = self._config.http, front.check_caller
+            return new_server(http, front, ExchangeContext, check_caller=check_caller, unix_socket=unix_socket)
         log_style = LogStyle.of_this_process()
         longest, keeper = self._service.max_model_len, self._keeper if estate is not None else None
         setup = FrontSetup(
@@ -229,7 +231,8 @@ class Router:
         known."""
         if isinstance(self._server, FrontPool):
             self._server.tell_limits(self._service.max_model_len, self._service.versions)
-        await self._server.take_over()
+        if isinstance(self._server, FrontPool | FailoverServer):
+            await self._server.take_over()
 
     def follow(self, config: DispatchConfig) -> None:
         """Take over changed settings of the dispatcher, as far as that is possible without a restart."""
@@ -324,20 +327,6 @@ def open_access(config: AccessConfig, cleanup: AsyncExitStack) -> Access:
     access.open()
     cleanup.push_async_callback(access.close)
     return access
-
-
-def begin_tracing(config: TracingConfig, model: str, cleanup: AsyncExitStack) -> Tracer | None:
-    """The tracer; None if no collector is configured. `cleanup` sends the waiting spans, within `config.timeout_s`."""
-    if config.traces_url is None:
-        return None
-    # Imported only here, as it takes 60 ms and some MiB, which only those with a collector should pay.
-    from slipstream.router.tracing.export import OtlpExporter
-
-    exporter = OtlpExporter(config.traces_url, model, queue_traces=config.queue_requests, timeout_s=config.timeout_s)
-    exporter.start()
-    loop = asyncio.get_running_loop()
-    cleanup.push_async_callback(loop.run_in_executor, None, exporter.close, config.timeout_s)
-    return Tracer(config.sample_ratio, exporter)
 
 
 def log_failure(task: asyncio.Task[None]) -> None:

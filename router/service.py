@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import msgpack
@@ -32,7 +33,6 @@ from slipstream.router.signals import Signals
 from slipstream.router.stages import attempts_of
 from slipstream.router.status import Snapshot
 from slipstream.router.stream import GenerationStream, Handouts
-from slipstream.router.takeover.estate import Estate
 from slipstream.router.version_status import VersionStatus
 from slipstream.router.worker_port import WorkerPort
 
@@ -84,13 +84,10 @@ class GenerationService:
         self._is_admitting = True
         self._is_closed = False
 
-    async def start(self, estate: Estate | None = None) -> None:
-        """Starts to listen for workers, on the previous router's sockets if there is an estate of one. Raises OSError
-        if it cannot listen."""
-        inherited = estate.for_workers if estate is not None else []
-        await self._port.start(inherited)
-        if estate is not None and not inherited:
-            estate.keep_listening(self._port.sockets, for_workers=True)
+    async def start(self, sockets: Sequence[socket.socket] = ()) -> Sequence[socket.socket]:
+        """Listens for workers at `sockets`, or else at the configured address. Returns the sockets. Raises OSError if
+        it cannot listen."""
+        return await self._port.start(sockets)
 
     @property
     def worker_address(self) -> tuple[str, int]:

@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Callable
 from types import TracebackType
 
-from slipstream.router.generation import EarlyEnd, GenerationFinish
+from slipstream.router.generation import Delta, EarlyEnd, GenerationFinish
 from slipstream.router.history import RequestRecord, Timeline
 from slipstream.router.messages import TokenLogprob
 
-Delta = list[tuple[int, TokenLogprob | None]]
 Take = Callable[[Delta], bool]
 
 

@@ -6,18 +6,16 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from typing import cast
+from typing import Generic, cast
 
 from slipstream.router.config import HttpConfig
-from slipstream.router.http.errors import HttpError, internal_error, router_restarted
+from slipstream.router.http.errors import HttpError, internal_error
 from slipstream.router.http.exchange import Exchange, Handler
+from slipstream.router.http.observer import C, ConnectionObserver, Phase
 from slipstream.router.http.owner import ConnectionOwner
 from slipstream.router.http.reader import Request, RequestReader
+from slipstream.router.http.restored_connection import RestoredConnection
 from slipstream.router.http.timers import ConnectionTimers
-from slipstream.router.takeover.journal import NOTHING, Phase, Unfinished
-from slipstream.router.takeover.kept_connection import InheritedConnection, KeptConnection
-from slipstream.router.takeover.landing import NOBODY
-from slipstream.router.takeover.notes import NO_NOTES, JournalNotes, Notes
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +24,7 @@ READ_AHEAD_BYTES = 256 * 1024  # a client may send so much of its next requests 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class HttpConnection(asyncio.BufferedProtocol):
+class HttpConnection(asyncio.BufferedProtocol, Generic[C]):
     """Reading never stops while a handler runs, because only a read tells that the client has left. What a client
     sends ahead is therefore bounded by `READ_AHEAD_BYTES`; past that the rest is thrown away and the connection is
     closed after the response that is under way. Nor does the next request begin before the client has read enough of
@@ -35,39 +33,34 @@ class HttpConnection(asyncio.BufferedProtocol):
     A client that shuts down its sending side counts as gone, as in most servers: there is no way to tell it from
     one that has left.
 
-    Of a connection that is `kept` for the next router all that goes in and out is noted in its journal, and an
-    `inherited` one goes on where the previous router has left it.
+    A `restored` connection goes on where another process has left it.
     """
 
     def __init__(
         self,
         config: HttpConfig,
-        handler: Handler,
-        owner: ConnectionOwner,
-        kept: KeptConnection | None = None,
-        *,
-        inherited: InheritedConnection | None = None,
+        handler: Handler[C],
+        owner: ConnectionOwner[C],
+        observer: ConnectionObserver[C],
+        restored: RestoredConnection[C] | None = None,
     ) -> None:
         self._handler = handler
         self._owner = owner
+        self._observer = observer
         self._loop = asyncio.get_running_loop()
         max_header_bytes, max_body_bytes = config.max_header_kib * 1024, config.max_body_mib * 1024 * 1024
         self._reader = RequestReader(max_header_bytes, max_body_bytes, owner.check_caller, config.path_prefix)
         self._cors = owner.cors
         self._pending: deque[Request | HttpError] = deque()
+        self._buffer: memoryview  # of the latest read
         self._transport: asyncio.Transport
         self._is_tls = False
-        self._can_outlive = False  # this process
-        self._exchange: Exchange | None = None
+        self._exchange: Exchange[C] | None = None
         self._task: asyncio.Task[None] | None = None
         self._discards_input = False
         self._bytes_ahead = 0
         self._timers = ConnectionTimers(self, config, self._loop)
-        self._inherited = inherited
-        self._kept = kept
-        self._journal = kept.journal if kept is not None else None
-        self._landing = owner.landing
-        self._before: Unfinished | None = None  # how far the exchange that begins next has come already
+        self._restored = restored  # until its exchange goes on
 
     # ---- the owner's side
 
@@ -89,13 +82,12 @@ class HttpConnection(asyncio.BufferedProtocol):
     def send(self, data: bytes) -> None:
         if self._transport.is_closing():
             return  # the client has left, which the handler may not have heard yet
-        if self._journal is not None:
-            exchange = self._exchange
-            if exchange is not None and not exchange.ended:
-                phase = Phase.STREAMING
-            else:
-                phase = Phase.ENDED if exchange is not None and exchange.keep_alive else Phase.CLOSING
-            self._journal.sent(data, phase)
+        exchange = self._exchange
+        if exchange is not None and not exchange.ended:
+            phase = Phase.STREAMING
+        else:
+            phase = Phase.ENDED if exchange is not None and exchange.keep_alive else Phase.CLOSING
+        self._observer.sending(data, phase)
         self._transport.write(data)
 
     def abort(self) -> None:
@@ -111,10 +103,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._is_tls = self._transport.get_extra_info("ssl_object") is not None
-        self._can_outlive = not self._is_tls and sock.family != socket.AF_UNIX
         welcome = self._owner.joined(self)
-        if self._inherited is not None:
-            self._go_on(self._inherited)
+        if self._restored is not None:
+            self._go_on(self._restored)
             return
         if welcome == "cut_off":
             self._transport.abort()
@@ -128,7 +119,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._timers.stop()
         self._reader.close()
-        self._forget()
+        self._observer.closed(self._task)
         self._pending.clear()
         if self._task is not None:
             self._task.cancel()
@@ -136,17 +127,16 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._owner.left(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._landing.room_for(self._kept.number if self._kept is not None else NOBODY)
+        self._buffer = self._observer.read_buffer()
+        return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._discards_input:
             return
-        data = self._landing.arrived(nbytes)
-        if self._journal is not None:
-            self._journal.received(data)
-        if self._exchange is not None or self._pending:
-            if self._journal is not None:
-                self._journal.spoil()  # it does not tell where one request ends and the next one begins
+        data = self._buffer[:nbytes].tobytes()
+        is_ahead = self._exchange is not None or bool(self._pending)
+        self._observer.received(data, is_ahead)
+        if is_ahead:
             self._bytes_ahead += len(data)
             if self._bytes_ahead > READ_AHEAD_BYTES:
                 self._discards_input = True
@@ -183,31 +173,28 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._begin(self._pending.popleft())
         elif self._exchange is None and self._reader.expects_continue:
             self._reader.expects_continue = False
-            if self._journal is not None:
-                self._journal.continued(CONTINUE)
+            self._observer.sending(CONTINUE, Phase.IDLE)
             self._transport.write(CONTINUE)
         self._watch()
 
     def _begin(self, request: Request | HttpError) -> None:
-        before, self._before = self._before, None
+        restored, self._restored = self._restored, None
+        head_sent = restored is not None and restored.head_sent
         if isinstance(request, HttpError):
-            if before is not None and before.head_sent:
-                self.abort()  # what the previous router had let in; a part of its answer has left already
+            if head_sent:
+                self.abort()  # it was let in before, and a part of its answer has left already
             else:
                 self._refuse(request)
             return
-        notes: Notes = NO_NOTES
-        if self._journal is not None:
-            self._journal.begun()
-            notes = JournalNotes(self._journal, before)
-        self._exchange = Exchange(request, self, notes, head_sent=before is not None and before.head_sent)
+        is_repeated = restored is not None and restored.is_running
+        self._exchange = Exchange(request, self, self._observer.begun(), is_repeated=is_repeated, head_sent=head_sent)
         if self._cors is not None:
             self._exchange.cors_lines = self._cors.lines_of(request)
         if self._discards_input:
             self._exchange.keep_alive = False
         self._task = self._loop.create_task(self._serve(request, self._exchange))
 
-    async def _serve(self, request: Request, exchange: Exchange) -> None:
+    async def _serve(self, request: Request, exchange: Exchange[C]) -> None:
         """Run the handler. The one place where a failure of any kind becomes an answer."""
         try:
             await self._handler(request, exchange)
@@ -224,7 +211,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         finally:
             self._served(exchange)
 
-    def _served(self, exchange: Exchange) -> None:
+    def _served(self, exchange: Exchange[C]) -> None:
         self._exchange = None
         self._task = None
         if not self._pending:
@@ -237,70 +224,30 @@ class HttpConnection(asyncio.BufferedProtocol):
             else:
                 self.close()
         else:
-            if not self._pending and self._reader.state == "idle":
-                self._rest()
-            elif self._journal is not None:
-                self._journal.spoil()  # it tells of this request as well as of the next one
+            self._observer.ended(self._transport, not self._pending and self._reader.state == "idle")
             self._advance()
 
     def _refuse(self, error: HttpError) -> None:
         unread = Request("", "", "", {}, b"", keep_alive=False, http10=False)
-        exchange = Exchange(unread, self)
+        exchange = Exchange(unread, self, None)
         if self._cors is not None:
             exchange.cors_lines = self._cors.lines_for(self._reader.origin)
         exchange.fail(error)
         self._close_after_input()
 
-    # ---- what outlives this process
-
-    def _rest(self) -> None:
-        """Clears the journal between two requests. A connection that could not be kept before, or that the keeper has
-        lost, may be kept from now on."""
-        estate = self._owner.estate
-        if estate is None or not self._can_outlive:
-            return
-        if self._journal is not None:
-            self._journal.rest()
-        if (self._kept is not None and estate.has(self._kept.number)) or self._transport.get_write_buffer_size():
-            return
-        self._forget()
-        try:
-            self._kept = estate.keep_from_now_on(self._transport.get_extra_info("socket"))
-        except OSError:
-            return  # the connection is broken, which the transport will tell
-        self._journal = self._kept.journal if self._kept is not None else None
-
-    def _forget(self) -> None:
-        kept, self._kept, self._journal = self._kept, None, None
-        if kept is None or self._owner.estate is None:
-            return
-        self._owner.estate.forget(kept.number)
-        if self._task is None:
-            kept.journal.close()
-        else:
-            self._task.add_done_callback(lambda _: kept.journal.close())  # until then it may take notes
-
-    def _go_on(self, inherited: InheritedConnection) -> None:
-        """Goes on where the previous router was killed."""
-        journal, unfinished = inherited.kept.journal, inherited.unfinished
-        if inherited.unsent:
-            self._transport.write(inherited.unsent)
-        if journal.phase == Phase.CLOSING:
+    def _go_on(self, restored: RestoredConnection[C]) -> None:
+        """Continues what another process has begun."""
+        if restored.unsent:
+            self._transport.write(restored.unsent)
+        if restored.phase == Phase.CLOSING:
             self._close_after_input()
             return
-        if inherited.is_given_up:
-            message = "The routers that had this request were killed, one after the other. Ask again."
-            self._refuse(router_restarted(message))
+        if restored.refusal is not None:
+            self._refuse(restored.refusal)
             return
-        if journal.phase == Phase.ENDED:
-            journal.rest()
-            unfinished = NOTHING
-        if inherited.is_running:
-            self._before = unfinished
-        if unfinished.request:
-            journal.outlive()
-            self._pending.extend(self._reader.feed(unfinished.request))
-            if unfinished.continue_sent:
+        if restored.request:
+            self._pending.extend(self._reader.feed(restored.request))
+            if restored.continue_sent:
                 self._reader.expects_continue = False
         self._advance()
         if self._owner.draining:
@@ -349,7 +296,4 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def release_memory(self) -> bool:
         """Give back what a connection at rest does not need. False if it is still needed."""
-        if self._journal is None or self._transport.get_write_buffer_size():
-            return False
-        self._journal.release()
-        return True
+        return not self._transport.get_write_buffer_size() and self._observer.release()

@@ -6,9 +6,8 @@ from typing import Literal, Protocol
 
 from slipstream.router.http.cors import CorsPolicy
 from slipstream.router.http.exchange import Exchange
+from slipstream.router.http.observer import C
 from slipstream.router.http.reader import CheckCaller, Request
-from slipstream.router.takeover.estate import Estate
-from slipstream.router.takeover.landing import Landing
 
 Welcome = Literal["served", "turned_away", "cut_off"]
 
@@ -20,7 +19,7 @@ class OwnedConnection(Protocol):
     def abort(self) -> None: ...
 
 
-class ConnectionOwner(Protocol):
+class ConnectionOwner(Protocol[C]):
     """The server, as its connections see it: each has `joined` once and `left` once."""
 
     @property
@@ -33,10 +32,6 @@ class ConnectionOwner(Protocol):
     def check_caller(self) -> CheckCaller | None: ...
     @property
     def cors(self) -> CorsPolicy | None: ...
-    @property
-    def estate(self) -> Estate | None: ...
-    @property
-    def landing(self) -> Landing: ...
     def joined(self, connection: OwnedConnection) -> Welcome: ...
-    async def turn_away(self, request: Request, exchange: Exchange) -> None: ...
+    async def turn_away(self, request: Request, exchange: Exchange[C]) -> None: ...
     def left(self, connection: OwnedConnection) -> None: ...

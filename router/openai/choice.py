@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from slipstream.router.http.exchange import Exchange
+from slipstream.router.api.exchange_context import ApiExchange
+from slipstream.router.generation import Delta
 from slipstream.router.messages import FinishReason, unpack_ids
 from slipstream.router.metrics import RequestMeter
 from slipstream.router.openai.formats import AnswerFormat
 from slipstream.router.openai.output_text import OutputText, TokenEntry
-from slipstream.router.stream import Delta, GenerationStream
+from slipstream.router.stream import GenerationStream
 from slipstream.router.takeover.notes import Notes
 
 OnText = Callable[[str, list[TokenEntry]], None]
@@ -53,7 +54,9 @@ class ChoiceRun:
 
     __slots__ = ("_choice", "_exchange", "_form", "_held_back", "_notes", "_on_text", "_prefix", "_record", "_version")
 
-    def __init__(self, choice: Choice, exchange: Exchange, form: AnswerFormat, notes: Notes, on_text: OnText) -> None:
+    def __init__(
+        self, choice: Choice, exchange: ApiExchange, form: AnswerFormat, notes: Notes, on_text: OnText
+    ) -> None:
         self._choice = choice
         self._record = choice.stream.record
         self._exchange = exchange

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from slipstream.router.detokenizer import Detokenizer, PieceTable
+from slipstream.router.generation import Delta
 from slipstream.router.messages import TokenLogprob
 from slipstream.router.stop_strings import StopMatcher
-from slipstream.router.stream import Delta
 
 
 class TokenEntry(NamedTuple):

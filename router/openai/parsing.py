@@ -8,8 +8,8 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from slipstream.router.api.exchange_context import ApiExchange
 from slipstream.router.http.errors import HttpError
-from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.reader import Request
 from slipstream.router.metrics import FieldCounts
 from slipstream.router.openai.fields import UNION_TAGS
@@ -43,7 +43,7 @@ class BodyParser:
         self._ignores = ignores
         self._ignored = ignored
 
-    def parse(self, request: Request, exchange: Exchange, model: type[Body], max_model_len: int | None) -> Body:
+    def parse(self, request: Request, exchange: ApiExchange, model: type[Body], max_model_len: int | None) -> Body:
         """Like `parse_body`, of a request that is answered by `exchange`."""
         check_body(request, max_model_len)
         try:

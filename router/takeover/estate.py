@@ -13,7 +13,7 @@ from pathlib import Path
 
 from slipstream.router.open_files import allow_all_files
 from slipstream.router.takeover.journal import Journal
-from slipstream.router.takeover.kept_connection import MANY_LIVES, CannotGoOnError, InheritedConnection, KeptConnection
+from slipstream.router.takeover.kept_connection import MANY_LIVES, CannotGoOnError, KeptConnection, OrphanedConnection
 from slipstream.router.takeover.landing import NOTHING_LANDED, Landed, Landing, create_landing_file
 from slipstream.router.takeover.link import KeeperLink
 from slipstream.router.takeover.messages import Kind, close_all
@@ -49,7 +49,7 @@ class Estate:
         self.landing: Landing | None = None  # of this process, until it is closed
         self.listening: list[socket.socket] = []  # for clients
         self.for_workers: list[socket.socket] = []
-        self.connections: list[InheritedConnection] = []
+        self.connections: list[OrphanedConnection] = []
 
     @classmethod
     def of_keeper(cls, path: Path, place: int = 0, num_fronts: int = 0) -> Estate | None:
@@ -114,7 +114,7 @@ class Estate:
 
     def _inherit_connection(self, number: int, sock_fd: int, journal_fd: int, landed: Landed) -> None:
         try:
-            inherited = InheritedConnection.open(number, sock_fd, journal_fd, landed)
+            inherited = OrphanedConnection.open(number, sock_fd, journal_fd, landed)
         except CannotGoOnError as why:
             self._num_ended[str(why)] += 1
             self._forgotten.append(number)
@@ -135,8 +135,12 @@ class Estate:
                 self._watch(self._link)
 
     def keep_listening(self, sockets: Sequence[socket.socket], for_workers: bool = False) -> None:
-        """The next router accepts who comes while there is none, and nobody else gets the port meanwhile."""
+        """The next router accepts who comes while there is none, and nobody else gets the port meanwhile. Those that
+        the keeper has already change nothing."""
+        held = [file for _, file in self._lasting.values()]
         for sock in sockets:
+            if sock in held:
+                continue
             self._last_number += 1
             kind = Kind.WORKERS if for_workers else Kind.LISTENING
             self._lasting[self._last_number] = kind, sock

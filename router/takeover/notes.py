@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from slipstream.router.generation import Resumed
+from slipstream.router.generation import Delta, Resumed
 from slipstream.router.messages import pack_ids
 from slipstream.router.random_bytes import random_bytes
-from slipstream.router.stream import Delta
 from slipstream.router.takeover.journal import Identity, Journal, Unfinished
 
 NUMBER_BYTES, SEED_BYTES = 16, 8
@@ -25,10 +24,6 @@ def new_identity() -> Identity:
 class Notes(Protocol):
     """What an answer notes while it is given, and what the previous router had noted of it. Tokens and ends count as
     sent to the client with the next bytes that leave."""
-
-    @property
-    def is_repeated(self) -> bool:
-        """The router before had begun with the request."""
 
     def identity(self) -> Identity:
         """That of the answer: the one that it had before, or a new one."""
@@ -54,8 +49,6 @@ class Notes(Protocol):
 
 class NoNotes:
     """For an answer that ends with its router."""
-
-    is_repeated = False
 
     def identity(self) -> Identity:
         return new_identity()
@@ -86,10 +79,6 @@ class JournalNotes:
         self._journal = journal
         self._before = before
         self._version = before.version if before is not None else ""
-
-    @property
-    def is_repeated(self) -> bool:
-        return self._before is not None
 
     def identity(self) -> Identity:
         if self._before is not None and self._before.identity is not None:

@@ -12,13 +12,14 @@ from typing import Any
 import orjson
 import pytest
 
+from slipstream.router.api.exchange_context import ExchangeContext
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config import HttpConfig, RouterConfig
 from slipstream.router.front import Front
 from slipstream.router.generation import GenerateRequest
-from slipstream.router.http.server import HttpServer
 from slipstream.router.messages import unpack_ids
 from slipstream.router.takeover.estate import Estate
+from slipstream.router.takeover.failover_server import FailoverServer
 from slipstream.router.takeover.keeper import Keeper
 from slipstream.router.tokenizer import Tokenizer
 from tests.router.fake_cluster import MODEL, MODEL_DIR, FakeService, Script, run, unchunk
@@ -55,7 +56,7 @@ async def router(path: Path, tokenizer: Tokenizer, hold_at: int | None) -> Async
     assert estate is not None
     http = HttpConfig(host="127.0.0.1", port=0, sse_ping_s=PING_S)
     handler = Front(ServedModel(MODEL, tokenizer), service, lambda: None, lambda: 0, RouterConfig(http))
-    server = HttpServer(http, handler, estate=estate)
+    server = FailoverServer(http, handler, ExchangeContext, estate)
     port = await server.start()
     await server.take_over()
     try:

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from slipstream.router.generation import EarlyEnd
+from slipstream.router.generation import Delta, EarlyEnd
 from slipstream.router.history import RequestRecord, Timeline
-from slipstream.router.stream import Delta, GenerationStream, Handouts
+from slipstream.router.stream import GenerationStream, Handouts
 
 
 def new_streams(count: int) -> list[GenerationStream]:

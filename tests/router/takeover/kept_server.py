@@ -7,8 +7,8 @@ import asyncio
 from slipstream.router.config import HttpConfig
 from slipstream.router.http.exchange import Exchange, Handler
 from slipstream.router.http.reader import STRANGERS_BODY_BYTES, CheckCaller, Request
-from slipstream.router.http.server import HttpServer
 from slipstream.router.takeover.estate import Estate
+from slipstream.router.takeover.failover_server import FailoverServer
 from slipstream.router.takeover.keeper import Keeper
 from tests.router.takeover.kept_router import TIMEOUT_S
 
@@ -28,17 +28,21 @@ class Streaming:
         try:
             await asyncio.Event().wait()
         finally:
-            exchange.notes.ended(0)
+            exchange.context.ended(0)
             self.ended.set()
 
 
-async def new_server(keeper: Keeper, handler: Handler, check_caller: CheckCaller | None = None) -> HttpServer:
+async def new_server(keeper: Keeper, handler: Handler, check_caller: CheckCaller | None = None) -> FailoverServer:
     estate = await asyncio.to_thread(Estate.of_keeper, keeper.path)
     assert estate is not None
-    return HttpServer(HttpConfig(host="127.0.0.1", port=0), handler, check_caller=check_caller, estate=estate)
+    return FailoverServer(
+        HttpConfig(host="127.0.0.1", port=0), handler, lambda notes: notes, estate, check_caller=check_caller
+    )
 
 
-async def serve(keeper: Keeper, handler: Handler, check_caller: CheckCaller | None = None) -> tuple[HttpServer, int]:
+async def serve(
+    keeper: Keeper, handler: Handler, check_caller: CheckCaller | None = None
+) -> tuple[FailoverServer, int]:
     server = await new_server(keeper, handler, check_caller)
     return server, await server.start()
 
@@ -52,7 +56,7 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: 
     await asyncio.wait_for(reader.readuntil(path.encode()), TIMEOUT_S)
 
 
-async def exchange_servers(keeper: Keeper, server: HttpServer, handler: Handler) -> HttpServer:
+async def exchange_servers(keeper: Keeper, server: FailoverServer, handler: Handler) -> FailoverServer:
     """As if the process of the first one had been killed."""
     await server.stop()
     following, _ = await serve(keeper, handler)
@@ -60,7 +64,7 @@ async def exchange_servers(keeper: Keeper, server: HttpServer, handler: Handler)
     return following
 
 
-async def end(server: HttpServer, *clients: asyncio.StreamWriter) -> None:
+async def end(server: FailoverServer, *clients: asyncio.StreamWriter) -> None:
     """Of a test: all clients leave, and the server ends in order."""
     for writer in clients:
         writer.close()

@@ -9,7 +9,7 @@ import pytest
 from slipstream.router.http.connection import HttpConnection
 from slipstream.router.http.exchange import Exchange, Handler
 from slipstream.router.http.reader import Request
-from slipstream.router.http.server import HttpServer
+from slipstream.router.takeover.failover_server import FailoverServer
 from slipstream.router.takeover.keeper import Keeper
 from tests.router.takeover.kept_router import TIMEOUT_S
 from tests.router.takeover.kept_server import REQUEST, Streaming, answer, ask, end, exchange_servers, serve
@@ -31,7 +31,7 @@ class BeforeItIsNoted:
         writer.write(data)
         await asyncio.wait_for(self._has_read.wait(), TIMEOUT_S)
 
-    async def kill(self, keeper: Keeper, server: HttpServer, handler: Handler) -> HttpServer:
+    async def kill(self, keeper: Keeper, server: FailoverServer, handler: Handler) -> FailoverServer:
         self._monkeypatch.undo()
         return await exchange_servers(keeper, server, handler)
 
