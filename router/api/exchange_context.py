@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from slipstream.router.access.caller import ANYBODY, Caller
 from slipstream.router.http.exchange import Exchange
+from slipstream.router.http.failover.stream_checkpoint import NO_NOTES, Notes
 from slipstream.router.http.routes import Routes
-from slipstream.router.takeover.notes import NO_NOTES, Notes
-from slipstream.router.tracing.request_trace import RequestTrace
+from slipstream.router.observability.tracing.request_trace import RequestTrace
 
 
 class ExchangeContext:

@@ -8,9 +8,9 @@ import socket
 from collections import deque
 from typing import Generic, cast
 
-from slipstream.router.config import HttpConfig
-from slipstream.router.http.errors import HttpError, internal_error
+from slipstream.router.config.router_config import HttpConfig
 from slipstream.router.http.exchange import Exchange, Handler
+from slipstream.router.http.http_error import HttpError, internal_error
 from slipstream.router.http.observer import C, ConnectionObserver, Phase
 from slipstream.router.http.owner import ConnectionOwner
 from slipstream.router.http.reader import Request, RequestReader

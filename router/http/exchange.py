@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
 from typing import Generic, Protocol
 
-from slipstream.router.http.errors import HttpError, router_restarted
+from slipstream.router.http.http_error import HttpError, router_restarted
 from slipstream.router.http.observer import C
 from slipstream.router.http.reader import Request
 

@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 from typing import Generic
 
-from slipstream.router.http.errors import HttpError
+from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.observer import C, ConnectionObserver, Phase
 
 

@@ -9,8 +9,8 @@ from typing import Generic
 
 from pydantic import BaseModel
 
-from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange, Handler
+from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.observer import C
 from slipstream.router.http.reader import Request
 

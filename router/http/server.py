@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from email.utils import formatdate
 from typing import Generic, Protocol
 
-from slipstream.router.config import HttpConfig
+from slipstream.router.config.router_config import HttpConfig
 from slipstream.router.http.connection import HttpConnection
 from slipstream.router.http.cors import CorsPolicy
-from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange, Handler
+from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.observer import C, NullObserver
 from slipstream.router.http.owner import OwnedConnection, Welcome
 from slipstream.router.http.reader import CheckCaller, Request
