@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slipstream.router.access.caller import ANYBODY, Caller
 from slipstream.router.http.exchange import Exchange
-from slipstream.router.http.failover.stream_checkpoint import NO_NOTES, Notes
+from slipstream.router.http.failover.stream_checkpoint import NO_CHECKPOINT, StreamCheckpoint
 from slipstream.router.http.routes import Routes
 from slipstream.router.observability.tracing.request_trace import RequestTrace
 
@@ -15,7 +15,7 @@ class ExchangeContext:
 
     __slots__ = ("caller", "checkpoint", "trace", "trace_id")
 
-    def __init__(self, checkpoint: Notes = NO_NOTES) -> None:
+    def __init__(self, checkpoint: StreamCheckpoint = NO_CHECKPOINT) -> None:
         self.checkpoint = checkpoint
         self.caller: Caller = ANYBODY
         self.trace: RequestTrace | None = None

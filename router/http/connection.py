@@ -11,7 +11,7 @@ from typing import Generic, cast
 from slipstream.router.config.router_config import HttpConfig
 from slipstream.router.http.exchange import Exchange, Handler
 from slipstream.router.http.http_error import HttpError, internal_error
-from slipstream.router.http.observer import C, ConnectionObserver, Phase
+from slipstream.router.http.observer import AnswerPhase, C, ConnectionObserver
 from slipstream.router.http.owner import ConnectionOwner
 from slipstream.router.http.reader import Request, RequestReader
 from slipstream.router.http.restored_connection import RestoredConnection
@@ -84,9 +84,9 @@ class HttpConnection(asyncio.BufferedProtocol, Generic[C]):
             return  # the client has left, which the handler may not have heard yet
         exchange = self._exchange
         if exchange is not None and not exchange.ended:
-            phase = Phase.STREAMING
+            phase = AnswerPhase.STREAMING
         else:
-            phase = Phase.ENDED if exchange is not None and exchange.keep_alive else Phase.CLOSING
+            phase = AnswerPhase.ENDED if exchange is not None and exchange.keep_alive else AnswerPhase.CLOSING
         self._observer.sending(data, phase)
         self._transport.write(data)
 
@@ -173,7 +173,7 @@ class HttpConnection(asyncio.BufferedProtocol, Generic[C]):
                 self._begin(self._pending.popleft())
         elif self._exchange is None and self._reader.expects_continue:
             self._reader.expects_continue = False
-            self._observer.sending(CONTINUE, Phase.IDLE)
+            self._observer.sending(CONTINUE, AnswerPhase.IDLE)
             self._transport.write(CONTINUE)
         self._watch()
 
@@ -239,7 +239,7 @@ class HttpConnection(asyncio.BufferedProtocol, Generic[C]):
         """Continues what another process has begun."""
         if restored.unsent:
             self._transport.write(restored.unsent)
-        if restored.phase == Phase.CLOSING:
+        if restored.phase == AnswerPhase.CLOSING:
             self._close_after_input()
             return
         if restored.refusal is not None:

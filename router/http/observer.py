@@ -13,7 +13,7 @@ C_co = TypeVar("C_co", covariant=True)
 READ_BUFFER_BYTES = 256 * 1024  # for one read
 
 
-class Phase(IntEnum):
+class AnswerPhase(IntEnum):
     """How far the exchange of a connection has come."""
 
     IDLE = 0  # none has begun, or only a part of its request is there
@@ -35,7 +35,7 @@ class ConnectionObserver(Protocol[C_co]):
     def begun(self) -> C_co:
         """A whole request is there. Returns the context of its exchange."""
 
-    def sending(self, data: bytes, phase: Phase) -> None:
+    def sending(self, data: bytes, phase: AnswerPhase) -> None:
         """`data` is given to the socket next, with which the exchange comes to `phase`; IDLE: it is a 100 Continue."""
 
     def ended(self, transport: asyncio.Transport, is_idle: bool) -> None:
@@ -65,7 +65,7 @@ class NullObserver(Generic[C]):
     def begun(self) -> C:
         return self._new_context()
 
-    def sending(self, data: bytes, phase: Phase) -> None:
+    def sending(self, data: bytes, phase: AnswerPhase) -> None:
         pass
 
     def ended(self, transport: asyncio.Transport, is_idle: bool) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from slipstream.router.http.http_error import HttpError
-from slipstream.router.http.observer import C, ConnectionObserver, Phase
+from slipstream.router.http.observer import AnswerPhase, C, ConnectionObserver
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class RestoredConnection(Generic[C]):
 
     sock: socket.socket
     observer: ConnectionObserver[C]
-    phase: Phase
+    phase: AnswerPhase
     unsent: bytes = b""
     request: bytes = b""
     continue_sent: bool = False
@@ -27,9 +27,9 @@ class RestoredConnection(Generic[C]):
     @property
     def is_running(self) -> bool:
         """An answer was under way."""
-        return self.phase in (Phase.RUNNING, Phase.STREAMING)
+        return self.phase in (AnswerPhase.RUNNING, AnswerPhase.STREAMING)
 
     @property
     def head_sent(self) -> bool:
         """A part of the answer has been sent."""
-        return self.phase == Phase.STREAMING
+        return self.phase == AnswerPhase.STREAMING

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from slipstream.router.config.router_config import HttpConfig
 from slipstream.router.http.connection import HttpConnection
 from slipstream.router.http.exchange import Handler
-from slipstream.router.http.failover.failover_session import Estate
-from slipstream.router.http.failover.held_connection import KeptConnection
-from slipstream.router.http.failover.held_listener import Listener
+from slipstream.router.http.failover.failover_session import FailoverSession
+from slipstream.router.http.failover.held_connection import HeldConnection
+from slipstream.router.http.failover.held_listener import HeldListener
 from slipstream.router.http.failover.journal_observer import JournalObserver
-from slipstream.router.http.failover.receive_buffer import Landing
-from slipstream.router.http.failover.stream_checkpoint import NO_NOTES, Notes
+from slipstream.router.http.failover.receive_buffer import ReceiveBuffer
+from slipstream.router.http.failover.stream_checkpoint import NO_CHECKPOINT, StreamCheckpoint
 from slipstream.router.http.observer import C
 from slipstream.router.http.reader import CheckCaller
 from slipstream.router.http.restored_connection import RestoredConnection
@@ -32,8 +32,8 @@ class FailoverServer(HttpServer[C]):
         self,
         config: HttpConfig,
         handler: Handler[C],
-        new_context: Callable[[Notes], C],
-        estate: Estate,
+        new_context: Callable[[StreamCheckpoint], C],
+        failover: FailoverSession,
         *,
         check_caller: CheckCaller | None = None,
         shares_port: bool = False,
@@ -43,30 +43,32 @@ class FailoverServer(HttpServer[C]):
         super().__init__(
             config,
             handler,
-            lambda: new_context(NO_NOTES),
+            lambda: new_context(NO_CHECKPOINT),
             check_caller=check_caller,
             shares_port=shares_port,
             count=count,
             unix_socket=unix_socket,
         )
-        self._estate = estate
-        self._observe = functools.partial(JournalObserver, estate, estate.landing or Landing(), new_context)
+        self._failover = failover
+        self._observe = functools.partial(
+            JournalObserver, failover, failover.receive_buffer or ReceiveBuffer(), new_context
+        )
 
     async def start(self, sockets: Sequence[socket.socket] = ()) -> int:
-        self._estate.attend()
-        return await super().start(sockets or self._estate.listening)
+        self._failover.attend()
+        return await super().start(sockets or self._failover.listening)
 
     async def _open_sockets(self) -> Sequence[socket.socket]:
         sockets = await super()._open_sockets()
-        self._estate.keep_listening(sockets)
+        self._failover.keep_listening(sockets)
         return sockets
 
     async def _accept_at(self, sock: socket.socket) -> Acceptor:
         if self._tls is not None:  # whose state ends with its process: only clients to come wait for the next one
             return await super()._accept_at(sock)
-        return Listener(sock, self._estate, self._serve_kept)
+        return HeldListener(sock, self._failover, self._serve_kept)
 
-    async def _serve_kept(self, sock: socket.socket, kept: KeptConnection | None) -> None:
+    async def _serve_kept(self, sock: socket.socket, kept: HeldConnection | None) -> None:
         """Raises OSError for a connection that is broken already."""
         await self._serve(sock, self._observe(kept))
 
@@ -82,7 +84,7 @@ class FailoverServer(HttpServer[C]):
 
     async def take_over(self) -> None:
         """Continues the connections that the previous router has left."""
-        orphans, self._estate.connections = self._estate.connections, []
+        orphans, self._failover.connections = self._failover.connections, []
         num_running = 0
         for orphan in orphans:
             observer = self._observe(orphan.kept, orphan.unfinished if orphan.is_running else None)
@@ -101,15 +103,15 @@ class FailoverServer(HttpServer[C]):
         try:
             return await super().drain(deadline_s)
         finally:
-            self._estate.farewell()
+            self._failover.farewell()
 
     def refuse_clients(self) -> None:
         """No new ones from now on. Before `start`: it only continues those of the previous router."""
-        self._estate.stop_listening()
+        self._failover.stop_listening()
         super().refuse_clients()
 
     async def stop(self) -> None:
         """Cut what is left and wait until its handlers have ended. Without a drain before, the next server of this
         estate goes on with what it can."""
-        self._estate.close()
+        self._failover.close()
         await super().stop()

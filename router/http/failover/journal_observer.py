@@ -7,42 +7,42 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Generic
 
-from slipstream.router.http.failover.failover_session import Estate
-from slipstream.router.http.failover.held_connection import KeptConnection
-from slipstream.router.http.failover.journal import Journal, Unfinished
-from slipstream.router.http.failover.receive_buffer import NOBODY, Landing
-from slipstream.router.http.failover.stream_checkpoint import NO_NOTES, JournalNotes, Notes
-from slipstream.router.http.observer import C, Phase
+from slipstream.router.http.failover.failover_session import FailoverSession
+from slipstream.router.http.failover.held_connection import HeldConnection
+from slipstream.router.http.failover.journal import Journal, UnfinishedAnswer
+from slipstream.router.http.failover.receive_buffer import NOBODY, ReceiveBuffer
+from slipstream.router.http.failover.stream_checkpoint import NO_CHECKPOINT, JournalCheckpoint, StreamCheckpoint
+from slipstream.router.http.observer import AnswerPhase, C
 
 
 class JournalObserver(Generic[C]):
     """A `ConnectionObserver`. `kept` is None while the connection would end with this process. `before` is what the
     previous router had noted of the exchange that begins first."""
 
-    __slots__ = ("_before", "_estate", "_journal", "_landing", "_new_context", "_number")
+    __slots__ = ("_before", "_failover", "_journal", "_new_context", "_number", "_receive_buffer")
 
     def __init__(
         self,
-        estate: Estate,
-        landing: Landing,
-        new_context: Callable[[Notes], C],
-        kept: KeptConnection | None,
-        before: Unfinished | None = None,
+        failover: FailoverSession,
+        receive_buffer: ReceiveBuffer,
+        new_context: Callable[[StreamCheckpoint], C],
+        kept: HeldConnection | None,
+        before: UnfinishedAnswer | None = None,
     ) -> None:
-        self._estate = estate
-        self._landing = landing
+        self._failover = failover
+        self._receive_buffer = receive_buffer
         self._new_context = new_context
         self._before = before
         self._number = NOBODY
         self._journal: Journal | None = None
         self._keep(kept)
 
-    def _keep(self, kept: KeptConnection | None) -> None:
+    def _keep(self, kept: HeldConnection | None) -> None:
         if kept is not None:
             self._number, self._journal = kept.number, kept.journal
 
     def read_buffer(self) -> memoryview:
-        return self._landing.room_for(self._number)
+        return self._receive_buffer.room_for(self._number)
 
     def received(self, data: bytes, is_ahead: bool) -> None:
         if self._journal is not None:
@@ -52,15 +52,15 @@ class JournalObserver(Generic[C]):
 
     def begun(self) -> C:
         if self._journal is None:
-            return self._new_context(NO_NOTES)
+            return self._new_context(NO_CHECKPOINT)
         self._journal.begun()
         before, self._before = self._before, None
-        return self._new_context(JournalNotes(self._journal, before))
+        return self._new_context(JournalCheckpoint(self._journal, before))
 
-    def sending(self, data: bytes, phase: Phase) -> None:
+    def sending(self, data: bytes, phase: AnswerPhase) -> None:
         if self._journal is None:
             return
-        if phase is Phase.IDLE:
+        if phase is AnswerPhase.IDLE:
             self._journal.continued(data)
         else:
             self._journal.sent(data, phase)
@@ -74,13 +74,13 @@ class JournalObserver(Generic[C]):
             return
         if self._journal is not None:
             self._journal.rest()
-            if self._estate.has(self._number):
+            if self._failover.has(self._number):
                 return
         if transport.get_write_buffer_size():
             return
         self.closed(None)
         with suppress(OSError):  # the connection is broken, which the transport will tell
-            self._keep(self._estate.keep_from_now_on(transport.get_extra_info("socket")))
+            self._keep(self._failover.keep_from_now_on(transport.get_extra_info("socket")))
 
     def release(self) -> bool:
         if self._journal is None:
@@ -93,7 +93,7 @@ class JournalObserver(Generic[C]):
         self._number, self._journal = NOBODY, None
         if journal is None:
             return
-        self._estate.forget(number)
+        self._failover.forget(number)
         if handler is None:
             journal.close()
         else:

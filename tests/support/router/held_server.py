@@ -7,8 +7,8 @@ import asyncio
 from slipstream.router.config.router_config import HttpConfig
 from slipstream.router.http.exchange import Exchange, Handler
 from slipstream.router.http.failover.failover_server import FailoverServer
-from slipstream.router.http.failover.failover_session import Estate
-from slipstream.router.http.failover.socket_holder import Keeper
+from slipstream.router.http.failover.failover_session import FailoverSession
+from slipstream.router.http.failover.socket_holder import SocketHolder
 from slipstream.router.http.reader import STRANGERS_BODY_BYTES, CheckCaller, Request
 from tests.support.router.held_router import TIMEOUT_S
 
@@ -32,18 +32,18 @@ class Streaming:
             self.ended.set()
 
 
-async def new_server(keeper: Keeper, handler: Handler, check_caller: CheckCaller | None = None) -> FailoverServer:
-    estate = await asyncio.to_thread(Estate.of_keeper, keeper.path)
-    assert estate is not None
+async def new_server(holder: SocketHolder, handler: Handler, check_caller: CheckCaller | None = None) -> FailoverServer:
+    failover = await asyncio.to_thread(FailoverSession.of_keeper, holder.path)
+    assert failover is not None
     return FailoverServer(
-        HttpConfig(host="127.0.0.1", port=0), handler, lambda notes: notes, estate, check_caller=check_caller
+        HttpConfig(host="127.0.0.1", port=0), handler, lambda notes: notes, failover, check_caller=check_caller
     )
 
 
 async def serve(
-    keeper: Keeper, handler: Handler, check_caller: CheckCaller | None = None
+    holder: SocketHolder, handler: Handler, check_caller: CheckCaller | None = None
 ) -> tuple[FailoverServer, int]:
-    server = await new_server(keeper, handler, check_caller)
+    server = await new_server(holder, handler, check_caller)
     return server, await server.start()
 
 
@@ -56,10 +56,10 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: 
     await asyncio.wait_for(reader.readuntil(path.encode()), TIMEOUT_S)
 
 
-async def exchange_servers(keeper: Keeper, server: FailoverServer, handler: Handler) -> FailoverServer:
+async def exchange_servers(holder: SocketHolder, server: FailoverServer, handler: Handler) -> FailoverServer:
     """As if the process of the first one had been killed."""
     await server.stop()
-    following, _ = await serve(keeper, handler)
+    following, _ = await serve(holder, handler)
     await following.take_over()
     return following
 
