@@ -78,7 +78,7 @@ def slipstream(
     }
     with tempfile.TemporaryDirectory() as directory, ExitStack() as running:
         folder = Path(directory)
-        if kept and (root / "router" / "takeover").exists():
+        if kept and "keeper" in (root / "router" / "main.py").read_text():
             keeper = SocketHolder()
             running.callback(keeper.close)
             config["keeper"] = str(keeper.path)
