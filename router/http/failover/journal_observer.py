@@ -60,10 +60,10 @@ class JournalObserver(Generic[C]):
     def sending(self, data: bytes, phase: AnswerPhase) -> None:
         if self._journal is None:
             return
-        if phase is AnswerPhase.IDLE:
-            self._journal.continued(data)
-        else:
+        if phase:  # past IDLE
             self._journal.sent(data, phase)
+        else:
+            self._journal.continued(data)
 
     def ended(self, transport: asyncio.Transport, is_idle: bool) -> None:
         """Clears the journal between two requests. A connection that could not be kept before, or that the keeper has
