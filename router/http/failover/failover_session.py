@@ -17,8 +17,8 @@ from slipstream.router.http.failover.held_connection import (
     NotRestorableError,
     OrphanedConnection,
 )
+from slipstream.router.http.failover.holder.holder_messages import HolderMessageKind, close_all
 from slipstream.router.http.failover.holder_link import HolderLink
-from slipstream.router.http.failover.holder_messages import HolderMessageKind, close_all
 from slipstream.router.http.failover.journal import Journal
 from slipstream.router.http.failover.receive_buffer import (
     NOTHING_LANDED,

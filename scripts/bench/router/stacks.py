@@ -20,7 +20,7 @@ from typing import Literal
 import psutil
 import yaml
 
-from slipstream.router.http.failover.socket_holder import SocketHolder
+from slipstream.router.http.failover.holder.socket_holder import SocketHolder
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = "bench"

@@ -8,7 +8,7 @@ from slipstream.router.config.router_config import HttpConfig
 from slipstream.router.http.exchange import Exchange, Handler
 from slipstream.router.http.failover.failover_server import FailoverServer
 from slipstream.router.http.failover.failover_session import FailoverSession
-from slipstream.router.http.failover.socket_holder import SocketHolder
+from slipstream.router.http.failover.holder.socket_holder import SocketHolder
 from slipstream.router.http.reader import STRANGERS_BODY_BYTES, CheckCaller, Request
 from tests.support.router.held_router import TIMEOUT_S
 

@@ -18,7 +18,7 @@ from slipstream.router.config.router_config import HttpConfig, RouterConfig
 from slipstream.router.frontends.front import Front
 from slipstream.router.http.failover.failover_server import FailoverServer
 from slipstream.router.http.failover.failover_session import FailoverSession
-from slipstream.router.http.failover.socket_holder import SocketHolder
+from slipstream.router.http.failover.holder.socket_holder import SocketHolder
 from slipstream.router.protocol.generation import GenerateRequest
 from slipstream.router.protocol.messages import unpack_ids
 from slipstream.router.text.tokenizer import Tokenizer

@@ -18,9 +18,9 @@ from slipstream.router.api.admin.worker_pages import WorkerPages
 from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.failover.failover_server import FailoverServer
 from slipstream.router.http.failover.held_connection import MAX_LIVES
-from slipstream.router.http.failover.holder_messages import HolderMessageKind
+from slipstream.router.http.failover.holder.holder_messages import HolderMessageKind
+from slipstream.router.http.failover.holder.socket_holder import SocketHolder
 from slipstream.router.http.failover.socket_bytes import socket_bytes
-from slipstream.router.http.failover.socket_holder import SocketHolder
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
 from slipstream.router.http.routes import Routes

@@ -9,7 +9,7 @@ import pytest
 from slipstream.router.http.connection import HttpConnection
 from slipstream.router.http.exchange import Exchange, Handler
 from slipstream.router.http.failover.failover_server import FailoverServer
-from slipstream.router.http.failover.socket_holder import SocketHolder
+from slipstream.router.http.failover.holder.socket_holder import SocketHolder
 from slipstream.router.http.reader import Request
 from tests.support.router.held_router import TIMEOUT_S
 from tests.support.router.held_server import REQUEST, Streaming, answer, ask, end, exchange_servers, serve
