@@ -18,10 +18,10 @@ import numpy as np
 from slipstream.kv_transfer.config import TransferConfig
 from slipstream.kv_transfer.counters import Counters
 from slipstream.kv_transfer.events import TransferEvent, TransferStats
-from slipstream.kv_transfer.layout import Stream, streams_between
+from slipstream.kv_transfer.layout import PageIds, Stream, streams_between
 from slipstream.kv_transfer.open_transport import open_page_transport
 from slipstream.kv_transfer.plan import StreamPlan, TicketError, message_bytes
-from slipstream.kv_transfer.pool import PageIds, PagePool
+from slipstream.kv_transfer.pool import PagePool
 from slipstream.kv_transfer.receive_side import ReceiveSide
 from slipstream.kv_transfer.records import RecordError, check_peer, decode_record
 from slipstream.kv_transfer.send_side import SendSide

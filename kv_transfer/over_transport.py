@@ -6,11 +6,9 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from slipstream.kv_transfer.page_transport import Landed, Pages
+from slipstream.kv_transfer.page_transport import CHECKSUM_BYTES, Landed, Pages
 from slipstream.kv_transfer.ticket import TransferAddress
 from slipstream.kv_transfer.transport import Arrival, Link, Transport, TransportEvents
-
-CHECKSUM_BYTES = 8
 
 Wire = TypeVar("Wire", bound=Transport)
 

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from slipstream.kv_transfer.layout import PageIds
 from slipstream.kv_transfer.page_transport import Pages
-from slipstream.kv_transfer.pool import HostPagePool, HostPages, PageIds
+from slipstream.kv_transfer.pool import HostPagePool, HostPages
 from slipstream.kv_transfer.row_copy import MIN_BYTES, RowCopy, copy_rows
 
 # How much to do in one call. Copying sweeps the caches, so Python's work is cheaper if it is done for several messages

@@ -13,8 +13,7 @@ import ctypes
 import functools
 from ctypes import c_char_p, c_int32, c_uint64, c_void_p
 
-from slipstream.kv_transfer.over_transport import CHECKSUM_BYTES
-from slipstream.kv_transfer.page_transport import Pages
+from slipstream.kv_transfer.page_transport import CHECKSUM_BYTES, Pages
 from slipstream.kv_transfer.pool import HostPages
 from slipstream.kv_transfer.row_copy import RowCopy, open_library, pack_copies, usable_variants
 

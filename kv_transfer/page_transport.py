@@ -15,9 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from slipstream.kv_transfer.pool import PageIds
+from slipstream.kv_transfer.layout import PageIds
 from slipstream.kv_transfer.ticket import TransferAddress
 from slipstream.kv_transfer.transport import Arrival, Done, Link, Transport, TransportEvents
+
+CHECKSUM_BYTES = 8  # of the XXH3-64 that follows the pages in a message
 
 Landed = Callable[[str | None, bool], None]
 """Called once, when a received message no longer touches the pool: with the reason if it did not arrive, else None, and

@@ -8,12 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from slipstream.kv_transfer.layout import PoolGeometry
+from slipstream.kv_transfer.layout import PageIds, PoolGeometry
 from slipstream.kv_transfer.pool_memory import PoolMemory
 from slipstream.kv_transfer.row_copy import MIN_BYTES, CopyRows, RowCopy, Table, copy_rows, native_copy_rows
 from slipstream.kv_transfer.transport import Buffer
-
-PageIds = npt.NDArray[np.int64]
 
 
 class PagePool(Protocol):

@@ -16,9 +16,9 @@ from slipstream.kv_transfer.config import TransferConfig
 from slipstream.kv_transfer.counters import Counters
 from slipstream.kv_transfer.events import SendFailed, Sent, TransferEvent
 from slipstream.kv_transfer.handoff import Action, CutLinks, Finish, SendHandoff, TellPeers
+from slipstream.kv_transfer.layout import PageIds
 from slipstream.kv_transfer.page_transport import Pages, PageTransport
 from slipstream.kv_transfer.plan import Message, StreamPlan
-from slipstream.kv_transfer.pool import PageIds
 from slipstream.kv_transfer.records import Abort, Hello, Record, Reject, Welcome, encode_record
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
 from slipstream.kv_transfer.transport import Link, TransportError

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from slipstream.kv_transfer.layout import PoolGeometry
+from slipstream.kv_transfer.layout import PageIds, PoolGeometry
 from slipstream.kv_transfer.packet_socket import PACKET_BYTES, PacketSocket
 from slipstream.kv_transfer.page_transport import Pages
-from slipstream.kv_transfer.pool import HostPages, PageIds
+from slipstream.kv_transfer.pool import HostPages
 from slipstream.kv_transfer.pool_memory import view_of
 from slipstream.kv_transfer.transport import Arrival, Done
 

@@ -14,8 +14,8 @@ from functools import partial
 
 import xxhash
 
-from slipstream.kv_transfer.over_transport import CHECKSUM_BYTES, OverTransport
-from slipstream.kv_transfer.page_transport import FireDrill, Landed, Pages
+from slipstream.kv_transfer.over_transport import OverTransport
+from slipstream.kv_transfer.page_transport import CHECKSUM_BYTES, FireDrill, Landed, Pages
 from slipstream.kv_transfer.pool import HostPagePool, PagePool
 from slipstream.kv_transfer.staging import Staging
 from slipstream.kv_transfer.transport import Arrival, Buffer, Done, Link, Transport

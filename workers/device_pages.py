@@ -8,8 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from slipstream.kv_transfer.layout import PoolGeometry
-from slipstream.kv_transfer.pool import PageIds
+from slipstream.kv_transfer.layout import PageIds, PoolGeometry
 from slipstream.kv_transfer.transport import Buffer
 from slipstream.workers.engine.gpu_inputs import Upload
 

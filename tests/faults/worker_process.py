@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from slipstream.kv_transfer.agent import TransferAgent
 from slipstream.kv_transfer.config import TransferConfig
 from slipstream.kv_transfer.counters import Counters
+from slipstream.kv_transfer.layout import PageIds
 from slipstream.kv_transfer.page_transport import FireDrill
 from slipstream.kv_transfer.plan import message_bytes
-from slipstream.kv_transfer.pool import HostPagePool, PageIds
+from slipstream.kv_transfer.pool import HostPagePool
 from slipstream.kv_transfer.receive_side import ReceiveSide
 from slipstream.kv_transfer.send_side import SendSide
 from slipstream.kv_transfer.staged import StagedTransport

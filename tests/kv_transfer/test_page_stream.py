@@ -11,9 +11,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.kv_transfer.over_transport import CHECKSUM_BYTES
 from slipstream.kv_transfer.page_stream import PageStream, StreamLibrary
-from slipstream.kv_transfer.page_transport import Pages
+from slipstream.kv_transfer.page_transport import CHECKSUM_BYTES, Pages
 from slipstream.kv_transfer.pool import HostPagePool
 from slipstream.kv_transfer.row_copy import usable_variants
 

@@ -13,9 +13,10 @@ import pytest
 from slipstream.kv_transfer.agent import AgentClosedError, TransferAgent
 from slipstream.kv_transfer.config import TransferConfig
 from slipstream.kv_transfer.events import Received, ReceiveFailed, SendFailed, Sent, TransferEvent
+from slipstream.kv_transfer.layout import PageIds
 from slipstream.kv_transfer.loopback import LoopbackNetwork
 from slipstream.kv_transfer.plan import MessageTag, TicketError
-from slipstream.kv_transfer.pool import HostPagePool, PageIds
+from slipstream.kv_transfer.pool import HostPagePool
 from slipstream.kv_transfer.staging import StagingError
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
 from slipstream.kv_transfer.transport import Buffer
