@@ -38,6 +38,8 @@ def open_page_transport(
         if not isinstance(pool, HostPagePool):
             raise TransportError("transport shared_memory: the pages of this rank are in device memory")
         return _shared_memory(pool, token, drill)
+    if config.transport == "nccl":
+        return _remote(_nccl(pool, config, token), pool, config, drill)
     if not has_ucx():
         if config.transport == "ucx":
             raise TransportError(f"transport ucx: {MISSING}")
@@ -64,6 +66,17 @@ def open_page_transport(
         return remote
     ucx.wake_for(shared.fileno())
     return HostTransport(shared, remote)
+
+
+def _nccl(pool: PagePool, config: TransferConfig, token: str) -> Transport:
+    # Imported only here, because it imports torch, which takes seconds.
+    from slipstream.kv_transfer.nccl.nccl_transport import NcclTransport
+    from slipstream.kv_transfer.nccl.pair_group import GroupSettings
+
+    device = str(pool.device) if isinstance(pool, DevicePool) else "cpu"
+    # An operation whose peer has stalled ends with the lease that it belongs to.
+    settings = GroupSettings("gloo" if device == "cpu" else "nccl", device, config.host, config.lease_s)
+    return NcclTransport(settings, token, config.peer_timeout_s)
 
 
 def _shared_memory(pool: HostPagePool, token: str, drill: FireDrill) -> SharedPoolTransport:

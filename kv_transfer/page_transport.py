@@ -84,6 +84,10 @@ class PageTransport(Protocol):
 class DevicePool(Protocol):
     """A `PagePool` whose pages need not pass through host memory."""
 
+    @property
+    def device(self) -> object:
+        """Its name is what PyTorch calls the device."""
+
     def page_transport(self, transport: Transport, message_bytes: int, staging_bytes: int) -> PageTransport:
         """The pool's own `PageTransport` over `transport`. `message_bytes` is the size of the largest message,
         `staging_bytes` the memory for both directions together."""

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.gpu_modules import gpu_module
+from slipstream.kv_transfer.config import TransferConfig
 from slipstream.kv_transfer.over_transport import OverTransport
 from slipstream.kv_transfer.page_transport import Landed, Pages
 from slipstream.kv_transfer.staging import StagingError
@@ -189,11 +190,12 @@ class StagedDevicePool(DevicePagePool):
         return DeviceStagedTransport(transport, self, message_bytes, staging_bytes)
 
 
-def device_page_pool(kv: Tensor, tls: str) -> DevicePagePool:
-    """The page pool for a tensor on a GPU. Pages stay on devices if `tls` (UCX_TLS) names a transport that accepts
-    device memory. Otherwise UCX would crash on it, so pages pass through the host."""
+def device_page_pool(kv: Tensor, config: TransferConfig) -> DevicePagePool:
+    """The page pool for a tensor on a GPU. Pages stay on devices with NCCL, and if `tls` (UCX_TLS) names a transport
+    that accepts device memory. Otherwise UCX would crash on it, so pages pass through the host."""
     copy: PageCopy | None = gpu_module("page_copy")
-    return StagedDevicePool(kv, copy) if "cuda" in tls else DevicePagePool(kv, copy)
+    stay = config.transport == "nccl" or "cuda" in config.tls
+    return StagedDevicePool(kv, copy) if stay else DevicePagePool(kv, copy)
 
 
 def _buffer(memory: Tensor) -> Buffer:

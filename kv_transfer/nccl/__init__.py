@@ -1,0 +1,4 @@
+"""Messages over torch.distributed: NCCL between GPUs, gloo between CPUs.
+
+Imports `kv_transfer.api` and `kv_transfer.sockets`.
+"""
