@@ -80,7 +80,8 @@ class NcclTransport:
         self._links: FrameLinks[NcclLink] = FrameLinks(settings.host, silence_s, token, self._poller, self)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller.register(self._wake_fd, select.EPOLLIN)
-        self._store = _open_store(settings.host)
+        self._store: TCPStore | None = _open_store(settings.host)
+        self._store_port = self._store.port
         self._num_called = 0
         self._num_in_flight = 0
         self._calls: deque[Callable[[], None]] = deque()  # from the threads of links
@@ -116,8 +117,8 @@ class NcclTransport:
         link.ungranted.clear()
         if link.group is not None:
             abandoned += link.group.end()
-        for done in abandoned:
-            done("the link is down")
+        for done in abandoned:  # later, so that what is said first is why the link is down
+            self._post(partial(done, "the link is down"))
 
     def send_record(self, link: Link, record: bytes) -> None:
         assert isinstance(link, NcclLink)
@@ -162,10 +163,11 @@ class NcclTransport:
     def progress(self) -> bool:
         busy = False
         for fd, _ in self._poller.poll(0):
+            busy = True  # also when awoken: the agent may have been closed
             if fd == self._wake_fd:
                 os.eventfd_read(fd)
             else:
-                busy |= self._links.serve(fd)
+                self._links.serve(fd)
         while self._calls:
             self._calls.popleft()()
             busy = True
@@ -189,6 +191,7 @@ class NcclTransport:
             self._calls.popleft()()
         self._links.close()
         self._poller.close()
+        self._store = None  # ends its thread
         with self._lock:
             self._is_closed = True
             os.close(self._wake_fd)
@@ -204,8 +207,8 @@ class NcclTransport:
         if body != self._settings.backend.encode():
             raise TransportError(f"it moves pages with {body[:16]!r}, this rank with {self._settings.backend}")
         self._num_called += 1
-        rendezvous = Rendezvous(TransferAddress(self._settings.host, self._store.port), self._num_called)
-        return NcclLink(connection, rendezvous=rendezvous), _RENDEZVOUS.pack(self._store.port, self._num_called)
+        rendezvous = Rendezvous(TransferAddress(self._settings.host, self._store_port), self._num_called)
+        return NcclLink(connection, rendezvous=rendezvous), _RENDEZVOUS.pack(self._store_port, self._num_called)
 
     def on_open(self, link: NcclLink, body: bytes) -> None:
         assert self._events is not None

@@ -33,7 +33,6 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from slipstream.kv_transfer.ticket import TransferAddress
 from slipstream.kv_transfer.transport import Buffer, Done
 
-RENDEZVOUS_S = 30.0  # NCCL takes seconds to load and to find its network cards
 JOIN_S = 1.0
 
 Backend = Literal["gloo", "nccl"]
@@ -50,7 +49,7 @@ class Rendezvous:
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
     """`device` is where messages are when they are sent, "cpu" with gloo. `host` is this rank's address, for gloo.
-    `timeout_s` bounds a single operation."""
+    `timeout_s` bounds the rendezvous, and each operation."""
 
     backend: Backend
     device: str
@@ -59,17 +58,17 @@ class GroupSettings:
 
     def open(self, rendezvous: Rendezvous, rank: int) -> dist.ProcessGroup | Any:
         """Joins the group of a link. Blocks until the other end has joined, too. Raises RuntimeError if it does not
-        within `RENDEZVOUS_S`."""
+        within `timeout_s`."""
         host, port = rendezvous.store
-        patience = timedelta(seconds=RENDEZVOUS_S)
-        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience)
+        timeout = timedelta(seconds=self.timeout_s)
+        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
         prefix = PrefixStore(f"link {rendezvous.link}", store)
         if self.backend == "nccl":
             nccl = dist.ProcessGroupNCCL.Options()
-            nccl._timeout = timedelta(seconds=self.timeout_s)
+            nccl._timeout = timeout
             return dist.ProcessGroupNCCL(prefix, rank, 2, nccl)
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = timedelta(seconds=self.timeout_s)
+        options._timeout = timeout
         options._threads = 1
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self.host)]
         return dist.ProcessGroupGloo(prefix, rank, 2, options)
