@@ -85,6 +85,7 @@ class NcclTransport:
         self._num_called = 0
         self._num_in_flight = 0
         self._calls: deque[Callable[[], None]] = deque()  # from the threads of links
+        self._groups: list[PairGroup] = []  # whose threads may still run
         self._lock = threading.Lock()  # orders `wake` against `close`
         self._is_closed = False
         self._events: TransportEvents | None = None
@@ -161,17 +162,19 @@ class NcclTransport:
     # ---- the loop
 
     def progress(self) -> bool:
-        busy = False
+        busy = bool(self._calls)
+        self._run_calls()  # first: a message that was sent counts, even if the peer has left since
         for fd, _ in self._poller.poll(0):
             busy = True  # also when awoken: the agent may have been closed
             if fd == self._wake_fd:
                 os.eventfd_read(fd)
             else:
                 self._links.serve(fd)
+        return busy
+
+    def _run_calls(self) -> None:
         while self._calls:
             self._calls.popleft()()
-            busy = True
-        return busy
 
     def wait(self, timeout_s: float) -> None:
         self._poller.poll(min(timeout_s, MAX_SLEEP_S), 1)
@@ -182,13 +185,11 @@ class NcclTransport:
                 os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:
-        groups = [link.group for link in self._links if link.group is not None]
         for link in self._links:
             self.disconnect(link)
-        for group in groups:
+        for group in self._groups:  # a thread that ends while the interpreter does would abort the process
             group.join()
-        while self._calls:
-            self._calls.popleft()()
+        self._run_calls()
         self._links.close()
         self._poller.close()
         self._store = None  # ends its thread
@@ -223,6 +224,8 @@ class NcclTransport:
 
     def _join(self, link: NcclLink, rendezvous: Rendezvous, rank: int) -> None:
         link.group = PairGroup(self._settings, rendezvous, rank, self._post, partial(self.on_broken, link))
+        self._groups = [group for group in self._groups if group.is_running]
+        self._groups.append(link.group)
 
     def on_frame(self, link: NcclLink, frame: bytes) -> None:
         assert self._events is not None

@@ -101,6 +101,11 @@ class PairGroup:
         self._thread = threading.Thread(target=self._run, name=f"kv-link-{rendezvous.link}", daemon=True)
         self._thread.start()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread has not ended."""
+        return self._thread.is_alive()
+
     def add(self, buffer: Buffer, done: Done) -> None:
         """Sends or receives a message after those before. Not to be called after `end`."""
         with self._changed:
