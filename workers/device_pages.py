@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from slipstream.kv_transfer.layout import PageIds, PoolGeometry
-from slipstream.kv_transfer.transport import Buffer
+from slipstream.kv_transfer.api.page_layout import PageIds, PoolGeometry
+from slipstream.kv_transfer.api.transport import Buffer
 from slipstream.workers.engine.gpu_inputs import Upload
 
 

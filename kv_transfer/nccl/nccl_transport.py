@@ -32,11 +32,11 @@ from functools import partial
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from slipstream.kv_transfer.frame_socket import FrameSocket
+from slipstream.kv_transfer.api.ticket import TransferAddress
+from slipstream.kv_transfer.api.transport import Arrival, Buffer, Done, Link, TransportError, TransportEvents
 from slipstream.kv_transfer.nccl.pair_group import GroupSettings, PairGroup, Rendezvous
 from slipstream.kv_transfer.sockets.frame_links import FrameLinks
-from slipstream.kv_transfer.ticket import TransferAddress
-from slipstream.kv_transfer.transport import Arrival, Buffer, Done, Link, TransportError, TransportEvents
+from slipstream.kv_transfer.sockets.frame_socket import FrameSocket
 
 MAX_SLEEP_S = 60.0
 _RECORD, _HEADER, _GRANT = b"\0", b"\1", b"\2"  # the first byte of a frame

@@ -30,8 +30,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from slipstream.kv_transfer.ticket import TransferAddress
-from slipstream.kv_transfer.transport import Buffer, Done
+from slipstream.kv_transfer.api.ticket import TransferAddress
+from slipstream.kv_transfer.api.transport import Buffer, Done
 
 JOIN_S = 1.0
 

@@ -16,11 +16,11 @@ import select
 from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
-from slipstream.kv_transfer.callers import Callers
-from slipstream.kv_transfer.frame_socket import FrameListener, FrameSocket
-from slipstream.kv_transfer.greeting import Greeter
-from slipstream.kv_transfer.ticket import TransferAddress
-from slipstream.kv_transfer.transport import TransportError
+from slipstream.kv_transfer.api.ticket import TransferAddress
+from slipstream.kv_transfer.api.transport import TransportError
+from slipstream.kv_transfer.sockets.frame_socket import FrameListener, FrameSocket
+from slipstream.kv_transfer.sockets.link_authentication import Greeter
+from slipstream.kv_transfer.sockets.pending_handshakes import Callers
 
 log = logging.getLogger(__name__)
 

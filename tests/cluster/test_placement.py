@@ -10,7 +10,7 @@ import pytest
 
 from slipstream.cluster.config import ClusterConfig, ModelConfig, PoolConfig
 from slipstream.cluster.placement import CannotPlace, check_fits, pool_resources
-from slipstream.kv_transfer.config import TransferConfig
+from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.workers.config import EngineConfig
 
 BASE = ClusterConfig(model=ModelConfig(path="/m"))

@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from slipstream.kv_transfer.config import TransferConfig
-from slipstream.kv_transfer.events import SendFailed
-from slipstream.kv_transfer.greeting import Greeter
+from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress
+from slipstream.kv_transfer.api.transfer_config import TransferConfig
+from slipstream.kv_transfer.api.transfer_events import SendFailed
+from slipstream.kv_transfer.api.transport import Arrival, Link, TransportError
 from slipstream.kv_transfer.nccl import nccl_transport
 from slipstream.kv_transfer.nccl.nccl_transport import NcclTransport
 from slipstream.kv_transfer.nccl.pair_group import GroupSettings, Rendezvous
-from slipstream.kv_transfer.ticket import PeerId, TransferAddress
-from slipstream.kv_transfer.transport import Arrival, Link, TransportError
-from tests.kv_transfer.ranks import PAGE_IDS, Rank, assert_transfers, transfer
-from tests.kv_transfer.waiting import EVENT_S, wait_until
+from slipstream.kv_transfer.sockets.link_authentication import Greeter
+from tests.support.kv_transfer.ranks import PAGE_IDS, Rank, assert_transfers, transfer
+from tests.support.kv_transfer.waiting import EVENT_S, wait_until
 
 GLOO = GroupSettings("gloo", "cpu", "127.0.0.1", 5.0)
 
