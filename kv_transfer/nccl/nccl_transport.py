@@ -33,7 +33,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from slipstream.kv_transfer.api.ticket import TransferAddress
-from slipstream.kv_transfer.api.transport import Arrival, Buffer, Done, Link, TransportError, TransportEvents
+from slipstream.kv_transfer.api.transport import Buffer, Done, Link, MessageArrival, TransportError, TransportEvents
 from slipstream.kv_transfer.nccl.pair_group import GroupSettings, PairGroup, Rendezvous
 from slipstream.kv_transfer.sockets.frame_links import FrameLinks
 from slipstream.kv_transfer.sockets.frame_socket import FrameSocket
@@ -138,7 +138,7 @@ class NcclTransport:
         link.ungranted[link.num_sent] = buffer, self._counted(done)
         self._links.send(link, _HEADER + _HEAD.pack(link.num_sent, tag, len(buffer)))
 
-    def receive(self, arrival: Arrival, buffer: Buffer, done: Done) -> None:
+    def receive(self, arrival: MessageArrival, buffer: Buffer, done: Done) -> None:
         header = arrival.handle
         assert isinstance(header, _Header)
         if arrival.num_bytes > len(buffer):
@@ -234,7 +234,7 @@ class NcclTransport:
             self._events.on_record(link, body)
         elif kind == _HEADER and len(body) == _HEAD.size and link.address is None:
             number, tag, num_bytes = _HEAD.unpack(body)
-            self._events.on_arrival(Arrival(tag, num_bytes, _Header(link, number)))
+            self._events.on_arrival(MessageArrival(tag, num_bytes, _Header(link, number)))
         elif kind == _GRANT and len(body) == _NUMBER.size and link.group is not None:
             if (granted := link.ungranted.pop(_NUMBER.unpack(body)[0], None)) is not None:
                 link.group.add(*granted)

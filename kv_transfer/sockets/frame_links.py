@@ -19,8 +19,8 @@ from typing import Generic, Protocol, TypeVar
 from slipstream.kv_transfer.api.ticket import TransferAddress
 from slipstream.kv_transfer.api.transport import TransportError
 from slipstream.kv_transfer.sockets.frame_socket import FrameListener, FrameSocket
-from slipstream.kv_transfer.sockets.link_authentication import Greeter
-from slipstream.kv_transfer.sockets.pending_handshakes import Callers
+from slipstream.kv_transfer.sockets.link_authentication import LinkAuthenticator
+from slipstream.kv_transfer.sockets.pending_handshakes import PendingHandshakes
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class FrameLinks(Generic[L]):
         self, host: str, silence_s: float, token: str, poller: select.epoll, events: FrameLinkEvents[L]
     ) -> None:
         self._silence_s = silence_s
-        self._greeter = Greeter(token)
+        self._authenticator = LinkAuthenticator(token)
         self._poller = poller
         self._events = events
         try:
@@ -73,7 +73,7 @@ class FrameLinks(Generic[L]):
         except OSError as error:
             raise TransportError(f"cannot listen on {host}: {error}") from error
         poller.register(self._listener.fileno(), select.EPOLLIN)
-        self._callers: Callers[FrameSocket] = Callers(poller)
+        self._pending_handshakes: PendingHandshakes[FrameSocket] = PendingHandshakes(poller)
         self._links: dict[int, L] = {}  # by the file descriptors of their sockets
 
     @property
@@ -93,7 +93,7 @@ class FrameLinks(Generic[L]):
 
     def greet(self, link: L, address: TransferAddress, body: bytes) -> None:
         """Takes in a link to a peer that we call."""
-        link.greeting = self._greeter.greet(address, body)
+        link.greeting = self._authenticator.greet(address, body)
         self._links[link.socket.fileno()] = link
         self._poller.register(link.socket.fileno(), select.EPOLLIN)
         self.send(link, link.greeting)
@@ -116,7 +116,7 @@ class FrameLinks(Generic[L]):
 
     def close(self) -> None:
         """The links are closed already."""
-        self._callers.close()
+        self._pending_handshakes.close()
         self._listener.close()
 
     # ---- events of the poller
@@ -127,8 +127,8 @@ class FrameLinks(Generic[L]):
             self._serve_link(link)
         elif fd == self._listener.fileno():
             while (accepted := self._listener.accept()) is not None:
-                self._callers.add(accepted)
-        elif (caller := self._callers.get(fd)) is not None:
+                self._pending_handshakes.add(accepted)
+        elif (caller := self._pending_handshakes.get(fd)) is not None:
             self._serve_caller(caller)
         else:
             return False
@@ -154,20 +154,20 @@ class FrameLinks(Generic[L]):
             frames = None
         if frames == []:
             return
-        body = self._greeter.check_greeting(self.address, frames[0]) if frames else None
+        body = self._authenticator.check_greeting(self.address, frames[0]) if frames else None
         if frames is None or body is None:
-            self._callers.dismiss(caller)
+            self._pending_handshakes.dismiss(caller)
             return
         try:
             link, answer = self._events.on_call(caller, body)
         except TransportError as error:
             log.warning("a peer that connects is turned away: %s", error)
-            self._callers.dismiss(caller)
+            self._pending_handshakes.dismiss(caller)
             return
-        self._callers.release(caller)
+        self._pending_handshakes.release(caller)
         self._links[caller.fileno()] = link
         link.is_answered = True
-        caller.send(self._greeter.answer(frames[0], answer))
+        caller.send(self._authenticator.answer(frames[0], answer))
         self._events.on_open(link, body)
         self._take(link, frames[1:])
         if link.is_alive:
@@ -179,7 +179,7 @@ class FrameLinks(Generic[L]):
                 return
             if link.is_answered:
                 self._events.on_frame(link, frame)
-            elif (body := self._greeter.check_answer(link.greeting, frame)) is not None:
+            elif (body := self._authenticator.check_answer(link.greeting, frame)) is not None:
                 link.is_answered = True
                 self._events.on_open(link, body)
             else:

@@ -15,11 +15,11 @@ import pytest
 from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.kv_transfer.api.transfer_events import SendFailed
-from slipstream.kv_transfer.api.transport import Arrival, Link, TransportError
+from slipstream.kv_transfer.api.transport import Link, MessageArrival, TransportError
 from slipstream.kv_transfer.nccl import nccl_transport
 from slipstream.kv_transfer.nccl.nccl_transport import NcclTransport
 from slipstream.kv_transfer.nccl.pair_group import GroupSettings, Rendezvous
-from slipstream.kv_transfer.sockets.link_authentication import Greeter
+from slipstream.kv_transfer.sockets.link_authentication import LinkAuthenticator
 from tests.support.kv_transfer.ranks import PAGE_IDS, Rank, assert_transfers, transfer
 from tests.support.kv_transfer.waiting import EVENT_S, wait_until
 
@@ -87,7 +87,7 @@ def test_a_caller_that_does_not_keep_to_the_protocol_ends_its_own_link_alone(ope
     at = destination.agent.address
     for frame in (b"", b"\1", b"\2", b"\2" + bytes(8), b"\3", bytes(600)):
         with socket.create_connection((at.host, at.port), timeout=EVENT_S) as caller:
-            for one in (Greeter("").greet(at, b"gloo"), frame):
+            for one in (LinkAuthenticator("").greet(at, b"gloo"), frame):
                 caller.sendall(struct.pack("<H", len(one)) + one)
             caller.shutdown(socket.SHUT_WR)
             while caller.recv(1 << 16):
@@ -119,14 +119,14 @@ class Ends:
 
     def __init__(self) -> None:
         self.links: list[Link] = []
-        self.arrivals: list[Arrival] = []
+        self.arrivals: list[MessageArrival] = []
 
     def on_link(self, link: Link) -> None:
         self.links.append(link)
 
     def on_record(self, link: Link, record: bytes) -> None: ...
 
-    def on_arrival(self, arrival: Arrival) -> None:
+    def on_arrival(self, arrival: MessageArrival) -> None:
         self.arrivals.append(arrival)
 
     def on_lost(self, link: Link, reason: str) -> None: ...
