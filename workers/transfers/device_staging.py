@@ -193,7 +193,7 @@ class StagedDevicePool(DevicePagePool):
 def device_page_pool(kv: Tensor, config: TransferConfig) -> DevicePagePool:
     """The page pool for a tensor on a GPU. Pages stay on devices with NCCL, and if `tls` (UCX_TLS) names a transport
     that accepts device memory. Otherwise UCX would crash on it, so pages pass through the host."""
-    copy: PageCopy | None = gpu_module("page_copy")
+    copy: PageCopy | None = gpu_module("pages.gpu.page_copy")
     stay = config.transport == "nccl" or "cuda" in config.tls
     return StagedDevicePool(kv, copy) if stay else DevicePagePool(kv, copy)
 
