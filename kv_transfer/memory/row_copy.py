@@ -22,11 +22,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-import slipstream
-
 log = logging.getLogger(__name__)
 
-FOLDER = Path(slipstream.__file__).resolve().parent / "kv_transfer" / "native"
+FOLDER = Path(__file__).resolve().parents[1] / "native"
 NEEDED_FLAGS = {  # the processor's features that each build needs; best build first
     "avx512": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq"}),
     "avx2": frozenset({"avx2"}),
