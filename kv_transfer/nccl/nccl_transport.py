@@ -58,12 +58,6 @@ class NcclLink:
     ungranted: dict[int, tuple[Buffer, Done]] = field(default_factory=dict)  # by number
 
 
-@dataclass(frozen=True, slots=True)
-class _Header:
-    link: NcclLink
-    number: int
-
-
 class NcclTransport:
     """Listens on the settings' host. `token` is the secret that peers must know. A host that is silent for `silence_s`
     counts as gone. Raises TransportError."""
@@ -139,17 +133,16 @@ class NcclTransport:
         self._links.send(link, _HEADER + _HEAD.pack(link.num_sent, tag, len(buffer)))
 
     def receive(self, arrival: MessageArrival, buffer: Buffer, done: Done) -> None:
-        header = arrival.handle
-        assert isinstance(header, _Header)
+        link = arrival.link
+        assert isinstance(link, NcclLink)
         if arrival.num_bytes > len(buffer):
             raise ValueError(f"a message of {arrival.num_bytes} bytes does not fit in {len(buffer)}")
-        link = header.link
         if not link.is_alive or link.group is None:
             done("the link is down")
             return
         # Grants and receives have the same order.
         link.group.add(buffer[: arrival.num_bytes], self._counted(done))
-        self._links.send(link, _GRANT + _NUMBER.pack(header.number))
+        self._links.send(link, _GRANT + _NUMBER.pack(arrival.handle))
 
     def _counted(self, done: Done) -> Done:
         self._num_in_flight += 1
@@ -234,7 +227,7 @@ class NcclTransport:
             self._events.on_record(link, body)
         elif kind == _HEADER and len(body) == _HEAD.size and link.address is None:
             number, tag, num_bytes = _HEAD.unpack(body)
-            self._events.on_arrival(MessageArrival(tag, num_bytes, _Header(link, number)))
+            self._events.on_arrival(MessageArrival(link, tag, num_bytes, number))
         elif kind == _GRANT and len(body) == _NUMBER.size and link.group is not None:
             if (granted := link.ungranted.pop(_NUMBER.unpack(body)[0], None)) is not None:
                 link.group.add(*granted)

@@ -67,11 +67,6 @@ class Offer:
     checksum: int | None = None  # follows once the peer has computed it
 
 
-def is_offer(arrival: MessageArrival) -> bool:
-    """Whether an arrival came over such a link."""
-    return isinstance(arrival.handle, Offer)
-
-
 def encode_geometry(geometry: PoolGeometry) -> bytes:
     """The body of a greeting."""
     return _GEOMETRY.pack(geometry.num_layers, geometry.num_pages, geometry.num_heads, geometry.head_bytes)
@@ -118,7 +113,7 @@ def read_offers(link: ShmLink, geometry: PoolGeometry, body: bytes) -> Iterator[
             raise ValueError("an offer of pages that its sender does not have")  # they are of another layer
         heads = range(first_head, first_head + num_heads)
         offer = link.offered[number] = Offer(link, number, layer, num_layers, heads, page_ids)
-        yield MessageArrival(tag, num_layers * num_pages * num_heads * geometry.head_bytes, offer)
+        yield MessageArrival(link, tag, num_layers * num_pages * num_heads * geometry.head_bytes, offer)
 
 
 def read_core(body: bytes) -> int | None:

@@ -182,7 +182,8 @@ class UcxTransport:
         self._fresh = True
 
     def receive(self, arrival: MessageArrival, content: Content, done: Done) -> None:
-        link, probed = arrival.handle
+        link, probed = arrival.link, arrival.handle
+        assert isinstance(link, UcxLink)
         if arrival.num_bytes > len(content):
             raise ValueError(f"a message of {arrival.num_bytes} bytes does not fit in {len(content)}")
         if not link.is_alive:
@@ -221,7 +222,7 @@ class UcxTransport:
         assert self._events is not None
         busy = False
         while link.is_alive and (probed := link.probe()) is not None:
-            arrival = MessageArrival(probed.tag, probed.num_bytes, (link, probed))
+            arrival = MessageArrival(link, probed.tag, probed.num_bytes, probed)
             self._events.on_arrival(arrival)
             busy = True
         return busy

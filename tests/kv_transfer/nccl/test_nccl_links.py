@@ -42,13 +42,17 @@ def open_rank() -> Iterator[Open]:
         rank.agent.close()
 
 
+def num_open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
 def link_threads() -> int:
     return sum(thread.name.startswith("kv-link") for thread in threading.enumerate())
 
 
 def test_peers_that_come_and_go_leave_neither_files_nor_threads(open_rank: Open) -> None:
     survivor = open_rank("decode")
-    costs = []
+    files_after_one = 0
     for epoch in range(1, 8):
         peer = open_rank("prefill", epoch, value=epoch)
         assert_transfers(peer, survivor)
@@ -56,8 +60,8 @@ def test_peers_that_come_and_go_leave_neither_files_nor_threads(open_rank: Open)
         assert_transfers(survivor, peer)
         peer.agent.close()
         wait_until(lambda: survivor.agent.stats().links_open == 0 and link_threads() == 0)
-        costs.append(len(os.listdir("/proc/self/fd")))
-    assert len(set(costs[1:])) == 1, costs
+        files_after_one = files_after_one or num_open_files()
+        wait_until(lambda: num_open_files() <= files_after_one)  # noqa: B023 - called at once
 
 
 def test_a_peer_with_another_token_is_turned_away(open_rank: Open) -> None:
@@ -74,8 +78,9 @@ def test_a_peer_whose_pages_are_on_gpus_is_turned_away(
     open_rank: Open, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, destination = open_rank("prefill", value=7), open_rank("decode")
-    transport = source.agent._transport._transport  # type: ignore[attr-defined]
-    monkeypatch.setattr(transport, "_settings", dataclasses.replace(transport._settings, backend="nccl"))
+    channel = source.agent._channel
+    assert isinstance(channel, NcclTransport)
+    monkeypatch.setattr(channel, "_settings", dataclasses.replace(channel._settings, backend="nccl"))
     sent, _ = source.agent.send(destination.ticket(), PAGE_IDS, len(PAGE_IDS)), source.next_event()
     assert sent
     assert "it moves pages with b'nccl', this rank with gloo" in caplog.text
