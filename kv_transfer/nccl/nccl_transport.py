@@ -178,7 +178,7 @@ class NcclTransport:
                 os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:
-        for link in self._links:
+        for link in list(self._links):
             self.disconnect(link)
         for group in self._groups:  # a thread that ends while the interpreter does would abort the process
             group.join()

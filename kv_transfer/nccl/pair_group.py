@@ -16,6 +16,7 @@ stalled ends only after `timeout_s`. NCCL's end at once, when the group is abort
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -135,7 +136,7 @@ class PairGroup:
         try:
             group = self._settings.open(self._rendezvous, self._rank)
         except RuntimeError as error:
-            self._fail(f"its torch.distributed group cannot be made: {_first_line(error)}")
+            self._fail(f"its torch.distributed group cannot be made: {_reason(error)}")
             return
         with self._changed:
             self._group = group
@@ -176,7 +177,7 @@ class PairGroup:
             if device != "cpu":
                 torch.cuda.current_stream(device).synchronize()
         except RuntimeError as error:  # what torch.distributed raises if the peer is gone
-            return _first_line(error)
+            return _reason(error)
         return "the link is down" if self._is_ended else None  # an aborted operation ends like a successful one
 
     def _on_device(self) -> AbstractContextManager[object]:
@@ -189,5 +190,6 @@ class PairGroup:
         self._post(partial(self._broken, reason))
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def _reason(error: Exception) -> str:
+    """The first line of what torch.distributed says, without the place in its source."""
+    return re.sub(r"^\[\S*\] ", "", (str(error).splitlines() or [type(error).__name__])[0])

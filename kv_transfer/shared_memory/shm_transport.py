@@ -54,8 +54,8 @@ MAX_SLEEP_S = 60.0
 
 
 class ShmTransport:
-    """A `ControlChannel`, and the `PageMover` of its links. Listens at `address`, which is only a name here. Ranks whose
-    pool has no shared memory can receive but not connect. Raises TransportError if the name is taken.
+    """A `ControlChannel`, and the `PageMover` of its links. Listens at `address`, which is only a name here. Ranks
+    whose pool has no shared memory can receive, but not connect. Raises TransportError if the name is taken.
     """
 
     def __init__(

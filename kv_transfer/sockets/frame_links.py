@@ -81,8 +81,8 @@ class FrameLinks(Generic[L]):
         return self._listener.address
 
     def __iter__(self) -> Iterator[L]:
-        """The links, some of which may end meanwhile."""
-        return iter(list(self._links.values()))
+        """The links, none of which may end meanwhile."""
+        return iter(self._links.values())
 
     def connect(self, address: TransferAddress) -> FrameSocket:
         """Begins to connect. Raises TransportError if the address is not valid."""

@@ -25,6 +25,8 @@ from slipstream.kv_transfer.ucx.ucx_availability import MISSING, has_ucx
 if TYPE_CHECKING:
     from slipstream.kv_transfer.ucx.ucx_transport import UcxTransport
 
+GRACE_S = 1.0
+
 log = logging.getLogger(__name__)
 
 
@@ -78,8 +80,9 @@ def _nccl(pool: TransferPool, config: TransferConfig, token: str) -> Transport:
     from slipstream.kv_transfer.nccl.pair_group import GroupSettings
 
     device = str(pool.device) if isinstance(pool, DevicePool) else "cpu"
-    # An operation whose peer has stalled ends with the lease that it belongs to.
-    settings = GroupSettings("gloo" if device == "cpu" else "nccl", device, config.host, config.lease_s)
+    # An operation whose peer has stalled ends soon after the lease that it belongs to.
+    timeout_s = config.lease_s + GRACE_S
+    settings = GroupSettings("gloo" if device == "cpu" else "nccl", device, config.host, timeout_s)
     return NcclTransport(settings, token, config.peer_timeout_s)
 
 
