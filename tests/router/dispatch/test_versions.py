@@ -157,7 +157,7 @@ def test_a_split_that_makes_no_sense_changes_nothing(both, split):
     both.split({"1": 1})
     with pytest.raises(ValueError, match="split"):
         both.dispatcher.set_split(split, 0.0)
-    assert both.dispatcher.split == {"1": 1}
+    assert both.dispatcher._versions._split == {"1": 1}
 
 
 def test_a_conversation_stays_on_its_version_as_long_as_that_has_a_share(both):
