@@ -1,8 +1,7 @@
 """The heart of the router. Sans-IO: it takes events with a time and returns actions.
 
 Every event method returns the actions it causes, in order. Time is float seconds of any clock that never goes back.
-The rules are in docs/design/README.md under "Attempts" and "Credits". The parts, in the order in which a request meets
-them:
+The rules are in docs/design/attempts.md and admission.md. The parts, in the order in which a request meets them:
 
     request_book   all unfinished requests: the queue, the deadlines, and the ways out of an attempt
     versions       which version of the model a request gets and keeps

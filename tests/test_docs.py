@@ -1,7 +1,9 @@
-"""The documentation's links lead somewhere: files exist, and so do the headings that anchors name."""
+"""What the documentation names exists: files and headings that links lead to, paths in the text, functions of the page
+"where is what"."""
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 from functools import cache
@@ -10,6 +12,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+WHERE = ROOT / "docs/design/where.md"
+FOLDERS = ("router", "workers", "cluster", "kv_transfer", "kernels", "scripts", "tests", "configs", "docs")
+FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
 CODE = re.compile(r"^ *```.*?^ *```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
@@ -51,3 +56,46 @@ def test_a_link_to_nowhere_is_found(tmp_path: Path) -> None:
         "# A title\n[good](#a-title) [bad](#another) [gone](gone.md) [out](https://example.org) `[code](no.md)`\n"
     )
     assert broken_links(page) == ["#another", "gone.md"]
+
+
+def named_paths(page: Path) -> list[str]:
+    """The paths of this repository that a page names in code quotes: those that begin with one of its folders."""
+    quoted = re.findall(r"`([\w./-]+)`", page.read_text("utf-8"))
+    return [name for name in quoted if re.fullmatch(rf"(?:{'|'.join(FOLDERS)})/[\w./-]*", name)]
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
+def test_every_file_that_a_page_names_exists(page: Path) -> None:
+    assert [name for name in named_paths(page) if not (ROOT / name).exists()] == []
+
+
+def definitions(file: Path) -> set[str]:
+    """Functions, classes and methods (`Class.method`, inherited ones of the same file included) of a module."""
+    names: set[str] = set()
+    classes: dict[str, set[str]] = {}
+    for node in ast.parse(file.read_text("utf-8")).body:
+        if isinstance(node, ast.ClassDef):
+            own = {part.name for part in node.body if isinstance(part, FUNCTION)}
+            bases = [classes.get(base.id, set()) for base in node.bases if isinstance(base, ast.Name)]
+            classes[node.name] = own.union(*bases)
+            names |= {node.name} | {f"{node.name}.{method}" for method in classes[node.name]}
+        elif isinstance(node, FUNCTION):
+            names.add(node.name)
+    return names
+
+
+def rows_of_where() -> list[tuple[str, str]]:
+    rows = re.findall(r"^\| .* \| `(\S+\.py)` \| (`.*`) \|$", WHERE.read_text("utf-8"), re.MULTILINE)
+    return [(file, name) for file, names in rows for name in re.findall(r"`([\w.]+)`", names)]
+
+
+def test_the_page_where_is_what_names_functions_that_exist() -> None:
+    rows = rows_of_where()
+    assert len(rows) > 50
+    assert [(file, name) for file, name in rows if name not in definitions(ROOT / file)] == []
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/design").glob("*.md")), ids=lambda page: page.name)
+def test_a_design_page_is_short_and_in_the_index(page: Path) -> None:
+    assert len(page.read_text("utf-8").splitlines()) < 250
+    assert page.name == "README.md" or f"({page.name})" in (page.parent / "README.md").read_text("utf-8")
