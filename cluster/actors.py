@@ -29,14 +29,14 @@ import uvloop
 from slipstream.cluster.config import ModelConfig
 from slipstream.cluster.process_log import redirect_output
 from slipstream.cluster.settings_by_name import ByName, settings_of
-from slipstream.router.addresses import Addresses
-from slipstream.router.catalog.manifest import Manifest
-from slipstream.router.config import DispatchConfig, RouterConfig
-from slipstream.router.expected_workers import ExpectedWorkers
-from slipstream.router.garbage import spare_garbage_collector
-from slipstream.router.messages import Role
-from slipstream.router.signals import Signals
-from slipstream.router.version_status import VersionStatus
+from slipstream.router.config.router_config import DispatchConfig, RouterConfig
+from slipstream.router.model_files.manifest import Manifest
+from slipstream.router.process.addresses import Addresses
+from slipstream.router.process.gc_tuning import spare_garbage_collector
+from slipstream.router.protocol.messages import Role
+from slipstream.router.registry.expected_workers import ExpectedWorkers
+from slipstream.router.status.load_signals import Signals
+from slipstream.router.status.version_status import VersionStatus
 from slipstream.workers.config import WorkerConfig
 from slipstream.workers.report import WorkerReport
 

@@ -25,7 +25,7 @@ COMMANDS = {
     "bench": "slipstream.cluster.bench.command:bench_command",
     "drain": "slipstream.cluster.operator.command:drain_command",
     "explain": "slipstream.cluster.explain:explain_command",
-    "keys": "slipstream.router.access.command:keys_command",
+    "keys": "slipstream.router.access.keys_command:keys_command",
     "mock-worker": "slipstream.workers.mock.main:mock_worker_command",
     "plan": "slipstream.cluster.plan.command:plan_command",
     "planner": "slipstream.cluster.planner.command:planner_command",

@@ -20,9 +20,9 @@ from slipstream.cluster.repository.files_watch import VersionFiles
 from slipstream.cluster.spread import NodeLoad, choose_node
 from slipstream.cluster.supervisor import Supervisor
 from slipstream.cluster.worker_group import GroupMember
-from slipstream.router.catalog.file_digest import DigestCache
-from slipstream.router.catalog.manifest import Manifest
-from slipstream.router.messages import Role
+from slipstream.router.model_files.file_digest import DigestCache
+from slipstream.router.model_files.manifest import Manifest
+from slipstream.router.protocol.messages import Role
 
 # The states of groups that do not serve yet, in the order in which such groups are given up first.
 LOSABLE: tuple[MemberState, ...] = (

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 from slipstream.cluster.host_name import is_host
 from slipstream.cluster.planner.config import PlannerConfig
 from slipstream.kv_transfer.config import TransferConfig
-from slipstream.router.catalog.sampling_defaults import GenerationConfigUse
-from slipstream.router.config import ContentFormat, RouterConfig
-from slipstream.router.messages import Role
+from slipstream.router.config.router_config import ContentFormat, RouterConfig
+from slipstream.router.model_files.sampling_defaults import GenerationConfigUse
+from slipstream.router.protocol.messages import Role
 from slipstream.workers.config import EngineConfig
 
 VERSION = re.compile(r"[A-Za-z0-9._-]{1,64}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.cluster.config import ClusterConfig
-from slipstream.router.catalog.manifest import Manifest
+from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.process.listening import is_any
 
 

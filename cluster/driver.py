@@ -43,8 +43,8 @@ from slipstream.cluster.update.release import Release
 from slipstream.cluster.update.updater import Updater
 from slipstream.cluster.urls import port_of, url_of
 from slipstream.cluster.watch import Watch
-from slipstream.router.addresses import Endpoint
-from slipstream.router.messages import Role
+from slipstream.router.process.addresses import Endpoint
+from slipstream.router.protocol.messages import Role
 
 
 class Driver:

@@ -25,7 +25,7 @@ from slipstream.cluster.run_state import ClusterState
 from slipstream.cluster.served_config import from_plain
 from slipstream.cluster.settings_file import ConfigError
 from slipstream.cluster.sizing.command import config_file
-from slipstream.router.messages import Role
+from slipstream.router.protocol.messages import Role
 
 
 class CannotListen(Exception):  # noqa: N818 - reads as the sentence it carries

@@ -13,7 +13,7 @@ import click
 from slipstream.cluster.cannot_tell import CannotTell, exit_told
 from slipstream.cluster.run_state import cluster_here
 from slipstream.cluster.status import KEY_VARIABLE, direct_opener, shown_key
-from slipstream.router.explain_table import listing, table
+from slipstream.router.observability.explain.explain_table import listing, table
 
 TIMEOUT_S = 10.0
 

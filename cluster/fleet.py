@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from slipstream.router.messages import Role
+from slipstream.router.protocol.messages import Role
 
 FleetErrorKind = Literal["unknown", "conflict", "invalid", "unavailable"]
 MemberState = Literal[

@@ -30,7 +30,7 @@ from slipstream import __version__
 from slipstream.cluster import console, processes, run_state
 from slipstream.cluster.driver_restarts import DriverRestarts
 from slipstream.cluster.own_guardian import INTERRUPTED, LET_GO, RAY_ENDED, READY, Briefing
-from slipstream.router.takeover.keeper import Keeper
+from slipstream.router.http.failover.socket_holder import Keeper
 
 PR_SET_CHILD_SUBREAPER = 36  # from linux/prctl.h
 CLEAR_AWAY_S = 5.0  # for the reaper to do its work, in which it waits for 1 s

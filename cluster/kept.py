@@ -9,10 +9,10 @@ from typing import Generic, Protocol, TypeVar
 from slipstream.cluster.members import Group, Member
 from slipstream.cluster.restart_policy import RestartPolicy
 from slipstream.cluster.run_state import MemberStatus
-from slipstream.router.addresses import Addresses
-from slipstream.router.catalog.manifest import REFUSES
-from slipstream.router.expected_workers import ExpectedWorkers
-from slipstream.router.messages import Role
+from slipstream.router.model_files.manifest import REFUSES
+from slipstream.router.process.addresses import Addresses
+from slipstream.router.protocol.messages import Role
+from slipstream.router.registry.expected_workers import ExpectedWorkers
 
 M = TypeVar("M", bound=Member)
 

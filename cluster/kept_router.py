@@ -9,8 +9,8 @@ from typing import Any
 
 from slipstream.cluster.kept import Kept, Wish
 from slipstream.cluster.members import Router
-from slipstream.router.expected_workers import ExpectedWorkers
-from slipstream.router.signals import Signals
+from slipstream.router.registry.expected_workers import ExpectedWorkers
+from slipstream.router.status.load_signals import Signals
 
 PATIENCE_S = 5.0
 

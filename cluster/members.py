@@ -13,12 +13,12 @@ from typing import Any, Protocol
 from slipstream.cluster.actors import Place
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.placement import PoolResources
-from slipstream.router.addresses import Addresses, Endpoint
-from slipstream.router.catalog.manifest import Manifest
-from slipstream.router.expected_workers import ExpectedWorkers
-from slipstream.router.messages import Role
-from slipstream.router.signals import Signals
-from slipstream.router.version_status import VersionStatus
+from slipstream.router.model_files.manifest import Manifest
+from slipstream.router.process.addresses import Addresses, Endpoint
+from slipstream.router.protocol.messages import Role
+from slipstream.router.registry.expected_workers import ExpectedWorkers
+from slipstream.router.status.load_signals import Signals
+from slipstream.router.status.version_status import VersionStatus
 from slipstream.workers.report import WorkerReport
 
 

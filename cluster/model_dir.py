@@ -11,7 +11,7 @@ from pathlib import Path
 
 from slipstream.cluster.config import ClusterConfig, PoolConfig
 from slipstream.cluster.settings_file import Key
-from slipstream.router.catalog.sampling_defaults import GenerationConfigError, SamplingDefaults
+from slipstream.router.model_files.sampling_defaults import GenerationConfigError, SamplingDefaults
 from slipstream.router.text.conversion import VOCABULARIES
 from slipstream.router.text.unknown_tokens import unknown_tokens, warning_about
 from slipstream.workers.engine.errors import EngineConfigError
@@ -88,8 +88,8 @@ def text_problem(config: ClusterConfig) -> str | None:
     """What is wrong with the tokenizer or the chat template, in the words of the router, which finds it at its start.
     With a large vocabulary this takes seconds and much memory, so only `slipstream check` looks for it before."""
     # Imported here because they take tens of milliseconds, which only this should pay.
-    from slipstream.router.encoding import encode_pool
-    from slipstream.router.tokenizer import Tokenizer, TokenizerError
+    from slipstream.router.text.encoding import encode_pool
+    from slipstream.router.text.tokenizer import Tokenizer, TokenizerError
 
     try:
         with encode_pool() as pool:

@@ -10,9 +10,9 @@ from pathlib import Path
 from xxhash import xxh3_128
 
 from slipstream.cluster.config import ClusterConfig
-from slipstream.router.catalog.file_digest import DigestCache
-from slipstream.router.catalog.manifest import Manifest
-from slipstream.router.catalog.sampling_defaults import PLAIN, SamplingDefaults
+from slipstream.router.model_files.file_digest import DigestCache
+from slipstream.router.model_files.manifest import Manifest
+from slipstream.router.model_files.sampling_defaults import PLAIN, SamplingDefaults
 from slipstream.workers.models.json_keys import read_json
 
 NUM_DIGITS = 8

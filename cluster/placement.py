@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from slipstream.cluster.config import ClusterConfig, PoolConfig
-from slipstream.router.messages import Role
+from slipstream.router.protocol.messages import Role
 
 Resources = dict[str, float]
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import ssl
 
-from slipstream.router.addresses import Endpoint
+from slipstream.router.process.addresses import Endpoint
 
 PAUSE_S = 0.05
 

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 
-from slipstream.router.log_level import log_level
+from slipstream.router.process.log_level import log_level
 
 
 def redirect_output(name: str, path: str | None) -> None:

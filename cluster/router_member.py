@@ -19,13 +19,13 @@ from slipstream.cluster.config import ROUTER_CPUS, ClusterConfig
 from slipstream.cluster.deployment import Deployment, reachable
 from slipstream.cluster.settings_by_name import by_name
 from slipstream.cluster.update.changes import live_dispatch
-from slipstream.router.addresses import Addresses, Endpoint
-from slipstream.router.catalog.manifest import Manifest
-from slipstream.router.config import RouterConfig
-from slipstream.router.expected_workers import ExpectedWorkers
-from slipstream.router.messages import Role
-from slipstream.router.signals import Signals
-from slipstream.router.version_status import VersionStatus
+from slipstream.router.config.router_config import RouterConfig
+from slipstream.router.model_files.manifest import Manifest
+from slipstream.router.process.addresses import Addresses, Endpoint
+from slipstream.router.protocol.messages import Role
+from slipstream.router.registry.expected_workers import ExpectedWorkers
+from slipstream.router.status.load_signals import Signals
+from slipstream.router.status.version_status import VersionStatus
 
 ROUTER_MODULES = ("slipstream.router.router",)
 MAX_PORT_TRIES = 5  # because the last incarnation may still hold its ports for a moment

@@ -25,7 +25,7 @@ from slipstream.cluster import processes
 from slipstream.cluster.cannot_tell import CannotTell
 from slipstream.cluster.fleet import MemberState
 from slipstream.cluster.update.plan import ENDED, Phase
-from slipstream.router.messages import Role
+from slipstream.router.protocol.messages import Role
 
 SOON_S = 0.05
 AGAIN_S = 5.0  # after which a file that could not be written is tried again

@@ -19,9 +19,9 @@ from slipstream.cluster.kept_router import KeptRouter
 from slipstream.cluster.members import Group, Member, Router
 from slipstream.cluster.restart_policy import GiveUp, RestartPolicy
 from slipstream.cluster.run_state import MemberStatus
-from slipstream.router.addresses import Endpoint
-from slipstream.router.expected_workers import ExpectedWorkers
-from slipstream.router.messages import Role
+from slipstream.router.process.addresses import Endpoint
+from slipstream.router.protocol.messages import Role
+from slipstream.router.registry.expected_workers import ExpectedWorkers
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Member)

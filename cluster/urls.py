@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from slipstream.router.addresses import Endpoint
+from slipstream.router.process.addresses import Endpoint
 from slipstream.router.process.listening import here
 
 

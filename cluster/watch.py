@@ -11,10 +11,10 @@ from slipstream.cluster.repository.files_watch import FilesWatch
 from slipstream.cluster.run_state import MemberStatus, StateFile
 from slipstream.cluster.status import consequence
 from slipstream.cluster.urls import url_of
-from slipstream.router.addresses import Addresses
-from slipstream.router.catalog.manifest import REFUSES
-from slipstream.router.expected_workers import ExpectedWorkers
+from slipstream.router.model_files.manifest import REFUSES
+from slipstream.router.process.addresses import Addresses
 from slipstream.router.process.listening import here
+from slipstream.router.registry.expected_workers import ExpectedWorkers
 
 
 class Watch:

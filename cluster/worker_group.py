@@ -15,8 +15,8 @@ from slipstream.cluster.actors import DecodeRank, DecodeWorker, Place, PrefillRa
 from slipstream.cluster.deployment import Deployment, reachable
 from slipstream.cluster.placement import PoolResources
 from slipstream.cluster.settings_by_name import by_name
-from slipstream.router.addresses import Endpoint
-from slipstream.router.messages import Role
+from slipstream.router.process.addresses import Endpoint
+from slipstream.router.protocol.messages import Role
 from slipstream.workers.config import RoleSettings, WorkerConfig
 from slipstream.workers.report import WorkerReport
 

@@ -24,12 +24,12 @@ import uvloop
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from slipstream.router.catalog.sampling_defaults import GenerationConfigUse
 from slipstream.router.catalog.served_model import ModelSource
-from slipstream.router.config import ContentFormat, RouterConfig
-from slipstream.router.expected_workers import ExpectedWorkers
-from slipstream.router.garbage import spare_garbage_collector
-from slipstream.router.log_level import log_level
+from slipstream.router.config.router_config import ContentFormat, RouterConfig
+from slipstream.router.model_files.sampling_defaults import GenerationConfigUse
+from slipstream.router.process.gc_tuning import spare_garbage_collector
+from slipstream.router.process.log_level import log_level
+from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.router import Router
 
 

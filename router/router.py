@@ -13,34 +13,34 @@ from dataclasses import replace
 from pathlib import Path
 
 from slipstream.router.access.access import Access
-from slipstream.router.access.config import AccessConfig
-from slipstream.router.addresses import Addresses, Endpoint
-from slipstream.router.canary import Canary
-from slipstream.router.catalog.sampling_defaults import SamplingDefaults
 from slipstream.router.catalog.served_model import ModelSource, ServedModel
-from slipstream.router.catalog.text_copy import keep_text, read_text
-from slipstream.router.config import DispatchConfig, RouterConfig, TlsConfig, TracingConfig
-from slipstream.router.encoding import encode_pool
-from slipstream.router.expected_workers import ExpectedWorkers
-from slipstream.router.front import Front
-from slipstream.router.fronts.link import FrontLink
-from slipstream.router.fronts.messages import DispatcherMessage
-from slipstream.router.fronts.pool import FrontPool
-from slipstream.router.fronts.setup import FrontSetup, LogStyle
-from slipstream.router.fronts.tally import FrontTally
-from slipstream.router.generation import SHUTTING_DOWN
+from slipstream.router.config.access_config import AccessConfig
+from slipstream.router.config.router_config import DispatchConfig, RouterConfig, TlsConfig, TracingConfig
+from slipstream.router.dispatch.canary import Canary
+from slipstream.router.dispatch.service import GenerationService
+from slipstream.router.frontends.front import Front
+from slipstream.router.frontends.front_link import FrontLink
+from slipstream.router.frontends.front_messages import DispatcherMessage
+from slipstream.router.frontends.front_pool import FrontPool
+from slipstream.router.frontends.front_setup import FrontSetup, LogStyle
+from slipstream.router.frontends.tally import FrontTally
+from slipstream.router.http.failover.failover_session import Estate
 from slipstream.router.http.server import BACKLOG, HttpServer
-from slipstream.router.messages import Role
-from slipstream.router.open_files import allow_all_files
+from slipstream.router.model_files.sampling_defaults import SamplingDefaults
+from slipstream.router.model_files.text_copy import keep_text, read_text
+from slipstream.router.observability.tracing.tracer import Tracer
+from slipstream.router.process.addresses import Addresses, Endpoint
 from slipstream.router.process.listening import listening_at_path, remove_path
-from slipstream.router.service import GenerationService
-from slipstream.router.signals import Signals
-from slipstream.router.takeover.estate import Estate
+from slipstream.router.process.open_files import allow_all_files
+from slipstream.router.protocol.generation import SHUTTING_DOWN
+from slipstream.router.protocol.messages import Role
+from slipstream.router.registry.expected_workers import ExpectedWorkers
+from slipstream.router.status.load_signals import Signals
+from slipstream.router.status.version_status import VersionStatus
+from slipstream.router.text.encoding import encode_pool
+from slipstream.router.text.tokenizer import Tokenizer
 from slipstream.router.text.tokenizer_files import read_json
 from slipstream.router.text.unknown_tokens import warning_about
-from slipstream.router.tokenizer import Tokenizer
-from slipstream.router.tracing.tracer import Tracer
-from slipstream.router.version_status import VersionStatus
 
 log = logging.getLogger(__name__)
 
@@ -331,7 +331,7 @@ def begin_tracing(config: TracingConfig, model: str, cleanup: AsyncExitStack) ->
     if config.traces_url is None:
         return None
     # Imported only here, as it takes 60 ms and some MiB, which only those with a collector should pay.
-    from slipstream.router.tracing.export import OtlpExporter
+    from slipstream.router.observability.tracing.export import OtlpExporter
 
     exporter = OtlpExporter(config.traces_url, model, queue_traces=config.queue_requests, timeout_s=config.timeout_s)
     exporter.start()

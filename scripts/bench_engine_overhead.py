@@ -22,7 +22,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from slipstream.router.messages import EngineRequest, SamplingParams, pack_ids
+from slipstream.router.protocol.messages import EngineRequest, SamplingParams, pack_ids
 from slipstream.workers.engine.engine import Engine
 from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.engine.runner import GreedyTokens, ModelRunner

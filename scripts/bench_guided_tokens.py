@@ -25,9 +25,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from scripts.guided_bench.schemas import SCHEMAS  # noqa: E402
-from slipstream.router.grammar import JsonStyle  # noqa: E402
-from slipstream.router.json_guide import json_guide  # noqa: E402
-from slipstream.router.messages import EngineRequest, SamplingParams, pack_ids  # noqa: E402
+from slipstream.router.protocol.grammar import JsonStyle  # noqa: E402
+from slipstream.router.protocol.messages import EngineRequest, SamplingParams, pack_ids  # noqa: E402
+from slipstream.router.structured_output.json_grammar import json_guide  # noqa: E402
 from slipstream.workers.config import EngineConfig  # noqa: E402
 from slipstream.workers.engine.build import build_runner, engine_limits  # noqa: E402
 from slipstream.workers.engine.engine import Engine  # noqa: E402

@@ -23,11 +23,11 @@ from typing import cast
 import psutil
 import uvloop
 
-from slipstream.router.config import HttpConfig, TlsConfig
+from slipstream.router.config.router_config import HttpConfig, TlsConfig
 from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.reader import Request
 from slipstream.router.http.server import HttpServer
-from slipstream.router.open_files import allow_all_files
+from slipstream.router.process.open_files import allow_all_files
 
 QUESTION = b"GET /health/live HTTP/1.1\r\nHost: bench\r\n\r\n"
 BATCH = 200

@@ -42,7 +42,7 @@ from slipstream.kv_transfer.config import TransferConfig
 from slipstream.kv_transfer.page_transport import Landed, Pages, PageTransport
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
 from slipstream.kv_transfer.transport import Arrival
-from slipstream.router.messages import EngineRequest, SamplingParams, pack_ids
+from slipstream.router.protocol.messages import EngineRequest, SamplingParams, pack_ids
 from slipstream.workers.config import EngineConfig, WorkerConfig
 from slipstream.workers.engine.build import build_engine
 from slipstream.workers.engine.engine import Engine

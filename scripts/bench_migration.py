@@ -31,10 +31,10 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.engine_bench.yardstick_models import make_model  # noqa: E402
 from slipstream.cluster.bench.measures import percentile  # noqa: E402
-from slipstream.router.config import DispatchConfig, MigrationConfig, RouterConfig  # noqa: E402
-from slipstream.router.generation import GenerateRequest  # noqa: E402
-from slipstream.router.messages import SamplingParams  # noqa: E402
-from slipstream.router.service import GenerationService  # noqa: E402
+from slipstream.router.config.router_config import DispatchConfig, MigrationConfig, RouterConfig  # noqa: E402
+from slipstream.router.dispatch.service import GenerationService  # noqa: E402
+from slipstream.router.protocol.generation import GenerateRequest  # noqa: E402
+from slipstream.router.protocol.messages import SamplingParams  # noqa: E402
 
 NEVER = 10**6  # pages: what is shorter is sent while it stands still
 WORKERS = ("a", "b")

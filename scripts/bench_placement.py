@@ -24,10 +24,10 @@ from typing import get_args
 from scripts.placement_bench.workloads import Arrival, azure, mixed, mooncake, requests
 from scripts.placement_bench.world import Outcome, World
 from slipstream.cluster.bench.measures import percentile
-from slipstream.router.config import DispatchConfig, PolicyName, SloConfig
-from slipstream.router.generation import Slo
-from slipstream.router.messages import Role
-from slipstream.router.placement.decision import REMOTE_REASONS
+from slipstream.router.config.router_config import DispatchConfig, PolicyName, SloConfig
+from slipstream.router.protocol.generation import Slo
+from slipstream.router.protocol.messages import Role
+from slipstream.router.requests.placement_decision import REMOTE_REASONS
 from slipstream.workers.mock.profile import MockProfile
 
 PROFILE = MockProfile(

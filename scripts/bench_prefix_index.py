@@ -15,13 +15,13 @@ import tracemalloc
 from array import array
 
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
-from slipstream.router.generation import GenerateRequest
-from slipstream.router.history import RequestRecord, Timeline
-from slipstream.router.messages import PROTOCOL_VERSION, BlocksChanged, Hello, Role, SamplingParams, pack_ids
-from slipstream.router.output_log import OutputLog
-from slipstream.router.prefix.index import PrefixIndex, hash_pages
-from slipstream.router.request_state import RequestState
-from slipstream.router.roster import WorkerState
+from slipstream.router.placement.prefix.index import PrefixIndex, hash_pages
+from slipstream.router.protocol.generation import GenerateRequest
+from slipstream.router.protocol.messages import PROTOCOL_VERSION, BlocksChanged, Hello, Role, SamplingParams, pack_ids
+from slipstream.router.registry.worker_registry import WorkerState
+from slipstream.router.requests.history import RequestRecord, Timeline
+from slipstream.router.requests.output_log import OutputLog
+from slipstream.router.requests.request_state import RequestState
 
 PAGE_TOKENS, NUM_PAGES = 16, 65_536
 STEPS = ("hash", "find", "find again", "expect", "told", "removed")

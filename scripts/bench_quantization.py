@@ -35,7 +35,7 @@ from transformers import PreTrainedTokenizerFast
 
 from slipstream.kernels.cpu.library import native_library
 from slipstream.kernels.quantized_weight import dequantize, quantize_int4
-from slipstream.router.messages import EngineRequest, SamplingParams, pack_ids
+from slipstream.router.protocol.messages import EngineRequest, SamplingParams, pack_ids
 from slipstream.workers.config import EngineConfig
 from slipstream.workers.engine.build import build_engine, build_runner, engine_limits
 from slipstream.workers.engine.engine import Engine

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.kernels.cpu.library import native_library
-from slipstream.router.messages import EngineRequest, SamplingParams, TokenLogprob, pack_ids
+from slipstream.router.protocol.messages import EngineRequest, SamplingParams, TokenLogprob, pack_ids
 from slipstream.workers.config import EngineConfig
 from slipstream.workers.engine.build import build_runner, engine_limits
 from slipstream.workers.engine.engine import Engine

@@ -34,7 +34,7 @@ from yardstick_models import make_model  # noqa: E402
 
 from slipstream.kernels.cpu.interface import OPS  # noqa: E402
 from slipstream.kernels.cpu.library import native_library  # noqa: E402
-from slipstream.router.messages import EngineRequest, SamplingParams, pack_ids  # noqa: E402
+from slipstream.router.protocol.messages import EngineRequest, SamplingParams, pack_ids  # noqa: E402
 from slipstream.workers.config import EngineConfig  # noqa: E402
 from slipstream.workers.engine.build import build_engine, engine_limits  # noqa: E402
 from slipstream.workers.engine.engine import Engine  # noqa: E402

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 WHERE = ROOT / "docs/design/where.md"
 FOLDERS = ("router", "workers", "cluster", "kv_transfer", "kernels", "scripts", "tests", "configs", "docs")
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)

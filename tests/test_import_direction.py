@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 LAYERS = ("cluster", "workers", "router", "kv_transfer", "kernels")
 MAY_IMPORT = {
     "cluster": {"cluster", "workers", "router", "kv_transfer", "kernels"},
@@ -98,7 +98,7 @@ def test_the_folders_are_namespace_packages_that_cannot_shadow_others() -> None:
         ("router", "import slipstream.workers.worker"),
         ("router", "from slipstream.workers import worker"),
         ("router", "from slipstream import workers"),
-        ("kv_transfer", "from slipstream.router.messages import Hello"),
+        ("kv_transfer", "from slipstream.router.protocol.messages import Hello"),
         ("kernels", "import slipstream.kv_transfer.ticket"),
         ("workers", "from slipstream.cluster.config import ClusterConfig"),
         ("cluster", "from workers.worker import Worker"),
@@ -115,7 +115,7 @@ def test_a_wrong_import_is_found(layer: str, source: str) -> None:
     ("layer", "source"),
     [
         ("cluster", "from slipstream.workers.worker import Worker"),
-        ("workers", "from slipstream.router.messages import Hello"),
+        ("workers", "from slipstream.router.protocol.messages import Hello"),
         ("workers", "import slipstream.kernels.attention"),
         ("router", "import ray\nfrom slipstream.kv_transfer.ticket import PeerId"),
     ],

@@ -9,5 +9,5 @@ from slipstream import __version__
 
 
 def test_the_package_has_the_version_that_its_processes_tell_each_other() -> None:
-    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     assert project.get("version", __version__) == __version__

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from slipstream.router.messages import BlocksChanged
-from slipstream.router.prefix.block_hash import pack_block_ids
+from slipstream.router.protocol.block_hash import pack_block_ids
+from slipstream.router.protocol.messages import BlocksChanged
 from slipstream.workers.engine.cache_changes import CacheChanges
 
 # Changes are reported together, at most this often: one message costs the router as much as 100 blocks do.

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from slipstream.router.messages import Role
+from slipstream.router.protocol.messages import Role
 from slipstream.workers.config import WorkerConfig
 from slipstream.workers.niceness import niceness, stand_back
 

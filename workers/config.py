@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from slipstream.kv_transfer.config import TransferConfig
-from slipstream.router.catalog.manifest import Manifest
-from slipstream.router.messages import Role
+from slipstream.router.model_files.manifest import Manifest
+from slipstream.router.protocol.messages import Role
 from slipstream.workers.models.quantization import KvCacheDtype, OnLoad
 
 MAX_THREADS = 1024  # more than any host has cores; torch would try to start as many as it is told

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgpack
 
-from slipstream.router.codec import Decoder, Encoder, WireError, decoder, encoder
+from slipstream.router.protocol.codec import Decoder, Encoder, WireError, decoder, encoder
 from slipstream.workers import group_messages as messages
 from slipstream.workers.group_messages import GroupMessage
 from slipstream.workers.group_transfers import RankOutcome

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 
 from slipstream.kv_transfer.ticket import PeerId, TransferKey
-from slipstream.router.messages import (
+from slipstream.router.protocol.messages import (
     Adopt,
     Cancel,
     Copied,

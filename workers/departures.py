@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slipstream.kv_transfer.ticket import TransferKey
-from slipstream.router.messages import Failed, Frozen, Migrate, WorkerMessage
+from slipstream.router.protocol.messages import Failed, Frozen, Migrate, WorkerMessage
 from slipstream.workers.engine.engine import Engine
 from slipstream.workers.engine.errors import RequestError
 from slipstream.workers.engine.sequence import AttemptKey

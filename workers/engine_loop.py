@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from slipstream.kv_transfer.ticket import PeerId
-from slipstream.router.messages import (
+from slipstream.router.protocol.messages import (
     Adopt,
     Credits,
     Drain,
@@ -23,7 +23,7 @@ from slipstream.router.messages import (
     Welcome,
     WorkerMessage,
 )
-from slipstream.router.messages import Role as RoleName
+from slipstream.router.protocol.messages import Role as RoleName
 from slipstream.workers.block_events import BlockEvents
 from slipstream.workers.engine.engine import Engine
 from slipstream.workers.group_transfers import GroupTransfers, RankOutcome

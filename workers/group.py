@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferKey
-from slipstream.router.codec import WireError
-from slipstream.router.messages import Role
+from slipstream.router.protocol.codec import WireError
+from slipstream.router.protocol.messages import Role
 from slipstream.workers.config import EngineConfig
 from slipstream.workers.control_link import ControlLink, LinkClosed
 from slipstream.workers.engine.executor import Executor

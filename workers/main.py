@@ -18,7 +18,7 @@ import click
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from slipstream.router.log_level import log_level
+from slipstream.router.process.log_level import log_level
 from slipstream.workers.config import WorkerConfig
 from slipstream.workers.report import WorkerFailed
 

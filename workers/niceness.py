@@ -14,8 +14,8 @@ from __future__ import annotations
 import os
 
 from slipstream.kernels.cpu.library import native_library
-from slipstream.router.messages import Role
 from slipstream.router.process.container_limits import num_cores
+from slipstream.router.protocol.messages import Role
 from slipstream.workers.config import EngineConfig, WorkerConfig
 
 DECODE_NICENESS = 5

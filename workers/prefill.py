@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slipstream.kv_transfer.ticket import TransferKey
-from slipstream.router.messages import (
+from slipstream.router.protocol.messages import (
     Cancel,
     Failed,
     Generate,

@@ -12,9 +12,9 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from slipstream.router.catalog.file_digest import FilesChanged
-from slipstream.router.codec import WireError
-from slipstream.router.messages import Role
+from slipstream.router.model_files.file_digest import FilesChanged
+from slipstream.router.protocol.codec import WireError
+from slipstream.router.protocol.messages import Role
 from slipstream.workers.compute_thread import ComputeThread
 from slipstream.workers.config import WorkerConfig
 from slipstream.workers.control_link import ControlLink, LinkClosed

@@ -17,11 +17,11 @@ from slipstream.kv_transfer.plan import TicketError
 from slipstream.kv_transfer.pool import HostPagePool
 from slipstream.kv_transfer.pool_memory import PoolMemory
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
-from slipstream.router.catalog.file_digest import FilesChanged
-from slipstream.router.catalog.manifest import REFUSES
-from slipstream.router.messages import PageLayout, Role, unpack_ids
-from slipstream.router.prefix.block_hash import model_key
+from slipstream.router.model_files.file_digest import FilesChanged
+from slipstream.router.model_files.manifest import REFUSES
 from slipstream.router.process.container_limits import num_cores
+from slipstream.router.protocol.block_hash import model_key
+from slipstream.router.protocol.messages import PageLayout, Role, unpack_ids
 from slipstream.workers.config import EngineConfig, WorkerConfig
 from slipstream.workers.device_staging import device_page_pool
 from slipstream.workers.engine.build import build_runner, engine_limits

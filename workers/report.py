@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from slipstream.router.messages import Role
+from slipstream.router.protocol.messages import Role
 
 WorkerState = Literal[
     "new", "gathering", "loading", "warming_up", "connecting", "ready", "draining", "stopped", "failed"

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 
-from slipstream.router.messages import Role
+from slipstream.router.protocol.messages import Role
 from slipstream.workers.report import WorkerReport, WorkerState
 
 LOADING: tuple[WorkerState, ...] = ("new", "gathering", "loading", "warming_up")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from slipstream.router.messages import (
+from slipstream.router.protocol.messages import (
     Adopt,
     Cancel,
     Failed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from slipstream.router.messages import RouterMessage, TokenChunk, WorkerMessage
+from slipstream.router.protocol.messages import RouterMessage, TokenChunk, WorkerMessage
 from slipstream.workers.group_transfers import TransferOutcome
 
 

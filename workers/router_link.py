@@ -8,8 +8,8 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from slipstream.router.messages import Hello, Ping, Pong, Rejected, RouterMessage, Welcome, WorkerMessage
-from slipstream.router.wire import FrameProtocol, Message, WireError
+from slipstream.router.protocol.messages import Hello, Ping, Pong, Rejected, RouterMessage, Welcome, WorkerMessage
+from slipstream.router.protocol.wire import FrameProtocol, Message, WireError
 from slipstream.workers.engine_loop import EngineEvent, LinkLost
 from slipstream.workers.inbox import Inbox, InboxFull
 from slipstream.workers.keep_alive import keep_alive

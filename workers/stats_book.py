@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from slipstream.router.messages import Stats
+from slipstream.router.protocol.messages import Stats
 from slipstream.workers.engine.engine import Engine
 from slipstream.workers.group_transfers import GroupTransfers, TransferOutcome
 

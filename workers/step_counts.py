@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 
-from slipstream.router.messages import STEP_SEQUENCES, STEP_TOKENS
+from slipstream.router.protocol.messages import STEP_SEQUENCES, STEP_TOKENS
 
 
 class StepCounts:

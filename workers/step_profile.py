@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from slipstream.router.messages import StepTime
+from slipstream.router.protocol.messages import StepTime
 
 FEW_TOKENS, MANY_TOKENS = 32, 256
 LONG_CONTEXT_TOKENS = 4096

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from slipstream.router.messages import StepTime, StepTimes
+from slipstream.router.protocol.messages import StepTime, StepTimes
 
 SAMPLE_EVERY_S = 0.1  # for steps that only decode and for steps with prompts, separately
 TELL_EVERY_S = 0.25

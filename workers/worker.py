@@ -20,9 +20,16 @@ import uvloop
 from slipstream.kv_transfer.staging import StagingError
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
 from slipstream.kv_transfer.transport import TransportError
-from slipstream.router.catalog.file_digest import FilesChanged
-from slipstream.router.messages import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, Build, Hello, PageLayout, StepTime
-from slipstream.router.messages import Role as RoleName
+from slipstream.router.model_files.file_digest import FilesChanged
+from slipstream.router.protocol.messages import (
+    OLDEST_PROTOCOL_VERSION,
+    PROTOCOL_VERSION,
+    Build,
+    Hello,
+    PageLayout,
+    StepTime,
+)
+from slipstream.router.protocol.messages import Role as RoleName
 from slipstream.workers.compute_thread import ComputeThread
 from slipstream.workers.config import WorkerConfig
 from slipstream.workers.decode import DecodeRole

@@ -31,7 +31,7 @@ from slipstream.cluster.bench.target import PATHS, BenchError, Target
 from slipstream.cluster.status import KEY_VARIABLE
 from slipstream.cluster.workload.arrival import TraceError
 from slipstream.cluster.workload.workload import open_workload
-from slipstream.router.open_files import allow_all_files
+from slipstream.router.process.open_files import allow_all_files
 
 INTERRUPTED = 130
 EXISTING = click.Path(exists=True, path_type=Path)

@@ -7,7 +7,7 @@ from typing import Any
 from slipstream.cluster.bench.alone import Alone
 from slipstream.cluster.report.table import Cell, Table
 from slipstream.cluster.sim.profile import WorkerProfile
-from slipstream.router.placement.service_times import ServiceTimes
+from slipstream.router.registry.service_times import ServiceTimes
 
 
 def steps_table(profile: WorkerProfile, alone: Alone, told: dict[str, Any]) -> Table:

@@ -17,7 +17,7 @@ from slipstream.cluster.bench.alone import MAX_TIMES_OFF, Alone, prompt_times, s
 from slipstream.cluster.bench.passage import Passages, hops, stretch
 from slipstream.cluster.bench.target import BenchError
 from slipstream.cluster.sim.profile import RoleProfile, WorkerProfile
-from slipstream.router.placement.service_times import ServiceTimes
+from slipstream.router.registry.service_times import ServiceTimes
 
 MAX_LATENCY_S, MIN_BANDWIDTH, MAX_BANDWIDTH = 1.0, 1e6, 1e12
 NEEDED_SAMPLES = 8

@@ -14,7 +14,7 @@ from slipstream.cluster import console
 from slipstream.cluster.cannot_tell import CannotTell, exit_told
 from slipstream.cluster.operator.choice import DETACH, ClusterChoice, of_a_cluster
 from slipstream.cluster.operator.operator import Operator
-from slipstream.router.messages import ROLES
+from slipstream.router.protocol.messages import ROLES
 
 ASK_EVERY_S = 0.3
 RESTS = frozenset({"ready", "pending", "failed"})  # the states that a member does not leave by itself

@@ -12,7 +12,7 @@ from starlette.convertors import PathConvertor, register_url_convertor
 from slipstream.cluster.config import MAX_REPLICAS
 from slipstream.cluster.fleet import FleetMember, FleetState, MemberState
 from slipstream.cluster.operator.parts import DriverParts
-from slipstream.router.messages import Role
+from slipstream.router.protocol.messages import Role
 
 WorkerName = Annotated[str, Path(description="A name from `GET /v1/fleet`, as decode-0.")]
 

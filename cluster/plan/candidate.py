@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from slipstream.cluster.sim.config import Split
 from slipstream.cluster.sim.profile import WorkerProfile
-from slipstream.router.config import PolicyName
+from slipstream.router.config.router_config import PolicyName
 
 MAX_SPLITS = 8  # tried at first for one number of workers; later also the neighbours of the best
 CHUNK_FACTORS = (0.25, 4.0)  # relative to the profile's chunk

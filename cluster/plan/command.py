@@ -21,8 +21,8 @@ from slipstream.cluster.sim.config import MAX_WORKERS, POLICIES
 from slipstream.cluster.sim.profile import ProfileError
 from slipstream.cluster.sim.run import find_profile
 from slipstream.cluster.workload.arrival import TraceError
-from slipstream.router.config import PolicyName, SloConfig
-from slipstream.router.garbage import spare_garbage_collector
+from slipstream.router.config.router_config import PolicyName, SloConfig
+from slipstream.router.process.gc_tuning import spare_garbage_collector
 
 SPEEDS = (0.5, 0.75, 1.25, 1.5, 2.0)  # of the workload, at which the finalists are simulated, too
 DEFAULT_POLICIES: tuple[PolicyName, ...] = ("slo", "kv")

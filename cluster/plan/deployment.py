@@ -10,7 +10,7 @@ import yaml
 from slipstream.cluster.config_file import load_config
 from slipstream.cluster.plan.candidate import Candidate
 from slipstream.cluster.settings_file import ConfigError
-from slipstream.router.config import SloConfig
+from slipstream.router.config.router_config import SloConfig
 
 
 class PlanError(Exception):

@@ -14,7 +14,7 @@ from statistics import fmean
 from slipstream.cluster.plan.candidate import Candidate, devices, splits, variations
 from slipstream.cluster.plan.trial import Estimate, Trial, difference, goodput
 from slipstream.cluster.sim.profile import WorkerProfile
-from slipstream.router.config import PolicyName
+from slipstream.router.config.router_config import PolicyName
 
 Simulate = Callable[[Candidate, int], Trial]  # from a candidate and a seed
 NUM_ROUNDS = 3  # of variations

@@ -11,7 +11,7 @@ from slipstream.cluster.plan.candidate import Candidate
 from slipstream.cluster.sim.config import SimConfig
 from slipstream.cluster.sim.run import SimRun
 from slipstream.cluster.workload.workload import open_workload
-from slipstream.router.config import SloConfig
+from slipstream.router.config.router_config import SloConfig
 
 NUM_BLOCKS = 10  # per run; blocks are nearly independent, so they count as samples
 NUM_RESAMPLES = 2000

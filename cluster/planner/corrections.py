@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from slipstream.cluster.planner.model import Outlook
-from slipstream.router.signals import Signals
+from slipstream.router.status.load_signals import Signals
 
 LEAST, MOST = 0.5, 8.0
 STEP = 1.3  # at most so far in one look

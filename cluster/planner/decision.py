@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from slipstream.cluster.fleet import FleetState
-from slipstream.router.messages import Role
-from slipstream.router.signals import Signals
+from slipstream.router.protocol.messages import Role
+from slipstream.router.status.load_signals import Signals
 
 Reason = Literal[
     # nothing is to be done

@@ -12,7 +12,7 @@ import math
 from collections import deque
 
 from slipstream.cluster.planner.model import Demand, Level
-from slipstream.router.signals import Signals, Spread, WindowSignals
+from slipstream.router.status.load_signals import Signals, Spread, WindowSignals
 
 LEVEL_S = 30.0  # over which the rate is averaged
 TREND_S = 120.0  # over which its slope is

@@ -11,7 +11,7 @@ from slipstream.cluster.planner.model import Demand, Outlook, WorkerModel, outlo
 from slipstream.cluster.planner.options import Pools
 from slipstream.cluster.planner.running import Running, running_of
 from slipstream.cluster.planner.worker_models import worker_models
-from slipstream.router.signals import Signals
+from slipstream.router.status.load_signals import Signals
 
 NOTHING = Demand(0.0, (1.0,), 1.0, ())
 

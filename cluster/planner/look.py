@@ -9,7 +9,7 @@ from slipstream.cluster.planner.decision import Alternative
 from slipstream.cluster.planner.history import ChangeHistory
 from slipstream.cluster.planner.model import Outlook
 from slipstream.cluster.planner.options import Limits, Move, Pools
-from slipstream.router.signals import Signals
+from slipstream.router.status.load_signals import Signals
 
 MAX_ALTERNATIVES = 12
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from slipstream.cluster.fleet import FleetState
 from slipstream.cluster.planner.config import PlannerConfig
 from slipstream.cluster.planner.decision import AddWorkers, PlannerAction, RemoveWorker, SwitchRole
-from slipstream.router.messages import Role
-from slipstream.router.signals import Signals, WorkerSignals
+from slipstream.router.protocol.messages import Role
+from slipstream.router.status.load_signals import Signals, WorkerSignals
 
 FEW = 10  # workers, up to which all splits of them are looked at
 

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from slipstream.cluster.fleet import FleetPort
 from slipstream.cluster.planner.decision_log import DecisionLog
-from slipstream.router.metrics_page import CONTENT_TYPE
+from slipstream.router.observability.metrics_page import CONTENT_TYPE
 
 MAX_LIMIT = 1000
 

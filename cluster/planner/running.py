@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from slipstream.cluster.planner.demand import MIN_ARRIVALS, has_shifted, is_answered
 from slipstream.cluster.planner.model import WorkerModel
-from slipstream.router.signals import Signals
+from slipstream.router.status.load_signals import Signals
 
 MAX_PROMPTS = 0.9  # of the time of a worker that decodes, to reckon with
 URGENT = 0.5  # of the target: below it twice as many workers change at once, and up to three come for each there is

@@ -19,7 +19,7 @@ from slipstream.cluster.planner.decision import (
     SwitchRole,
 )
 from slipstream.cluster.planner.decision_log import DecisionLog
-from slipstream.router.signals import Signals
+from slipstream.router.status.load_signals import Signals
 
 log = logging.getLogger(__name__)
 

@@ -45,7 +45,7 @@ from slipstream.cluster.planner.options import (
     towards,
 )
 from slipstream.cluster.planner.running import URGENT, attainment_of
-from slipstream.router.signals import Signals
+from slipstream.router.status.load_signals import Signals
 
 CLEARLY_SHORT = 0.8  # of the target: more than chance
 HAIR = 0.01  # of the requests

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from slipstream.cluster.planner.corrections import Corrections
 from slipstream.cluster.planner.model import WorkerModel
-from slipstream.router.signals import RoleTimes, Signals, WorkerSignals
+from slipstream.router.status.load_signals import RoleTimes, Signals, WorkerSignals
 
 FEW_SAMPLES = 16
 MAX_REALITY = 2.0  # beyond this it tells of waits, which the model has of its own

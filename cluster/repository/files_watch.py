@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from slipstream.router.catalog.file_digest import DigestCache
-from slipstream.router.catalog.manifest import Manifest
+from slipstream.router.model_files.file_digest import DigestCache
+from slipstream.router.model_files.manifest import Manifest
 
 LOOK_EVERY_S = 5.0
 

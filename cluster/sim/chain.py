@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slipstream.cluster.workload.arrival import BLOCK_TOKENS, Arrival
-from slipstream.router.prefix.block_hash import BlockChain
+from slipstream.router.protocol.block_hash import BlockChain
 
 PRIVATE = 1 << 62  # names of pages that nobody shares begin here
 PAGES_A_REQUEST = 1 << 20

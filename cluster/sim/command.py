@@ -22,8 +22,8 @@ from slipstream.cluster.sim.report import as_json, cost_table, report_of
 from slipstream.cluster.sim.run import RunResult, SimRun, find_profile
 from slipstream.cluster.workload.arrival import TraceError
 from slipstream.cluster.workload.workload import Workload, open_workload
-from slipstream.router.config import SloConfig
-from slipstream.router.garbage import spare_garbage_collector
+from slipstream.router.config.router_config import SloConfig
+from slipstream.router.process.gc_tuning import spare_garbage_collector
 
 PROGRESS_EVERY_S = 0.5
 GARBAGE_THRESHOLDS = (200_000, 20, 100)  # nothing in a run makes cycles that would have to be found soon

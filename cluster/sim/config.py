@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from slipstream.cluster.planner.config import PlannerConfig
 from slipstream.cluster.settings_file import ConfigError, SettingsFile
 from slipstream.cluster.workload.arrival import BLOCK_TOKENS
-from slipstream.router.config import MigrationConfig, PlacementConfig, PolicyName, SloConfig
+from slipstream.router.config.router_config import MigrationConfig, PlacementConfig, PolicyName, SloConfig
 
 MAX_WORKERS = 10_000  # of one router: each that joins costs it a look at all others
 

@@ -20,7 +20,7 @@ from slipstream.cluster.sim.profile import RoleProfile
 from slipstream.cluster.sim.prompts import Prompts
 from slipstream.cluster.sim.sample_pace import SamplePace
 from slipstream.cluster.sim.step_run import StepRun
-from slipstream.router.messages import StepTime, TokenChunk
+from slipstream.router.protocol.messages import StepTime, TokenChunk
 
 SHORTEST_STEP_S = 1e-6
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from slipstream.cluster.fleet import CHANGING, FleetError, FleetMember, FleetState, MemberState
 from slipstream.cluster.sim.worker import SimWorker
 from slipstream.cluster.sim.world import World
-from slipstream.router.messages import Role
+from slipstream.router.protocol.messages import Role
 
 
 @dataclass(slots=True, eq=False)

@@ -9,7 +9,7 @@ from typing import Protocol
 from slipstream.cluster.sim.chain import PageNames
 from slipstream.cluster.sim.network import Card, Transfer
 from slipstream.kv_transfer.ticket import HandoffTicket
-from slipstream.router.messages import FinishReason, Hello, TokenChunk
+from slipstream.router.protocol.messages import FinishReason, Hello, TokenChunk
 from slipstream.workers.mock.prefix_cache import Lease
 
 Key = tuple[str, int]  # (request_id, attempt)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from slipstream.router.messages import BlocksChanged, Credits, WorkerMessage
-from slipstream.router.prefix.block_hash import pack_block_ids
+from slipstream.router.protocol.block_hash import pack_block_ids
+from slipstream.router.protocol.messages import BlocksChanged, Credits, WorkerMessage
 from slipstream.workers.engine.cache_changes import CacheChanges
 
 Capacity = tuple[int, int, int, int]  # the fields of `Credits`

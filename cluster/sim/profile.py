@@ -1,6 +1,6 @@
 """What a worker is to the simulator: how large, how fast, how well connected. As JSON in `configs/profiles/`.
 
-The times are those that the router fits from what workers tell (`router/placement/service_times.py`), so a profile of
+The times are those that the router fits from what workers tell (`router/registry/service_times.py`), so a profile of
 real hardware is the fits of a running cluster, written down.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
-from slipstream.router.messages import PROTOCOL_VERSION, Hello, Role, StepTime
+from slipstream.router.protocol.messages import PROTOCOL_VERSION, Hello, Role, StepTime
 from slipstream.workers.step_profile import step_profile
 
 FORMER_KEYS = ("prefill_share",)  # in files that were measured before

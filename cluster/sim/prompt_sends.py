@@ -9,7 +9,7 @@ from __future__ import annotations
 from slipstream.cluster.sim.clock import Clock
 from slipstream.cluster.sim.home import Home
 from slipstream.cluster.sim.job import Job, State
-from slipstream.router.messages import Failed
+from slipstream.router.protocol.messages import Failed
 
 
 class PromptSends:

@@ -23,9 +23,9 @@ from slipstream.cluster.sim.roofline import PROFILES
 from slipstream.cluster.sim.world import World, WorldConfig
 from slipstream.cluster.workload.arrival import BLOCK_TOKENS
 from slipstream.cluster.workload.workload import Workload
-from slipstream.router.config import DispatchConfig, PolicyName
-from slipstream.router.messages import ROLES, Role
-from slipstream.router.placement.decision import REMOTE_REASONS
+from slipstream.router.config.router_config import DispatchConfig, PolicyName
+from slipstream.router.protocol.messages import ROLES, Role
+from slipstream.router.requests.placement_decision import REMOTE_REASONS
 
 NUM_SAMPLES = 100  # of how things stood, over the arrivals
 PROGRESS_EVERY = 2000  # events

@@ -9,7 +9,7 @@ from slipstream.cluster.sim.chain import PageNames
 from slipstream.cluster.sim.clock import Clock
 from slipstream.cluster.sim.network import Network
 from slipstream.kv_transfer.ticket import PeerId
-from slipstream.router.messages import WorkerMessage
+from slipstream.router.protocol.messages import WorkerMessage
 
 Worker = TypeVar("Worker")
 

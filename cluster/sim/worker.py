@@ -23,7 +23,7 @@ from slipstream.cluster.sim.profile import WorkerProfile
 from slipstream.cluster.sim.prompt_sends import PromptSends
 from slipstream.cluster.sim.surroundings import Surroundings
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
-from slipstream.router.messages import (
+from slipstream.router.protocol.messages import (
     Adopt,
     Cancel,
     Drain,

@@ -15,13 +15,13 @@ from slipstream.cluster.sim.profile import WorkerProfile
 from slipstream.cluster.sim.worker import SimWorker
 from slipstream.cluster.workload.arrival import Arrival
 from slipstream.kv_transfer.ticket import PeerId
-from slipstream.router.actions import Action, Close, Emit, Finish, Send
-from slipstream.router.config import DispatchConfig
-from slipstream.router.dispatcher import Dispatcher
-from slipstream.router.generation import AdmissionError, GenerateRequest
-from slipstream.router.messages import Hello, Role, SamplingParams, StepOutput, WorkerMessage
-from slipstream.router.prefix.block_hash import BlockChain
-from slipstream.router.request_state import RequestState
+from slipstream.router.config.router_config import DispatchConfig
+from slipstream.router.dispatch.dispatcher import Dispatcher
+from slipstream.router.dispatch.table.actions import Action, Close, Emit, Finish, Send
+from slipstream.router.protocol.block_hash import BlockChain
+from slipstream.router.protocol.generation import AdmissionError, GenerateRequest
+from slipstream.router.protocol.messages import Hello, Role, SamplingParams, StepOutput, WorkerMessage
+from slipstream.router.requests.request_state import RequestState
 from slipstream.workers.ticket_office import TicketOffice
 
 MAX_TOKENS = 4096  # that clients allow, or the answer's length where that is more: the router does not know it

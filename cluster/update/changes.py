@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.cluster.config import ClusterConfig
-from slipstream.router.config import DispatchConfig
+from slipstream.router.config.router_config import DispatchConfig
 
 ROLLED = ("model.path", "model.version", "engine", "prefill", "decode", "kv_transfer")
 # The block ids of all workers must be made from pages of one size, and a router's conversations outlive its workers.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from slipstream.router.messages import Role
+from slipstream.router.protocol.messages import Role
 
 # cut_short: the driver ended, and the next one knows no more than that. What served before serves again.
 Phase = Literal["starting", "canary", "rolling", "done", "rolling_back", "rolled_back", "cut_short"]

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.fleet import FleetPort
-from slipstream.router.catalog.manifest import Manifest
-from slipstream.router.version_status import VersionStatus
+from slipstream.router.model_files.manifest import Manifest
+from slipstream.router.status.version_status import VersionStatus
 
 
 class VersionedFleet(FleetPort, Protocol):

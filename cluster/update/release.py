@@ -9,8 +9,8 @@ from pathlib import Path
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.fleet import FleetError
 from slipstream.cluster.model_version import ModelContent
-from slipstream.router.catalog.file_digest import DigestCache
-from slipstream.router.catalog.manifest import is_text
+from slipstream.router.model_files.file_digest import DigestCache
+from slipstream.router.model_files.manifest import is_text
 
 
 @dataclass(frozen=True, slots=True)

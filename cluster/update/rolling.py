@@ -31,7 +31,7 @@ from slipstream.cluster.update.plan import (
     VersionLoad,
 )
 from slipstream.cluster.update.verdict import failing, since, slower
-from slipstream.router.messages import ROLES, Role
+from slipstream.router.protocol.messages import ROLES, Role
 
 DECODE_FIRST: tuple[Role, Role] = ("decode", "prefill")  # if there is little room, decode groups get it
 MAX_EVENTS = 200

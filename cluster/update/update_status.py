@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from slipstream.cluster.update.plan import Phase, UpdateEvent
 from slipstream.cluster.update.rolling import told
-from slipstream.router.messages import ROLES
+from slipstream.router.protocol.messages import ROLES
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,10 +33,10 @@ from slipstream.cluster.update.ports import VersionedFleet, VersionRouter
 from slipstream.cluster.update.release import Release, check_same_text
 from slipstream.cluster.update.rolling import RollingUpdate
 from slipstream.cluster.update.update_status import UpdateStatus
-from slipstream.router.catalog.file_digest import DigestCache
-from slipstream.router.config import check_split
-from slipstream.router.messages import ROLES, Role
-from slipstream.router.version_status import VersionStatus
+from slipstream.router.config.router_config import check_split
+from slipstream.router.model_files.file_digest import DigestCache
+from slipstream.router.protocol.messages import ROLES, Role
+from slipstream.router.status.version_status import VersionStatus
 
 LOOK_EVERY_S = 0.5
 LOOK_AT_FILES_EVERY_S = 5.0

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from slipstream.router.access.api_key import ApiKey
 from slipstream.router.access.caller import Caller
-from slipstream.router.access.config import AccessConfig
 from slipstream.router.access.key_ring import KeyRing
 from slipstream.router.access.limits import KeyLimits, LimitName, RateLimited
 from slipstream.router.access.usage import Account, UsageBook, UsageCounts
 from slipstream.router.access.usage_saver import UsageSaver
-from slipstream.router.generation import Figure, GenerationError
-from slipstream.router.http.errors import RequestError
+from slipstream.router.config.access_config import AccessConfig
+from slipstream.router.http.http_error import RequestError
+from slipstream.router.protocol.generation import Figure, GenerationError
 
 
 @dataclass(frozen=True, slots=True)

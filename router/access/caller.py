@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slipstream.router.access.api_key import ApiKey
-from slipstream.router.http.errors import HttpError
+from slipstream.router.http.http_error import HttpError
 
 
 @dataclass(frozen=True, slots=True)

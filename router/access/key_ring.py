@@ -14,7 +14,7 @@ from pathlib import Path
 from slipstream.router.access.api_key import ApiKey, digest_of
 from slipstream.router.access.caller import ANYBODY, Caller
 from slipstream.router.access.key_file import FileVersion, KeyFileError, read_keys
-from slipstream.router.http.errors import HttpError
+from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
 
 log = logging.getLogger(__name__)

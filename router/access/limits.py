@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from slipstream.router.access.api_key import ApiKey
-from slipstream.router.generation import Figure
+from slipstream.router.protocol.generation import Figure
 
 MINUTE_S = 60.0
 BUSY_RETRY_S = 1.0  # a guess: nobody knows when one of the running sequences will end

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.router.catalog.manifest import Manifest
-from slipstream.router.catalog.sampling_defaults import PLAIN, GenerationConfigUse, SamplingDefaults
-from slipstream.router.config import ContentFormat
-from slipstream.router.tokenizer import Tokenizer
+from slipstream.router.config.router_config import ContentFormat
+from slipstream.router.model_files.manifest import Manifest
+from slipstream.router.model_files.sampling_defaults import PLAIN, GenerationConfigUse, SamplingDefaults
+from slipstream.router.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

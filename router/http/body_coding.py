@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 
-from slipstream.router.http.errors import HttpError
+from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
 
 INLINE_BYTES = 256 * 1024  # are decompressed on the event loop, in about a millisecond; the rest in a thread

@@ -8,16 +8,16 @@ import socket
 from collections import deque
 from typing import cast
 
-from slipstream.router.config import HttpConfig
-from slipstream.router.http.errors import HttpError, internal_error, router_restarted
+from slipstream.router.config.router_config import HttpConfig
 from slipstream.router.http.exchange import Exchange, Handler
+from slipstream.router.http.failover.held_connection import InheritedConnection, KeptConnection
+from slipstream.router.http.failover.journal import NOTHING, Phase, Unfinished
+from slipstream.router.http.failover.receive_buffer import NOBODY
+from slipstream.router.http.failover.stream_checkpoint import NO_NOTES, JournalNotes, Notes
+from slipstream.router.http.http_error import HttpError, internal_error, router_restarted
 from slipstream.router.http.owner import ConnectionOwner
 from slipstream.router.http.reader import Request, RequestReader
 from slipstream.router.http.timers import ConnectionTimers
-from slipstream.router.takeover.journal import NOTHING, Phase, Unfinished
-from slipstream.router.takeover.kept_connection import InheritedConnection, KeptConnection
-from slipstream.router.takeover.landing import NOBODY
-from slipstream.router.takeover.notes import NO_NOTES, JournalNotes, Notes
 
 log = logging.getLogger(__name__)
 

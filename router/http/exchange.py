@@ -8,10 +8,10 @@ from http import HTTPStatus
 from typing import Protocol
 
 from slipstream.router.access.caller import ANYBODY, Caller
-from slipstream.router.http.errors import HttpError, router_restarted
+from slipstream.router.http.failover.stream_checkpoint import NO_NOTES, Notes
+from slipstream.router.http.http_error import HttpError, router_restarted
 from slipstream.router.http.reader import Request
-from slipstream.router.takeover.notes import NO_NOTES, Notes
-from slipstream.router.tracing.request_trace import RequestTrace
+from slipstream.router.observability.tracing.request_trace import RequestTrace
 
 JSON = "application/json"
 NO_CONTENT = HTTPStatus.NO_CONTENT.value  # has neither a type nor a length (RFC 9110, 8.6)

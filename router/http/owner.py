@@ -6,9 +6,9 @@ from typing import Literal, Protocol
 
 from slipstream.router.http.cors import CorsPolicy
 from slipstream.router.http.exchange import Exchange
+from slipstream.router.http.failover.failover_session import Estate
+from slipstream.router.http.failover.receive_buffer import Landing
 from slipstream.router.http.reader import CheckCaller, Request
-from slipstream.router.takeover.estate import Estate
-from slipstream.router.takeover.landing import Landing
 
 Welcome = Literal["served", "turned_away", "cut_off"]
 

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 import httptools
 
-from slipstream.router.http.errors import HttpError
+from slipstream.router.http.http_error import HttpError
 
 MAX_HEADERS = 128
 MAX_PIPELINED_REQUESTS = 64  # in one read from the socket; small requests would multiply its bytes many times

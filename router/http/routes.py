@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange, Handler
+from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
 
 ItemHandler = Callable[[Request, Exchange, str], Awaitable[None]]

@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from email.utils import formatdate
 from typing import Protocol
 
-from slipstream.router.config import HttpConfig
+from slipstream.router.config.router_config import HttpConfig
 from slipstream.router.http.connection import HttpConnection
 from slipstream.router.http.cors import CorsPolicy
-from slipstream.router.http.errors import HttpError
 from slipstream.router.http.exchange import Exchange, Handler
+from slipstream.router.http.failover.failover_session import Estate
+from slipstream.router.http.failover.held_connection import InheritedConnection, KeptConnection
+from slipstream.router.http.failover.held_listener import Listener
+from slipstream.router.http.failover.receive_buffer import Landing
+from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.owner import OwnedConnection, Welcome
 from slipstream.router.http.reader import CheckCaller, Request
 from slipstream.router.http.tls import ServerTls
 from slipstream.router.process.listening import cannot_listen, close_all, listening_at
-from slipstream.router.takeover.estate import Estate
-from slipstream.router.takeover.kept_connection import InheritedConnection, KeptConnection
-from slipstream.router.takeover.landing import Landing
-from slipstream.router.takeover.listener import Listener
 
 log = logging.getLogger(__name__)
 

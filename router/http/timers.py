@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from slipstream.router.config import HttpConfig
+from slipstream.router.config.router_config import HttpConfig
 
 RELEASE_AFTER_S = 5.0  # of rest the memory of what a connection was about is given back
 LINGER_S = 2.0  # how long a refused client may go on sending before it is cut off

@@ -8,7 +8,7 @@ import ssl
 from pathlib import Path
 from typing import Literal
 
-from slipstream.router.config import TlsConfig
+from slipstream.router.config.router_config import TlsConfig
 
 log = logging.getLogger(__name__)
 

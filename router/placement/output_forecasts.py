@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from slipstream.router.messages import FinishReason
-from slipstream.router.placement.output_length import OutputForecast, OutputLengths, prescribed
-from slipstream.router.request_state import RequestState
+from slipstream.router.protocol.messages import FinishReason
+from slipstream.router.requests.output_length import OutputForecast, OutputLengths, prescribed
+from slipstream.router.requests.request_state import RequestState
 
 
 def forecast(lengths: OutputLengths, state: RequestState) -> OutputForecast:

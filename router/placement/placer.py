@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from itertools import islice
 
-from slipstream.router.config import DispatchConfig, PlacementConfig, PolicyName, SloConfig
-from slipstream.router.links import Links
-from slipstream.router.placement.decision import Decision, Placement, PromptTimes, Wait, where_to
-from slipstream.router.placement.estimate import estimate_decode, estimate_prefill
-from slipstream.router.placement.isl_threshold import IslThreshold
-from slipstream.router.placement.kv import Kv
-from slipstream.router.placement.least_loaded import LeastLoaded
-from slipstream.router.placement.load import PendingPrefill
-from slipstream.router.placement.policy import Job, PlacementPolicy
+from slipstream.router.config.router_config import DispatchConfig, PlacementConfig, PolicyName, SloConfig
+from slipstream.router.placement.hold_policy import Waits
+from slipstream.router.placement.policies.estimate import estimate_decode, estimate_prefill
+from slipstream.router.placement.policies.isl_threshold import IslThreshold
+from slipstream.router.placement.policies.kv import Kv
+from slipstream.router.placement.policies.least_loaded import LeastLoaded
+from slipstream.router.placement.policies.policy import Job, PlacementPolicy
+from slipstream.router.placement.policies.round_robin import RoundRobin
+from slipstream.router.placement.policies.shortlist import PrefixView, SessionView, Shortlist, reachable, shortlist
+from slipstream.router.placement.policies.slo import SloPolicy
 from slipstream.router.placement.progress import placed, prefill_placed, prefill_withdrawn
-from slipstream.router.placement.round_robin import RoundRobin
-from slipstream.router.placement.shortlist import PrefixView, SessionView, Shortlist, reachable, shortlist
-from slipstream.router.placement.slo import SloPolicy
-from slipstream.router.placement.waits import Waits
-from slipstream.router.request_state import RequestState
-from slipstream.router.roster import Roster, WorkerState
+from slipstream.router.registry.broken_links import Links
+from slipstream.router.registry.worker_load import PendingPrefill
+from slipstream.router.registry.worker_registry import Roster, WorkerState
+from slipstream.router.requests.placement_decision import Decision, Placement, PromptTimes, Wait, where_to
+from slipstream.router.requests.request_state import RequestState
 
 
 def make_policy(name: PolicyName, parameters: PlacementConfig, slo: SloConfig) -> PlacementPolicy:

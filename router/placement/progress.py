@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slipstream.router.placement.load import PendingPrefill
-from slipstream.router.request_state import RequestState
-from slipstream.router.roster import WorkerState
+from slipstream.router.registry.worker_load import PendingPrefill
+from slipstream.router.registry.worker_registry import WorkerState
+from slipstream.router.requests.request_state import RequestState
 
 
 def placed(state: RequestState, decode: WorkerState, expected_output_tokens: float, now: float) -> None:

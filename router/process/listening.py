@@ -14,7 +14,7 @@ import os
 import socket
 import stat
 
-from slipstream.router.addresses import Endpoint
+from slipstream.router.process.addresses import Endpoint
 
 ANY_IPV4, ANY_IPV6 = "0.0.0.0", "::"
 NOT_HERE = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})  # a family, or an address, that this machine lacks

@@ -8,7 +8,7 @@ from typing import Any
 
 import tokenizers
 
-from slipstream.router.catalog.json_file import is_there, parse_json, why_no_file
+from slipstream.router.model_files.json_file import is_there, parse_json, why_no_file
 from slipstream.router.text.conversion import converted
 
 

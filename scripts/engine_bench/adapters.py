@@ -20,7 +20,7 @@ class Slipstream:
     def start(self, model_dir: Path, num_threads: int, kv_cache_gib: int) -> None:
         config_module = import_module("slipstream.workers.config")
         build = import_module("slipstream.workers.engine.build")
-        self._messages: Any = import_module("slipstream.router.messages")
+        self._messages: Any = import_module("slipstream.router.protocol.messages")
         config = config_module.EngineConfig(
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=MAX_NUM_SEQS,

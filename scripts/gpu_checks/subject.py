@@ -11,7 +11,7 @@ from gpu_checks.shapes import Form, random_model, random_pool, read_config
 
 from slipstream.kernels.gpu_modules import gpu_module
 from slipstream.kernels.ops import Ops, TorchOps
-from slipstream.router.messages import EngineRequest, SamplingParams, pack_ids
+from slipstream.router.protocol.messages import EngineRequest, SamplingParams, pack_ids
 from slipstream.workers.engine.engine import Engine
 from slipstream.workers.engine.executor import Executor
 from slipstream.workers.engine.gpu_graphs import CudaGraphRecorder

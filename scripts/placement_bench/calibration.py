@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scripts.placement_bench.workloads import MAX_TOKENS, Arrival, azure, mooncake
-from slipstream.router.placement.output_length import QUANTILES, OutputLengths
+from slipstream.router.requests.output_length import QUANTILES, OutputLengths
 
 
 def pinball(quantile: float, forecast: float, actual: int) -> float:

@@ -12,18 +12,26 @@ import time
 from typing import get_args
 
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
-from slipstream.router.config import DispatchConfig, PolicyName
-from slipstream.router.generation import GenerateRequest
-from slipstream.router.history import RequestRecord, Timeline
-from slipstream.router.messages import PROTOCOL_VERSION, Credits, Hello, Role, SamplingParams, StepTime, pack_ids
-from slipstream.router.output_log import OutputLog
-from slipstream.router.placement.decision import Placement
-from slipstream.router.placement.load import PendingPrefill
+from slipstream.router.config.router_config import DispatchConfig, PolicyName
 from slipstream.router.placement.placer import Placer
-from slipstream.router.prefix.index import PrefixIndex
-from slipstream.router.prefix.sessions import Sessions
-from slipstream.router.request_state import RequestState
-from slipstream.router.roster import Roster, WorkerState
+from slipstream.router.placement.prefix.index import PrefixIndex
+from slipstream.router.placement.prefix.sessions import Sessions
+from slipstream.router.protocol.generation import GenerateRequest
+from slipstream.router.protocol.messages import (
+    PROTOCOL_VERSION,
+    Credits,
+    Hello,
+    Role,
+    SamplingParams,
+    StepTime,
+    pack_ids,
+)
+from slipstream.router.registry.worker_load import PendingPrefill
+from slipstream.router.registry.worker_registry import Roster, WorkerState
+from slipstream.router.requests.history import RequestRecord, Timeline
+from slipstream.router.requests.output_log import OutputLog
+from slipstream.router.requests.placement_decision import Placement
+from slipstream.router.requests.request_state import RequestState
 
 NUM_REQUESTS = 500
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 from scripts.bench_placement import PROFILE
 from scripts.placement_bench.world import World
 from slipstream.cluster.bench.measures import percentile
-from slipstream.router.config import DispatchConfig
-from slipstream.router.generation import GenerateRequest
-from slipstream.router.messages import SamplingParams, pack_ids
+from slipstream.router.config.router_config import DispatchConfig
+from slipstream.router.protocol.generation import GenerateRequest
+from slipstream.router.protocol.messages import SamplingParams, pack_ids
 
 NUM_STREAMS, STREAM_TOKENS = 16, 800
 LONG_TOKENS, LONG_EVERY_S = 4000, 0.5

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.router.generation import GenerateRequest, Slo
-from slipstream.router.messages import SamplingParams
+from slipstream.router.protocol.generation import GenerateRequest, Slo
+from slipstream.router.protocol.messages import SamplingParams
 
 MAX_TOKENS = 4096
 BLOCK_TOKENS = 512  # of Mooncake's hash ids

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
-from slipstream.router.actions import Action, Emit, Finish, Send
-from slipstream.router.config import DispatchConfig
-from slipstream.router.dispatcher import Dispatcher
-from slipstream.router.generation import AdmissionError, GenerateRequest
-from slipstream.router.messages import (
+from slipstream.router.config.router_config import DispatchConfig
+from slipstream.router.dispatch.dispatcher import Dispatcher
+from slipstream.router.dispatch.table.actions import Action, Emit, Finish, Send
+from slipstream.router.protocol.generation import AdmissionError, GenerateRequest
+from slipstream.router.protocol.messages import (
     Generate,
     Hello,
     Prefill,

@@ -20,7 +20,7 @@ from typing import Literal
 import psutil
 import yaml
 
-from slipstream.router.takeover.keeper import Keeper
+from slipstream.router.http.failover.socket_holder import Keeper
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "bench"

@@ -21,8 +21,8 @@ from slipstream.cluster.bench.profiling import model_shape, unmeasured
 from slipstream.cluster.bench.relative_fit import relative_fit
 from slipstream.cluster.sim.profile import RoleProfile, WorkerProfile
 from slipstream.cluster.workload.arrival import Arrival
-from slipstream.router.messages import Role
-from slipstream.router.placement.service_times import prefill_features
+from slipstream.router.protocol.messages import Role
+from slipstream.router.registry.service_times import prefill_features
 
 Get = Callable[[str], tuple[int, bytes]]
 

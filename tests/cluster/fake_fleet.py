@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from slipstream.cluster.fleet import FleetError, FleetMember, FleetState
-from slipstream.router.messages import Role
+from slipstream.router.protocol.messages import Role
 
 
 class FakeFleet:

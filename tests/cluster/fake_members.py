@@ -14,10 +14,10 @@ from slipstream.cluster.kept import KeptGroup
 from slipstream.cluster.placement import PoolResources
 from slipstream.cluster.run_state import MemberStatus
 from slipstream.cluster.supervisor import Supervisor
-from slipstream.router.addresses import Addresses, Endpoint
-from slipstream.router.expected_workers import ExpectedWorkers
-from slipstream.router.messages import Role
-from slipstream.router.version_status import VersionStatus
+from slipstream.router.process.addresses import Addresses, Endpoint
+from slipstream.router.protocol.messages import Role
+from slipstream.router.registry.expected_workers import ExpectedWorkers
+from slipstream.router.status.version_status import VersionStatus
 from slipstream.workers.report import WorkerReport, WorkerState
 
 CONFIG = ClusterConfig(ModelConfig("/m"), restart=RestartConfig(backoff_s=0.001, backoff_max_s=0.002))

@@ -22,9 +22,9 @@ from slipstream.cluster import processes, run_state
 from slipstream.cluster.cli import COMMANDS, main
 from slipstream.cluster.run_state import ClusterState, MemberStatus
 from slipstream.cluster.status import describe, duration, router_status
-from slipstream.router.signals import ClassSignals, Signals, Spread, WindowSignals
+from slipstream.router.status.load_signals import ClassSignals, Signals, Spread, WindowSignals
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 LOCAL = ROOT / "configs" / "local.yaml"
 MODEL = ROOT / "models" / "slipstream-demo"
 

@@ -19,8 +19,8 @@ from slipstream.cluster.ray_session import RaySession
 from slipstream.cluster.repository.files_page import FilesPage
 from slipstream.cluster.repository.files_watch import FilesWatch
 from slipstream.cluster.supervisor import Supervisor
-from slipstream.router.catalog.file_digest import DigestCache
-from slipstream.router.catalog.manifest import Manifest
+from slipstream.router.model_files.file_digest import DigestCache
+from slipstream.router.model_files.manifest import Manifest
 from slipstream.workers.config import EngineConfig
 from tests.cluster.fake_members import FakeRouter, Watcher, serving
 

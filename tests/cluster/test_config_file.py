@@ -18,12 +18,12 @@ from slipstream.cluster.model_dir import text_problem
 from slipstream.cluster.settings_file import ConfigError
 from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.router import Router
-from slipstream.router.tokenizer import TokenizerError
+from slipstream.router.text.tokenizer import TokenizerError
 from slipstream.workers.models.config import ModelConfig
 from slipstream.workers.models.directory.tensor_check import parts_of
 from slipstream.workers.models.rank_share import Rank, RankShare
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 MODEL_CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",

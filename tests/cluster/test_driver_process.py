@@ -19,8 +19,8 @@ from slipstream.cluster.model_version import ModelContent
 from slipstream.cluster.overrides import Overrides
 from slipstream.cluster.own_guardian import INTERRUPTED, Briefing, OwnGuardian
 from slipstream.cluster.run_state import ClusterState
-from slipstream.router.catalog.manifest import Manifest
-from slipstream.router.messages import Role
+from slipstream.router.model_files.manifest import Manifest
+from slipstream.router.protocol.messages import Role
 from tests.cluster.test_cli import LOCAL
 
 NAMED = Overrides(name="mine")

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from slipstream.cluster import processes, run_state
 from slipstream.cluster.cli import main
 from slipstream.cluster.run_state import ClusterState
-from tests.router.fake_cluster import front, run
+from tests.support.router.fake_cluster import front, run
 
 
 def explain(*arguments: str) -> Result:

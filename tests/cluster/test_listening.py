@@ -12,8 +12,8 @@ from slipstream.cluster.config import ClusterConfig, ModelConfig
 from slipstream.cluster.deployment import reachable
 from slipstream.cluster.listening import Listener, why_no_unix_socket, why_not_there
 from slipstream.cluster.urls import port_of, url_of
-from slipstream.router.addresses import Endpoint
-from slipstream.router.config import HttpConfig, RouterConfig
+from slipstream.router.config.router_config import HttpConfig, RouterConfig
+from slipstream.router.process.addresses import Endpoint
 from slipstream.router.process.listening import close_all, here, listening_at, listening_at_path
 
 

@@ -20,9 +20,9 @@ from slipstream.cluster.router_member import MAX_PORT_TRIES, RouterMember
 from slipstream.cluster.settings_by_name import ByName, settings_of
 from slipstream.cluster.worker_group import GroupMember
 from slipstream.kv_transfer.config import TransferConfig
-from slipstream.router.addresses import Addresses, Endpoint
-from slipstream.router.config import RouterConfig
-from slipstream.router.expected_workers import ExpectedWorkers
+from slipstream.router.config.router_config import RouterConfig
+from slipstream.router.process.addresses import Addresses, Endpoint
+from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.workers.report import WorkerFailed
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_this_environment_imports_slipstream_from_the_checkout_wherever_it_is(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from slipstream.cluster.settings_by_name import ByName, by_name, settings_of
-from slipstream.router.catalog.file_digest import FileDigest, FileStamp
-from slipstream.router.catalog.manifest import Manifest, ManifestFile
-from slipstream.router.config import RouterConfig
-from slipstream.router.expected_workers import ExpectedWorkers
+from slipstream.router.config.router_config import RouterConfig
+from slipstream.router.model_files.file_digest import FileDigest, FileStamp
+from slipstream.router.model_files.manifest import Manifest, ManifestFile
+from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.workers.config import EngineConfig, RoleSettings, WorkerConfig
 
 

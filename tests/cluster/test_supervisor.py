@@ -12,10 +12,10 @@ from slipstream.cluster import follower as follower_module
 from slipstream.cluster import supervisor as supervisor_module
 from slipstream.cluster.config import RestartConfig
 from slipstream.cluster.supervisor import StartFailed, Supervisor
-from slipstream.router.addresses import Endpoint
-from slipstream.router.catalog.manifest import REFUSES
-from slipstream.router.expected_workers import ExpectedWorkers
-from slipstream.router.messages import Role
+from slipstream.router.model_files.manifest import REFUSES
+from slipstream.router.process.addresses import Endpoint
+from slipstream.router.protocol.messages import Role
+from slipstream.router.registry.expected_workers import ExpectedWorkers
 from tests.cluster.fake_members import CONFIG, FakeGroup, FakeRouter, Watcher, serving
 
 

@@ -21,7 +21,7 @@ import yaml
 from slipstream.cluster import run_state
 from slipstream.cluster.run_state import ClusterState, MemberStatus
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 DEMO_MODEL = ROOT / "models" / "slipstream-demo"
 START_TIMEOUT_S = 150.0  # of several that start at once, on a machine that does other things, too
 END_TIMEOUT_S = 90.0

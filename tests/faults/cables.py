@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from itertools import combinations
 
-from slipstream.router.links import RETRY_MAX_S, TRIAL_S
+from slipstream.router.registry.broken_links import RETRY_MAX_S, TRIAL_S
 from tests.faults.clockwork import Clockwork
 from tests.faults.page_wire import PageWire
 

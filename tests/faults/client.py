@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from slipstream.router.actions import Finish
-from slipstream.router.generation import GenerateRequest, Slo
-from slipstream.router.messages import SamplingParams, pack_ids
+from slipstream.router.dispatch.table.actions import Finish
+from slipstream.router.protocol.generation import GenerateRequest, Slo
+from slipstream.router.protocol.messages import SamplingParams, pack_ids
 from tests.faults.router_process import RouterProcess
 from tests.faults.toy_model import VOCAB_SIZE
 

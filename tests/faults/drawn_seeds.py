@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from slipstream.router.takeover.journal import Journal, JournalError
+from slipstream.router.http.failover.journal import Journal, JournalError
 from tests.faults.jobs import Job
 
 JOURNAL = "slipstream-connection"  # the name of its memory file

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from slipstream.router.messages import Credits
+from slipstream.router.protocol.messages import Credits
 from tests.faults.clockwork import Clockwork
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
-from slipstream.router.messages import (
+from slipstream.router.protocol.block_hash import pack_block_ids, unpack_block_ids
+from slipstream.router.protocol.messages import (
     Drain,
     ResyncBlocks,
     Role,
@@ -14,7 +15,6 @@ from slipstream.router.messages import (
     Welcome,
     WorkerMessage,
 )
-from slipstream.router.prefix.block_hash import pack_block_ids, unpack_block_ids
 from slipstream.workers.block_events import BlockEvents
 from slipstream.workers.mock.engine import MockEngine
 from slipstream.workers.mock.profile import MockProfile

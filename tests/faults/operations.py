@@ -14,7 +14,7 @@ import yaml
 
 from slipstream.cluster.cannot_tell import CannotTell
 from slipstream.cluster.operator.client import OperatorClient, client_of
-from slipstream.router.messages import ROLES, Role
+from slipstream.router.protocol.messages import ROLES, Role
 from tests.e2e.serving_cluster import ServingCluster
 
 MOST = {"prefill": 2, "decode": 3}  # groups; the machine has room for them

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from slipstream.router.messages import (
+from slipstream.router.protocol.messages import (
     BlocksChanged,
     Copied,
     Credits,

@@ -1,5 +1,5 @@
 """The router as a process in virtual time: the real dispatcher behind a worker port that keeps the rules of the real
-one (`router/worker_port.py`): hello before anything else, one connection a name, silent workers are lost."""
+one (`router/dispatch/worker_port.py`): hello before anything else, one connection a name, silent workers are lost."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from slipstream.kv_transfer.ticket import PeerId
-from slipstream.router.actions import Action, Close, Emit, Finish, Send
-from slipstream.router.config import DispatchConfig
-from slipstream.router.dispatcher import Dispatcher
-from slipstream.router.messages import Hello, Welcome
+from slipstream.router.config.router_config import DispatchConfig
+from slipstream.router.dispatch.dispatcher import Dispatcher
+from slipstream.router.dispatch.table.actions import Action, Close, Emit, Finish, Send
+from slipstream.router.protocol.messages import Hello, Welcome
 from tests.faults.clockwork import Clockwork, Connection
 from tests.faults.conduct import Conduct
 

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from slipstream.router.move import MoveResult
+from slipstream.router.requests.migration import MoveResult
 from tests.faults.campaign import SEEDS_A_TASK, run_campaign, run_seed, run_some
 from tests.faults.world import World
 

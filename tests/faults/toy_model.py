@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.router.messages import FinishReason, SamplingParams
+from slipstream.router.protocol.messages import FinishReason, SamplingParams
 from slipstream.workers.engine.plan import SampledTokens, SamplingRow, StepPlan
 from slipstream.workers.engine.runner import PageSink
 

@@ -23,7 +23,8 @@ from slipstream.kv_transfer.send_side import SendSide
 from slipstream.kv_transfer.staged import StagedTransport
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferKey
 from slipstream.kv_transfer.transport import Buffer
-from slipstream.router.messages import (
+from slipstream.router.protocol.block_hash import pack_block_ids, unpack_block_ids
+from slipstream.router.protocol.messages import (
     PROTOCOL_VERSION,
     Generate,
     Hello,
@@ -32,7 +33,6 @@ from slipstream.router.messages import (
     Role,
     RouterMessage,
 )
-from slipstream.router.prefix.block_hash import pack_block_ids, unpack_block_ids
 from slipstream.workers.decode import DecodeRole
 from slipstream.workers.engine.engine import Engine
 from slipstream.workers.engine.ledger import PageState

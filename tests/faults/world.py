@@ -19,10 +19,10 @@ from typing import get_args
 
 from slipstream.kv_transfer.config import TransferConfig
 from slipstream.kv_transfer.ticket import PeerId
-from slipstream.router.actions import Emit, Finish
-from slipstream.router.config import DispatchConfig, MigrationConfig, PolicyName, SloConfig
-from slipstream.router.generation import AdmissionError, GenerationError
-from slipstream.router.messages import FinishReason, Role, pack_ids
+from slipstream.router.config.router_config import DispatchConfig, MigrationConfig, PolicyName, SloConfig
+from slipstream.router.dispatch.table.actions import Emit, Finish
+from slipstream.router.protocol.generation import AdmissionError, GenerationError
+from slipstream.router.protocol.messages import FinishReason, Role, pack_ids
 from slipstream.workers.mock.attempt import expected_token
 from tests.faults.cables import REOPENED_S, Cables
 from tests.faults.client import Client, random_prompt, random_request

@@ -24,7 +24,7 @@ from slipstream.cluster import run_state
 from slipstream.cluster.run_state import ClusterState, MemberStatus
 from tests.hosts.network import Host, Network
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 DEMO_MODEL = ROOT / "models" / "slipstream-demo"
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
 GCS_PORT, DASHBOARD_PORT = 6379, 8265  # Ray's own; on a host of its own nobody else has them

@@ -58,7 +58,7 @@ def test_nothing_of_a_network_stays_behind(tmp_path: Path) -> None:
         "    network.add_host('some')\n"
         "    print(network.hosts['some'].namespace)\n"
     )
-    root = Path(__file__).resolve().parent.parent.parent
+    root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, timeout=60)
     if done.returncode != 0 and "NoNamespaces" in done.stderr:
         pytest.skip(done.stderr.splitlines()[-1])

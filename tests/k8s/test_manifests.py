@@ -18,7 +18,7 @@ from slipstream.cluster.spread import matches
 from tests.cluster.test_config_file import write_model
 from tests.k8s.api_schema import KINDS, custom_resource_schemas
 
-FOLDER = Path(__file__).resolve().parent.parent.parent / "configs" / "k8s"
+FOLDER = Path(__file__).resolve().parents[2] / "configs" / "k8s"
 KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.router.dispatcher_lab import D, Lab, P
+from tests.support.router.dispatcher_lab import D, Lab, P
 
 
 @pytest.fixture

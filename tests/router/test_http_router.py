@@ -16,12 +16,12 @@ import pytest
 from openai import AsyncOpenAI
 
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
-from slipstream.router.addresses import Addresses, Endpoint
-from slipstream.router.catalog.file_digest import DigestCache, FilesChanged
-from slipstream.router.catalog.manifest import Manifest
 from slipstream.router.catalog.served_model import ModelSource
-from slipstream.router.config import DispatchConfig, HttpConfig, RouterConfig
-from slipstream.router.messages import (
+from slipstream.router.config.router_config import DispatchConfig, HttpConfig, RouterConfig
+from slipstream.router.model_files.file_digest import DigestCache, FilesChanged
+from slipstream.router.model_files.manifest import Manifest
+from slipstream.router.process.addresses import Addresses, Endpoint
+from slipstream.router.protocol.messages import (
     Cancel,
     Credits,
     EngineRequest,
@@ -40,11 +40,11 @@ from slipstream.router.messages import (
     TokenChunk,
     Welcome,
 )
-from slipstream.router.placement.service_times import ServiceTimes
+from slipstream.router.protocol.wire import FrameProtocol, Message
+from slipstream.router.registry.service_times import ServiceTimes
 from slipstream.router.router import Router
-from slipstream.router.wire import FrameProtocol, Message
-from tests.router.fake_cluster import MODEL, MODEL_DIR, events_of, run, unchunk
-from tests.router.greetings import make_hello
+from tests.support.router.fake_cluster import MODEL, MODEL_DIR, events_of, run, unchunk
+from tests.support.router.greetings import make_hello
 
 TOKEN = "secret"
 CONFIG = RouterConfig(

@@ -14,7 +14,7 @@ import orjson
 import pytest
 import yaml
 
-from tests.router.fake_cluster import MODEL, MODEL_DIR
+from tests.support.router.fake_cluster import MODEL, MODEL_DIR
 
 
 @pytest.fixture

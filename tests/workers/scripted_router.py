@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TypeVar
 
-from slipstream.router.messages import (
+from slipstream.router.protocol.messages import (
     Cancel,
     Credits,
     EngineRequest,
@@ -33,7 +33,7 @@ from slipstream.router.messages import (
     WorkerMessage,
     pack_ids,
 )
-from slipstream.router.wire import FrameProtocol, Message
+from slipstream.router.protocol.wire import FrameProtocol, Message
 
 M = TypeVar("M")
 TIMEOUT_S = 30.0

@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
-from slipstream.router.messages import (
+from slipstream.router.placement.prefix.index import PrefixIndex
+from slipstream.router.protocol.block_hash import pack_block_ids, unpack_block_ids
+from slipstream.router.protocol.messages import (
     BlocksChanged,
     Cancel,
     EngineRequest,
     Generate,
     SamplingParams,
 )
-from slipstream.router.messages import pack_ids as pack
-from slipstream.router.prefix.block_hash import pack_block_ids, unpack_block_ids
-from slipstream.router.prefix.index import PrefixIndex
-from slipstream.router.roster import WorkerState
+from slipstream.router.protocol.messages import pack_ids as pack
+from slipstream.router.registry.worker_registry import WorkerState
 from slipstream.workers.block_events import INTERVAL_S, MAX_BLOCKS_A_MESSAGE, BlockEvents
 from slipstream.workers.engine.cache_changes import CacheChanges
 from slipstream.workers.engine.engine import Engine
@@ -28,7 +28,7 @@ from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.mock.engine import MockEngine
 from slipstream.workers.mock.profile import MockProfile
 from slipstream.workers.ticket_office import TicketOffice
-from tests.router.greetings import make_hello
+from tests.support.router.greetings import make_hello
 from tests.workers.engine.fake_executor import FakeExecutor
 
 NUM_PAGES, PAGE_TOKENS = 12, 4

@@ -12,7 +12,8 @@ from typing import TypeVar
 import pytest
 
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
-from slipstream.router.messages import (
+from slipstream.router.protocol.block_hash import HashChain, pack_block_ids, root_digest
+from slipstream.router.protocol.messages import (
     PROTOCOL_VERSION,
     BlocksChanged,
     Credits,
@@ -26,7 +27,6 @@ from slipstream.router.messages import (
     Welcome,
     WorkerMessage,
 )
-from slipstream.router.prefix.block_hash import HashChain, pack_block_ids, root_digest
 from slipstream.workers.decode import DecodeRole
 from slipstream.workers.engine.engine import Engine
 from slipstream.workers.engine.executor import Executor

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
-from slipstream.router.messages import (
+from slipstream.router.protocol.messages import (
     Adopt,
     Cancel,
     Copied,

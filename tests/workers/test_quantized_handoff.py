@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipstream.router.messages import HandedOff, StepTimes
+from slipstream.router.protocol.messages import HandedOff, StepTimes
 from tests.workers.scripted_router import Connection, ScriptedRouter, request
 from tests.workers.worker_process import PAGE_TOKENS, WorkerProcess
 

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from slipstream.router.log_level import VARIABLE, log_level
-from slipstream.router.messages import (
+from slipstream.router.process.log_level import VARIABLE, log_level
+from slipstream.router.protocol.messages import (
     Cancel,
     EngineRequest,
     Failed,

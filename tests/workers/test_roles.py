@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
-from slipstream.router.messages import (
+from slipstream.router.protocol.messages import (
     Cancel,
     EngineRequest,
     Failed,

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
-from slipstream.router.messages import EngineRequest, Generate, SamplingParams, StepTime, pack_ids
-from slipstream.router.placement.service_times import ServiceTimes
+from slipstream.router.protocol.messages import EngineRequest, Generate, SamplingParams, StepTime, pack_ids
+from slipstream.router.registry.service_times import ServiceTimes
 from slipstream.workers.mock.engine import MockEngine
 from slipstream.workers.mock.profile import MockProfile
 from slipstream.workers.step_times import SAMPLE_EVERY_S, TELL_EVERY_S, StepSampler

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.router.messages import Credits, Drain, EngineRequest, Failed, HandedOff, Stats
+from slipstream.router.protocol.messages import Credits, Drain, EngineRequest, Failed, HandedOff, Stats
 from tests.workers.scripted_router import Connection, ScriptedRouter, held_port, request
 from tests.workers.worker_process import END_TIMEOUT_S, WorkerProcess
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipstream.router.messages import (
+from slipstream.router.protocol.messages import (
     Credits,
     EngineRequest,
     Failed,

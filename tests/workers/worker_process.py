@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from slipstream.router.messages import Role
+from slipstream.router.protocol.messages import Role
 
 END_TIMEOUT_S = 30.0
 PAGE_TOKENS = 16

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from slipstream.kernels.cpu.library import native_library
-from slipstream.router.messages import EngineRequest, SamplingParams, pack_ids
 from slipstream.router.process.container_limits import num_cores
+from slipstream.router.protocol.messages import EngineRequest, SamplingParams, pack_ids
 from slipstream.workers.config import EngineConfig
 from slipstream.workers.engine.engine import Engine
 from slipstream.workers.engine.errors import EngineConfigError

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.router.catalog.manifest import Manifest
-from slipstream.router.catalog.text_copy import read_text
-from slipstream.router.grammar import grammar_of, parser_limits
-from slipstream.router.messages import Guide
+from slipstream.router.model_files.manifest import Manifest
+from slipstream.router.model_files.text_copy import read_text
+from slipstream.router.protocol.grammar import grammar_of, parser_limits
+from slipstream.router.protocol.messages import Guide
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -8,8 +8,8 @@ from itertools import count
 import numpy as np
 
 from slipstream.kv_transfer.ticket import HandoffTicket
-from slipstream.router.messages import EngineRequest, SamplingParams
-from slipstream.router.prefix.block_hash import HashChain, root_digest
+from slipstream.router.protocol.block_hash import HashChain, root_digest
+from slipstream.router.protocol.messages import EngineRequest, SamplingParams
 from slipstream.workers.engine.errors import RequestError
 from slipstream.workers.engine.guides import GuideBook
 from slipstream.workers.engine.limits import EngineLimits

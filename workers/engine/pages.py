@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 
-from slipstream.router.prefix.block_hash import HashChain
+from slipstream.router.protocol.block_hash import HashChain
 from slipstream.workers.engine.ledger import PageLedger, PageState
 from slipstream.workers.engine.prefix_cache import PrefixCache
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipstream.kv_transfer.ticket import HandoffTicket
-from slipstream.router.messages import SamplingParams, TokenLogprob
+from slipstream.router.protocol.messages import SamplingParams, TokenLogprob
 from slipstream.workers.engine.guides import TokenGuide
 from slipstream.workers.engine.step_arrays import StepArrays
 from slipstream.workers.engine.token_counts import TokenCounts

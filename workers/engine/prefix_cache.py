@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from slipstream.router.prefix.block_hash import HashChain
+from slipstream.router.protocol.block_hash import HashChain
 from slipstream.workers.engine.cache_changes import CacheChanges
 
 

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
-from slipstream.router.messages import SamplingParams, TokenLogprob
+from slipstream.router.protocol.messages import SamplingParams, TokenLogprob
 from slipstream.workers.engine.guide_mask import keep_allowed
 from slipstream.workers.engine.plan import GREEDY_BELOW, SampledTokens, SamplingRow
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from slipstream.kv_transfer.ticket import HandoffTicket
-from slipstream.router.messages import SamplingParams
-from slipstream.router.prefix.block_hash import HashChain
+from slipstream.router.protocol.block_hash import HashChain
+from slipstream.router.protocol.messages import SamplingParams
 from slipstream.workers.engine.guides import TokenGuide
 from slipstream.workers.engine.ledger import PageState
 from slipstream.workers.engine.token_counts import TokenCounts

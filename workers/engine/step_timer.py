@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from slipstream.router.messages import StepTime
+from slipstream.router.protocol.messages import StepTime
 from slipstream.workers.engine.executor import Executor
 from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.engine.plan import StepPlan

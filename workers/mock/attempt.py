@@ -9,8 +9,8 @@ from enum import Enum
 from xxhash import xxh3_64_intdigest
 
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
-from slipstream.router.messages import EngineRequest
-from slipstream.router.prefix.block_hash import HashChain
+from slipstream.router.protocol.block_hash import HashChain
+from slipstream.router.protocol.messages import EngineRequest
 from slipstream.workers.mock.prefix_cache import Lease
 from slipstream.workers.mock.profile import FIRST_TOKEN_ID
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from xxhash import xxh3_64_intdigest
 
-from slipstream.router.messages import EngineRequest, Failed
-from slipstream.router.prefix.block_hash import HashChain, root_digest
+from slipstream.router.protocol.block_hash import HashChain, root_digest
+from slipstream.router.protocol.messages import EngineRequest, Failed
 from slipstream.workers.mock.attempt import Attempt, AttemptKey, State
 from slipstream.workers.mock.prefix_cache import MockPages
 from slipstream.workers.mock.profile import MockProfile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from slipstream.router.messages import FinishReason, Role, StepTime, StepTimes, TokenChunk
+from slipstream.router.protocol.messages import FinishReason, Role, StepTime, StepTimes, TokenChunk
 from slipstream.workers.mock.attempt import Attempt, AttemptKey, State, token_at
 from slipstream.workers.mock.attempt_book import AttemptBook
 from slipstream.workers.mock.profile import FIRST_TOKEN_ID

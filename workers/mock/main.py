@@ -13,8 +13,8 @@ import uvloop
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from slipstream.router.log_level import log_level
-from slipstream.router.messages import Role
+from slipstream.router.process.log_level import log_level
+from slipstream.router.protocol.messages import Role
 from slipstream.workers.mock.profile import MockProfile
 from slipstream.workers.mock.program import MockConfig, run_mock_workers
 from slipstream.workers.report import WorkerFailed

@@ -9,7 +9,7 @@ It follows `workers/engine/moves.py`, but pages are only counted, and the networ
 
 from __future__ import annotations
 
-from slipstream.router.messages import Adopt, Copied, Extend, Failed, Frozen, Migrate, Reserved, WorkerMessage
+from slipstream.router.protocol.messages import Adopt, Copied, Extend, Failed, Frozen, Migrate, Reserved, WorkerMessage
 from slipstream.workers.mock.attempt import Attempt, AttemptKey, State
 from slipstream.workers.mock.attempt_book import AttemptBook
 from slipstream.workers.mock.batch import Batch

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
-from slipstream.router.messages import (
+from slipstream.router.protocol.block_hash import model_key
+from slipstream.router.protocol.messages import (
     Drain,
     Ping,
     Pong,
@@ -27,8 +28,7 @@ from slipstream.router.messages import (
     Welcome,
     WorkerMessage,
 )
-from slipstream.router.prefix.block_hash import model_key
-from slipstream.router.wire import FrameProtocol, Message, WireError
+from slipstream.router.protocol.wire import FrameProtocol, Message, WireError
 from slipstream.workers.block_events import BlockEvents
 from slipstream.workers.keep_alive import keep_alive
 from slipstream.workers.mock.engine import MockEngine

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipstream.router.catalog.json_file import parse_json, shortened, why_no_file
+from slipstream.router.model_files.json_file import parse_json, shortened, why_no_file
 
 MAX_INTEGER = 2**31 - 1  # of a size, a position or a token id
 

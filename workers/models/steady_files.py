@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.router.catalog.file_digest import DigestCache, FilesChanged, FileStamp
-from slipstream.router.catalog.manifest import Manifest, is_weights, served_files
+from slipstream.router.model_files.file_digest import DigestCache, FilesChanged, FileStamp
+from slipstream.router.model_files.manifest import Manifest, is_weights, served_files
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import platform
 
 from slipstream import __version__
-from slipstream.router.messages import Build
+from slipstream.router.protocol.messages import Build
 
 
 def plain_build() -> Build:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from slipstream.kernels.cpu.library import native_library
-from slipstream.router.messages import Build
+from slipstream.router.protocol.messages import Build
 from slipstream.workers.engine.runner import ModelRunner
 from slipstream.workers.models.native import NativeLlama
 from slipstream.workers.telemetry.build import plain_build

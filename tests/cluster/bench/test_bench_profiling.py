@@ -25,8 +25,8 @@ from slipstream.cluster.bench.profile_tables import profile_table, steps_table
 from slipstream.cluster.bench.profiling import Conditions, doubts, profile_of
 from slipstream.cluster.bench.target import BenchError
 from slipstream.cluster.sim.profile import WorkerProfile
-from slipstream.router.messages import StepTime
-from slipstream.router.placement.service_times import KINDS, ServiceTimes
+from slipstream.router.protocol.messages import StepTime
+from slipstream.router.registry.service_times import KINDS, ServiceTimes
 
 MODEL_DIR = Path(__file__).resolve().parents[3] / "models" / "slipstream-demo"
 STEP_S, SEQ_S, TOKEN_S = 0.004, 0.0005, 1e-6

@@ -14,7 +14,7 @@ from slipstream.cluster.commands.start_check import refusals_here
 from slipstream.cluster.config import ClusterConfig, ModelConfig, OperatorConfig, PoolConfig, RayConfig
 from slipstream.cluster.doubts import Machine
 from slipstream.cluster.run_state import ClusterState
-from slipstream.router.config import HttpConfig, RouterConfig
+from slipstream.router.config.router_config import HttpConfig, RouterConfig
 from slipstream.workers.config import EngineConfig
 
 MACHINE = Machine(memory_bytes=4096 * 2**20, num_cores=8)

@@ -20,7 +20,7 @@ from slipstream.cluster.plan.trial import NUM_BLOCKS, Question, Trial, differenc
 from slipstream.cluster.sim.command import sim_command
 from slipstream.cluster.sim.config import Split
 from slipstream.cluster.sim.run import find_profile
-from slipstream.router.config import SloConfig
+from slipstream.router.config.router_config import SloConfig
 
 MODEL_DIR = Path(__file__).resolve().parents[3] / "models" / "slipstream-demo"
 H200 = find_profile("h200-llama-8b")

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 from slipstream.cluster.fleet import FleetMember, FleetState, MemberState
 from slipstream.cluster.planner.decision import AddWorkers, Planner, PlannerDecision, RemoveWorker, SwitchRole
-from slipstream.router.messages import Role
-from slipstream.router.signal_book import SignalBook
-from slipstream.router.signals import RoleTimes, Signals, WorkerSignals
+from slipstream.router.protocol.messages import Role
+from slipstream.router.status.load_signals import RoleTimes, Signals, WorkerSignals
+from slipstream.router.status.signal_window import SignalBook
 
 TICK_S = 0.25
 TTFT_SLO_S, ITL_SLO_S = 1.0, 0.05

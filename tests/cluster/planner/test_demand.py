@@ -14,8 +14,8 @@ from slipstream.cluster.planner.demand import (
     is_answered,
     mix_window,
 )
-from slipstream.router.signal_book import SignalBook
-from slipstream.router.signals import Signals
+from slipstream.router.status.load_signals import Signals
+from slipstream.router.status.signal_window import SignalBook
 
 SHIFT_S = 60.0
 

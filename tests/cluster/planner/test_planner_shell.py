@@ -34,9 +34,9 @@ from slipstream.cluster.planner.shell import PlannerShell, planning
 from slipstream.cluster.planner.slo_planner import SloPlanner
 from slipstream.cluster.run_state import ClusterState
 from slipstream.cluster.settings_file import ConfigError
-from slipstream.router.config import DispatchConfig
-from slipstream.router.dispatcher import Dispatcher
-from slipstream.router.signals import Signals
+from slipstream.router.config.router_config import DispatchConfig
+from slipstream.router.dispatch.dispatcher import Dispatcher
+from slipstream.router.status.load_signals import Signals
 from tests.cluster.fake_fleet import FakeFleet
 
 CHOICE = Alternative(1, 2, 0.95, 4.0, float("inf"), 0.02, 0.5, 0.5, 3.1)

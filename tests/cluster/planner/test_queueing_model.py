@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from slipstream.cluster.planner.model import Demand, Level, WorkerModel, batch_variance, erlang_c, outlook
 from slipstream.cluster.planner.options import Limits, Move, Pools, candidates, have_room, smaller, towards
-from slipstream.router.signals import WorkerSignals
+from slipstream.router.status.load_signals import WorkerSignals
 
 WORKER = WorkerModel(
     decode=(0.010, 3e-4, 1e-8),

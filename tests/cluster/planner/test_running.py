@@ -13,8 +13,8 @@ from slipstream.cluster.planner.decision import PlannerDecision, SwitchRole
 from slipstream.cluster.planner.model import WorkerModel
 from slipstream.cluster.planner.running import running_of
 from slipstream.cluster.planner.slo_planner import SloPlanner
-from slipstream.router.messages import Role
-from slipstream.router.signals import ClassSignals, RoleTimes, Signals, Spread, WindowSignals, WorkerSignals
+from slipstream.router.protocol.messages import Role
+from slipstream.router.status.load_signals import ClassSignals, RoleTimes, Signals, Spread, WindowSignals, WorkerSignals
 
 TTFT_SLO_S, ITL_SLO_S = 2.4, 0.030
 DECODE_TIMES = (0.010, 0.001, 0.0)  # 20 answers at once are just in time

@@ -6,7 +6,7 @@ from slipstream.cluster.planner.config import PlannerConfig
 from slipstream.cluster.sim.config import SimConfig, Split
 from slipstream.cluster.sim.run import SimRun, find_profile
 from slipstream.cluster.workload.workload import open_workload
-from slipstream.router.config import SloConfig
+from slipstream.router.config.router_config import SloConfig
 
 
 def test_the_planner_moves_workers_to_where_the_load_is() -> None:

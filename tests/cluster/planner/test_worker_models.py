@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slipstream.cluster.planner.worker_models import FEW_SAMPLES, _completed
-from slipstream.router.signals import RoleTimes
+from slipstream.router.status.load_signals import RoleTimes
 
 OWN = RoleTimes("decode", (1e-3, 1e-5, 1e-8), (4e-3, 3e-5, 0.0), (1e-3, 1e-5), (1e-3, 1e-5), 1e-3, 6, 500)
 OTHER = RoleTimes("prefill", (2e-3, 2e-5, 2e-8), (1e-3, 3e-5, 2e-9), (1e-3, 1e-5), (1e-3, 1e-5), 1e-3, 500, 6)

@@ -10,7 +10,7 @@ from slipstream.cluster.sim.engine import SimEngine
 from slipstream.cluster.sim.job import Job, State
 from slipstream.cluster.sim.page_room import PageRoom
 from slipstream.cluster.sim.profile import RoleProfile
-from slipstream.router.messages import StepTime, TokenChunk
+from slipstream.router.protocol.messages import StepTime, TokenChunk
 
 STEP_S = 0.2  # longer than the time between two samples at the beginning: each step is told of
 ROLE = RoleProfile(STEP_S, 0.0, 0.0, STEP_S, 0.0, 0.0, 64, 512, 65_536)

@@ -15,8 +15,8 @@ from slipstream.cluster.sim.run import SimRun, find_profile
 from slipstream.cluster.sim.world import World, WorldConfig
 from slipstream.cluster.workload.arrival import Arrival
 from slipstream.cluster.workload.workload import open_workload
-from slipstream.router.config import DispatchConfig
-from slipstream.router.messages import Role
+from slipstream.router.config.router_config import DispatchConfig
+from slipstream.router.protocol.messages import Role
 
 PROFILE = replace(find_profile("h200-llama-8b"), start_s=3.0, role_switch_s=0.5)
 

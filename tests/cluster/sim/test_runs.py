@@ -15,7 +15,7 @@ from slipstream.cluster.sim.report import as_json, report_of
 from slipstream.cluster.sim.run import RunResult, SimRun, find_profile
 from slipstream.cluster.sim.world import World, WorldConfig
 from slipstream.cluster.workload.workload import Workload, open_workload
-from slipstream.router.config import DispatchConfig, MigrationConfig
+from slipstream.router.config.router_config import DispatchConfig, MigrationConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 SHARED = """{"timestamp": 0, "input_length": 2100, "output_length": 50, "hash_ids": [0, 1, 2, 3, 4]}

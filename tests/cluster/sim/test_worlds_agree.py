@@ -16,8 +16,8 @@ from slipstream.cluster.sim.run import RunResult, SimRun
 from slipstream.cluster.workload.arrival import Arrival
 from slipstream.cluster.workload.mix import Kind, Mix
 from slipstream.cluster.workload.workload import Workload
-from slipstream.router.config import DispatchConfig, PolicyName
-from slipstream.router.generation import Slo
+from slipstream.router.config.router_config import DispatchConfig, PolicyName
+from slipstream.router.protocol.generation import Slo
 from slipstream.workers.mock.profile import MockProfile
 
 MOCK = MockProfile(

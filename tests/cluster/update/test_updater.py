@@ -24,9 +24,9 @@ from slipstream.cluster.update.plan import UpdateEvent, UpdateOptions
 from slipstream.cluster.update.release import Release
 from slipstream.cluster.update.routes import UpdateAnswer, update_routes
 from slipstream.cluster.update.updater import Updater
-from slipstream.router.catalog.manifest import Manifest
-from slipstream.router.messages import Role
-from slipstream.router.version_status import VersionCounts, VersionStatus
+from slipstream.router.model_files.manifest import Manifest
+from slipstream.router.protocol.messages import Role
+from slipstream.router.status.version_status import VersionCounts, VersionStatus
 
 DEMO = Path(__file__).parents[3] / "models" / "slipstream-demo"
 

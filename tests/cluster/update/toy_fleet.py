@@ -8,7 +8,7 @@ from dataclasses import replace
 from slipstream.cluster.fleet import FleetMember, FleetState, MemberState
 from slipstream.cluster.update.plan import AddGroup, RemoveGroup, SetSplit, UpdateOptions, UpdatePlan, VersionLoad
 from slipstream.cluster.update.rolling import RollingUpdate
-from slipstream.router.messages import Role
+from slipstream.router.protocol.messages import Role
 
 START_S, LEAVE_S, STEP_S = 5.0, 3.0, 0.5
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from slipstream.kernels.gpu import sampling
-from slipstream.router.messages import SamplingParams
+from slipstream.router.protocol.messages import SamplingParams
 from slipstream.workers.engine.gpu_sampler import GpuSampler
 from slipstream.workers.engine.plan import SamplingRow
 from slipstream.workers.engine.sampler import Sampler

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.gpu.sampling import Draws, Penalties, Updates, add_scores, penalise, sample, sample_reference
-from slipstream.router.messages import SamplingParams
+from slipstream.router.protocol.messages import SamplingParams
 from slipstream.workers.engine.plan import SamplingRow
 from slipstream.workers.engine.sampler import Sampler, uniform
 from slipstream.workers.engine.token_counts import TokenCounts

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
-from slipstream.router.messages import EngineRequest, FinishReason, SamplingParams, TokenChunk, TokenLogprob, pack_ids
+from slipstream.router.protocol.messages import (
+    EngineRequest,
+    FinishReason,
+    SamplingParams,
+    TokenChunk,
+    TokenLogprob,
+    pack_ids,
+)
 from slipstream.workers.engine.engine import Engine
 from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.engine.sequence import AttemptKey

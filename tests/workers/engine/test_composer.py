@@ -7,7 +7,7 @@ from array import array
 
 import numpy as np
 
-from slipstream.router.messages import SamplingParams
+from slipstream.router.protocol.messages import SamplingParams
 from slipstream.workers.engine.composer import Composer
 from slipstream.workers.engine.plan import is_plainly_greedy
 from slipstream.workers.engine.scheduler import Scheduler

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slipstream.kernels.cpu.library import native_library
-from slipstream.router.messages import EngineRequest
+from slipstream.router.protocol.messages import EngineRequest
 from slipstream.workers.config import EngineConfig
 from slipstream.workers.engine.build import build_runner, engine_limits
 from slipstream.workers.engine.engine import Engine

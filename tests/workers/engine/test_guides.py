@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from slipstream.router.messages import EngineRequest, Guide
+from slipstream.router.protocol.messages import EngineRequest, Guide
 from slipstream.workers.config import EngineConfig
 from slipstream.workers.engine.build import build_runner, engine_limits
 from slipstream.workers.engine.engine import Engine

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.router.messages import EngineRequest
+from slipstream.router.protocol.messages import EngineRequest
 from slipstream.workers.config import EngineConfig
 from slipstream.workers.engine.build import build_runner, engine_limits
 from slipstream.workers.engine.engine import Engine

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from slipstream.router.prefix.block_hash import HashChain, root_digest
+from slipstream.router.protocol.block_hash import HashChain, root_digest
 from slipstream.workers.engine.ledger import OWNERS, PageLedger, PageState
 from slipstream.workers.engine.pages import PagePool
 

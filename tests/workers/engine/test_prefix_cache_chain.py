@@ -6,8 +6,8 @@ from array import array
 
 import pytest
 
-from slipstream.router.prefix import block_hash
-from slipstream.router.prefix.block_hash import HashChain, root_digest
+from slipstream.router.protocol import block_hash
+from slipstream.router.protocol.block_hash import HashChain, root_digest
 from slipstream.workers.engine.prefix_cache import PrefixCache
 
 PAGE_TOKENS = 4

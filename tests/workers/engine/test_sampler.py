@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from slipstream.router.messages import SamplingParams
+from slipstream.router.protocol.messages import SamplingParams
 from slipstream.workers.engine.plan import SampledTokens, SamplingRow
 from slipstream.workers.engine.sampler import NUCLEUS_CANDIDATES, Sampler, uniform
 from slipstream.workers.engine.token_counts import TokenCounts

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from slipstream.router.messages import StepTime
-from slipstream.router.placement.service_times import ServiceTimes
+from slipstream.router.protocol.messages import StepTime
+from slipstream.router.registry.service_times import ServiceTimes
 from slipstream.workers.engine.plan import SampledTokens, SamplingRow, StepPlan
 from slipstream.workers.engine.step_timer import PROFILE_S, time_steps
 from tests.workers.engine.driver import make_limits

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from tokenizers import Tokenizer
 
-from slipstream.router.messages import pack_ids
+from slipstream.router.protocol.messages import pack_ids
 from slipstream.workers.mock.attempt import expected_token
 
 MODEL_DIR = Path(__file__).parents[3] / "models" / "slipstream-demo"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
-from slipstream.router.messages import (
+from slipstream.router.protocol.messages import (
     Cancel,
     EngineRequest,
     Failed,

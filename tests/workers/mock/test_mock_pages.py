@@ -2,7 +2,7 @@
 
 from array import array
 
-from slipstream.router.prefix.block_hash import HashChain, root_digest
+from slipstream.router.protocol.block_hash import HashChain, root_digest
 from slipstream.workers.mock.prefix_cache import MockPages
 
 

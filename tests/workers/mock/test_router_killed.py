@@ -23,9 +23,9 @@ import httpx
 import pytest
 from tokenizers import Tokenizer
 
-from slipstream.router.messages import pack_ids
-from slipstream.router.takeover.keeper import Keeper
-from slipstream.router.takeover.kept_connection import MAX_LIVES
+from slipstream.router.http.failover.held_connection import MAX_LIVES
+from slipstream.router.http.failover.socket_holder import Keeper
+from slipstream.router.protocol.messages import pack_ids
 from slipstream.workers.mock.attempt import expected_token
 
 MODEL_DIR = Path(__file__).parents[3] / "models" / "slipstream-demo"

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from slipstream.kernels.cpu.library import native_library
-from slipstream.router.catalog.file_digest import DigestCache, FilesChanged
-from slipstream.router.catalog.manifest import Manifest
-from slipstream.router.catalog.text_copy import keep_text
-from slipstream.router.messages import Guide
+from slipstream.router.model_files.file_digest import DigestCache, FilesChanged
+from slipstream.router.model_files.manifest import Manifest
+from slipstream.router.model_files.text_copy import keep_text
+from slipstream.router.protocol.messages import Guide
 from slipstream.workers.config import EngineConfig, RoleSettings, WorkerConfig
 from slipstream.workers.engine.guides import GuideBook
 from slipstream.workers.models import packed_weights

@@ -15,7 +15,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from slipstream.router.catalog.sampling_defaults import GENERATION_FILE
+from slipstream.router.model_files.sampling_defaults import GENERATION_FILE
 from slipstream.workers.models.config import CONFIG_FILE
 from slipstream.workers.models.directory.token_ids import TOKENIZER_CONFIG_FILE, optional_keys, token_ids
 from slipstream.workers.models.json_keys import MAX_INTEGER, Keys, read_json

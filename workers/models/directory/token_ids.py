@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from slipstream.router.catalog.json_file import is_there
+from slipstream.router.model_files.json_file import is_there
 from slipstream.workers.models.json_keys import Keys, read_json
 
 TOKENIZER_FILE = "tokenizer.json"

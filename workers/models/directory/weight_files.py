@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipstream.router.catalog.json_file import is_there, why_no_file
+from slipstream.router.model_files.json_file import is_there, why_no_file
 from slipstream.workers.models.json_keys import ModelError, read_json
 
 SINGLE_FILE = "model.safetensors"

@@ -1,0 +1,126 @@
+"""The HTTP pages about requests: a list of the latest, and the full explanation of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import Protocol
+from urllib.parse import parse_qsl
+
+import orjson
+
+from slipstream.router.http.exchange import JSON, Exchange
+from slipstream.router.http.http_error import HttpError
+from slipstream.router.http.reader import Request
+from slipstream.router.http.routes import Routes
+from slipstream.router.observability.explain.explain import (
+    OUTCOMES,
+    PHASES,
+    explanation,
+    outcome,
+    summary,
+    unix_offset_s,
+)
+from slipstream.router.observability.explain.explain_table import listing, table
+from slipstream.router.requests.history import RequestRecord
+
+TEXT = "text/plain; charset=utf-8"
+DEFAULT_LIMIT = 50
+MAX_LIMIT = 1000
+LIST_FIELDS = ("limit", "tenant", "outcome", "format")  # of the query
+EXPLAIN_FIELDS = ("format",)
+
+
+class Records(Protocol):
+    """What the pages need of `GenerationService`."""
+
+    def explain(self, request_id: str) -> RequestRecord | None: ...
+    def latest(self) -> Iterable[RequestRecord]: ...
+
+
+class RequestPages:
+    """Answers in JSON, or as a table if `?format=text` or the Accept header asks for plain text."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+
+    def add_to(self, routes: Routes) -> None:
+        """Register the pages."""
+        routes.add("GET", "/v1/requests", self.list, query=LIST_FIELDS)
+        routes.add_item("GET", "/v1/requests/", "/explain", self.explain, query=EXPLAIN_FIELDS)
+
+    async def list(self, request: Request, exchange: Exchange) -> None:
+        """The latest requests, newest first; `limit`, `tenant` and `outcome` (or phase) select among them."""
+        fields = query_fields(request, LIST_FIELDS)
+        limit = limit_of(fields.get("limit", str(DEFAULT_LIMIT)))
+        tenant, wanted = fields.get("tenant"), outcome_of(fields.get("outcome"))
+        records = (
+            record
+            for record in self._records.latest()
+            if exchange.caller.may_see(record.tenant)
+            and tenant in (None, record.tenant)
+            and wanted in (None, outcome(record.finish), record.phase)
+        )
+        offset_s = unix_offset_s()
+        told = [summary(record, offset_s) for record in islice(records, limit)]
+        if wants_text(request, fields):
+            exchange.respond(200, listing(told).encode(), TEXT)
+        else:
+            exchange.respond(200, orjson.dumps({"object": "list", "data": told}), JSON)
+
+    async def explain(self, request: Request, exchange: Exchange, request_id: str) -> None:
+        """The way one request took through the cluster, and why."""
+        as_text = wants_text(request, query_fields(request, EXPLAIN_FIELDS))
+        record = self._records.explain(request_id)
+        may_see = exchange.caller.may_see
+        if record is not None and not may_see(record.tenant):
+            # Another tenant may have used the same X-Request-Id since.
+            same = (found for found in self._records.latest() if request_id in found.names and may_see(found.tenant))
+            record = next(same, None)
+        if record is None:
+            message = (
+                f"There is no record of request {request_id!r}: it never came here, or so many came after it that it "
+                "is forgotten."
+            )
+            raise HttpError(404, message, param="id", code="request_not_found")
+        told = explanation(record, unix_offset_s())
+        if as_text:
+            exchange.respond(200, table(told).encode(), TEXT)
+        else:
+            exchange.respond(200, orjson.dumps(told), JSON)
+
+
+def wants_text(request: Request, fields: dict[str, str]) -> bool:
+    """Whether the client wants text rather than JSON. Raises HttpError 400 for an unknown format."""
+    form = fields.get("format")
+    if form is None:
+        return request.headers.get(b"accept", b"").strip().lower().startswith(b"text/plain")
+    if form not in ("json", "text"):
+        raise HttpError(400, f"'format' is json or text, not {form[:64]!r}.", param="format", code="invalid_value")
+    return form == "text"
+
+
+def query_fields(request: Request, known: tuple[str, ...]) -> dict[str, str]:
+    """The fields of the query. Raises HttpError 400 that names a field that is unknown or occurs twice."""
+    fields = dict(parse_qsl(request.query, keep_blank_values=True, errors="replace"))
+    for name in fields:
+        if name not in known:
+            message = f"Unrecognized query parameter: {name[:64]!r}; known are {', '.join(known)}."
+            raise HttpError(400, message, param=name[:64], code="unknown_parameter")
+    return fields
+
+
+def outcome_of(text: str | None) -> str | None:
+    """An outcome or a phase to select by. Raises HttpError 400: a list for a misspelt one would be empty, as if all
+    were well."""
+    if text is None or text in OUTCOMES or text in PHASES:
+        return text
+    known = ", ".join((*OUTCOMES, *PHASES))
+    message = f"'outcome' must be one of {known}; got {text[:64]!r}."
+    raise HttpError(400, message, param="outcome", code="invalid_value")
+
+
+def limit_of(text: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) < 8 and 1 <= int(text) <= MAX_LIMIT:
+        return int(text)
+    raise HttpError(400, f"'limit' must be 1 to {MAX_LIMIT}, got {text[:64]!r}.", param="limit", code="invalid_value")

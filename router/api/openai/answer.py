@@ -1,0 +1,187 @@
+"""Turns the token streams of a request into its answer: as events while tokens arrive, or as a whole at the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import orjson
+
+from slipstream.router.api.openai.choice import Choice, ChoiceRun, OnText
+from slipstream.router.api.openai.failures import GenerationFailed, as_http_error
+from slipstream.router.api.openai.formats import DONE, AnswerFormat, TokenUsage, WholeChoice
+from slipstream.router.api.openai.output_text import TokenEntry
+from slipstream.router.api.openai.pings import Pings
+from slipstream.router.http.exchange import Exchange
+from slipstream.router.http.failover.stream_checkpoint import NO_NOTES, Notes
+from slipstream.router.observability.explain.explain import explained_now
+from slipstream.router.protocol.generation import GenerationFinish
+from slipstream.router.protocol.messages import FinishReason
+
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+# Proxies must not keep, compress (`no-transform`: they would collect for that) or, as nginx does, buffer a stream.
+STREAM_HEADERS = (("cache-control", "no-cache, no-transform"), ("x-accel-buffering", "no"))
+
+T = TypeVar("T")
+
+
+class ChoiceEnd(NamedTuple):
+    """The end of a choice; `text` and `logprobs` are what was held back until then."""
+
+    text: str
+    logprobs: list[TokenEntry]
+    reason: FinishReason
+
+
+class Answer:
+    """The answer to one HTTP request: all of its choices. `num_prompt_tokens` is the sum over its prompts."""
+
+    def __init__(
+        self,
+        choices: Sequence[Choice],
+        form: AnswerFormat,
+        *,
+        num_prompt_tokens: int,
+        choices_per_prompt: int,
+        prompt_param: str,
+        explains: bool = False,
+    ) -> None:
+        self._choices = choices
+        self._form = form
+        self._num_prompt_tokens = num_prompt_tokens
+        self._choices_per_prompt = choices_per_prompt
+        self._prompt_param = prompt_param
+        self._explains = explains
+        self._num_cached_tokens = 0
+        self._notes: Notes = NO_NOTES
+
+    async def send_whole(self, exchange: Exchange) -> None:
+        """Answer when all choices are complete. Raises HttpError if any of them fails."""
+        self._notes = exchange.notes.of_whole_answer()
+
+        async def collect(choice: Choice) -> WholeChoice:
+            parts: list[str] = []
+            rendered: list[Any] = []
+
+            def keep(text: str, logprobs: list[TokenEntry]) -> None:
+                parts.append(text)
+                rendered.extend(map(self._form.logprob, logprobs))
+
+            end = await self._run(choice, exchange, keep)
+            keep(end.text, end.logprobs)
+            return WholeChoice(choice.index, "".join(parts), rendered, end.reason)
+
+        try:
+            choices = await self._for_all(collect)
+        except GenerationFailed as failure:
+            raise as_http_error(failure.error, self._prompt_param) from failure
+        exchange.respond(200, self._form.whole(choices, self._usage(), self._explained()))
+
+    async def send_stream(
+        self,
+        exchange: Exchange,
+        include_usage: bool,
+        tells_usage_so_far: bool = False,
+        ping_s: float | None = None,
+    ) -> None:
+        """Send text as soon as it is certain, and `[DONE]` at the end. With `tells_usage_so_far`, each chunk carries
+        the usage so far. For `ping_s` see `Pings`.
+
+        A failure before the first text or ping raises HttpError. After that the status 200 has already been sent, so
+        the stream ends with an event `{"error": ...}`, without `[DONE]`, and the connection is closed.
+        """
+        exchange.start(200, EVENT_STREAM, STREAM_HEADERS)
+        is_only = len(self._choices) == 1
+        notes = self._notes = exchange.notes
+
+        async def stream(choice: Choice) -> bytes:
+            is_sent = notes.has_ended(choice.index)  # all of it, by the previous router
+
+            def send(text: str, logprobs: list[TokenEntry]) -> None:
+                if tells_usage_so_far:
+                    self._form.tell_usage(self._usage())
+                if not is_sent:
+                    exchange.write(self._form.text_chunk(choice.index, text, logprobs))
+
+            end = await self._run(choice, exchange, send)
+            if tells_usage_so_far:
+                self._form.tell_usage(self._usage())
+            final = self._form.final_chunk(choice.index, end.text, end.logprobs, end.reason)
+            if is_only:
+                return final  # leaves together with the end of the stream
+            if not is_sent:
+                notes.ended(choice.index)
+                exchange.write(final)
+            return b""
+
+        try:
+            with Pings(exchange, ping_s, self._num_output_tokens):
+                finals = await self._for_all(stream)
+        except GenerationFailed as failure:
+            error = as_http_error(failure.error, self._prompt_param)
+            if not exchange.head_sent:
+                raise error from failure
+            exchange.keep_alive = False
+            exchange.finish(b"data: " + error.body() + b"\n\n")
+            return
+        exchange.finish(b"".join((*finals, self._last_chunk(include_usage), DONE)))
+
+    def _last_chunk(self, include_usage: bool) -> bytes:
+        """The chunk without choices that ends a stream; empty if the client asked for nothing that it has."""
+        usage = self._usage() if include_usage else None
+        if self._explains:
+            return self._form.explained_chunk(self._explained(), usage)
+        return self._form.usage_chunk(usage) if usage is not None else b""
+
+    async def _for_all(self, run: Callable[[Choice], Awaitable[T]]) -> list[T]:
+        """Run all choices concurrently; the first failure cancels the others."""
+        if len(self._choices) == 1:
+            return [await run(self._choices[0])]
+
+        async def run_one(choice: Choice) -> T:
+            return await run(choice)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(run_one(choice)) for choice in self._choices]
+        except BaseExceptionGroup as group:
+            failures, others = group.split(GenerationFailed)
+            if failures is None or others is not None:
+                raise
+            raise first_of(failures) from None
+        return [task.result() for task in tasks]
+
+    async def _run(self, choice: Choice, exchange: Exchange, on_text: OnText) -> ChoiceEnd:
+        """Pass the text of one choice to `on_text` as it becomes certain, and return what is left at the end. Raises
+        GenerationFailed."""
+        text, logprobs = await ChoiceRun(choice, exchange, self._form, self._notes, on_text).to_end()
+        choice.reason = self._reason(choice, choice.stream.finish)
+        return ChoiceEnd(text, logprobs, choice.reason)
+
+    def _reason(self, choice: Choice, finish: GenerationFinish | None) -> FinishReason:
+        """Why a choice ended; also records how much of its prompt was cached. Raises GenerationFailed."""
+        assert finish is not None, "an ended stream has a finish"
+        if finish.reason in ("abort", "error") and not choice.output.stopped:
+            raise GenerationFailed(finish)
+        if choice.index % self._choices_per_prompt == 0:
+            self._num_cached_tokens += finish.usage.num_cached_tokens
+        return "stop" if choice.output.stopped else finish.reason
+
+    def _explained(self) -> bytes:
+        """The explanation of each choice as JSON; empty if the client did not ask for it."""
+        if not self._explains:
+            return b""
+        return orjson.dumps({"explain": explained_now(choice.stream.record for choice in self._choices)})
+
+    def _usage(self) -> TokenUsage:
+        return TokenUsage(self._num_prompt_tokens, self._num_output_tokens(), self._num_cached_tokens)
+
+    def _num_output_tokens(self) -> int:
+        return sum([choice.output.num_tokens for choice in self._choices])
+
+
+def first_of(failures: BaseExceptionGroup[GenerationFailed]) -> GenerationFailed:
+    """One of the failures, as the client gets a single error for all choices."""
+    first = failures.exceptions[0]
+    return first if isinstance(first, GenerationFailed) else first_of(first)

@@ -1,0 +1,372 @@
+"""The request bodies of the OpenAI API as strict types: nothing is coerced. `parsing` says what becomes of fields that
+are not listed here.
+
+A field that would change the answer, and is not supported yet, is listed here, but accepted only with a value that asks
+for nothing. Fields that only hint are accepted with each value that OpenAI's API gives them, even where they have no
+effect: `user`, `metadata`, `safety_identifier`, `prompt_cache_key`, `prompt_cache_retention`, `service_tier`, `store`,
+`prediction`, `verbosity`, `include_obfuscation`, and without tools `tool_choice` "auto" and `parallel_tool_calls`.
+
+Checking a body holds up the event loop, so large bodies must fail fast: the check of a list ends at its first bad item,
+and sizes are checked before contents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from slipstream.router.api.openai.body.fields import (
+    INT32_MAX,
+    FiniteFloat,
+    Label,
+    StopString,
+    Strict,
+    TokenId,
+    Unserved,
+    as_list,
+    at_most,
+    exactly,
+    field_error,
+    only,
+    unsupported,
+)
+from slipstream.router.api.openai.body.vllm_fields import ChatVllmFields, CompletionVllmFields, VllmFields
+from slipstream.router.protocol.generation import Slo
+from slipstream.router.protocol.grammar import JsonStyle
+
+MAX_STOPS = 16
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIASES = 1024
+MAX_LOGPROBS = 20
+MAX_METADATA = 16
+MAX_GUIDED_CHOICES = 1024
+MAX_CHOICES = 128
+MAX_PROMPTS = 1024
+MAX_MESSAGES = 8192  # also the limit for the parts of all messages together
+MAX_MILLISECONDS = 86_400_000
+MAX_TIMEOUT_S = 86_400
+NO_SLO = Slo()
+CHOICES_WITHOUT_TOOLS = ("none", "auto", None)
+NO_VARIABLES: Mapping[str, Any] = {}
+THINKING_OFF = {"enable_thinking": False, "thinking": False}  # of Qwen's templates; of DeepSeek's and Granite's
+NO_TOOLS = "for an answer that follows a JSON schema, use `response_format`"  # for which many libraries take tools
+
+
+def not_too_many_parts(messages: Any) -> Any:
+    """Bounds the number of parts of all messages together."""
+    if isinstance(messages, list):
+        contents = [message.get("content") for message in messages if isinstance(message, dict)]
+        num_parts = sum([len(content) for content in contents if isinstance(content, list)])
+        if max(num_parts, len(messages)) > MAX_MESSAGES:
+            raise PydanticCustomError("too_long", "has more than {limit} messages or parts", {"limit": MAX_MESSAGES})
+    return messages
+
+
+class StreamOptions(Strict):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: with `include_usage`, every chunk tells it
+    include_obfuscation: bool | None = None  # OpenAI pads chunks to equal lengths; here they are as long as their text
+
+
+class SloFields(Strict):
+    """The service level that the client asks for, in milliseconds. With `strict`, it wants to be refused at once if the
+    first token cannot come in time."""
+
+    ttft_ms: Annotated[FiniteFloat, Field(gt=0, le=MAX_MILLISECONDS)] | None = None
+    itl_ms: Annotated[FiniteFloat, Field(gt=0, le=MAX_MILLISECONDS)] | None = None
+    strict: bool | None = None
+
+
+SchemaFields = dict[str, Any]
+JsonSchema = Annotated[
+    Annotated[str, Tag("~string")] | Annotated[SchemaFields, Tag("~object")],
+    Discriminator(lambda value: "~string" if isinstance(value, str) else "~object"),
+]
+Pattern = Annotated[str, Field(min_length=1)]
+Choices = Annotated[
+    list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_GUIDED_CHOICES, fail_fast=True)
+]
+
+
+class NamedSchema(Strict):
+    """A named JSON schema. `strict` makes no difference: output always follows the schema."""
+
+    name: Label
+    description: str | None = None
+    schema_: Annotated[SchemaFields, Field(alias="schema")]
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    @model_validator(mode="after")
+    def _a_schema_where_one_is_meant(self) -> ResponseFormat:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise field_error("json_schema", "is required")
+        if self.type != "json_schema" and self.json_schema is not None:
+            raise field_error("json_schema", "is only allowed where `type` is json_schema")
+        return self
+
+
+class StructuredOutputs(Strict):
+    """vLLM's field for guided output. `whitespace` and `open_objects` are for JSON schemas, also for those in other
+    fields; vLLM's `disable_...` ask for what is the default here."""
+
+    json_: Annotated[JsonSchema | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: Pattern | None = None
+    choice: Choices | None = None
+    grammar: Pattern | None = None
+    whitespace: Literal["compact", "any"] | None = None
+    open_objects: bool | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    structural_tag: Unserved = None
+    whitespace_pattern: Unserved = None
+
+    @property
+    def style(self) -> JsonStyle:
+        return JsonStyle(self.whitespace or "compact", bool(self.open_objects))
+
+    @model_validator(mode="after")
+    def _fields_fit_together(self) -> StructuredOutputs:
+        if self.disable_any_whitespace and self.whitespace == "any":
+            raise field_error("whitespace", "differs from `disable_any_whitespace`; give one of them")
+        if self.disable_additional_properties and self.open_objects:
+            raise field_error("open_objects", "differs from `disable_additional_properties`; give one of them")
+        return self
+
+
+class GenerationFields(VllmFields):
+    """The fields that chat and plain completions have in common."""
+
+    model: Label
+    max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    temperature: Annotated[FiniteFloat, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[FiniteFloat, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
+    min_p: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[FiniteFloat, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[FiniteFloat, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[FiniteFloat, Field(gt=0, le=100)] | None = None
+    logit_bias: (
+        Annotated[dict[str, Annotated[FiniteFloat, Field(ge=-100, le=100)]], at_most(MAX_LOGIT_BIASES)] | None
+    ) = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stop: Annotated[list[StopString], Field(max_length=MAX_STOPS), BeforeValidator(as_list)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonSchema | None = None
+    guided_regex: Pattern | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Pattern | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
+    cache_salt: Label | None = None
+    session_id: Label | None = None
+    slo: SloFields | None = None
+    expected_output_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    timeout_s: Annotated[FiniteFloat, Field(gt=0, le=MAX_TIMEOUT_S)] | None = None
+    explain: bool | None = None
+    user: Label | None = None
+    metadata: Annotated[dict[str, Label], at_most(MAX_METADATA)] | None = None
+
+    @property
+    def stated_max_tokens(self) -> int | None:
+        """The limit for the output that was asked for; None: as much as there is room for."""
+        return self.max_tokens
+
+    @property
+    def served_tier(self) -> str:
+        """The service tier to name in the answer: empty unless the request names one."""
+        return ""
+
+    @property
+    def service_level(self) -> Slo:
+        """The one that was asked for, in seconds."""
+        if self.slo is None:
+            return NO_SLO
+        ttft_ms, itl_ms = self.slo.ttft_ms, self.slo.itl_ms
+        return Slo(ttft_ms and ttft_ms / 1e3, itl_ms and itl_ms / 1e3, bool(self.slo.strict))
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream is to end with the usage, which is sent only on request."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def wants_usage_so_far(self) -> bool:
+        """Whether every chunk is to carry the usage so far, as in vLLM."""
+        return self.wants_usage and self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
+    @model_validator(mode="after")
+    def _stream_options_need_a_stream(self) -> GenerationFields:
+        if self.stream_options is not None and not self.stream:
+            raise field_error("stream_options", "is only allowed when `stream` is true")
+        return self
+
+
+class TextPart(Strict):
+    type: Annotated[Any, exactly("text", kind="content parts of type")]
+    text: str
+
+
+class ChatMessage(Strict):
+    """One message of a conversation. `content` is text or a list of text parts, or null if an assistant said
+    nothing."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: (
+        Annotated[
+            Annotated[str, Tag("~string")]
+            | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag("~parts")],
+            Discriminator(lambda value: "~string" if isinstance(value, str) else "~parts"),
+        ]
+        | None
+    ) = None
+    name: Label | None = None
+    tool_call_id: Label | None = None
+    tool_calls: Annotated[Any, only([])] = None
+    function_call: Unserved = None
+    refusal: Annotated[Any, only("")] = None
+    audio: Unserved = None
+    annotations: list[Any] | None = None  # of what an assistant said, and no part of it
+    reasoning: str | None = None
+    reasoning_content: str | None = None  # the same in DeepSeek's API and in older vLLM
+
+    @model_validator(mode="after")
+    def _fields_fit_together(self) -> ChatMessage:
+        if self.content is None and self.role != "assistant":
+            raise field_error("content", "is required")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise field_error("tool_call_id", "is required in a message of the role 'tool'")
+        return self
+
+
+class ChatRequest(ChatVllmFields, GenerationFields):
+    """Body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True), BeforeValidator(not_too_many_parts)]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    parallel_tool_calls: bool | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+    store: bool | None = None
+    prediction: dict[str, Any] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    functions: Annotated[Any, only([], advice=NO_TOOLS)] = None
+    function_call: Annotated[Any, only("none", "auto")] = None
+    modalities: Annotated[Any, only(["text"])] = None
+    audio: Unserved = None
+    web_search_options: Unserved = None
+
+    @property
+    def stated_max_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def served_tier(self) -> str:
+        return "default" if self.service_tier is not None else ""
+
+    @property
+    def template_variables(self) -> Mapping[str, Any]:
+        """The variables for the chat template. Besides `chat_template_kwargs` they have the `reasoning_effort`, as in
+        vLLM; "none" turns thinking off where a template can do that, as in SGLang."""
+        given = self.chat_template_kwargs or NO_VARIABLES
+        if self.reasoning_effort is None:
+            return given
+        off = THINKING_OFF if self.reasoning_effort == "none" else NO_VARIABLES
+        return {"reasoning_effort": self.reasoning_effort, **off, **given}
+
+    @model_validator(mode="after")
+    def _fields_fit_together(self) -> ChatRequest:
+        if self.tools and self.tool_choice != "none":
+            raise unsupported(self.tools, ([], None), field="tools", advice=NO_TOOLS)
+        if self.tool_choice is not None and self.tool_choice not in CHOICES_WITHOUT_TOOLS:
+            raise unsupported(self.tool_choice, CHOICES_WITHOUT_TOOLS, field="tool_choice", advice=NO_TOOLS)
+        if self.top_logprobs and not self.logprobs:
+            raise field_error("top_logprobs", f"is {self.top_logprobs}, which needs `logprobs` to be true")
+        if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
+            raise field_error(
+                "max_tokens",
+                f"is {self.max_tokens}, which differs from `max_completion_tokens`, {self.max_completion_tokens}; give "
+                "one of them",
+            )
+        return self
+
+
+def prompt_kind(value: Any) -> str:
+    """Which of the four forms of a prompt this is, or most resembles if it is none."""
+    if not isinstance(value, list):
+        return "~string"
+    first = value[0] if value else None
+    return "~ids" if isinstance(first, int | float) else "~id_lists" if isinstance(first, list) else "~strings"
+
+
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+
+
+class CompletionRequest(CompletionVllmFields, GenerationFields):
+    """Body of POST /v1/completions."""
+
+    prompt: Annotated[
+        Annotated[str, Tag("~string")]
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("~strings")]
+        | Annotated[TokenIds, Tag("~ids")]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("~id_lists")],
+        Discriminator(prompt_kind),
+    ]
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    suffix: Annotated[Any, only("")] = None
+
+    @model_validator(mode="after")
+    def _fields_fit_together(self) -> CompletionRequest:
+        if self.best_of not in (None, self.n or 1):
+            raise unsupported(self.best_of, (self.n or 1, None), field="best_of", advice="it must equal `n`")
+        if self.echo and self.logprobs is not None:
+            raise field_error("echo", "is not supported together with `logprobs` yet; accepted: false, null")
+        if self.num_prompts * (self.n or 1) > MAX_PROMPTS:
+            raise field_error(
+                "n", f"is {self.n or 1}; times the {self.num_prompts} prompts, that is more than {MAX_PROMPTS}"
+            )
+        return self
+
+    @property
+    def texts(self) -> list[str]:
+        """The prompts if they are texts, else empty."""
+        prompt: Any = self.prompt
+        texts = [prompt] if isinstance(prompt, str) else prompt
+        return texts if isinstance(texts[0], str) else []
+
+    @property
+    def id_lists(self) -> list[list[int]]:
+        """The prompts if they are token ids, else empty."""
+        prompt: Any = self.prompt
+        if isinstance(prompt, str):
+            return []
+        id_lists = [prompt] if isinstance(prompt[0], int) else prompt
+        return id_lists if isinstance(id_lists[0], list) else []
+
+    @property
+    def num_prompts(self) -> int:
+        return len(self.texts) or len(self.id_lists)

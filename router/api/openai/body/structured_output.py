@@ -1,0 +1,141 @@
+"""Guided output: OpenAI's `response_format`, vLLM's `structured_outputs` and `guided_*`.
+
+A guide is tried out in a separate process (`router/structured_output/grammar_trial.py`), one at a time, before it is
+accepted, and the verdict is remembered for later requests with the same guide. So a bad guide is a 400 that names its
+field, and never reaches a worker. A JSON schema reaches it in the form that the trial has given it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import orjson
+
+from slipstream.router.api.openai.body.sampling import invalid
+from slipstream.router.api.openai.body.schema import GenerationFields
+from slipstream.router.http.http_error import HttpError
+from slipstream.router.protocol.grammar import COMPACT_JSON, ENDLESS, JsonStyle, any_object
+from slipstream.router.protocol.messages import Guide, GuideKind
+from slipstream.router.structured_output.grammar_trial import Trials, Verdict
+
+MAX_GUIDE_BYTES = 64 << 10
+MAX_VERDICTS = 256
+MAX_WAITING = 64  # guides that wait for their trial, which takes a second at most
+ANY_OBJECT = '{"type":"object"}'
+FIELDS = frozenset(
+    {"response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
+)
+
+
+class GuideField(NamedTuple):
+    """A field of a request that can hold a guide, and its value (None: not given)."""
+
+    field: str
+    kind: GuideKind
+    value: Any
+
+
+class Guides:
+    """The guides of one API and their verdicts. Used on its event loop only."""
+
+    def __init__(self) -> None:
+        self._verdicts: OrderedDict[tuple[Guide, JsonStyle], Verdict] = OrderedDict()
+        self._trials = Trials()
+        self._turn = asyncio.Lock()
+        self._waiting: set[asyncio.Task[None]] = set()  # trials that wait for their turn or for a verdict
+
+    async def of(self, body: GenerationFields) -> Guide | None:
+        """The guide of a request, None if it has none. Raises HttpError 400 for several guides at once and for one that
+        no output can follow, 503 if too many guides are waiting for their trial."""
+        named = guide_fields(body)
+        if not named:
+            if body.structured_outputs is not None:
+                message = "'structured_outputs.json', or another guide here or in the request, is required."
+                raise invalid("structured_outputs.json", message)
+            return None
+        if len(named) > 1:
+            names = " and ".join(f"'{one.field}'" for one in named)
+            raise invalid(named[1].field, f"Only one of {names} can be followed at a time.")
+        field, kind, value = named[0]
+        outputs = body.structured_outputs
+        style = COMPACT_JSON if outputs is None else outputs.style
+        if kind != "json" and style != COMPACT_JSON:
+            raise invalid("structured_outputs", f"'whitespace' and 'open_objects' are for JSON, not for '{field}'.")
+        if value is ANY_OBJECT:
+            return any_object(style)
+        guide, fault = await self._verdict(guide_from(field, kind, value), style)
+        if guide is None:
+            raise invalid(field, f"'{field}' cannot be followed: {_as_reason(fault or '')}")
+        return guide
+
+    async def _verdict(self, guide: Guide, style: JsonStyle) -> Verdict:
+        key = guide, style
+        if key not in self._verdicts:
+            if len(self._waiting) >= MAX_WAITING:
+                raise HttpError(
+                    503,
+                    "Too many requests bring a schema or a grammar of their own.",
+                    kind="server_error",
+                    code="overloaded",
+                    headers=(("retry-after", "1"),),
+                )
+            trial = asyncio.create_task(self._try(guide, style))
+            self._waiting.add(trial)
+            trial.add_done_callback(self._waiting.discard)
+            await asyncio.shield(trial)
+        self._verdicts.move_to_end(key)
+        return self._verdicts[key]
+
+    async def _try(self, guide: Guide, style: JsonStyle) -> None:
+        """Try a guide out and remember the verdict. This runs as a separate task because the trial goes on even if its
+        client has left, and the next guide has to wait for it, or it would get the wrong verdict."""
+        async with self._turn:
+            if (guide, style) not in self._verdicts:
+                self._verdicts[guide, style] = await asyncio.to_thread(self._trials.verdict, guide, style)
+        if len(self._verdicts) > MAX_VERDICTS:
+            self._verdicts.popitem(last=False)
+
+
+def guide_fields(body: GenerationFields) -> list[GuideField]:
+    """The fields of a request that hold a guide."""
+    if body.model_fields_set.isdisjoint(FIELDS):
+        return []
+    form, outputs = body.response_format, body.structured_outputs
+    named: list[GuideField] = []
+    if form is not None and form.type == "json_object":
+        named.append(GuideField("response_format", "json", ANY_OBJECT))
+    elif form is not None and form.json_schema is not None:
+        named.append(GuideField("response_format.json_schema.schema", "json", form.json_schema.schema_))
+    if outputs is not None:
+        named += [
+            GuideField("structured_outputs.json", "json", outputs.json_),
+            GuideField("structured_outputs.json_object", "json", ANY_OBJECT if outputs.json_object else None),
+            GuideField("structured_outputs.regex", "regex", outputs.regex),
+            GuideField("structured_outputs.choice", "choice", outputs.choice),
+            GuideField("structured_outputs.grammar", "grammar", outputs.grammar),
+        ]
+    named += [
+        GuideField("guided_json", "json", body.guided_json),
+        GuideField("guided_regex", "regex", body.guided_regex),
+        GuideField("guided_choice", "choice", body.guided_choice),
+        GuideField("guided_grammar", "grammar", body.guided_grammar),
+    ]
+    return [one for one in named if one.value is not None]
+
+
+def guide_from(field: str, kind: GuideKind, value: Any) -> Guide:
+    """The guide in a field. Raises HttpError 400 if it is too large."""
+    try:
+        spec = value if isinstance(value, str) else orjson.dumps(value).decode()
+    except orjson.JSONEncodeError as error:  # nested too deeply, or a number beyond 64 bits
+        raise invalid(field, f"'{field}' cannot be followed: {error}.") from error
+    num_bytes = len(spec.encode())
+    if num_bytes > MAX_GUIDE_BYTES:
+        raise invalid(field, f"'{field}' has {num_bytes} bytes; there may be {MAX_GUIDE_BYTES}.")
+    return Guide(kind, spec)
+
+
+def _as_reason(fault: str) -> str:
+    return "it refers to itself without end" if fault.startswith(ENDLESS) else " ".join(fault.split())[:500]

@@ -1,0 +1,121 @@
+"""One choice of an answer: takes the tokens of its stream, and passes on their text as it becomes certain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from slipstream.router.api.openai.formats import AnswerFormat
+from slipstream.router.api.openai.output_text import OutputText, TokenEntry
+from slipstream.router.http.exchange import Exchange
+from slipstream.router.http.failover.stream_checkpoint import Notes
+from slipstream.router.observability.front_counts import RequestMeter
+from slipstream.router.protocol.messages import FinishReason, unpack_ids
+from slipstream.router.requests.stream import Delta, GenerationStream
+
+OnText = Callable[[str, list[TokenEntry]], None]
+
+
+@dataclass(slots=True)
+class Choice:
+    """A choice and its stream. `prefix` is text to put before the output (the prompt, if it is to be echoed). With
+    `hides_stop_token`, a stop token that ends the output is not part of the text. `reason` is set when the choice ends
+    normally."""
+
+    index: int
+    stream: GenerationStream
+    output: OutputText
+    meter: RequestMeter
+    prefix: str = ""
+    hides_stop_token: bool = True
+    reason: FinishReason | None = None
+
+    def record_end(self) -> None:
+        """Record the end in the metrics, however the choice ended."""
+        finish = self.stream.finish
+        reason = self.reason or (finish.reason if finish is not None else "abort")
+        usage = finish.usage if finish is not None else None
+        self.meter.served_by(self.stream.record.version)  # also of one that got no token
+        self.meter.finish(reason, self.output.num_tokens, usage, self.stream.timeline)
+
+
+class HeldBack(NamedTuple):
+    """What was held back until the end of a choice."""
+
+    text: str
+    logprobs: list[TokenEntry]
+
+
+class ChoiceRun:
+    """Runs one choice to its end. `on_text` gets text with its log-probabilities, in order; not the last part, which
+    leaves together with the reason why the choice ended."""
+
+    __slots__ = ("_choice", "_exchange", "_form", "_held_back", "_notes", "_on_text", "_prefix", "_record", "_version")
+
+    def __init__(self, choice: Choice, exchange: Exchange, form: AnswerFormat, notes: Notes, on_text: OnText) -> None:
+        self._choice = choice
+        self._record = choice.stream.record
+        self._exchange = exchange
+        self._form = form
+        self._notes = notes
+        self._on_text = on_text
+        self._prefix = choice.prefix  # goes before the text that is passed on next
+        self._version = ""  # of the model, that `form` was told of
+        self._held_back: list[TokenEntry] = []
+
+    async def to_end(self) -> HeldBack:
+        """Returns when nothing more comes, however that ended."""
+        stream, output = self._choice.stream, self._choice.output
+        self._resume()
+        is_over = output.stopped
+        while not is_over:
+            is_over = await stream.each(self._take) or output.stopped
+            if not is_over:
+                await self._exchange.drain()  # a slow reader: the stream gathers what comes meanwhile
+        if output.stopped:
+            stream.cancel("stop")
+        text = self._prefix + output.finish()
+        return HeldBack(text, self._held_back + output.take_logprobs())
+
+    def _resume(self) -> None:
+        """Begins where the previous router was killed."""
+        choice = self._choice
+        resumed = self._notes.resumed(choice.index)
+        if resumed is None:
+            return
+        self._served_by(resumed.version)
+        text = choice.output.add([(token_id, None) for token_id in unpack_ids(resumed.output_ids)])
+        if text:
+            if self._exchange.head_sent:
+                self._form.text_chunk(choice.index, self._prefix + text, [])  # which the client has
+            else:
+                self._on_text(self._prefix + text, [])
+            self._prefix = ""
+
+    def _served_by(self, version: str) -> None:
+        self._version = version
+        self._form.served_by(version)
+        self._choice.meter.served_by(version)
+
+    def _take(self, delta: Delta) -> bool:
+        """Takes what came. Returns whether the stream may go on at once."""
+        choice, output = self._choice, self._choice.output
+        version = self._record.version
+        if version != self._version:
+            self._served_by(version)
+        choice.meter.tokens(len(delta))
+        finish = choice.stream.finish  # set by the time the last delta arrives
+        ends_with_stop_token = finish is not None and delta[-1][0] == finish.stop_token_id
+        text = output.add(delta, ends_with_stop_token and choice.hides_stop_token)
+        logprobs = output.take_logprobs() if output.held else []
+        if output.held:
+            self._notes.spoil()  # they do not keep them
+        if finish is not None and finish.reason in ("stop", "length"):
+            self._prefix, self._held_back = self._prefix + text, logprobs
+        else:
+            self._notes.got(choice.index, delta, version)
+            if text or logprobs:
+                self._on_text(self._prefix + text, logprobs)
+                self._prefix = ""
+        return not (output.stopped or self._exchange.congested)

@@ -1,0 +1,59 @@
+"""Translates the failure of a generation to an HTTP status and OpenAI's error object."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from slipstream.router.http.http_error import RequestError
+from slipstream.router.protocol.generation import ErrorKind, GenerationError, GenerationFinish
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a kind of failure is reported. `kind` is OpenAI's `type`, which says who is at fault."""
+
+    status: int
+    kind: str
+    code: str
+
+
+VERDICTS: dict[ErrorKind, Verdict] = {
+    "invalid_request": Verdict(400, "invalid_request_error", "invalid_value"),
+    "prompt_too_long": Verdict(400, "invalid_request_error", "context_length_exceeded"),
+    "limit_exceeded": Verdict(429, "rate_limit_error", "rate_limit_exceeded"),
+    "not_ready": Verdict(503, "server_error", "not_ready"),
+    "queue_full": Verdict(503, "server_error", "overloaded"),
+    "tenant_queue_full": Verdict(429, "rate_limit_error", "tenant_queue_full"),
+    "deadline_unreachable": Verdict(503, "server_error", "deadline_unreachable"),
+    "queue_timeout": Verdict(503, "server_error", "queue_timeout"),
+    "request_timeout": Verdict(504, "server_error", "request_timeout"),
+    "worker_failed": Verdict(500, "server_error", "worker_failed"),
+    "shutting_down": Verdict(503, "server_error", "shutting_down"),
+}
+
+
+class GenerationFailed(Exception):  # noqa: N818 - an event of the request's life, not a bug
+    """A request was admitted but failed before its normal end."""
+
+    def __init__(self, finish: GenerationFinish) -> None:
+        error = finish.error or GenerationError("worker_failed", f"the generation ended with {finish.reason!r}")
+        super().__init__(error.message)
+        self.error = error
+
+
+def as_http_error(error: GenerationError, prompt_param: str) -> RequestError:
+    """The HTTP error for a failure. `prompt_param` is the name of the request's field that holds the prompt."""
+    verdict = VERDICTS[error.kind]
+    headers: tuple[tuple[str, str], ...] = ()
+    if error.retry_after_s is not None:
+        headers = (("retry-after", str(math.ceil(error.retry_after_s))),)
+    return RequestError(
+        verdict.status,
+        f"{error.message[:1].upper()}{error.message[1:]}.",
+        error,
+        kind=verdict.kind,
+        param=prompt_param if error.kind == "prompt_too_long" else None,
+        code=verdict.code,
+        headers=headers,
+    )

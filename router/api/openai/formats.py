@@ -1,0 +1,274 @@
+"""The JSON of answers, both whole and in chunks. The parts that do not change within a stream are rendered only
+once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import orjson
+
+from slipstream.router.api.openai.output_text import TokenEntry
+from slipstream.router.protocol.messages import FinishReason
+from slipstream.router.text.detokenizer import PieceTable
+
+DONE = b"data: [DONE]\n\n"
+LOWEST_LOGPROB = -9999.0  # JSON has no infinity; vLLM writes the same
+
+
+class TokenUsage(NamedTuple):
+    """The usage of an answer. Prompt tokens count once, however many choices there are."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_output_tokens,
+            "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class WholeChoice:
+    """A complete choice. `logprobs` are entries made by `AnswerFormat.logprob`."""
+
+    index: int
+    text: str
+    logprobs: list[Any]
+    finish_reason: FinishReason
+
+
+class AnswerHead(NamedTuple):
+    """The fields that every part of an answer repeats. The model's `version`, if any, is sent as
+    `system_fingerprint`, and the `service_tier` only to those who asked for one."""
+
+    id: str
+    created_s: int
+    model: str
+    version: str = ""
+    service_tier: str = ""
+
+
+class AnswerFormat(Protocol):
+    """The format of one of the two endpoints. Chunks are complete SSE events.
+
+    `logprob` renders the log-probabilities of one token. For whole answers, too, it is called as tokens arrive, because
+    rendering all of a long answer at once would hold up the event loop. `served_by` sets the version of the model for
+    everything that follows: it is chosen late, and may change. After `tell_usage`, every chunk carries that usage."""
+
+    def served_by(self, version: str) -> None: ...
+    def tell_usage(self, usage: TokenUsage) -> None: ...
+    def logprob(self, entry: TokenEntry) -> Any: ...
+    def text_chunk(self, index: int, text: str, logprobs: list[TokenEntry]) -> bytes: ...
+    def final_chunk(self, index: int, text: str, logprobs: list[TokenEntry], reason: FinishReason) -> bytes: ...
+    def usage_chunk(self, usage: TokenUsage) -> bytes: ...
+    def explained_chunk(self, explained: bytes, usage: TokenUsage | None) -> bytes: ...
+    def whole(self, choices: Sequence[WholeChoice], usage: TokenUsage, explained: bytes = b"") -> bytes: ...
+
+
+class ChunkFormat:
+    """How the chunks of both formats begin and end. `KIND` is the name of their object, and `TEXT_END` ends a choice
+    that consists of text only."""
+
+    KIND: ClassVar[str]
+    TEXT_END: ClassVar[bytes]
+
+    def __init__(self, answer: AnswerHead, pieces: PieceTable, logprobs: bool, include_usage: bool) -> None:
+        self._answer = answer
+        self._pieces = pieces
+        self._logprobs = logprobs
+        self._head = self._chunk_head()
+        self._end_with(b'],"usage":null}\n\n' if include_usage else b"]}\n\n")
+
+    def served_by(self, version: str) -> None:
+        if version != self._answer.version:
+            self._answer = self._answer._replace(version=version)
+            self._head = self._chunk_head()
+
+    def tell_usage(self, usage: TokenUsage) -> None:
+        self._end_with(b'],"usage":%b}\n\n' % orjson.dumps(usage.as_json()))
+
+    def usage_chunk(self, usage: TokenUsage) -> bytes:
+        return b'%b],"usage":%b}\n\n' % (self._head, orjson.dumps(usage.as_json()))
+
+    def explained_chunk(self, explained: bytes, usage: TokenUsage | None) -> bytes:
+        """The last chunk of a stream that is to be explained. It carries the usage, too, because clients look for that
+        in the last chunk."""
+        usage_field = b',"usage":' + orjson.dumps(usage.as_json()) if usage is not None else b""
+        return b'%b]%b,"slipstream":%b}\n\n' % (self._head, usage_field, explained)
+
+    def _chunk_head(self) -> bytes:
+        return b"data: " + envelope(self._answer, self.KIND) + b',"choices":['
+
+    def _end_with(self, tail: bytes) -> None:
+        self._tail = tail
+        self._text_tail = self.TEXT_END + tail
+
+
+class ChatFormat(ChunkFormat):
+    """`chat.completion` and `chat.completion.chunk`."""
+
+    KIND = "chat.completion.chunk"
+    TEXT_END = b'},"logprobs":null,"finish_reason":null}'
+
+    def __init__(self, answer: AnswerHead, pieces: PieceTable, logprobs: bool, include_usage: bool) -> None:
+        super().__init__(answer, pieces, logprobs, include_usage)
+        self._begun: set[int] = set()
+
+    def logprob(self, entry: TokenEntry) -> orjson.Fragment:
+        top = [self._token_json(*pair) for pair in entry.logprob.top]
+        return orjson.Fragment(
+            orjson.dumps(self._token_json(entry.token_id, entry.logprob.logprob) | {"top_logprobs": top})
+        )
+
+    def text_chunk(self, index: int, text: str, logprobs: list[TokenEntry]) -> bytes:
+        if not logprobs and index in self._begun:
+            return b'%b{"index":%d,"delta":{"content":%b%b' % (self._head, index, orjson.dumps(text), self._text_tail)
+        return self._chunk(index, text, logprobs, None)
+
+    def final_chunk(self, index: int, text: str, logprobs: list[TokenEntry], reason: FinishReason) -> bytes:
+        before = self._chunk(index, text, logprobs, None) if text or logprobs else b""
+        return before + self._chunk(index, None, [], reason)
+
+    def whole(self, choices: Sequence[WholeChoice], usage: TokenUsage, explained: bytes = b"") -> bytes:
+        return whole_answer(
+            self._answer,
+            "chat.completion",
+            [
+                {
+                    "index": choice.index,
+                    "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                    "logprobs": self._logprobs_json(choice.logprobs) if self._logprobs else None,
+                    "finish_reason": choice.finish_reason,
+                }
+                for choice in choices
+            ],
+            usage,
+            explained,
+        )
+
+    def _chunk(self, index: int, text: str | None, logprobs: list[TokenEntry], reason: FinishReason | None) -> bytes:
+        delta: dict[str, str] = {}
+        if index not in self._begun:
+            self._begun.add(index)
+            delta = {"role": "assistant", "content": ""}
+        if text is not None:
+            delta["content"] = text
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": self._logprobs_json(map(self.logprob, logprobs)) if logprobs else None,
+            "finish_reason": reason,
+        }
+        return self._head + orjson.dumps(choice) + self._tail
+
+    def _logprobs_json(self, logprobs: Iterable[orjson.Fragment]) -> dict[str, Any]:
+        return {"content": list(logprobs), "refusal": None}
+
+    def _token_json(self, token_id: int, logprob: float) -> dict[str, Any]:
+        raw = self._pieces.bytes_of(token_id)
+        return {"token": token_name(raw), "logprob": finite(logprob), "bytes": list(raw)}
+
+
+class CompletionLogprob(NamedTuple):
+    """The log-probabilities of one token; `top` is a JSON object."""
+
+    token: str
+    logprob: float
+    top: orjson.Fragment
+    offset: int
+
+
+class CompletionFormat(ChunkFormat):
+    """`text_completion`, which is the same object for whole answers and for chunks."""
+
+    KIND = "text_completion"
+    TEXT_END = b',"logprobs":null,"finish_reason":null}'
+
+    def logprob(self, entry: TokenEntry) -> CompletionLogprob:
+        own_id, logprob = entry.token_id, finite(entry.logprob.logprob)
+        token = self._name(own_id)
+        # The chosen token is always included, as in OpenAI's API. It is named first: its entry has the name that is
+        # listed under `tokens`. Another token of the same text gets a name of its own, so that no entry is lost.
+        top = {token: logprob}
+        for token_id, value in entry.logprob.top:
+            if token_id != own_id:
+                name = self._name(token_id)
+                top[name if name not in top else f"token_id:{token_id}"] = finite(value)
+        top = dict(sorted(top.items(), key=lambda item: -item[1]))
+        return CompletionLogprob(token, logprob, orjson.Fragment(orjson.dumps(top)), entry.offset)
+
+    def text_chunk(self, index: int, text: str, logprobs: list[TokenEntry]) -> bytes:
+        if not logprobs:
+            return b'%b{"index":%d,"text":%b%b' % (self._head, index, orjson.dumps(text), self._text_tail)
+        return self._chunk(index, text, logprobs, None)
+
+    def final_chunk(self, index: int, text: str, logprobs: list[TokenEntry], reason: FinishReason) -> bytes:
+        return self._chunk(index, text, logprobs, reason)
+
+    def whole(self, choices: Sequence[WholeChoice], usage: TokenUsage, explained: bytes = b"") -> bytes:
+        rendered = [self._choice(c.index, c.text, c.logprobs, c.finish_reason, self._logprobs) for c in choices]
+        return whole_answer(self._answer, "text_completion", rendered, usage, explained)
+
+    def _chunk(self, index: int, text: str, logprobs: list[TokenEntry], reason: FinishReason | None) -> bytes:
+        rendered = list(map(self.logprob, logprobs))
+        return self._head + orjson.dumps(self._choice(index, text, rendered, reason, bool(logprobs))) + self._tail
+
+    def _choice(
+        self, index: int, text: str, logprobs: list[CompletionLogprob], reason: FinishReason | None, shows: bool
+    ) -> dict[str, Any]:
+        columns = self._logprobs_json(logprobs) if shows else None
+        return {"index": index, "text": text, "logprobs": columns, "finish_reason": reason}
+
+    def _logprobs_json(self, logprobs: list[CompletionLogprob]) -> dict[str, Any]:
+        return {
+            "tokens": [logprob.token for logprob in logprobs],
+            "token_logprobs": [logprob.logprob for logprob in logprobs],
+            "top_logprobs": [logprob.top for logprob in logprobs],
+            "text_offset": [logprob.offset for logprob in logprobs],
+        }
+
+    def _name(self, token_id: int) -> str:
+        """A name that no other bytes have: a part of a character is spelled out, as by OpenAI, and an id without a
+        token is named as by vLLM."""
+        raw = self._pieces.bytes_of(token_id)
+        try:
+            return raw.decode() if raw else f"token_id:{token_id}"
+        except UnicodeDecodeError:
+            return "bytes:" + "".join([f"\\x{byte:02x}" for byte in raw])
+
+
+def envelope(answer: AnswerHead, kind: str) -> bytes:
+    """The beginning of the object of every chunk, without its closing brace."""
+    fields = {"id": answer.id, "object": kind, "created": answer.created_s, "model": answer.model}
+    if answer.version:
+        fields["system_fingerprint"] = answer.version
+    if answer.service_tier:
+        fields["service_tier"] = answer.service_tier
+    return orjson.dumps(fields)[:-1]
+
+
+def whole_answer(
+    answer: AnswerHead, kind: str, choices: list[dict[str, Any]], usage: TokenUsage, explained: bytes
+) -> bytes:
+    """The JSON of a whole answer. `explained` is the JSON of its field `slipstream`; empty: no such field."""
+    return b'%b,"choices":%b,"usage":%b%b}' % (
+        envelope(answer, kind),
+        orjson.dumps(choices),
+        orjson.dumps(usage.as_json()),
+        explained and b',"slipstream":' + explained,
+    )
+
+
+def token_name(raw: bytes) -> str:
+    """A token as text. Where the format has a field for them, the exact bytes are sent as well."""
+    return raw.decode("utf-8", "replace")
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, LOWEST_LOGPROB)

@@ -1,0 +1,338 @@
+"""The endpoints of the OpenAI API. Each request is checked, tokenised, submitted and answered."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Sequence
+from typing import Any, Protocol
+
+import orjson
+
+from slipstream.router.access.access import Access, Permit
+from slipstream.router.api.openai.answer import Answer
+from slipstream.router.api.openai.body.parsing import BodyParser
+from slipstream.router.api.openai.body.sampling import SEED_MASK, check_token_ids, sampling_params
+from slipstream.router.api.openai.body.schema import ChatRequest, CompletionRequest, GenerationFields
+from slipstream.router.api.openai.body.structured_output import Guides
+from slipstream.router.api.openai.choice import Choice
+from slipstream.router.api.openai.failures import as_http_error
+from slipstream.router.api.openai.formats import AnswerHead, ChatFormat, CompletionFormat
+from slipstream.router.api.openai.generation_batch import Convoy
+from slipstream.router.api.openai.output_text import OutputText
+from slipstream.router.api.openai.prompts import DEFAULT_COMPLETION_TOKENS, Prompts, room
+from slipstream.router.api.openai.request_context import Asked, Job, Prompt, span_attributes, used_by
+from slipstream.router.api.openai.token_pages import TokenPages
+from slipstream.router.catalog.served_model import ServedModel
+from slipstream.router.config.router_config import ApiConfig
+from slipstream.router.dispatch.queue.work_queue import MAX_PRIORITY
+from slipstream.router.http.exchange import Exchange
+from slipstream.router.http.http_error import HttpError, RequestError
+from slipstream.router.http.reader import Request
+from slipstream.router.http.routes import Routes
+from slipstream.router.observability.front_counts import FrontMetrics
+from slipstream.router.protocol.generation import AdmissionError, GenerateRequest
+from slipstream.router.protocol.messages import Guide, SamplingParams, pack_ids
+from slipstream.router.requests.rejections import RefusedRequest
+from slipstream.router.requests.stream import GenerationStream
+
+MAX_TOKENS_HEADER = "x-slipstream-max-tokens"
+SEED_STEP = 0x9E3779B97F4A7C15  # between the seeds of a request's prompts, to keep them far apart in 63 bits
+MAX_EXPLAINED_CHOICES = 16  # in one answer; the explanation of each can be tens of KiB
+
+
+class Generations(Protocol):
+    """What the API needs of `GenerationService`."""
+
+    @property
+    def max_model_len(self) -> int | None: ...
+    @property
+    def versions(self) -> Sequence[str]: ...
+    def submit(self, request: GenerateRequest) -> GenerationStream: ...
+    def note_refused(self, refused: RefusedRequest) -> None: ...
+
+
+class OpenAiApi:
+    """Serves one model. A client can ask for a certain version of it as `model@version`."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        service: Generations,
+        metrics: FrontMetrics,
+        access: Access,
+        config: ApiConfig,
+        ping_s: float | None = None,
+    ) -> None:
+        """`ping_s`: see `Pings`."""
+        self._ping_s = ping_s
+        self._model = model.name
+        self._tokenizer = model.tokenizer
+        self._service = service
+        self._metrics = metrics
+        self._access = access
+        self._defaults = model.defaults
+        self._prompts = Prompts(model.tokenizer)
+        self._bodies = BodyParser(config.unknown_fields == "ignore", metrics.ignored_fields)
+        self._clamps = config.overlong == "clamp"
+        self._guides = Guides()
+        self._convoy = Convoy()
+        self._created_s = int(time.time())
+
+    def add_to(self, routes: Routes) -> None:
+        """Register the endpoints."""
+        routes.add("GET", "/v1/models", self.models)
+        routes.add_item("GET", "/v1/models/", "", self.model)
+        routes.add("POST", "/v1/chat/completions", self.chat_completions, body=ChatRequest)
+        routes.add("POST", "/v1/completions", self.completions, body=CompletionRequest)
+        routes.add("GET", "/v1/usage", self.usage)
+        TokenPages(self._tokenizer, self._prompts, self._service, self._bodies, self._check_model).add_to(routes)
+
+    async def models(self, request: Request, exchange: Exchange) -> None:
+        """The served model; during an update also each of its versions."""
+        versions = self._service.versions
+        names = [self._model, *(f"{self._model}@{version}" for version in versions if len(versions) > 1)]
+        exchange.respond(200, orjson.dumps({"object": "list", "data": list(map(self._model_card, names))}))
+
+    async def model(self, request: Request, exchange: Exchange, name: str) -> None:
+        """One served model."""
+        self._version_of(name)
+        exchange.respond(200, orjson.dumps(self._model_card(name)))
+
+    async def usage(self, request: Request, exchange: Exchange) -> None:
+        """What the caller's key has used of each model; for an administrator, what all keys have used."""
+        accounts = [
+            {
+                "key": account.key,
+                "tenant": account.tenant,
+                "model": account.model,
+                "num_requests": counts.num_requests,
+                "num_errors": counts.num_errors,
+                "prompt_tokens": counts.num_prompt_tokens,
+                "cached_tokens": counts.num_cached_tokens,
+                "completion_tokens": counts.num_output_tokens,
+                "total_tokens": counts.num_tokens,
+            }
+            for account, counts in self._access.usage_of(exchange.caller)
+        ]
+        exchange.respond(200, orjson.dumps({"object": "list", "data": accounts}))
+
+    async def chat_completions(self, request: Request, exchange: Exchange) -> None:
+        """The next message of a conversation."""
+        arrived_s = time.monotonic()
+        max_model_len = self._service.max_model_len
+        body = self._bodies.parse(request, exchange, ChatRequest, max_model_len)
+        asked = self._asked(body, exchange, arrived_s, "chatcmpl-")
+        with self._convoy:
+            await self._serve(exchange, asked, self._chat_job(asked, body, max_model_len))
+
+    async def completions(self, request: Request, exchange: Exchange) -> None:
+        """The continuation of a text."""
+        arrived_s = time.monotonic()
+        max_model_len = self._service.max_model_len
+        body = self._bodies.parse(request, exchange, CompletionRequest, max_model_len)
+        asked = self._asked(body, exchange, arrived_s, "cmpl-")
+        with self._convoy:
+            await self._serve(exchange, asked, self._completion_job(asked, body, max_model_len))
+
+    async def _chat_job(self, asked: Asked, body: ChatRequest, max_model_len: int | None) -> Job:
+        limit = self._prompts.limit(max_model_len)
+        await self._convoy.next_stage()
+        packed_ids = await self._prompts.of_chat(body.messages, limit, body.template_variables)
+        guide = await self._guides.of(body)
+        asked_for = self._defaults.max_tokens(body.stated_max_tokens)
+        default = self._defaults.default_max_tokens(None)
+        max_tokens = room(packed_ids, limit, asked_for, default, "messages", self._clamps)
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        prompts = [Prompt(packed_ids, self._sampling(body, max_tokens, logprobs, guide, asked.seed))]
+        form = ChatFormat(asked.head, self._tokenizer.pieces, logprobs is not None, body.wants_usage)
+        return Job(asked, prompts, "messages", form)
+
+    async def _completion_job(self, asked: Asked, body: CompletionRequest, max_model_len: int | None) -> Job:
+        for token_ids in body.id_lists:
+            check_token_ids("prompt", token_ids, self._tokenizer.vocab_size)
+        await self._convoy.next_stage()
+        guide = await self._guides.of(body)
+        prompts: list[Prompt] = []
+        limit = self._prompts.limit(max_model_len)
+        id_lists = [*map(pack_ids, body.id_lists)] or await self._prompts.of_texts(body.texts, limit, "prompt")
+        asked_for = self._defaults.max_tokens(body.max_tokens)
+        default = self._defaults.default_max_tokens(DEFAULT_COMPLETION_TOKENS)
+        for packed_ids in id_lists:
+            max_tokens = room(packed_ids, limit, asked_for, default, "prompt", self._clamps)
+            seed = (asked.seed + len(prompts) * SEED_STEP) & SEED_MASK
+            prompts.append(Prompt(packed_ids, self._sampling(body, max_tokens, body.logprobs, guide, seed)))
+        if body.echo:
+            texts = body.texts or await self._tokenizer.decode(body.id_lists)
+            prompts = [prompt._replace(text=text) for prompt, text in zip(prompts, texts, strict=True)]
+        form = CompletionFormat(asked.head, self._tokenizer.pieces, body.logprobs is not None, body.wants_usage)
+        return Job(asked, prompts, "prompt", form)
+
+    def _asked(self, body: GenerationFields, exchange: Exchange, arrived_s: float, prefix: str) -> Asked:
+        """The request as it arrived. Raises HttpError if there is no such model or the caller may not use it."""
+        version = self._version_of(body.model)
+        caller = exchange.caller
+        caller.check(self._model, body.priority or 0)
+        identity = exchange.notes.identity()
+        head = AnswerHead(
+            f"{prefix}{identity.number:032x}", identity.created_s, self._model, service_tier=body.served_tier
+        )
+        return Asked(body, version, exchange.request_id, caller, exchange.trace_id, arrived_s, head, identity.seed)
+
+    def _check_model(self, exchange: Exchange, name: str) -> None:
+        """Raises HttpError if there is no such model or the caller may not use it. Without a name it is the one that is
+        served."""
+        if name:
+            self._version_of(name)
+        exchange.caller.check(self._model, MAX_PRIORITY)
+
+    async def _serve(self, exchange: Exchange, asked: Asked, coming_job: Awaitable[Job]) -> None:
+        """Let the request in and answer it. Raises HttpError; if the request is refused, that can be explained."""
+        job: Job | None = None
+        try:
+            job = await coming_job
+            permit = await self._enter(exchange, job)
+        except RequestError as refused:
+            num_prompt_tokens = job.num_prompt_tokens if job is not None else 0
+            self._service.note_refused(asked.refused(num_prompt_tokens, refused.error, time.monotonic()))
+            if exchange.trace is not None:
+                exchange.trace.refusal = refused.error
+            raise
+        await self._answer(exchange, job, permit)
+
+    async def _enter(self, exchange: Exchange, job: Job) -> Permit:
+        """Raises HttpError if there are too many choices, or the caller's key does not allow so much now."""
+        if job.body.explain and job.num_choices > MAX_EXPLAINED_CHOICES:
+            message = f"'explain' is served for up to {MAX_EXPLAINED_CHOICES} choices, got {job.num_choices}."
+            raise HttpError(400, message, param="explain", code="invalid_value")
+        permit, header_lines = await self._access.enter(
+            job.asked.caller,
+            self._model,
+            job.num_reserved_tokens,
+            job.num_choices,
+            is_resumed=exchange.notes.resumed(0) is not None,
+        )
+        exchange.header_lines += header_lines
+        if job.clamped_to is not None:
+            exchange.add_header(MAX_TOKENS_HEADER, str(job.clamped_to))
+            self._metrics.num_clamped += 1
+        return permit
+
+    async def _answer(self, exchange: Exchange, job: Job, permit: Permit) -> None:
+        """Run the job and send the answer. Raises HttpError if it fails before anything was sent."""
+        choices: list[Choice] = []
+        body, num_choices, choices_per_prompt = job.body, job.num_choices, job.choices_per_prompt
+        self._metrics.choices.observe(choices_per_prompt)
+        for prompt in job.prompts:
+            self._metrics.max_tokens.observe(prompt.sampling.max_tokens, choices_per_prompt)
+        try:
+            await self._convoy.next_stage()
+            for index in range(num_choices):
+                choices.append(self._submit(job, index, exchange))
+            await asyncio.sleep(0)  # lets the requests leave for their workers now, before the answer is prepared
+            answer = Answer(
+                choices,
+                job.form,
+                num_prompt_tokens=job.num_prompt_tokens,
+                choices_per_prompt=choices_per_prompt,
+                prompt_param=job.prompt_param,
+                explains=bool(body.explain),
+            )
+            if body.stream:
+                await answer.send_stream(exchange, body.wants_usage, body.wants_usage_so_far, self._ping_s)
+            else:
+                await answer.send_whole(exchange)
+        finally:
+            for choice in choices:
+                choice.stream.cancel()  # ends what still runs, for whatever reason we got here early
+            for choice in choices:
+                choice.record_end()
+            self._access.settle(permit, used_by(choices, job))
+            if exchange.trace is not None:
+                exchange.trace.answered([choice.stream.record for choice in choices], span_attributes(job))
+
+    def _submit(self, job: Job, index: int, exchange: Exchange) -> Choice:
+        """Queue one choice. Raises HttpError if it is not admitted."""
+        try:
+            stream = self._service.submit(self._generation(job, index, exchange))
+        except AdmissionError as refusal:
+            if exchange.trace is not None:
+                exchange.trace.refusal = refusal.error
+            raise as_http_error(refusal.error, job.prompt_param) from refusal
+        includes_stop = bool(job.body.include_stop_str_in_output)
+        return Choice(
+            index,
+            stream,
+            OutputText(self._tokenizer.pieces, job.body.stop or (), includes_stop, job.body.min_tokens or 0),
+            self._metrics.begin(job.asked.arrived_s),
+            prefix=job.prompt_of(index).text,
+            hides_stop_token=not includes_stop,
+        )
+
+    @staticmethod
+    def _generation(job: Job, index: int, exchange: Exchange) -> GenerateRequest:
+        """What the dispatcher is told of one choice."""
+        body, asked, caller = job.body, job.asked, job.asked.caller
+        choices_per_prompt = job.choices_per_prompt
+        prompt = job.prompt_of(index)
+        sampling = prompt.sampling
+        if choices_per_prompt > 1:
+            sampling = sampling._replace(seed=(sampling.seed + index % choices_per_prompt) & SEED_MASK)
+        request_id, names = job.ids_of(index)
+        return GenerateRequest(
+            request_id=request_id,
+            prompt_ids=prompt.packed_ids,
+            sampling=sampling,
+            priority=body.priority or 0,
+            cache_salt=caller.own(body.cache_salt or ""),
+            tenant=asked.tenant,
+            weight=caller.weight,
+            names=names,
+            slo=body.service_level,
+            session=asked.session,
+            expected_output_tokens=body.expected_output_tokens,
+            timeout_s=body.timeout_s,
+            choice=index,
+            trace_id=asked.trace_id,
+            version=asked.version,
+            first_choice=job.ids_of(0)[0] if index else "",
+            wants_record=bool(body.explain),
+            resumed=exchange.notes.resumed(index),
+        )
+
+    def _sampling(
+        self, body: GenerationFields, max_tokens: int, logprobs: int | None, guide: Guide | None, own_seed: int
+    ) -> SamplingParams:
+        seed = own_seed if body.seed is None else body.seed
+        return sampling_params(
+            body,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            seed=seed,
+            vocab_size=self._tokenizer.vocab_size,
+            guide=guide,
+            defaults=self._defaults,
+        )
+
+    def _version_of(self, name: str) -> str:
+        """The version that a model's name asks for, "" if none. Raises HttpError 404 if it is not served."""
+        if name == self._model:
+            return ""
+        version = name.removeprefix(f"{self._model}@")
+        if version and version != name and version in self._service.versions:
+            return version
+        raise HttpError(
+            404,
+            f"The model {name!r} does not exist; this server has {self._model!r}.",
+            param="model",
+            code="model_not_found",
+        )
+
+    def _model_card(self, name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created_s,
+            "owned_by": "slipstream",
+            "max_model_len": self._service.max_model_len,
+        }

@@ -1,0 +1,113 @@
+"""vLLM's endpoints that turn text into token ids and back, for clients that count tokens or have no tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Protocol
+
+import orjson
+from pydantic import BeforeValidator, Field, model_validator
+
+from slipstream.router.api.openai.body.fields import Label, Strict, TokenId, Unserved, field_error, only
+from slipstream.router.api.openai.body.parsing import BodyParser
+from slipstream.router.api.openai.body.sampling import check_token_ids
+from slipstream.router.api.openai.body.schema import ChatMessage, not_too_many_parts
+from slipstream.router.api.openai.body.vllm_fields import TemplateKwargs
+from slipstream.router.api.openai.prompts import Prompts
+from slipstream.router.http.exchange import Exchange
+from slipstream.router.http.reader import Request
+from slipstream.router.http.routes import Routes
+from slipstream.router.protocol.messages import unpack_ids
+from slipstream.router.text.tokenizer import Tokenizer
+
+
+class TokenizeRequest(Strict):
+    """Body of POST /tokenize: a text as it is, or a conversation, for which the chat template is used."""
+
+    model: Label | None = None
+    prompt: str | None = None
+    messages: (
+        Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True), BeforeValidator(not_too_many_parts)] | None
+    ) = None
+    add_special_tokens: bool | None = None  # default: for a text only, because templates write their own
+    return_token_strs: bool | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
+    chat_template: Unserved = None
+    add_generation_prompt: Annotated[Any, only(True)] = None
+    continue_final_message: Annotated[Any, only(False)] = None
+    mm_processor_kwargs: Annotated[Any, only({})] = None
+    tools: Annotated[Any, only([])] = None
+
+    @model_validator(mode="after")
+    def _one_of_text_and_messages(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise field_error("prompt", "or `messages` is required, and not both")
+        if self.messages is not None and self.add_special_tokens:
+            raise field_error("add_special_tokens", "is only supported for a `prompt`")
+        return self
+
+
+class DetokenizeRequest(Strict):
+    """Body of POST /detokenize."""
+
+    model: Label | None = None
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
+
+
+class Context(Protocol):
+    """What the pages need of a service."""
+
+    @property
+    def max_model_len(self) -> int | None: ...
+
+
+class TokenPages:
+    """`check_model` raises HttpError if the caller may not use the model of that name."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompts: Prompts,
+        service: Context,
+        bodies: BodyParser,
+        check_model: Callable[[Exchange, str], object],
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._prompts = prompts
+        self._service = service
+        self._bodies = bodies
+        self._check_model = check_model
+
+    def add_to(self, routes: Routes) -> None:
+        """Register the endpoints."""
+        routes.add("POST", "/tokenize", self.tokenize, body=TokenizeRequest)
+        routes.add("POST", "/detokenize", self.detokenize, body=DetokenizeRequest)
+
+    async def tokenize(self, request: Request, exchange: Exchange) -> None:
+        """The token ids of a text or a conversation. Raises HttpError 400 for one that is far too long for the model,
+        because tokenising it would take long."""
+        max_model_len = self._service.max_model_len
+        body = self._bodies.parse(request, exchange, TokenizeRequest, max_model_len)
+        self._check_model(exchange, body.model or "")
+        limit = self._prompts.limit(max_model_len)
+        if body.messages is not None:
+            packed_ids = await self._prompts.of_chat(body.messages, limit, body.chat_template_kwargs or {})
+        else:
+            adds_start = body.add_special_tokens is not False
+            packed_ids = await self._prompts.of_any_text(body.prompt or "", limit, adds_start)
+        token_ids = list(unpack_ids(packed_ids))
+        answer = {
+            "count": len(token_ids),
+            "max_model_len": limit,
+            "tokens": token_ids,
+            "token_strs": await self._tokenizer.names_of(token_ids) if body.return_token_strs else None,
+        }
+        exchange.respond(200, orjson.dumps(answer))
+
+    async def detokenize(self, request: Request, exchange: Exchange) -> None:
+        """The text of token ids, with control tokens."""
+        body = self._bodies.parse(request, exchange, DetokenizeRequest, self._service.max_model_len)
+        self._check_model(exchange, body.model or "")
+        check_token_ids("tokens", body.tokens, self._tokenizer.vocab_size)
+        (text,) = await self._tokenizer.decode([body.tokens], skip_special_tokens=False)
+        exchange.respond(200, orjson.dumps({"prompt": text}))

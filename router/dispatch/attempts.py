@@ -1,0 +1,247 @@
+"""Drives one attempt of a request from its placement to its end, by the messages of its workers.
+
+`request_state` draws the state machine. Messages about old attempts, and from workers that have no part in the current
+one, are dropped here.
+"""
+
+from __future__ import annotations
+
+from slipstream.router.dispatch.table.actions import emit_of
+from slipstream.router.dispatch.table.request_table import RequestBook
+from slipstream.router.placement import progress
+from slipstream.router.placement.placer import Placer
+from slipstream.router.placement.prefix.index import PrefixIndex
+from slipstream.router.placement.prefix.sessions import Sessions
+from slipstream.router.protocol.generation import GenerationError
+from slipstream.router.protocol.messages import (
+    Failed,
+    Generate,
+    HandedOff,
+    Prefill,
+    Reserve,
+    Reserved,
+    Start,
+    TokenChunk,
+)
+from slipstream.router.registry.capacity import decode_charge, prefill_charge
+from slipstream.router.registry.credits import Charge
+from slipstream.router.registry.worker_registry import WorkerState
+from slipstream.router.requests.history import PagesLanded
+from slipstream.router.requests.output_log import OutputError
+from slipstream.router.requests.placement_decision import Placement
+from slipstream.router.requests.request_state import RequestState
+
+
+class AttemptFlow:
+    """Moves requests in the book from one state to the next."""
+
+    def __init__(self, book: RequestBook, placer: Placer, index: PrefixIndex, sessions: Sessions) -> None:
+        self._book = book
+        self._placer = placer
+        self._index = index
+        self._sessions = sessions
+
+    def start(self, state: RequestState, placement: Placement, now: float) -> None:
+        """Begins an attempt with the first message that spends credits: Generate (local) or Reserve (remote)."""
+        request_id = state.request_id
+        decode, group = placement.decode, placement.prefill
+        self._book.leave_queue(state, now)
+        self._book.totals.placements[placement.decision.reason] += 1
+        state.enter("placed", now, decision=placement.decision)
+        self._foresee(state, decode, group, now)
+        state.decode = decode
+        decode.request_ids.add(request_id)
+        self._placer.begin(state, placement, now)
+        num_tokens = state.num_tokens
+        charge = decode_charge(decode, num_tokens)
+        if group is None:
+            charge = charge._replace(tokens=num_tokens - state.decode_cached_tokens)
+        seq = decode.ledger.spend(charge)
+        if group is None:
+            self._book.send(decode, Generate(seq, state.engine_request()))
+            state.enter("prefill", now)
+            return
+        state.prefill = group
+        group.request_ids.add(request_id)
+        group.ledger.hold(request_id, prefill_charge(group, num_tokens))
+        self._book.reserve_deadlines.set(request_id, now)
+        self._book.send(decode, Reserve(seq, state.engine_request(), group.peer, group.hello.tp))
+
+    def on_reserved(self, worker: WorkerState, message: Reserved, now: float) -> None:
+        """The decode worker has reserved pages. Now the prefill group can start, unless the decode worker turned out to
+        have so much cached that it had better prefill the rest itself."""
+        state = self._current(worker, message)
+        if state is None or state.phase != "placed" or worker is not state.decode:
+            return
+        group = state.prefill
+        assert group is not None
+        self._book.reserve_deadlines.drop(state.request_id)
+        charge = group.ledger.release(state.request_id)
+        assert charge is not None
+        state.enter("reserved", now, f"{message.num_cached_tokens} tokens cached")
+        progress.reserved(state, message.ticket.num_pages, now)
+        decision = self._placer.reconsider(state, worker, group, message.num_cached_tokens, now)
+        if decision is not None:
+            group.request_ids.discard(state.request_id)
+            state.prefill = None
+            state.num_predicted_cached = None  # the prediction was for the prefill group
+            self._placer.stay(state, worker, message.num_cached_tokens, now)
+            self._book.totals.placements[decision.reason] += 1
+            # The reservation has been charged; converting it takes nothing more.
+            seq = worker.ledger.spend(Charge(tokens=state.num_tokens - message.num_cached_tokens))
+            self._book.send(worker, Generate(seq, state.engine_request()))
+            state.is_converted = True
+            state.enter("prefill", now, decision=decision)
+        else:
+            seq = group.ledger.spend(charge)
+            state.prefill_sent = True
+            self._book.send(group, Prefill(seq, state.engine_request(), message.ticket))
+            state.enter("prefill", now, f"on {group.name}")
+
+    def on_chunk(self, worker: WorkerState, chunk: TokenChunk, now: float) -> None:
+        """A worker sent tokens. Those that are new go to the client, in order."""
+        state = self._current(worker, chunk)
+        if state is None:
+            return
+        if chunk.finish_reason == "error" or chunk.finish_reason == "abort":
+            detail = f"{worker.name} ended the sequence with {chunk.finish_reason}"
+            self._book.fail_attempt(state, now, "worker_failed", detail, blamed=[worker], silent=worker)
+            return
+        if state.phase == "placed":
+            detail = f"{worker.name} sent tokens of a request that it was only asked to reserve"
+            self._book.fail_attempt(state, now, "bad_output", detail, blamed=[worker])
+            return
+        if state.num_predicted_cached is not None:
+            self._index.observe(state.num_predicted_cached, chunk.num_cached_tokens)
+            state.num_predicted_cached = None
+        try:
+            ready = state.output.add(chunk)
+        except OutputError as error:
+            self._book.fail_attempt(state, now, "bad_output", f"{worker.name}: {error}", blamed=[worker])
+            return
+        if ready:
+            if state.paused_since_s is not None:
+                self._book.end_pause(state, now)
+            is_one = len(ready) == 1  # nearly always true
+            num_new = len(ready[0].token_ids) if is_one else sum([len(part.token_ids) for part in ready])
+            progress.tokens_came(state, num_new, now)
+        for part in ready:
+            self._emit(state, part, now)
+            if part.finish_reason is not None or (part is ready[-1] and state.output.is_full):
+                # A decode worker that ends a sequence is done with it. A prefill group may still be sending pages.
+                silent = worker if chunk.finish_reason is not None and worker is state.decode else None
+                reason = part.finish_reason or "length"
+                self._book.finish(state, now, reason, silent=silent, stop_token_id=part.stop_token_id)
+                return
+        if worker is state.prefill:
+            self._on_first_token(state, worker, chunk, now)
+        elif ready and state.phase != "decode":
+            self._on_decoding(state, now)
+
+    def on_handed_off(self, worker: WorkerState, message: HandedOff, now: float) -> None:
+        """The decode worker has received and now owns all pages."""
+        state = self._current(worker, message)
+        if state is None or worker is not state.decode or state.handed_off:
+            return
+        state.handed_off = True
+        if state.prefill is not None:
+            self._placer.links.worked(state.prefill.hello, worker.hello)
+        progress.handed_off(state, message.seconds, now)
+        state.record.landed = PagesLanded(now, state.attempt, message.num_bytes, message.seconds)
+        totals = self._book.totals
+        totals.num_transfers += 1
+        totals.transfer_bytes += message.num_bytes
+        totals.transfer_s += message.seconds
+        if state.phase == "transfer":
+            self._on_decoding(state, now)
+
+    def on_failed(self, worker: WorkerState, message: Failed, now: float) -> None:
+        """A worker gave up its part of the attempt."""
+        state = self._current(worker, message)
+        if state is None:
+            return
+        # If a reservation fails while the Generate that was to convert it is on its way, that Generate will start from
+        # scratch at the worker, so the worker still has to be told to cancel it.
+        silent = None if state.is_converted and state.phase == "prefill" else worker
+        if not message.retryable:
+            error = GenerationError("invalid_request", message.reason)
+            self._book.finish(state, now, "error", error=error, silent=silent)
+            return
+        if state.phase == "placed":
+            self._book.take_back(state, now, worker, message.reason)
+            return
+        if message.is_unreachable and state.prefill is not None and state.prefill_sent:
+            assert state.decode is not None
+            self._placer.links.failed(state.prefill.hello, state.decode.hello, now)
+            state.num_unreachable += 1
+            # The prefill group cannot do it, but the decode worker can still prefill by itself.
+            detail = f"{worker.name}: {message.reason}"
+            self._book.fail_attempt(state, now, "unreachable", detail, blamed=[state.prefill], silent=worker)
+            return
+        # A transfer has two ends, and either may be the broken one.
+        blamed = [worker, state.prefill] if state.prefill is not None and state.prefill_sent else [worker]
+        detail = f"{worker.name}: {message.reason}"
+        self._book.fail_attempt(state, now, "worker_failed", detail, blamed=blamed, silent=silent)
+
+    def on_lost(self, state: RequestState, worker: WorkerState, now: float, reason: str) -> None:
+        """A worker that had a part in the request was lost."""
+        if worker is state.prefill and state.has_first_token:
+            # Either the decode worker has all pages already, or it will say Failed.
+            state.prefill = None
+        else:
+            detail = f"{worker.name} is lost: {reason}"
+            self._book.fail_attempt(state, now, "worker_lost", detail, silent=worker)
+
+    def _foresee(self, state: RequestState, decode: WorkerState, group: WorkerState | None, now: float) -> None:
+        """Note in advance that the request's KV, and its conversation, will be on the workers it is placed on."""
+        state.num_predicted_cached = self._index.cached_tokens(group or decode, state)
+        session = state.request.session
+        for worker in (decode, group):
+            if worker is not None:
+                self._index.expect(worker, state, now)
+                if session:
+                    self._sessions.note(session, worker, state.request.tenant)
+
+    def _current(self, worker: WorkerState, message: Reserved | TokenChunk | HandedOff | Failed) -> RequestState | None:
+        """The request that a message is about; None if it belongs to an old attempt or the worker has no part in it."""
+        state = self._book.get(message.request_id)
+        if state is None or state.attempt != message.attempt:
+            return None
+        if worker is state.decode or (worker is state.prefill and state.prefill_sent):
+            return state
+        return None
+
+    def _emit(self, state: RequestState, part: TokenChunk, now: float) -> None:
+        if not part.token_ids:
+            return
+        if state.num_cached_tokens is None:
+            state.num_cached_tokens = state.record.num_cached_tokens = part.num_cached_tokens
+            state.record.timeline.mark("first_token", now)
+            self._book.signals.first_token(state, now)
+        self._book.totals.num_output_tokens += len(part.token_ids)
+        self._book.actions.append(emit_of((part.request_id, part.token_ids, part.logprobs)))
+
+    def _on_first_token(self, state: RequestState, group: WorkerState, chunk: TokenChunk, now: float) -> None:
+        """The prefill group has sampled the first token, so the decode worker can be told to continue from it."""
+        if state.phase != "prefill" or not chunk.token_ids:
+            return
+        assert state.decode is not None
+        if chunk.index + len(chunk.token_ids) != len(state.output):
+            detail = f"{group.name} began with token {chunk.index} when {len(state.output)} were known"
+            self._book.fail_attempt(state, now, "bad_output", detail, blamed=[group])
+            return
+        state.record.note("first_token", now, state.attempt)
+        self._book.send(state.decode, Start(state.request_id, state.attempt, chunk.token_ids))
+        state.enter("transfer", now)
+        if state.handed_off:
+            self._on_decoding(state, now)
+
+    def _on_decoding(self, state: RequestState, now: float) -> None:
+        """The decode worker has everything it needs, so the prefill group no longer has a part in the request."""
+        if state.phase == "prefill":
+            state.record.note("first_token", now, state.attempt)
+        if state.prefill is not None:
+            state.prefill.request_ids.discard(state.request_id)
+            state.prefill = None
+        progress.decoding(state)
+        state.enter("decode", now)

@@ -1,0 +1,105 @@
+"""Readiness is proven: a token is generated over the whole path before the cluster is reported ready."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from typing import Protocol
+
+from slipstream.router.protocol.generation import AdmissionError, GenerateRequest
+from slipstream.router.protocol.messages import SamplingParams
+from slipstream.router.requests.history import RequestRecord
+from slipstream.router.requests.stream import GenerationStream
+from slipstream.router.status.status import Snapshot
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+PROMPT_TOKENS = 64  # several pages, the last one only partly filled
+NUM_TOKENS = 2  # the first comes from the prefill group, the second from the decode worker, after the hand-off
+
+
+class Cluster(Protocol):
+    """What the canary needs of `GenerationService`."""
+
+    @property
+    def is_ready(self) -> bool: ...
+    @property
+    def max_model_len(self) -> int | None: ...
+    def submit(self, request: GenerateRequest) -> GenerationStream: ...
+    def explain(self, request_id: str) -> RequestRecord | None: ...
+    def snapshot(self) -> Snapshot: ...
+    async def wait_for_join(self) -> None: ...
+
+
+class Canary:
+    """Sends a request as soon as the workers are there, and repeats it until one has been answered completely.
+
+    Whatever the placement policy, the request goes through a prefill group if there is one; where
+    `needs_prefill_group` says so, the canary waits until there is. `missing` tells what is still being waited for;
+    it is None once the canary has succeeded.
+    """
+
+    def __init__(self, service: Cluster, needs_prefill_group: Callable[[], bool]) -> None:
+        self._service = service
+        self._needs_prefill_group = needs_prefill_group
+        self.missing: str | None = "no decode worker has connected yet"
+
+    async def run(self) -> None:
+        """Returns when a token has been generated."""
+        while True:
+            self.missing = self._missing_worker()
+            if self.missing is not None:
+                await self._wait_for_change()
+                continue
+            self.missing = "the first token is still being waited for"
+            failure = await self._sing()
+            if failure is None:
+                self.missing = None
+                return
+            log.warning("the first request failed: %s", failure)
+            self.missing = f"the first request failed: {failure}"
+            await self._wait_for_change()
+
+    async def _wait_for_change(self) -> None:
+        try:
+            async with asyncio.timeout(RETRY_S):
+                await self._service.wait_for_join()
+        except TimeoutError:
+            pass  # no new worker, but an old one may have recovered, or a prefill group may no longer be required
+
+    def _missing_worker(self) -> str | None:
+        if not self._service.is_ready:
+            return "no decode worker has connected yet"
+        roles = {worker.role for worker in self._service.snapshot().workers if not worker.draining}
+        if self._needs_prefill_group() and "prefill" not in roles:
+            return "no prefill worker has connected yet"
+        return None
+
+    async def _sing(self) -> str | None:
+        """Send one request. Returns what went wrong, or None."""
+        longest = (self._service.max_model_len or 0) - NUM_TOKENS
+        num_tokens = max(1, min(PROMPT_TOKENS, longest))
+        request = GenerateRequest(
+            request_id=f"canary-{secrets.token_hex(8)}",
+            prompt_ids=[1] * num_tokens,  # a token id that every vocabulary has
+            sampling=SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True),
+            cache_salt=f"canary-{secrets.token_hex(8)}",  # otherwise the second try would find its prompt cached
+            local_prefill_max_tokens=0,
+        )
+        try:
+            with self._service.submit(request) as stream:
+                num_received = 0
+                async for delta in stream:
+                    num_received += len(delta)
+        except AdmissionError as error:
+            return str(error)
+        finish = stream.finish
+        if finish is None or finish.error is not None or num_received != NUM_TOKENS:
+            return finish.error.message if finish is not None and finish.error else f"{num_received} tokens came"
+        record = self._service.explain(request.request_id)
+        if self._needs_prefill_group() and record is not None and record.decisions[-1].prefill is None:
+            return f"it did not take the way over a prefill worker: {record.why}"
+        return None

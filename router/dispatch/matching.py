@@ -1,0 +1,84 @@
+"""Matches waiting requests with the credits of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from slipstream.router.dispatch.queue.work_queue import WorkQueue
+from slipstream.router.dispatch.table.request_table import RequestBook
+from slipstream.router.placement.placer import Placer
+from slipstream.router.protocol.generation import GenerationError
+from slipstream.router.registry.capacity import refusal
+from slipstream.router.registry.worker_registry import Roster
+from slipstream.router.requests.placement_decision import Placement, Wait
+from slipstream.router.requests.request_state import RequestState
+
+# How many requests may overtake one that does not fit, by taking what it waits for. After that it is its turn.
+MAX_PASSED = 32
+# How many requests that do not fit are skipped in search of one that does, which bounds the work per event.
+LOOKAHEAD = 32
+# A request waits at least this long for a better worker: waits of nanoseconds would only cost turns of the event loop.
+MIN_WAIT_S = 1e-3
+
+
+def match_credits(
+    book: RequestBook,
+    version: str,
+    lane: WorkQueue,
+    roster: Roster,
+    placer: Placer,
+    start: Callable[[RequestState, Placement, float], None],
+    now: float,
+) -> float | None:
+    """Starts the waiting requests of one version of the model, in order, as far as the credits reach.
+
+    A request that does not fit is overtaken by others, but not for ever. One that lacks decode credits is delayed by
+    every request that overtakes it, one that lacks prefill credits only by those that take prefill credits. After
+    `MAX_PASSED` of these, no more requests of that kind are started, so that freed credits accumulate until it fits.
+
+    A request that could start now but waits for a better worker holds up nobody. Returns the time at which the first of
+    those will have waited long enough; None if there is none.
+    """
+    stall = placer.waits.stall(version, lane.version, now)
+    if stall is not None:
+        return stall.wake_s
+    passed: list[tuple[RequestState, Wait]] = []
+    choosy: list[tuple[RequestState, Wait]] = []
+    queue_version = lane.version
+    has_room = True
+    wake_s: float | None = None
+    prefill_closed = False
+    for state in lane.candidates(now):
+        if len(passed) + len(choosy) > LOOKAHEAD:
+            break
+        has_room = roster.has_decode_room(version)
+        if not has_room:
+            break
+        found = placer.place(state, now, len(choosy))
+        if isinstance(found, Placement) and found.prefill is not None and prefill_closed:
+            found = Wait("prefill")
+        if isinstance(found, Placement):
+            start(state, found, now)
+            for other, wait in passed:
+                if wait.lacks == "decode" or found.prefill is not None:
+                    other.num_passed += 1
+        elif found.lacks == "worker":
+            message = refusal(state.num_tokens, roster.workers_of("decode", version))
+            assert message is not None
+            book.finish(state, now, "error", error=GenerationError("prompt_too_long", message))
+        elif found.saving_s is not None:
+            if state.wait_until_s is None:
+                state.wait_until_s = now + max(found.saving_s, MIN_WAIT_S)
+            choosy.append((state, found))
+            wake_s = state.wait_until_s if wake_s is None else min(wake_s, state.wait_until_s)
+        else:
+            passed.append((state, found))
+        if not lane:
+            break
+        exhausted = {wait.lacks for other, wait in passed if other.num_passed >= MAX_PASSED}
+        if "decode" in exhausted:
+            break
+        prefill_closed = "prefill" in exhausted
+    if lane.version == queue_version:
+        placer.waits.note_stall(version, queue_version, wake_s, [*passed, *choosy], has_room, now)
+    return wake_s

@@ -1,0 +1,111 @@
+"""Workers join, drain and are lost, and each time the requests on them, the prefix index, the conversations and the
+versions of the model have to follow."""
+
+from __future__ import annotations
+
+from slipstream.router.dispatch.attempts import AttemptFlow
+from slipstream.router.dispatch.migration.migrations import MoveFlow
+from slipstream.router.dispatch.migration.running_moves import Migrations
+from slipstream.router.dispatch.table.actions import Close
+from slipstream.router.dispatch.table.request_table import RequestBook
+from slipstream.router.dispatch.table.versions import Versions
+from slipstream.router.placement.prefix.index import PrefixIndex
+from slipstream.router.placement.prefix.sessions import Sessions
+from slipstream.router.placement.progress import check_load
+from slipstream.router.protocol.messages import Drain, Hello, PeerLost, Role
+from slipstream.router.registry.worker_registry import Roster, WorkerState
+from slipstream.router.requests.request_state import RequestState
+
+
+class Membership:
+    """Which workers belong to the cluster. Where each of them is known, it is made known and forgotten here."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        book: RequestBook,
+        index: PrefixIndex,
+        sessions: Sessions,
+        versions: Versions,
+        migrations: Migrations,
+        moves: MoveFlow,
+        flow: AttemptFlow,
+    ) -> None:
+        self._roster = roster
+        self._book = book
+        self._index = index
+        self._sessions = sessions
+        self._versions = versions
+        self._migrations = migrations
+        self._moves = moves
+        self._flow = flow
+
+    def join(self, hello: Hello, now: float) -> None:
+        """A worker has connected."""
+        worker = WorkerState(hello, now)
+        self._roster.add(worker)
+        self._index.add(worker)
+        self._sessions.add(worker)
+        self._versions.roster_changed(now)
+        self._book.find_versions(now)
+
+    def drain(self, worker: WorkerState, now: float, next_role: Role | None, migrate: bool) -> None:
+        """It gets nothing new, and is told to leave when it is empty. What only waits there is placed anew; what runs
+        there moves, with `migrate`, as others have room."""
+        self._roster.drain(worker)
+        self._book.send(worker, Drain(next_role))
+        states = self._book.latest_first(worker.request_ids)
+        for state in states:
+            if self._only_waits_for(worker, state):
+                self._book.place_anew(state, now, f"{worker.name} is draining")
+        if migrate:
+            self._migrations.leave(worker, [state for state in reversed(states) if state.phase != "queued"], now)
+        self._versions.roster_changed(now, sent_away=worker.version if next_role is None else None)
+        self._book.find_versions(now)
+
+    def lose(self, worker: WorkerState, now: float, reason: str) -> None:
+        """Its connection is gone: its requests go on at their destinations, or begin another attempt."""
+        self._roster.remove(worker)
+        self._index.remove(worker)
+        self._sessions.remove(worker)
+        for other in self._roster:
+            self._book.send(other, PeerLost(worker.peer))
+        for state in self._book.latest_first(worker.request_ids):
+            if not self._moves.on_lost(state, worker, now, reason):
+                self._flow.on_lost(state, worker, now, reason)
+        self._versions.roster_changed(now, sent_away=worker.version if worker.draining else None)
+        self._book.find_versions(now)
+
+    def expel(self, worker: WorkerState, now: float, reason: str) -> None:
+        """Closes the connection of a worker whose messages make no sense: its state and ours have diverged."""
+        self._book.actions.append(Close(worker.peer, reason))
+        self.lose(worker, now, reason)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if a request is on a worker that does not know of it, or the other way round."""
+        for state in self._book:
+            destination = state.move.destination if state.move is not None else None
+            for involved in (state.decode, state.prefill, destination):
+                assert involved is None or self._roster.get(involved.peer) is involved, state.request_id
+        for worker in self._roster:
+            worker.ledger.check_integrity()
+            states = [self._book[request_id] for request_id in worker.request_ids]
+            for state in states:
+                destination = state.move.destination if state.move is not None else None
+                assert worker in (state.decode, state.prefill, destination), worker.name
+            held = {s.request_id for s in states if worker is s.prefill and not s.prefill_sent}
+            assert worker.ledger.held == held, worker.name
+            check_load(worker, states)
+
+    def _only_waits_for(self, worker: WorkerState, state: RequestState) -> bool:
+        """Whether the worker has computed nothing of the request yet, so that another one can do it instead."""
+        if worker is state.prefill:
+            return not state.prefill_sent
+        if worker is not state.decode or not self._roster.workers_of("decode", state.version):
+            return False
+        if state.phase == "placed":
+            return True
+        # A worker computes prompts one after the other, so all but the first have only waited.
+        waiting = [s for s in map(self._book.get, worker.request_ids) if s is not None and s.pending_on is worker]
+        first = min(waiting, key=lambda s: (s.request.priority, s.placed_s or 0.0, s.request_id), default=None)
+        return state in waiting and state is not first

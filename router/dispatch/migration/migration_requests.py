@@ -1,0 +1,51 @@
+"""Which running sequences are to leave their decode worker, until they have done so or it is given up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from slipstream.kv_transfer.ticket import PeerId
+from slipstream.router.registry.worker_registry import WorkerState
+from slipstream.router.requests.migration import MoveResult
+from slipstream.router.requests.request_state import RequestState
+
+MAX_TRIES = 5  # of one wish
+
+
+@dataclass(slots=True, eq=False)
+class MoveWish:
+    """A request is to leave `source`, for `to` if that is given. The wish lasts until a move has succeeded or the wish
+    is given up, so it stands while a move is under way."""
+
+    source: WorkerState
+    to: PeerId | None = None
+    why: str = ""  # for the record of the request
+    is_optional: bool = False  # tried once, and at once: the request may as well stay
+    num_tries: int = 0
+    avoid: set[PeerId] = field(default_factory=set)  # workers to which a move has failed
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether it is given up if the try under way fails."""
+        return self.is_optional or self.num_tries >= MAX_TRIES
+
+
+class MoveWishes(dict[str, MoveWish]):
+    """Wishes by request id, in the order in which they are tried. Those whose move is under way are among them. (It is
+    a dict because after every event somebody asks whether there are any.)"""
+
+    __slots__ = ()
+
+    def add(self, state: RequestState, to: PeerId | None = None) -> None:
+        """The request is to continue elsewhere, as soon as it decodes and there is room."""
+        if state.decode is not None and state.move is None:
+            self[state.request_id] = MoveWish(state.decode, to)
+
+    def failed(self, request_id: str, destination: WorkerState, result: MoveResult) -> None:
+        """The try under way has come to nothing. Unless the wish is spent, there will be another one: elsewhere, if it
+        was not only for want of room."""
+        wish = self[request_id]
+        if result != "refused":
+            wish.avoid.add(destination.peer)
+        if wish.is_spent:
+            del self[request_id]

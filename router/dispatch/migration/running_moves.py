@@ -1,0 +1,80 @@
+"""Live migration: which running sequences move to other decode workers while they decode, and when. Where to is up to
+`placement.destinations`, and how they get there to `moves`. While a wish waits for room, its request continues where it
+is. Sans-IO.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+from slipstream.router.config.router_config import MigrationConfig
+from slipstream.router.dispatch.migration.destinations import Destinations, may_move
+from slipstream.router.dispatch.migration.migration_requests import MoveWish, MoveWishes
+from slipstream.router.dispatch.migration.migrations import MoveFlow
+from slipstream.router.dispatch.table.request_table import RequestBook
+from slipstream.router.registry.worker_registry import WorkerState
+from slipstream.router.requests.request_state import RequestState
+
+LOOKAHEAD = 32  # wishes that one event looks at
+MAX_WITHOUT_ROOM = 4  # wishes for which one event looks for room in vain
+
+
+class Migrations:
+    """Decides who moves, and begins the moves for which there is room."""
+
+    def __init__(
+        self,
+        config: MigrationConfig,
+        book: RequestBook,
+        destinations: Destinations,
+        wishes: MoveWishes,
+        moves: MoveFlow,
+    ) -> None:
+        self._config = config
+        self._book = book
+        self._destinations = destinations
+        self._wishes = wishes
+        self._moves = moves
+
+    def leave(self, worker: WorkerState, states: Iterable[RequestState], now: float) -> None:
+        """The worker drains: `states`, which it has a part in, are to leave it, and those on their way to it stay away
+        unless their source stands still already."""
+        for state in states:
+            move = state.move
+            if move is not None and move.destination is worker:
+                if move.phase in ("asked", "copying"):
+                    self._moves.stop(state, now, "ended", f"{worker.name} is draining")
+            elif move is not None and move.source is worker:
+                wish = self._wishes[state.request_id]
+                wish.is_optional, wish.to = False, None
+            elif state.decode is worker:
+                self._wishes.add(state)
+
+    def move_now(self, state: RequestState, to: WorkerState, why: str, now: float) -> bool:
+        """Begins a move that the request can do without: if it fails, it is not tried again. Returns False if it cannot
+        begin at once."""
+        if state.decode is None or state.request_id in self._wishes:
+            return False
+        wish = MoveWish(state.decode, to.peer, why, is_optional=True)
+        if not self._destinations.takes(to, state, wish, self._moves.room_tokens(state), now):
+            return False
+        self._wishes[state.request_id] = wish
+        self._moves.begin(state, wish, to, now)
+        return True
+
+    def begin_what_fits(self, now: float) -> None:
+        """Begins the moves that are wished for and for which there is room."""
+        num_without_room = 0
+        for request_id, wish in list(islice(self._wishes.items(), LOOKAHEAD)):
+            state = self._book.get(request_id)
+            if state is None or state.decode is not wish.source:
+                del self._wishes[request_id]
+            elif state.move is None and state.phase == "decode" and may_move(wish.source, self._config):
+                destination = None
+                if num_without_room < MAX_WITHOUT_ROOM:
+                    destination = self._destinations.best(state, wish, self._moves.room_tokens(state), now)
+                if destination is not None:
+                    self._moves.begin(state, wish, destination, now)
+                else:
+                    num_without_room += 1

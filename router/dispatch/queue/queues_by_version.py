@@ -1,0 +1,96 @@
+"""The work queue with one lane per version of the model, so that a version without room holds up no other version."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from slipstream.router.dispatch.queue.work_queue import WorkQueue
+from slipstream.router.requests.request_state import RequestState
+
+MAX_EMPTY_LANES = 8
+
+
+class VersionLanes:
+    """One `WorkQueue` per version, and the queries about all of them together. Tenants share each lane separately: what
+    a tenant was given of one version does not count against it on another."""
+
+    def __init__(self, ageing_s: float) -> None:
+        self._ageing_s = ageing_s
+        self._lanes: dict[str, WorkQueue] = {}
+        self.waiting: dict[str, str] = {}  # the version that each waiting request waits for, by request id
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self.waiting
+
+    def __iter__(self) -> Iterator[tuple[str, WorkQueue]]:
+        """The versions that have requests waiting, with their lanes; a copy, so lanes may change meanwhile."""
+        return iter([(version, lane) for version, lane in self._lanes.items() if lane])
+
+    @property
+    def depth_by_priority(self) -> dict[int, int]:
+        depth: Counter[int] = Counter()
+        for lane in self._lanes.values():
+            depth.update(lane.depth_by_priority)
+        return dict(sorted(depth.items()))
+
+    def oldest_by_priority(self) -> dict[int, float]:
+        oldest: dict[int, float] = {}
+        for lane in self._lanes.values():
+            for priority, since_s in lane.oldest_by_priority().items():
+                oldest[priority] = min(since_s, oldest.get(priority, since_s))
+        return oldest
+
+    @property
+    def num_waiting(self) -> dict[str, int]:
+        """How many requests wait for each version."""
+        return {version: len(lane) for version, lane in self._lanes.items() if lane}
+
+    def num_waiting_of(self, tenant: str) -> int:
+        return sum(lane.num_waiting_of(tenant) for lane in self._lanes.values())
+
+    def num_before(self, tenant: str, priority: int) -> int:
+        """See `WorkQueue.num_before`; summed over all versions, because the pace of placements is that of all."""
+        return sum(lane.num_before(tenant, priority) for lane in self._lanes.values())
+
+    def push(self, state: RequestState, late_s: float = 0.0) -> None:
+        self._lane_for(state).push(state, late_s)
+
+    def push_front(self, state: RequestState) -> None:
+        self._lane_for(state).push_front(state)
+
+    def take(self, request_id: str, now: float) -> None:
+        version = self.waiting.pop(request_id)
+        self._lanes[version].take(request_id, now)
+
+    def remove(self, request_id: str) -> None:
+        version = self.waiting.pop(request_id)
+        self._lanes[version].remove(request_id)
+
+    def settle(self, state: RequestState, num_tokens: int) -> None:
+        lane = self._lanes.get(state.version)
+        if lane is not None:
+            lane.settle(state, num_tokens)
+
+    def move(self, state: RequestState, version: str) -> None:
+        """Moves a waiting request to another version's lane. If it has been on a worker before, it goes ahead of all
+        others of its class there."""
+        self.remove(state.request_id)
+        state.adopt(version)
+        if state.attempt:
+            self.push_front(state)
+        else:
+            self.push(state)
+
+    def _lane_for(self, state: RequestState) -> WorkQueue:
+        version = state.version
+        lane = self._lanes.get(version)
+        if lane is None:
+            if len(self._lanes) >= MAX_EMPTY_LANES:
+                self._lanes = dict(self)
+            lane = self._lanes[version] = WorkQueue(self._ageing_s)
+        self.waiting[state.request_id] = version
+        return lane

@@ -1,0 +1,270 @@
+"""The service that fronts call: submit a request, read its stream, ask about the cluster's state."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol, TypeVar
+
+import msgpack
+
+from slipstream.router.config.router_config import DispatchConfig, RouterConfig
+from slipstream.router.dispatch.dispatcher import Dispatcher
+from slipstream.router.dispatch.table.actions import Emit, Finish
+from slipstream.router.dispatch.worker_port import WorkerPort
+from slipstream.router.http.failover.failover_session import Estate
+from slipstream.router.protocol.codec import WireError, decoder
+from slipstream.router.protocol.generation import (
+    SHUTTING_DOWN,
+    EarlyEnd,
+    GenerateRequest,
+    GenerationFinish,
+    InvalidRequestError,
+    NoWorkersError,
+    ShuttingDownError,
+)
+from slipstream.router.protocol.messages import EngineRequest, Role, TokenLogprob
+from slipstream.router.registry.worker_profile import RoleMeasured
+from slipstream.router.requests.history import RequestRecord
+from slipstream.router.requests.rejections import RefusedRequest
+from slipstream.router.requests.stages import attempts_of
+from slipstream.router.requests.stream import GenerationStream, Handouts
+from slipstream.router.status.load_signals import Signals
+from slipstream.router.status.status import Snapshot
+from slipstream.router.status.version_status import VersionStatus
+
+log = logging.getLogger(__name__)
+
+
+class Receiver(Protocol):
+    """Where the output of a request goes: to a stream that is read in this process, or on to another process."""
+
+    @property
+    def record(self) -> RequestRecord: ...
+    def deliver(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None: ...
+    def end(self, finish: GenerationFinish) -> None: ...
+
+
+R = TypeVar("R", bound=Receiver)
+
+
+class GenerationService:
+    """The dispatcher and the worker port combined, for a front on the same event loop. `token` is the workers' secret.
+
+        service = GenerationService(config, model="demo", token=secret)
+        await service.start()
+        ...
+        service.stop_admission(); await service.wait_idle(); await service.close()
+
+    All times, including those of a stream's `timeline`, are `time.monotonic()` seconds.
+    """
+
+    def __init__(self, config: RouterConfig, *, model: str, token: str) -> None:
+        self._dispatcher = Dispatcher(config.dispatch, config.history_requests)
+        self._router_id = uuid.uuid4().hex
+        self._port = WorkerPort(
+            self._dispatcher,
+            config,
+            model=model,
+            token=token,
+            router_id=self._router_id,
+            deliver=self._deliver,
+        )
+        self._coming_max_model_len: int | None = None
+        self._hindrance = ""
+        self._packer = msgpack.Packer()
+        self._decode_request = decoder(EngineRequest)
+        self._receivers: dict[str, Receiver] = {}
+        self._handouts = Handouts()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._is_admitting = True
+        self._is_closed = False
+
+    async def start(self, estate: Estate | None = None) -> None:
+        """Starts to listen for workers, on the previous router's sockets if there is an estate of one. Raises OSError
+        if it cannot listen."""
+        inherited = estate.for_workers if estate is not None else []
+        await self._port.start(inherited)
+        if estate is not None and not inherited:
+            estate.keep_listening(self._port.sockets, for_workers=True)
+
+    @property
+    def worker_address(self) -> tuple[str, int]:
+        """The host and port that workers connect to."""
+        return self._port.address
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are accepted and a decode worker is connected to serve them."""
+        return self._is_admitting and self._dispatcher.has_decode_worker
+
+    @property
+    def num_decode_joins(self) -> int:
+        """How many times a decode worker has connected so far."""
+        return self._port.num_decode_joins
+
+    @property
+    def max_model_len(self) -> int | None:
+        """The longest sequence (prompt and output) that a connected decode worker takes. While none is connected, the
+        longest that an expected one will take; None: not known."""
+        return self._dispatcher.max_model_len or self._coming_max_model_len
+
+    def expect_max_model_len(self, max_model_len: int) -> None:
+        """Tells the service the longest sequence that a decode worker will take which has not connected yet."""
+        self._coming_max_model_len = max_model_len
+        self._port.note_change()
+
+    def hinder(self, hindrance: str) -> None:
+        """While no decode worker is connected, new requests are refused for this reason; "": they wait for one."""
+        self._hindrance = hindrance
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """The versions of the model that some decode worker takes requests for."""
+        return self._dispatcher.versions
+
+    @property
+    def version_status(self) -> tuple[VersionStatus, ...]:
+        """The state and the counts of each version of the model."""
+        return self._dispatcher.version_status
+
+    @property
+    def split(self) -> dict[str, float] | None:
+        """Each version's share of new requests, as set by `set_split`."""
+        return self._dispatcher.split
+
+    def follow(self, config: DispatchConfig) -> None:
+        """Takes over changed settings of the dispatcher, as far as that is possible without a restart."""
+        self._port.perform(self._dispatcher.follow(config, time.monotonic()))
+
+    def set_split(self, split: Mapping[str, float] | None) -> None:
+        """Sets each version's share of new requests; None: in proportion to the size of their pools. Raises ValueError
+        if the split makes no sense."""
+        self._port.perform(self._dispatcher.set_split(split, time.monotonic()))
+
+    async def wait_for_change(self) -> None:
+        """Returns when the next worker has joined, was lost or was told to leave."""
+        await self._port.wait_for_change()
+
+    async def wait_for_join(self) -> None:
+        """Returns when the next worker has joined."""
+        await self._port.wait_for_join()
+
+    def submit(self, request: GenerateRequest) -> GenerationStream:
+        """Queues a request and returns the stream of its output. Raises a subclass of AdmissionError if the request is
+        refused; then there is nothing to clean up."""
+        return self.relay(request, lambda record: GenerationStream(record, self.cancel, self._handouts))
+
+    def relay(self, request: GenerateRequest, receiver_of: Callable[[RequestRecord], R]) -> R:
+        """Queues a request whose output goes to the receiver that `receiver_of` makes for it. Raises AdmissionError."""
+        # What a previous router has admitted goes on even while this one drains.
+        if self._is_closed or not (self._is_admitting or request.resumed is not None):
+            refusal = ShuttingDownError()
+            self.note_refused(RefusedRequest.of(request, refusal.error, time.monotonic()))
+            raise refusal
+        if self._hindrance and request.resumed is None and not self._dispatcher.has_decode_worker:
+            hindered = NoWorkersError(self._hindrance)
+            self.note_refused(RefusedRequest.of(request, hindered.error, time.monotonic()))
+            raise hindered
+        self._check_sendable(request)
+        actions = self._dispatcher.submit(request, time.monotonic())
+        record = self._dispatcher.record(request.request_id)
+        assert record is not None
+        receiver = receiver_of(record)
+        self._receivers[request.request_id] = receiver
+        self._idle.clear()
+        self._port.perform(actions)
+        return receiver
+
+    def note_refused(self, refused: RefusedRequest) -> None:
+        """A request that was refused without being submitted can be explained from now on, too."""
+        self._dispatcher.note_refused(refused)
+
+    def cancel(self, request_id: str, reason: EarlyEnd = "abort") -> None:
+        """Ends a request early. Unknown ids are ignored."""
+        self._port.perform(self._dispatcher.cancel(request_id, time.monotonic(), reason))
+
+    def snapshot(self) -> Snapshot:
+        """The queue, the workers with their credits, and the totals, for metrics and status."""
+        return self._dispatcher.snapshot(time.monotonic())
+
+    def signals(self) -> Signals:
+        """The recent load and how well it was served: what a planner decides from."""
+        return self._dispatcher.signals(time.monotonic(), self._router_id)
+
+    def measured(self) -> tuple[RoleMeasured, ...]:
+        """The service times and the sizes of each role's workers, from which a profile is made."""
+        return self._dispatcher.measured()
+
+    def explain(self, request_id: str) -> RequestRecord | None:
+        """The record of a recent request, by its id or by one of its names; None if there is none. `record.lines()` is
+        its story as text, `record.decisions` are its placements."""
+        return self._dispatcher.record(request_id)
+
+    def latest(self) -> Iterator[RequestRecord]:
+        """The records of the requests that can be explained, newest request first."""
+        return self._dispatcher.records()
+
+    def drain_worker(self, name: str, next_role: Role | None = None, migrate: bool = True) -> bool:
+        """Empties a worker, which then exits or comes back as `next_role`. Returns False if it is not connected."""
+        return self._port.drain(name, next_role, migrate)
+
+    def migrate(self, request_id: str, to: str | None = None) -> None:
+        """Moves a running request to another decode worker (to the one named `to`, if given) once there is room.
+        Unknown ids and names are ignored."""
+        self._port.migrate(request_id, to)
+
+    def stop_admission(self) -> None:
+        """From now on `submit` raises ShuttingDownError, but for requests that the previous router has admitted."""
+        self._is_admitting = False
+
+    async def wait_idle(self) -> None:
+        """Returns when no request is queued or running."""
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        """Ends all requests with error "shutting_down" and closes the workers' connections."""
+        self.stop_admission()
+        self._is_closed = True
+        self._port.perform(self._dispatcher.finish_all(SHUTTING_DOWN, time.monotonic()))
+        await self._port.close()
+
+    def _deliver(self, action: Emit | Finish) -> None:
+        if isinstance(action, Emit):
+            self._receivers[action.request_id].deliver(action.token_ids, action.logprobs)
+        else:
+            receiver = self._receivers.pop(action.request_id)
+            receiver.end(action.finish)
+            record = receiver.record
+            if action.finish.error is not None or record.events[-1].attempt or log.isEnabledFor(logging.DEBUG):
+                log_story(record)
+            if not self._receivers:
+                self._idle.set()
+
+    def _check_sendable(self, request: GenerateRequest) -> None:
+        """Refuses a request with a value that cannot be encoded: sending it would cost a worker its connection, and
+        with it everybody's requests there.
+
+        The prompt is not checked: bytes can always be encoded, and a prompt too long for a frame is too long for any
+        worker. Raises InvalidRequestError.
+        """
+        sampling, salt, priority = request.sampling, request.cache_salt, request.priority
+        without_prompt = EngineRequest(request.request_id, 0, b"", b"", sampling, salt, priority)
+        try:
+            self._decode_request(msgpack.unpackb(self._packer.pack(without_prompt), use_list=False))
+        except (WireError, OverflowError, ValueError, TypeError) as error:
+            raise InvalidRequestError(f"the request cannot be sent to a worker: {error}") from error
+
+
+def log_story(record: RequestRecord) -> None:
+    """Logs the failed attempts of a request and, at level DEBUG, its whole story, in the words that workers log too."""
+    failures = [attempt for attempt in attempts_of(record) if attempt.failure]
+    for attempt in failures:
+        log.info("request %s attempt %d failed: %s", record.request_id, attempt.number, attempt.failure)
+    if log.isEnabledFor(logging.DEBUG):
+        trace = f" trace {record.trace_id}" if record.trace_id else ""
+        log.debug("request %s%s finished:\n%s", record.request_id, trace, "\n".join(record.lines()))

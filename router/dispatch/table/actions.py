@@ -1,0 +1,53 @@
+"""Actions: what the dispatcher asks its shell to do.
+
+Actions that occur several times per request are named tuples, because a frozen dataclass takes three times as long to
+create.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from slipstream.kv_transfer.ticket import PeerId
+from slipstream.router.protocol.generation import GenerationFinish
+from slipstream.router.protocol.messages import RouterMessage, TokenLogprob
+
+
+class Send(NamedTuple):
+    """Send a message to a worker, after all earlier ones to the same worker."""
+
+    worker: PeerId
+    message: RouterMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Close a worker's connection; the dispatcher has already forgotten the worker."""
+
+    worker: PeerId
+    reason: str
+
+
+class Emit(NamedTuple):
+    """The next tokens for the client. `logprobs` is empty or has one entry per token."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+
+
+# Makes an `Emit` from a tuple of its fields. Calling the class does the same but takes twice as long, on every token.
+emit_of: Callable[[tuple[str, tuple[int, ...], tuple[TokenLogprob, ...]]], Emit] = partial(tuple.__new__, Emit)
+
+
+class Finish(NamedTuple):
+    """The end of a request, after its last tokens. Every submitted request gets exactly one."""
+
+    request_id: str
+    finish: GenerationFinish
+
+
+Action = Send | Close | Emit | Finish

@@ -1,0 +1,126 @@
+"""The HTTP handler of every process that faces clients: it checks keys, serves the API, counts and traces."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable
+
+import orjson
+
+from slipstream import __version__
+from slipstream.router.access.access import Access
+from slipstream.router.access.caller import forbidden
+from slipstream.router.api.openai.openai_api import Generations, OpenAiApi
+from slipstream.router.api.pages.pages import PAGE_PATHS
+from slipstream.router.catalog.served_model import ServedModel
+from slipstream.router.config.router_config import RouterConfig
+from slipstream.router.http.body_coding import decode_body
+from slipstream.router.http.exchange import Exchange
+from slipstream.router.http.http_error import HttpError
+from slipstream.router.http.reader import CheckCaller, Request
+from slipstream.router.http.routes import Routes
+from slipstream.router.observability.front_counts import FrontMetrics
+from slipstream.router.observability.tracing.context import trace_context
+from slipstream.router.observability.tracing.tracer import TraceCounts, Tracer
+from slipstream.router.process.random_bytes import random_bytes
+
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+READY_PATHS = ("/health/ready", "/health", "/ping")  # the latter two are where clients of vLLM and SageMaker ask
+OPEN_PATHS = frozenset({"/health/live", *READY_PATHS, *PAGE_PATHS})  # that need no key
+ADMIN_PATHS = ("/metrics", "/cluster/")  # and everything below them
+DEFAULT_CONFIG = RouterConfig()
+CLIENT_LEFT = 499  # nginx's status for a client that disconnected; counted, never sent
+
+
+class ApiFront:
+    """The handler of an HTTP server."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        service: Generations,
+        config: RouterConfig = DEFAULT_CONFIG,
+        access: Access | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        http = config.http
+        self._metrics = FrontMetrics()
+        self._access = access or Access()
+        self._tracer = tracer
+        self._open_paths = OPEN_PATHS | {http.path_prefix}  # which leads to the home page
+        self._max_body_bytes = http.max_body_mib * 1024 * 1024
+        self._routes = Routes()
+        OpenAiApi(model, service, self._metrics, self._access, config.api, http.sse_ping_s).add_to(self._routes)
+        self._routes.add("GET", "/health/live", self.live)
+        self._routes.add("GET", "/version", self.version)
+
+    def __call__(self, request: Request, exchange: Exchange) -> Awaitable[None]:
+        """Serve one request. The response carries the client's X-Request-Id if that is a harmless one, else a new
+        id."""
+        return self._serve(self._routes, request, exchange, is_open=request.path in self._open_paths)
+
+    @staticmethod
+    def request_id_of(request: Request) -> str:
+        """The client's X-Request-Id if it is a harmless one, else a new id."""
+        given = request.headers.get(b"x-request-id")
+        return given.decode("ascii") if given and REQUEST_ID.fullmatch(given) else random_bytes(16).hex()
+
+    @property
+    def counts(self) -> FrontMetrics:
+        """The counts of this process, including what other fronts have reported to it."""
+        return self._metrics
+
+    @property
+    def trace_counts(self) -> TraceCounts | None:
+        """How many traces were sent, dropped or not accepted; None if tracing is off."""
+        return self._tracer.counts if self._tracer is not None else None
+
+    @property
+    def check_caller(self) -> CheckCaller | None:
+        """The check that a server runs before it accepts a large body, so that strangers cannot send one."""
+        return self._access.keys.caller_with if self._access.keys.is_on else None
+
+    async def live(self, request: Request, exchange: Exchange) -> None:
+        """Liveness: the process is up and its event loop runs."""
+        exchange.respond(200, b'{"status":"live"}')
+
+    async def version(self, request: Request, exchange: Exchange) -> None:
+        """The version of this software, in vLLM's form."""
+        exchange.respond(200, orjson.dumps({"version": __version__}))
+
+    async def _serve(self, routes: Routes, request: Request, exchange: Exchange, *, is_open: bool) -> None:
+        exchange.request_id = self.request_id_of(request)
+        self._begin_trace(request, exchange)
+        status = 500
+        try:
+            if not is_open and request.method != "OPTIONS":
+                exchange.caller = self._access.keys.authenticate(request)
+                if request.path.startswith(ADMIN_PATHS) and not exchange.caller.is_admin:
+                    raise forbidden(f"{request.path} needs an API key of an administrator.", None, "admin_only")
+            if b"content-encoding" in request.headers and request.method != "OPTIONS":  # which needs no key
+                await decode_body(request, self._max_body_bytes)
+            await routes(request, exchange)
+            status = exchange.status
+        except HttpError as error:
+            status = error.status
+            raise
+        except asyncio.CancelledError:
+            status = CLIENT_LEFT
+            raise
+        finally:
+            self._metrics.responses[status] += 1
+            if exchange.trace is not None and self._tracer is not None:
+                self._tracer.end(exchange.trace, status, exchange.request_id)
+
+    def _begin_trace(self, request: Request, exchange: Exchange) -> None:
+        """Start a trace if the request is sampled. The caller's trace id is recorded even if it is not."""
+        traceparent = request.headers.get(b"traceparent")
+        parent = None
+        if traceparent is not None:
+            parent = trace_context(traceparent, request.headers.get(b"tracestate"))
+            exchange.trace_id = parent.trace_id if parent is not None else ""
+        if self._tracer is not None:
+            exchange.trace = self._tracer.begin(request, parent)
+            if exchange.trace is not None:
+                exchange.trace_id = exchange.trace.trace_id

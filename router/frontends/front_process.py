@@ -1,0 +1,215 @@
+"""A front process: HTTP, tokenising, detokenising and event streams, for a dispatcher in another process.
+
+    python -m slipstream.router.frontends.front_process FD COUNTS_FD CELL SLOT
+
+FD is the inherited end of a socket pair, COUNTS_FD that of `ConnectionCounts`, where this front has a cell; SLOT is
+its place at the keeper. When the other end of the pair closes, the dispatcher is gone: streams wait at the keeper for
+the next router, or end with an error where they cannot (no keeper, TLS), and the process ends. It lives no longer
+than the process that started it, however that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any
+
+import uvloop
+
+from slipstream.router.catalog.served_model import ServedModel
+from slipstream.router.frontends.api_front import ApiFront
+from slipstream.router.frontends.connection_counts import SharedConnectionCount
+from slipstream.router.frontends.front_messages import FRONTS, Begin, Counts, Drain, Leave, Limits, Listening, TakeOver
+from slipstream.router.frontends.front_setup import FrontSetup
+from slipstream.router.frontends.remote_service import RemoteAccess, RemoteDispatcher
+from slipstream.router.frontends.tally import counts_of
+from slipstream.router.http.exchange import Exchange
+from slipstream.router.http.failover.failover_session import Estate
+from slipstream.router.http.reader import Request
+from slipstream.router.http.server import HttpServer
+from slipstream.router.model_files.text_copy import read_text
+from slipstream.router.process.gc_tuning import spare_garbage_collector
+from slipstream.router.process.open_files import allow_all_files
+from slipstream.router.protocol.wire import FrameProtocol
+from slipstream.router.router import LAST_WORDS_S, begin_tracing
+from slipstream.router.text.encoding import encode_pool
+from slipstream.router.text.tokenizer import Tokenizer
+
+OWN_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/health/live"})
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # that may be asked twice
+HEARTBEAT_S = 1.0  # after which counts are told again though they have not changed
+TELL_COUNTS_S = 0.2  # how old the counts of a front on the metrics page may be
+
+log = logging.getLogger(__name__)
+
+
+class FrontProcess:
+    """Life cycle: `run`. Everything on one event loop."""
+
+    def __init__(self, link: socket.socket, connections: SharedConnectionCount, slot: int) -> None:
+        self._socket = link
+        self._slot = slot
+        self._estate: Estate | None = None
+        self._leaves_clients = False  # to the next router's front
+        self._taking_over: asyncio.Task[None] | None = None
+        self._connections = connections
+        self._begun: asyncio.Future[FrontSetup] = asyncio.get_running_loop().create_future()
+        self._over = asyncio.Event()
+        self._draining: asyncio.Task[None] | None = None
+        self._link = FrameProtocol(self._received, self._lost, vocabulary=FRONTS)
+        self._dispatcher: RemoteDispatcher | None = None
+        self._server: HttpServer | None = None
+        self._count: Callable[[], Counts]
+        self._told: Counts | None = None
+        self._told_s = 0.0  # of the loop's clock
+        self._tell_timer: asyncio.TimerHandle | None = None
+
+    async def run(self) -> None:
+        """Serves from the setup to the end of a drain or of the dispatcher."""
+        await asyncio.get_running_loop().create_unix_connection(lambda: self._link, sock=self._socket)
+        setup = await self._begun
+        setup.log.adopt()
+        async with AsyncExitStack() as cleanup:
+            server = await self._serve(setup, cleanup)
+            await self._over.wait()
+            await server.drain(LAST_WORDS_S)
+            self._tell_counts()
+        self._link.close()
+
+    async def _serve(self, setup: FrontSetup, cleanup: AsyncExitStack) -> HttpServer:
+        config, loop = setup.config, asyncio.get_running_loop()
+        allow_all_files()
+        estate = None
+        if setup.keeper is not None:
+            estate = self._estate = await loop.run_in_executor(None, Estate.of_keeper, setup.keeper, self._slot)
+            self._leaves_clients = estate is not None and not config.http.tls.is_on
+        pool = cleanup.enter_context(encode_pool())
+        files = cleanup.enter_context(ThreadPoolExecutor(1, thread_name_prefix="access"))
+        read = partial(Tokenizer.from_directory, encode_pool=pool, content_format=setup.model.content_format)
+        tokenizer = await loop.run_in_executor(pool, read_text, setup.model.directory, setup.model.manifests, read)
+        tracer = begin_tracing(config.tracing, setup.model.name, cleanup)
+        dispatcher = self._dispatcher = RemoteDispatcher(self._link.send, traces=tracer is not None)
+        dispatcher.max_model_len, dispatcher.versions = setup.max_model_len, setup.versions
+        access = RemoteAccess(config.access, files, dispatcher)
+        access.open()
+        cleanup.push_async_callback(access.close)
+        front = ApiFront(ServedModel(setup.model.name, tokenizer, setup.defaults), dispatcher, config, access, tracer)
+        server = self._server = HttpServer(
+            config.http,
+            DividedHandler(front, dispatcher, self._tell_counts),
+            check_caller=front.check_caller,
+            shares_port=True,
+            count=self._connections,
+            estate=estate,
+            unix_socket=None if setup.unix_socket_fd is None else socket.socket(fileno=setup.unix_socket_fd),
+        )
+        self._count = lambda: Counts(
+            counts_of(front.counts, access.keys.num_unauthenticated, front.trace_counts), server.num_connections
+        )
+        if setup.is_leaving:
+            server.leave()
+        if setup.is_ending:
+            server.refuse_clients()
+        port = await server.start()
+        cleanup.push_async_callback(server.stop)
+        cleanup.callback(self._stop_telling)
+        self._tell_counts()
+        spare_garbage_collector()
+        self._link.send(Listening(port))
+        return server
+
+    def _tell_counts(self) -> None:
+        """What was counted until now, and again in a while."""
+        self._stop_telling()
+        counts, loop = self._count(), asyncio.get_running_loop()
+        if counts != self._told or loop.time() - self._told_s >= HEARTBEAT_S:
+            self._told, self._told_s = counts, loop.time()
+            self._link.send(counts)
+        self._tell_timer = loop.call_later(TELL_COUNTS_S, self._tell_counts)
+
+    def _stop_telling(self) -> None:
+        if self._tell_timer is not None:
+            self._tell_timer.cancel()
+            self._tell_timer = None
+
+    async def _drain(self, deadline_s: float) -> None:
+        """Ends this process once nothing runs here; after the deadline the dispatcher will end it."""
+        if self._taking_over is not None:
+            await self._taking_over  # what has not come yet would not be waited for
+        if self._server is None or await self._server.drain(deadline_s):
+            self._over.set()
+
+    def _received(self, message: Any) -> None:
+        match message:
+            case Begin(pickled):
+                self._begun.set_result(pickle.loads(pickled))
+            case TakeOver(max_model_len, versions) if self._dispatcher is not None and self._server is not None:
+                self._dispatcher.received(Limits(max_model_len, versions))
+                self._taking_over = asyncio.create_task(self._server.take_over())
+            case Leave() if self._server is not None:
+                self._server.leave()
+            case Drain(deadline_s):
+                self._draining = asyncio.create_task(self._drain(deadline_s))
+            case _ if self._dispatcher is not None:
+                self._dispatcher.received(message)
+
+    def _lost(self, reason: Exception | None) -> None:
+        if self._estate is not None and not self._estate.has_said_farewell:
+            if self._leaves_clients:
+                os._exit(1)  # without a word to the clients: the next front goes on with them, even during a drain
+            self._estate.close()  # clients to come wait for the next router
+        if not self._begun.done():
+            self._begun.set_exception(ConnectionError("the dispatcher is gone"))
+        if self._dispatcher is not None:
+            self._dispatcher.lost()
+        self._over.set()
+
+
+class DividedHandler:
+    """Generations are this process's; whatever else is asked for has one answer, wherever it is asked."""
+
+    def __init__(self, front: ApiFront, dispatcher: RemoteDispatcher, tell_counts: Callable[[], None]) -> None:
+        self._front = front
+        self._dispatcher = dispatcher
+        self._tell_counts = tell_counts
+
+    async def __call__(self, request: Request, exchange: Exchange) -> None:
+        if request.path in OWN_PATHS:
+            await self._front(request, exchange)
+            return
+        exchange.request_id = self._front.request_id_of(request)
+        if request.method not in SAFE_METHODS:
+            exchange.refuse_if_repeated()
+        self._tell_counts()  # comes before the question, so that a page has all that its reader knows of
+        answer = await self._dispatcher.ask(request, exchange.request_id)
+        exchange.respond(answer.status, answer.body, answer.content_type, answer.headers)
+
+
+def main() -> None:
+    # The terminal sends Ctrl-C to all; the dispatcher's process decides when this one ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    link_fd, counts_fd, cell, slot = map(int, sys.argv[1:])
+    link, connections = socket.socket(fileno=link_fd), SharedConnectionCount(counts_fd, cell)
+
+    async def run() -> None:
+        await FrontProcess(link, connections, slot).run()
+
+    try:
+        uvloop.run(run())
+    except (OSError, ValueError) as error:
+        log.error("a front cannot serve: %s", error)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

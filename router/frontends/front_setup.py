@@ -1,0 +1,51 @@
+"""What a front process is told when it begins."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream.router.catalog.served_model import ModelSource
+from slipstream.router.config.router_config import RouterConfig
+from slipstream.router.model_files.sampling_defaults import PLAIN, SamplingDefaults
+
+
+@dataclass(frozen=True, slots=True)
+class LogStyle:
+    """How a process logs: its fronts write to the same file, and their lines shall look the same. `formatter` None: the
+    library's own."""
+
+    level: int
+    formatter: logging.Formatter | None
+
+    @classmethod
+    def of_this_process(cls) -> LogStyle:
+        root = logging.getLogger()
+        formatter = next((handler.formatter for handler in root.handlers), None)
+        # Another class than the library's own may hold what cannot travel.
+        return cls(root.level, formatter if type(formatter) is logging.Formatter else None)
+
+    def adopt(self) -> None:
+        root = logging.getLogger()
+        root.setLevel(self.level)
+        for handler in root.handlers:
+            handler.setFormatter(self.formatter)
+
+
+@dataclass(frozen=True, slots=True)
+class FrontSetup:
+    """`config.http` has the port that all fronts share. At the `keeper` a front leaves its clients to the next one. One
+    that `is_ending` takes no new ones, one that `is_leaving` closes each connection after its next response.
+    `unix_socket_fd` is inherited, and listens."""
+
+    config: RouterConfig
+    model: ModelSource
+    max_model_len: int | None
+    log: LogStyle
+    versions: tuple[str, ...] = ()
+    keeper: Path | None = None
+    is_ending: bool = False
+    is_leaving: bool = False
+    unix_socket_fd: int | None = None
+    defaults: SamplingDefaults = PLAIN

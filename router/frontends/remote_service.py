@@ -1,0 +1,231 @@
+"""The dispatcher as a front process sees it: the same calls as on the service itself, over a link."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import pickle
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from slipstream.router.access.access import Access, Permit
+from slipstream.router.access.caller import Caller
+from slipstream.router.access.usage import UsageCounts
+from slipstream.router.config.access_config import AccessConfig
+from slipstream.router.frontends.front_messages import (
+    Answer,
+    Ask,
+    Cancel,
+    Ended,
+    Enter,
+    Entered,
+    Forget,
+    FrontMessage,
+    Limits,
+    Output,
+    Refused,
+    Settle,
+    Submit,
+)
+from slipstream.router.http.http_error import HttpError
+from slipstream.router.http.reader import Request
+from slipstream.router.protocol.generation import (
+    EarlyEnd,
+    GenerateRequest,
+    GenerationError,
+    GenerationFinish,
+    InvalidRequestError,
+    ShuttingDownError,
+    Usage,
+)
+from slipstream.router.protocol.wire import WireError
+from slipstream.router.requests.history import RequestRecord, Timeline
+from slipstream.router.requests.rejections import RefusedRequest
+from slipstream.router.requests.stream import GenerationStream, Handouts
+
+LOST = GenerationError("shutting_down", "the router's dispatcher is gone", retry_after_s=1.0)
+MAX_ASK_BYTES = 1 << 20  # of the body of a question that the dispatcher's process answers
+NO_USAGE = UsageCounts(num_requests=1, num_errors=1)
+
+
+@dataclass(slots=True)
+class Running:
+    """A request at the dispatcher, and how many of its tokens came."""
+
+    stream: GenerationStream
+    num_output_tokens: int = 0
+
+
+class RemoteDispatcher:
+    """What `ApiFront` needs of a service. `send` puts a message on the link; `received` takes what comes from it. With
+    `traces` the records of all requests come back with their ends."""
+
+    def __init__(self, send: Callable[[FrontMessage], None], traces: bool) -> None:
+        self._send = send
+        self._traces = traces
+        self._numbers = itertools.count(1)
+        self._running: dict[int, Running] = {}
+        self._handouts = Handouts()
+        self._replies: dict[int, asyncio.Future[Any]] = {}
+        self._is_lost = False
+        self.max_model_len: int | None = None
+        self.versions: tuple[str, ...] = ()
+
+    # ---- generations
+
+    def submit(self, request: GenerateRequest) -> GenerationStream:
+        """A refusal comes as the end of the stream. Raises ShuttingDownError, InvalidRequestError."""
+        if self._is_lost:
+            raise ShuttingDownError
+        number = next(self._numbers)
+        if self._traces:
+            request = request._replace(wants_record=True)
+        try:
+            message = Submit.of(request, number)
+        except (ValueError, OverflowError) as error:
+            raise InvalidRequestError(f"the prompt is not a list of token ids: {error}") from error
+        record = RequestRecord(
+            request.request_id,
+            request.tenant,
+            request.priority,
+            len(message.prompt_ids) // 4,
+            Timeline(time.monotonic()),
+        )
+        try:
+            self._send(message)
+        except WireError as error:
+            raise InvalidRequestError(str(error)) from error
+        stream = GenerationStream(record, lambda _, reason: self._cancel(number, reason), self._handouts)
+        self._running[number] = Running(stream)
+        return stream
+
+    def note_refused(self, refused: RefusedRequest) -> None:
+        """The dispatcher's process explains it, as all requests."""
+        if not self._is_lost:
+            self._send(Refused(pickle.dumps(refused)))
+
+    def _cancel(self, number: int, reason: EarlyEnd) -> None:
+        running = self._running.pop(number, None)
+        if running is not None:
+            self._send(Cancel(number, reason))
+            usage = Usage(running.stream.record.num_prompt_tokens, running.num_output_tokens, 0)
+            running.stream.end(GenerationFinish(reason, usage))
+
+    # ---- calls with a reply
+
+    async def ask(self, request: Request, request_id: str) -> Answer:
+        """Have the dispatcher's process answer an HTTP request. Raises HttpError 503 if it is gone, 413 for a body that
+        no such question has."""
+        if len(request.body) > MAX_ASK_BYTES:
+            limit = f"{MAX_ASK_BYTES} bytes that {request.path} may have"
+            raise HttpError(413, f"The body is larger than the {limit}.", code="body_too_large")
+        number = next(self._numbers)
+        headers = tuple((request.headers | {b"x-request-id": request_id.encode()}).items())
+        message = Ask(number, request.method, request.path, request.query, headers, request.body)
+        answer: Answer = await self._call(number, message, Forget(number))
+        return answer
+
+    async def enter(self, digest: bytes, model: str, num_tokens: int, num_sequences: int, is_resumed: bool) -> Entered:
+        """Raises HttpError 503 if the dispatcher is gone."""
+        number = next(self._numbers)
+        message = Enter(number, digest, model, num_tokens, num_sequences, is_resumed)
+        entered: Entered = await self._call(number, message, Settle(number, model, NO_USAGE))
+        return entered
+
+    def settle(self, number: int, model: str, used: UsageCounts) -> None:
+        """`number` is that of the Enter, 0 if there was none."""
+        self._send(Settle(number, model, used))
+
+    async def _call(self, number: int, message: FrontMessage, if_cancelled: FrontMessage) -> Any:
+        if self._is_lost:
+            raise dispatcher_is_gone()
+        reply = self._replies[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(message)
+            return await reply
+        except asyncio.CancelledError:
+            self._send(if_cancelled)
+            raise
+        finally:
+            del self._replies[number]
+
+    # ---- what comes from the dispatcher
+
+    def received(self, message: Limits | Output | Entered | Answer) -> None:
+        match message:
+            case Output(emitted, ended):
+                for one in emitted:
+                    running = self._running.get(one.number)
+                    if running is not None:
+                        running.num_output_tokens += len(one.token_ids)
+                        if one.version:
+                            running.stream.record.version = one.version
+                        running.stream.deliver(one.token_ids, one.logprobs)
+                for end in ended:
+                    self._end(end)
+            case Limits(max_model_len, versions):
+                self.max_model_len, self.versions = max_model_len, versions
+            case Entered() | Answer():
+                reply = self._replies.get(message.number)
+                if reply is not None and not reply.done():
+                    reply.set_result(message)
+
+    def lost(self) -> None:
+        """The dispatcher is gone: everything ends."""
+        self._is_lost = True
+        for running in self._running.values():
+            usage = Usage(running.stream.record.num_prompt_tokens, running.num_output_tokens, 0)
+            running.stream.end(GenerationFinish("error", usage, error=LOST))
+        self._running.clear()
+        for reply in self._replies.values():
+            if not reply.done():
+                reply.set_exception(dispatcher_is_gone())
+
+    def _end(self, ended: Ended) -> None:
+        running = self._running.pop(ended.number, None)
+        if running is None:
+            return
+        record = running.stream.record
+        if ended.pickled:
+            whole: RequestRecord = pickle.loads(ended.pickled)
+            for field in fields(whole):
+                setattr(record, field.name, getattr(whole, field.name))
+        record.timeline, record.finish = ended.timeline, ended.finish
+        running.stream.end(ended.finish)
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePermit(Permit):
+    """`number` is that of its Enter, 0 if it needed none."""
+
+    number: int
+
+
+class RemoteAccess(Access):
+    """Keys are known here, from the same file; what they may still do and what they have used, the dispatcher knows."""
+
+    def __init__(self, config: AccessConfig, executor: Executor, dispatcher: RemoteDispatcher) -> None:
+        super().__init__(replace(config, usage_file=None), executor)
+        self._dispatcher = dispatcher
+
+    async def enter(
+        self, caller: Caller, model: str, num_tokens: int, num_sequences: int, is_resumed: bool = False
+    ) -> tuple[Permit, str]:
+        if caller.key is None:
+            return RemotePermit(caller, model, num_tokens, num_sequences, 0), ""
+        entered = await self._dispatcher.enter(caller.key.digest, model, num_tokens, num_sequences, is_resumed)
+        if entered.refusal is not None:
+            raise entered.refusal.exception()
+        return RemotePermit(caller, model, num_tokens, num_sequences, entered.number), entered.header_lines
+
+    def settle(self, permit: Permit, used: UsageCounts) -> None:
+        assert isinstance(permit, RemotePermit)
+        self._dispatcher.settle(permit.number, permit.model, used)
+
+
+def dispatcher_is_gone() -> HttpError:
+    message = f"{LOST.message[:1].upper()}{LOST.message[1:]}."
+    return HttpError(503, message, kind="server_error", code="shutting_down", headers=(("retry-after", "1"),))

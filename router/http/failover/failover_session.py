@@ -1,0 +1,346 @@
+"""The router's side of the keeper: what it finds there at its start, and what it leaves there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections import Counter, deque
+from collections.abc import Sequence
+from io import FileIO
+from pathlib import Path
+
+from slipstream.router.http.failover.held_connection import (
+    MANY_LIVES,
+    CannotGoOnError,
+    InheritedConnection,
+    KeptConnection,
+)
+from slipstream.router.http.failover.holder_link import KeeperLink
+from slipstream.router.http.failover.holder_messages import Kind, close_all
+from slipstream.router.http.failover.journal import Journal
+from slipstream.router.http.failover.receive_buffer import NOTHING_LANDED, Landed, Landing, create_landing_file
+from slipstream.router.http.failover.socket_bytes import NO_BYTES, SocketBytes, socket_bytes
+from slipstream.router.process.open_files import allow_all_files
+
+log = logging.getLogger(__name__)
+
+FIRST_RETRY_S = 0.1  # after which a link that broke is tried again
+MAX_RETRY_S = 5.0
+
+
+class Estate:
+    """What outlives this router. Connections that cannot be kept are served all the same, and end with it.
+
+    A link to the keeper that breaks is made anew, once `attend` was called: the keeper has gone on keeping what it had.
+    """
+
+    def __init__(self, path: Path, place: int) -> None:
+        self._path = path
+        self._place = place
+        self._link: KeeperLink | None = None  # None: it is broken, or closed
+        self._last_number = 0  # that was given to anything here
+        self._numbers: set[int] = set()  # of connections that the keeper has
+        self._forgotten: deque[int] = deque()  # numbers of those that are over, which the keeper has not been told yet
+        self._is_telling_forgotten = False  # it is told as soon as it has room
+        self._spare: list[tuple[Journal, int]] = []  # with an open file of each
+        self._lasting: dict[int, tuple[Kind, socket.socket | FileIO]] = {}  # what else the keeper has
+        self._num_ended: Counter[str] = Counter()  # inherited connections that end here, by reason
+        self._loop: asyncio.AbstractEventLoop | None = None  # once it is attended
+        self._rejoining: asyncio.Task[None] | None = None
+        self._max_files = allow_all_files() // 2  # for connections: a journal takes one more each
+        self.has_said_farewell = False
+        self.landing: Landing | None = None  # of this process, until it is closed
+        self.listening: list[socket.socket] = []  # for clients
+        self.for_workers: list[socket.socket] = []
+        self.connections: list[InheritedConnection] = []
+
+    @classmethod
+    def of_keeper(cls, path: Path, place: int = 0, num_fronts: int = 0) -> Estate | None:
+        """What the previous router has left at a keeper, if there is one; None: nothing will be kept. Blocks a little.
+        Each of several fronts has a `place` of its own; their router says how many they are."""
+        estate = cls(path, place)
+        try:
+            link = estate._link = KeeperLink()
+            link.greet(path, Kind.HELLO, place, num_fronts)
+            estate._inherit(link)
+            estate._keep_landing()
+            estate._tell_forgotten()  # only now does the keeper listen
+            link.end_receiving()
+        except (OSError, ValueError) as error:
+            estate.close()
+            for sock in (*estate.listening, *estate.for_workers):
+                sock.close()
+            log.warning("client connections will not outlive this router: %s", error)
+            return None
+        for reason, count in (+estate._num_ended).items():
+            log.info("connections of the router before that end here: %d, %s", count, reason)
+        return estate
+
+    def _inherit(self, link: KeeperLink) -> None:
+        """The connections come last."""
+        landed = NOTHING_LANDED
+        while True:
+            kind, number, fds = link.receive()
+            self._last_number = max(self._last_number, number)
+            if kind == Kind.READY:
+                return
+            if kind in (Kind.LISTENING, Kind.WORKERS):
+                for fd in fds:
+                    sock = socket.socket(fileno=fd)
+                    (self.listening if kind == Kind.LISTENING else self.for_workers).append(sock)
+                    self._lasting[number] = kind, sock
+            elif kind == Kind.LANDING:
+                for fd in fds:
+                    landed = self._land_in(fd, number).landed
+            elif len(fds) == 2:
+                sock_fd, journal_fd = fds
+                self._inherit_connection(number, sock_fd, journal_fd, landed)
+            else:
+                self._num_ended["too many files are open"] += 1
+                close_all(fds)
+                self._forgotten.append(number)
+
+    def _land_in(self, fd: int, number: int) -> Landing:
+        """Takes over an open memory file. Raises OSError, ValueError."""
+        file = FileIO(fd)
+        self._lasting[number] = Kind.LANDING, file
+        self.landing = Landing(fd)
+        return self.landing
+
+    def _keep_landing(self) -> None:
+        """What is read from now on will not be lost. Raises OSError."""
+        if self.landing is None:
+            self._last_number += 1
+            fd = create_landing_file()
+            self._land_in(fd, self._last_number)
+            self._send(Kind.LANDING, self._last_number, [fd])
+
+    def _inherit_connection(self, number: int, sock_fd: int, journal_fd: int, landed: Landed) -> None:
+        try:
+            inherited = InheritedConnection.open(number, sock_fd, journal_fd, landed)
+        except CannotGoOnError as why:
+            self._num_ended[str(why)] += 1
+            self._forgotten.append(number)
+        else:
+            self.connections.append(inherited)
+            self._numbers.add(number)
+            self._num_ended[MANY_LIVES] += inherited.is_given_up
+
+    # ---- while this router serves
+
+    def attend(self) -> None:
+        """From now on the link is looked after, on the running loop. Idempotent."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            if self._link is None:
+                self._rejoin()
+            else:
+                self._watch(self._link)
+
+    def keep_listening(self, sockets: Sequence[socket.socket], for_workers: bool = False) -> None:
+        """The next router accepts who comes while there is none, and nobody else gets the port meanwhile."""
+        for sock in sockets:
+            self._last_number += 1
+            kind = Kind.WORKERS if for_workers else Kind.LISTENING
+            self._lasting[self._last_number] = kind, sock
+            self._send(kind, self._last_number, [sock.fileno()])
+
+    def take_unix_socket(self) -> socket.socket | None:
+        """The Unix socket among those that listen for clients, which is the caller's from now on."""
+        for sock in self.listening:
+            if sock.family == socket.AF_UNIX:
+                self.listening.remove(sock)
+                return sock
+        return None
+
+    def keep(self, sock: socket.socket) -> KeptConnection | None:
+        """Leaves a connection to the next router, before anything is read from it. None: it ends with this process."""
+        return self._keep(sock, NO_BYTES) if self._may_keep(sock) else None
+
+    def keep_from_now_on(self, sock: socket.socket) -> KeptConnection | None:
+        """The same between two requests, when all that was written is with the system. Raises OSError if it is
+        broken."""
+        if not self._may_keep(sock):
+            return None
+        counts = socket_bytes(sock)
+        return None if counts.has_peer_ended else self._keep(sock, counts)
+
+    def _may_keep(self, sock: socket.socket) -> bool:
+        return self._link is not None and sock.fileno() < self._max_files
+
+    def _keep(self, sock: socket.socket, counts: SocketBytes) -> KeptConnection | None:
+        try:
+            journal, fd = self._spare.pop() if self._spare else Journal.create()
+        except OSError as error:
+            log.warning("a connection will not outlive this router: %s", error)
+            return None
+        if counts is not NO_BYTES:
+            journal.begin_at(counts.num_read, counts.num_written)
+        self._last_number += 1
+        is_kept = self._send(Kind.CONNECTION, self._last_number, [sock.fileno(), fd])
+        os.close(fd)
+        if not is_kept:
+            journal.close()
+            return None
+        self._numbers.add(self._last_number)
+        return KeptConnection(self._last_number, journal)
+
+    def has(self, number: int) -> bool:
+        """As far as is known here, the keeper has that connection."""
+        return number in self._numbers
+
+    @property
+    def has_room(self) -> bool:
+        """The keeper takes another connection at once, or will not take any."""
+        return self._link.has_room if self._link is not None else self._rejoining is None
+
+    def prepare(self, num_connections: int) -> None:
+        """Has journals ready for so many connections: between accepting one and keeping it there should be no time in
+        which the router could be killed."""
+        try:
+            while self._link is not None and len(self._spare) < num_connections:
+                self._spare.append(Journal.create())
+        except OSError as error:
+            log.warning("connections may not outlive this router: %s", error)
+
+    def forget(self, number: int) -> None:
+        """A connection is over: it stays open for the client as long as the keeper has it."""
+        if number in self._numbers:
+            self._numbers.discard(number)
+            self._forgotten.append(number)
+            self._tell_forgotten()
+
+    def stop_listening(self) -> None:
+        """There will be no new clients. Those that are there outlive this router as before."""
+        for number, (kind, _) in list(self._lasting.items()):
+            if kind == Kind.LISTENING:
+                del self._lasting[number]
+                self._forgotten.append(number)
+        self._tell_forgotten()
+
+    def farewell(self) -> None:
+        """This router ends in order, and nobody comes after it."""
+        self.has_said_farewell = True
+        if self._link is not None:
+            try:
+                self._link.send_last(Kind.FAREWELL)
+            except OSError as error:
+                log.warning("the keeper does not know that this router ends: %s", error)
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the keeper, which keeps what it has, and of what nobody has taken over."""
+        if self._rejoining is not None:
+            self._rejoining.cancel()
+            self._rejoining = None
+        self._close_link()
+        self._loop = None
+        for inherited in self.connections:
+            inherited.sock.close()
+            inherited.kept.journal.close()
+        self.connections = []
+        self.landing = None
+        for kind, file in self._lasting.values():
+            if kind == Kind.LANDING:
+                file.close()
+
+    # ---- the link
+
+    def _watch(self, link: KeeperLink) -> None:
+        asyncio.get_running_loop().add_reader(link.fileno(), self._broke, "the keeper closed it")
+
+    def _tell_forgotten(self) -> None:
+        while self._forgotten and self._link is not None:
+            if not self._send(Kind.FORGET, self._forgotten[0]):
+                if self._link is not None and not self._is_telling_forgotten:
+                    self._is_telling_forgotten = True
+                    asyncio.get_running_loop().add_writer(self._link.fileno(), self._tell_forgotten)
+                return
+            self._forgotten.popleft()
+        self._stop_telling()
+
+    def _stop_telling(self) -> None:
+        if self._is_telling_forgotten and self._link is not None:
+            asyncio.get_running_loop().remove_writer(self._link.fileno())
+        self._is_telling_forgotten = False
+
+    def _send(self, kind: Kind, number: int, fds: Sequence[int] = ()) -> bool:
+        """False: the keeper is busy, or the link is broken."""
+        if self._link is None:
+            return False
+        try:
+            return self._link.send(kind, number, fds)
+        except OSError as error:
+            self._broke(str(error))
+            return False
+
+    def _broke(self, why: str) -> None:
+        log.warning("client connections would not outlive this router: the link to their keeper broke: %s", why)
+        self._close_link()
+        if self._loop is not None:
+            self._rejoin()
+
+    def _rejoin(self) -> None:
+        self._rejoining = asyncio.get_running_loop().create_task(self._join_again())
+
+    async def _join_again(self) -> None:
+        """Tries until the keeper is there, then sees to it that it has what this router has, and nothing else of it."""
+        retry_s = FIRST_RETRY_S
+        while (joined := await self._joined()) is None:
+            await asyncio.sleep(retry_s)
+            retry_s = min(2 * retry_s, MAX_RETRY_S)
+        link, held = joined
+        self._link, self._rejoining = link, None
+        self._watch(link)
+        lost = self._numbers - held
+        self._numbers &= held
+        self._forgotten = deque(held - self._numbers - self._lasting.keys())
+        for number, (kind, file) in self._lasting.items():
+            if number not in held:
+                self._send(kind, number, [file.fileno()])
+        self._tell_forgotten()
+        log.info("the keeper is there again, with %d connections; %d were lost", len(self._numbers), len(lost))
+
+    async def _joined(self) -> tuple[KeeperLink, set[int]] | None:
+        """A new link, and the numbers of what the keeper has; None: it is not there yet, or no file is free."""
+        try:
+            link = KeeperLink()
+        except OSError:
+            return None
+        try:
+            return link, await asyncio.to_thread(held_by_keeper, link, self._path, self._place)
+        except (OSError, ValueError):
+            link.close()
+            return None
+        except asyncio.CancelledError:
+            link.close()
+            raise
+
+    def _close_link(self) -> None:
+        link = self._link
+        if link is None:
+            return
+        if self._loop is not None:
+            self._loop.remove_reader(link.fileno())
+        self._stop_telling()
+        self._link = None
+        link.close()
+        for journal, fd in self._spare:
+            journal.close()
+            os.close(fd)
+        self._spare = []
+
+
+def held_by_keeper(link: KeeperLink, path: Path, place: int) -> set[int]:
+    """Connects again. Returns the numbers of what the keeper has. Blocks. Raises OSError, ValueError."""
+    held = set[int]()
+    link.greet(path, Kind.AGAIN, place, 0)
+    while True:
+        kind, number, fds = link.receive()
+        close_all(fds)
+        if kind == Kind.READY:
+            link.end_receiving()
+            return held
+        held.add(number)

@@ -1,0 +1,72 @@
+"""A router's connection to its place at the keeper. What is kept there is the business of `estate`."""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from slipstream.router.http.failover.holder_messages import PATIENCE_S, Kind, receive, send, send_greeting
+
+
+class KeeperLink:
+    """Life cycle: `greet`, `receive` until READY, `end_receiving`; from then on `send` never waits."""
+
+    def __init__(self) -> None:
+        """Raises OSError."""
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._sock.settimeout(PATIENCE_S)
+        self._poll = select.poll()
+        self._poll.register(self._sock, select.POLLOUT)
+
+    def greet(self, path: Path, greeting: Kind, place: int, num_fronts: int) -> None:
+        """Says who this is. Blocks. Raises OSError."""
+        self._sock.connect(str(path))
+        send_greeting(self._sock, greeting, place, num_fronts)
+
+    def receive(self) -> tuple[Kind, int, list[int]]:
+        """The kind, the number and the descriptors of a message. Blocks. Raises OSError, also if the keeper has gone,
+        and ValueError."""
+        message = receive(self._sock)
+        if message is None:
+            raise ConnectionResetError("the keeper has gone")
+        return message
+
+    def end_receiving(self) -> None:
+        """The keeper says nothing after READY, and nobody waits for it any more."""
+        self._sock.setblocking(False)
+
+    def fileno(self) -> int:
+        """For an event loop: it is readable once the keeper has gone, writable while it takes messages."""
+        return self._sock.fileno()
+
+    @property
+    def has_room(self) -> bool:
+        """The keeper takes another message at once."""
+        return bool(self._poll.poll(0))
+
+    def send(self, kind: Kind, number: int, fds: Sequence[int] = ()) -> bool:
+        """False: the keeper is busy. Raises OSError where it has gone."""
+        try:
+            send(self._sock, kind, number, fds)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno == errno.ETOOMANYREFS:  # descriptors under way
+                return False
+            raise
+        return True
+
+    def send_last(self, kind: Kind) -> None:
+        """Waits until the keeper takes it. Raises OSError."""
+        self._sock.settimeout(PATIENCE_S)
+        self.send(kind, 0)
+
+    def close(self) -> None:
+        """Ends a call that waits in another thread, too."""
+        with suppress(OSError):  # not connected, or gone
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()

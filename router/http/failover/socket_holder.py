@@ -1,0 +1,153 @@
+"""Holds a router's listening sockets and client connections, so that they outlive it: the next router gets them.
+
+It lives in another process on the same host, the cluster's guardian, as threads that nearly always sleep. A router
+hands over what it has by file descriptors (`messages` is the protocol, `place` what is kept of one router).
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import closing, suppress
+from pathlib import Path
+
+from slipstream.router.http.failover.holder_folder import KeeperFolder
+from slipstream.router.http.failover.holder_messages import PATIENCE_S, Kind, receive_greeting
+from slipstream.router.http.failover.holder_slot import Place
+from slipstream.router.http.failover.router_process import RouterProcess
+from slipstream.router.process.open_files import allow_all_files
+
+log = logging.getLogger(__name__)
+
+SPARE_FILES = 256  # of those that this process may have open, for everything else that it does
+OUT_OF_FILES_PAUSE_S = 0.5
+LEAVING_S = 3.0  # that a router may take to go while the next one waits; fronts with TLS say a last word
+
+
+class Keeper:
+    """At each place there is one router at a time: the next one gets what is there when the one before has gone.
+
+    keeper = Keeper()     # raises OSError
+    ... start a router with `keeper.path` ...
+    keeper.close()        # closes what is still open
+    """
+
+    def __init__(self) -> None:
+        self._folder = KeeperFolder()
+        self._places: dict[int, Place] = {}
+        self._num_fronts = 0  # of the latest router, if it has told
+        self._links: set[socket.socket] = set()
+        self._lock = threading.Lock()  # of the three above
+        self._closing = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._door.bind(str(self.path))
+            self._door.listen()
+        except OSError:
+            self._remove()
+            raise
+        self._max_files = allow_all_files() - SPARE_FILES
+        self._thread = threading.Thread(target=self._run, name="client-keeper", daemon=True)
+        self._thread.start()
+
+    @property
+    def path(self) -> Path:
+        """Where a router of this host finds it; nobody but its user can open it."""
+        return self._folder.path / "keeper.sock"
+
+    def let_go(self) -> None:
+        """The next router begins with nothing, perhaps on another host: clients of the one before hear that it is
+        gone. Waits until it is. Raises ValueError if it does not go."""
+        with self._lock:
+            places = list(self._places.values())
+        self._empty(places)
+
+    def close(self) -> None:
+        """Lets go of everything. Idempotent."""
+        with self._lock:
+            self._closing.set()
+            links = list(self._links)
+        for sock in (self._door, *links):
+            with suppress(OSError):  # not connected, or gone
+                sock.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        for thread in self._threads:
+            thread.join()
+        for place in self._places.values():
+            place.forget_all()
+        self._remove()
+
+    def _remove(self) -> None:
+        self._door.close()
+        self._folder.remove()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                link, _ = self._door.accept()
+            except OSError as error:
+                if self._closing.wait(OUT_OF_FILES_PAUSE_S):
+                    return
+                log.warning("a router cannot be let in yet: %s", error)
+                continue
+            with self._lock:
+                if self._closing.is_set():
+                    link.close()
+                    return
+                self._links.add(link)
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
+            thread = threading.Thread(target=self._serve, args=(link,), name="client-keeper-link", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, link: socket.socket) -> None:
+        """Serves one router until it has gone."""
+        try:
+            link.settimeout(PATIENCE_S)
+            kind, number, num_fronts = receive_greeting(link)
+            is_known = kind == Kind.AGAIN
+            with closing(RouterProcess(link)) as router:
+                if num_fronts and not is_known:
+                    self._follow_num_fronts(num_fronts)
+                with self._lock:
+                    place = self._places.setdefault(number, Place(self._max_files))
+                if is_known:
+                    place.take_again(router)
+                else:
+                    place.take(router, time.monotonic() + LEAVING_S)
+                try:
+                    place.hand_over(link, has_them=is_known)
+                    place.serve(link)
+                finally:
+                    place.leave()
+        except (OSError, ValueError) as error:
+            log.warning("the router's connection for what outlives it broke: %s", error)
+        finally:
+            with self._lock:
+                self._links.discard(link)
+            link.close()
+
+    def _follow_num_fronts(self, num_fronts: int) -> None:
+        """A router has come with so many fronts. What was left by fronts that it does not have, nobody goes on with;
+        and one process and several fronts listen in different ways, so between these two everything begins anew. Only
+        the socket for workers is kept. Raises ValueError if a previous router does not go."""
+        with self._lock:
+            before, self._num_fronts = self._num_fronts, num_fronts
+            if before in (0, num_fronts):
+                return
+            begins_anew = 1 in (before, num_fronts)
+            places = [place for number, place in self._places.items() if begins_anew or number > num_fronts]
+        log.info("the router had %d fronts, and has %d: clients that nobody can go on with end", before, num_fronts)
+        self._empty(places, but=frozenset({Kind.WORKERS}))
+
+    def _empty(self, places: Iterable[Place], but: frozenset[Kind] = frozenset()) -> None:
+        """Closes all that is kept there, once their routers have gone. Raises ValueError if one does not go."""
+        until_s = time.monotonic() + LEAVING_S
+        for place in places:
+            place.take(None, until_s)
+            place.forget_all(but)
+            place.leave()

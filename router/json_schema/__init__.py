@@ -1,5 +1,0 @@
-"""Rewrites a client's JSON schema into one that llguidance takes, without any I/O.
-
-It imports nothing of the router. It runs in the process in which guides are tried, where `router/json_guide.py` calls
-it and asks llguidance what is wrong with the result.
-"""

@@ -1,0 +1,42 @@
+"""What is kept of a sampled HTTP request until its spans are made, which happens after its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from slipstream.router.observability.tracing.context import TraceContext
+from slipstream.router.protocol.generation import GenerationError
+from slipstream.router.requests.history import RequestRecord
+
+Value = str | bool | int | float | tuple[str, ...]
+
+
+def new_span_id(source: Random) -> str:
+    """16 hex digits, not all zero."""
+    return f"{source.getrandbits(64) or 1:016x}"
+
+
+@dataclass(slots=True)
+class RequestTrace:
+    """One traced HTTP request. `records` and `asked` are set if it led to generations, `refusal` if it was not let in.
+    Times are `time.monotonic()` seconds."""
+
+    trace_id: str
+    span_id: str
+    parent: TraceContext | None
+    method: str
+    path: str
+    begin_s: float
+    end_s: float = 0.0
+    status: int = 0
+    http_request_id: str = ""
+    records: Sequence[RequestRecord] = ()
+    asked: Mapping[str, Value] = field(default_factory=dict)
+    refusal: GenerationError | None = None
+
+    def answered(self, records: Sequence[RequestRecord], asked: Mapping[str, Value]) -> None:
+        """Adds the generations of the request, and its fields by their names in OpenTelemetry's GenAI conventions."""
+        self.records = records
+        self.asked = asked

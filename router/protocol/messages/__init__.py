@@ -1,0 +1,156 @@
+"""The messages between the router and the workers.
+
+    request     what is to be computed
+    attempts    a request on its way through the workers
+    moves       a running sequence that moves to another decode worker
+    presence    the workers themselves
+
+Messages that occur several times per request are named tuples, the others frozen dataclasses; `router.wire` turns them
+into MessagePack frames and back.
+
+A request may be tried more than once (because a worker died, or a page arrived broken). `attempt` numbers the tries,
+and whoever receives a message about an attempt that is no longer current drops it. `seq` numbers the messages that
+spend credits, per connection; `Credits.ack_seq` is the last one that the worker had taken into account when it counted
+what is free.
+"""
+
+from __future__ import annotations
+
+from slipstream.router.protocol.messages.attempts import (
+    Cancel,
+    Failed,
+    FinishReason,
+    Generate,
+    HandedOff,
+    Prefill,
+    Reserve,
+    Reserved,
+    Start,
+    StepOutput,
+    TokenChunk,
+    TokenLogprob,
+)
+from slipstream.router.protocol.messages.migration import Adopt, Copied, Extend, Frozen, Migrate, Resume
+from slipstream.router.protocol.messages.presence import (
+    ROLES,
+    STEP_SEQUENCES,
+    STEP_TOKENS,
+    BlocksChanged,
+    Build,
+    Credits,
+    Drain,
+    Hello,
+    PageLayout,
+    PeerLost,
+    Ping,
+    Pong,
+    Rejected,
+    ResyncBlocks,
+    Role,
+    Stats,
+    StepBuckets,
+    StepTime,
+    StepTimes,
+    Welcome,
+)
+from slipstream.router.protocol.messages.request import (
+    EngineRequest,
+    Guide,
+    GuideKind,
+    SamplingParams,
+    pack_ids,
+    unpack_ids,
+)
+
+__all__ = [
+    "OLDEST_PROTOCOL_VERSION",
+    "PROTOCOL_VERSION",
+    "ROLES",
+    "STEP_SEQUENCES",
+    "STEP_TOKENS",
+    "Adopt",
+    "BlocksChanged",
+    "Build",
+    "Cancel",
+    "Copied",
+    "Credits",
+    "Drain",
+    "EngineRequest",
+    "Extend",
+    "Failed",
+    "FinishReason",
+    "Frozen",
+    "Generate",
+    "Guide",
+    "GuideKind",
+    "HandedOff",
+    "Hello",
+    "Migrate",
+    "PageLayout",
+    "PeerLost",
+    "Ping",
+    "Pong",
+    "Prefill",
+    "Rejected",
+    "Reserve",
+    "Reserved",
+    "Resume",
+    "ResyncBlocks",
+    "Role",
+    "RouterMessage",
+    "SamplingParams",
+    "Start",
+    "Stats",
+    "StepBuckets",
+    "StepOutput",
+    "StepTime",
+    "StepTimes",
+    "TokenChunk",
+    "TokenLogprob",
+    "Welcome",
+    "WorkerMessage",
+    "pack_ids",
+    "unpack_ids",
+]
+
+# Two programs of different versions may be connected while a cluster is upgraded. Therefore:
+# - a new field comes last and has a default that means what was before it; older receivers leave it out. Every such
+#   change raises PROTOCOL_VERSION, which tells a sender what its peer knows;
+# - a new kind of message has a new code; older receivers leave it out;
+# - whatever older peers must not leave out, or could not read, raises OLDEST_PROTOCOL_VERSION as well: workers below it
+#   are refused by name.
+# A release understands at least the one before it. Recorded frames of released versions are in tests/router/frames.
+PROTOCOL_VERSION = 5
+OLDEST_PROTOCOL_VERSION = 4  # Slipstream 0.1.0. It accepts only exactly its own fields, so it gets no new ones.
+
+WorkerMessage = (
+    Hello
+    | Credits
+    | Reserved
+    | StepOutput
+    | HandedOff
+    | Copied
+    | Frozen
+    | Failed
+    | Stats
+    | BlocksChanged
+    | StepTimes
+    | Pong
+)
+RouterMessage = (
+    Welcome
+    | Rejected
+    | Generate
+    | Reserve
+    | Prefill
+    | Start
+    | Adopt
+    | Extend
+    | Migrate
+    | Resume
+    | Cancel
+    | PeerLost
+    | ResyncBlocks
+    | Ping
+    | Drain
+)

@@ -1,0 +1,127 @@
+"""The messages about one attempt at a request, from its beginning to its end.
+
+    router                    decode worker       prefill group
+      |------ Generate ------------>|                   |      locally: the decode worker computes the prompt, too
+      |<----- StepOutput ... -------|                   |
+      |                             |                   |
+      |------ Reserve ------------->|                   |      remotely
+      |<----- Reserved -------------|                   |
+      |------ Prefill --------------------------------->|
+      |                             |<===== pages ======|
+      |<----- StepOutput (first token) -----------------|
+      |------ Start --------------->|                   |
+      |<----- HandedOff, StepOutput ...                 |
+
+`Cancel` drops an attempt at any time; `Failed` says that a worker has given it up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
+from slipstream.router.protocol.messages.request import EngineRequest
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+# ---- router -> worker
+
+
+class Generate(NamedTuple):
+    """Decode worker: prefill here in chunks and decode. Converts a reservation of the same attempt, if there is one."""
+
+    seq: int
+    request: EngineRequest
+
+
+class Reserve(NamedTuple):
+    """Decode worker: lease pages for the prompt and post receives for what `source` will send."""
+
+    seq: int
+    request: EngineRequest
+    source: PeerId
+    source_tp: int
+
+
+class Prefill(NamedTuple):
+    """Prefill group: compute the prompt, sample one token, send the pages that the ticket asks for."""
+
+    seq: int
+    request: EngineRequest
+    ticket: HandoffTicket
+
+
+class Start(NamedTuple):
+    """Decode worker: decode on from `token_ids` as soon as the pages have arrived."""
+
+    request_id: str
+    attempt: int
+    token_ids: tuple[int, ...]
+
+
+class Cancel(NamedTuple):
+    """Drop the attempt, and free its pages once no transfer can touch them any more. Unknown ids are ignored."""
+
+    request_id: str
+    attempt: int
+
+
+# ---- worker -> router
+
+
+class Reserved(NamedTuple):
+    """Decode worker: pages are leased and receives are posted. `num_cached_tokens` of the prompt were already cached
+    there."""
+
+    request_id: str
+    attempt: int
+    num_cached_tokens: int
+    ticket: HandoffTicket
+
+
+class TokenLogprob(NamedTuple):
+    """The log-probability of a token; `top` are the best alternatives as (token id, logprob) pairs, best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class TokenChunk(NamedTuple):
+    """Tokens `index .. index+len` of a request's output. `index` counts from the first token ever generated for it."""
+
+    request_id: str
+    attempt: int
+    index: int  # type: ignore[assignment]  # hides `tuple.index`, which nobody calls on a chunk
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    num_cached_tokens: int = 0
+
+
+class StepOutput(NamedTuple):
+    """All tokens of one engine step."""
+
+    chunks: tuple[TokenChunk, ...]
+
+
+class HandedOff(NamedTuple):
+    """Decode worker: all pages have arrived intact, and it owns them now."""
+
+    request_id: str
+    attempt: int
+    num_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The worker has given the attempt up and holds nothing of it any more. If it is not retryable, the request itself
+    is at fault. `is_unreachable`: the other end of its transfer could not be reached."""
+
+    request_id: str
+    attempt: int
+    reason: str
+    retryable: bool
+    is_unreachable: bool = False

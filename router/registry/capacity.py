@@ -1,0 +1,46 @@
+"""What a request takes of a worker, and whether the worker has it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slipstream.router.registry.credits import Charge
+from slipstream.router.registry.worker_registry import WorkerState
+
+
+def decode_charge(worker: WorkerState, num_tokens: int) -> Charge:
+    """What a sequence of `num_tokens` takes of a decode worker: their pages and room for one more token."""
+    return Charge(slots=1, pages=worker.pages_for(num_tokens + 1))
+
+
+def prefill_charge(worker: WorkerState, num_tokens: int) -> Charge:
+    """What a prefill of `num_tokens` takes of a prefill group: pages and its queue's tokens."""
+    return Charge(pages=worker.pages_for(num_tokens), tokens=num_tokens)
+
+
+def can_ever_hold(worker: WorkerState, num_tokens: int) -> bool:
+    """Whether the worker, idle, has room for the tokens and one more."""
+    hello = worker.hello
+    return num_tokens < hello.max_model_len and -(-(num_tokens + 1) // hello.page_tokens) <= hello.num_pages
+
+
+def refusal(num_tokens: int, decode_workers: Sequence[WorkerState]) -> str | None:
+    """Why no decode worker could ever take the request; None if one could, or if none is there to ask."""
+    if not decode_workers or any(can_ever_hold(worker, num_tokens) for worker in decode_workers):
+        return None
+    longest = max(min(w.hello.max_model_len, w.hello.num_pages * w.hello.page_tokens) for w in decode_workers)
+    return f"a sequence of {num_tokens} tokens leaves no room for output: at most {longest} tokens fit"
+
+
+def fits_decode(worker: WorkerState, num_tokens: int) -> bool:
+    """Whether a decode worker's credits cover the sequence now."""
+    return worker.ledger.free_slots >= 1 and worker.ledger.free_pages >= worker.pages_for(num_tokens + 1)
+
+
+def fits_prefill(worker: WorkerState, num_tokens: int) -> bool:
+    """Whether a prefill group's credits cover the prompt now."""
+    # An idle group takes any prompt that fits its pages, even one longer than its queue is meant to be.
+    ledger, hello = worker.ledger, worker.hello
+    return ledger.free_pages >= -(-num_tokens // hello.page_tokens) and ledger.free_tokens >= min(
+        num_tokens, hello.max_queued_tokens
+    )

@@ -1,0 +1,68 @@
+"""Decides by its first message whether a worker may join. Pure."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+
+from slipstream.router.protocol.messages import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, Hello
+
+
+def why_refused(hello: Hello, token: str, model: str, connected: Iterable[Hello]) -> str | None:
+    """Why a worker cannot join a router with this secret token and this model, beside the workers that are connected;
+    None if it can."""
+    if not hmac.compare_digest(hello.token.encode(), token.encode()):
+        return "wrong token"
+    if (reason := _foreign_protocol(hello)) is not None:
+        return reason
+    if hello.model != model:
+        return f"model {hello.model!r}, this router serves {model!r}"
+    return _own_fault(hello) or next(filter(None, (_conflict(hello, other) for other in connected)), None)
+
+
+def _foreign_protocol(hello: Hello) -> str | None:
+    """Why the two cannot understand each other: each understands a range of versions, and these must overlap."""
+    oldest = hello.oldest_version or hello.version
+    if oldest <= PROTOCOL_VERSION and hello.version >= OLDEST_PROTOCOL_VERSION:
+        return None
+    theirs = _spell_range(oldest, hello.version)
+    ours = _spell_range(OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION)
+    of_worker = f" (Slipstream {hello.build.slipstream})" if hello.build.slipstream else ""
+    return f"worker {hello.worker.name}{of_worker} speaks version {theirs} of the protocol, this router {ours}"
+
+
+def _spell_range(oldest: int, newest: int) -> str:
+    return f"{newest}" if oldest >= newest else f"{oldest} to {newest}"
+
+
+def _own_fault(hello: Hello) -> str | None:
+    """What about the worker itself makes no sense."""
+    if not hello.worker.name:
+        return "worker.name is empty"
+    for field, value in (
+        ("tp", hello.tp),
+        ("page_tokens", hello.page_tokens),
+        ("num_pages", hello.num_pages),
+        ("max_slots", hello.max_slots),
+        ("max_queued_tokens", hello.max_queued_tokens),
+        ("max_model_len", hello.max_model_len),
+    ):
+        if value < 1:
+            return f"{field} must be at least 1, got {value}"
+    if len(hello.addresses) != hello.tp:
+        return f"{len(hello.addresses)} transfer addresses for tp {hello.tp}"
+    return None
+
+
+def _conflict(hello: Hello, other: Hello) -> str | None:
+    """What does not go together with a connected worker."""
+    peer = other.worker
+    if peer.name != hello.worker.name:
+        is_other_size = other.page_tokens != hello.page_tokens
+        return f"page_tokens {hello.page_tokens}, but {peer.name} has {other.page_tokens}" if is_other_size else None
+    # The same process may have to repeat its hello; another process must have a later epoch.
+    is_newer = hello.worker.epoch > peer.epoch
+    is_repeat = (hello.worker.epoch, hello.pid) == (peer.epoch, other.pid)
+    if is_newer or is_repeat:
+        return None
+    return f"{peer.name} is connected with epoch {peer.epoch}, not older than {hello.worker.epoch}"

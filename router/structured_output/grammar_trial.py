@@ -1,0 +1,136 @@
+"""Tries guides out in a separate process, which is all that dies if a guide takes too long or too much memory. JSON
+schemas are also rewritten there (`router.json_schema`).
+
+    Trials --[kind, spec, style], a line of JSON--> python -m slipstream.router.structured_output.grammar_trial
+           <--[spec for workers, or null, complaint or null]--
+
+llguidance counts most of its work and stops by itself, but not all of it (intersected `multipleOf`s become one
+automaton with the product of their states), and a call into it cannot be interrupted from another thread. The kernel,
+however, can end the process: by SIGPROF after `MAX_CPU_S` of CPU time for one guide, and by refusing more than
+`MAX_BYTES` of address space. A process serves guides until one of them ends it; the next guide starts another process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+from typing import IO, NamedTuple
+
+from slipstream.router.protocol.grammar import COMPACT_JSON, GrammarError, JsonStyle, complaint
+from slipstream.router.protocol.messages import Guide
+
+MAX_CPU_S = 1.0
+MAX_WALL_S = 60.0  # also given up after this, on a machine too busy to give it its CPU time
+MAX_BYTES = 2 << 30
+NICENESS = 5  # streams go first
+TOO_COMPLEX = f"it is too complex: trying it takes more than {MAX_CPU_S:g} s or {MAX_BYTES >> 20} MiB"
+
+
+class Verdict(NamedTuple):
+    """The guide as workers should be given it, or else what is wrong with it."""
+
+    guide: Guide | None
+    fault: str | None = None
+
+
+class TrialError(RuntimeError):
+    """Guides cannot be tried on this machine at all."""
+
+
+class Trials:
+    """Owns the process. One caller at a time; `verdict` blocks. The process ends with this object or the
+    interpreter."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._finish: Callable[[], object]  # ends that process
+
+    def verdict(self, guide: Guide, style: JsonStyle = COMPACT_JSON) -> Verdict:
+        """What becomes of the guide of a request. Raises TrialError."""
+        process = self._process or self._begin()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps([*guide, style]).encode() + b"\n")
+            process.stdin.flush()
+            answer = _line(process.stdout)
+        except BrokenPipeError:
+            answer = b""
+        if answer:
+            spec, fault = json.loads(answer)
+            return Verdict(None if spec is None else Guide(guide.kind, spec), fault)
+        self._process = None
+        process.kill()  # if it has not ended by itself
+        self._finish()
+        if process.returncode > 0:
+            raise TrialError(f"guides cannot be tried: the process that does it has ended with {process.returncode}")
+        return Verdict(None, TOO_COMPLEX)
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        # The new process must find the same modules as this one.
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-P", "-m", "slipstream.router.structured_output.grammar_trial"]
+        try:
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        except OSError as error:
+            raise TrialError(f"guides cannot be tried: {error}") from error
+        self._process, self._finish = process, weakref.finalize(self, _end, process)
+        return process
+
+
+def _line(stream: IO[bytes]) -> bytes:
+    """The next line; empty if the other end is gone or says nothing for too long."""
+    poll = select.poll()  # select() fails for descriptors over 1023, and a front has one for each client
+    poll.register(stream, select.POLLIN)
+    return stream.readline() if poll.poll(1e3 * MAX_WALL_S) else b""
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Closes the process's input, upon which it ends, at the latest after the guide that it is trying."""
+    for stream in (process.stdin, process.stdout):
+        assert stream is not None
+        try:
+            stream.close()
+        except BrokenPipeError:
+            continue
+    process.wait()
+
+
+def verdict(guide: Guide, style: JsonStyle) -> Verdict:
+    """Tries a guide out. This may take for ever, or all memory."""
+    from slipstream.router.structured_output.json_grammar import json_guide  # only this process needs it
+
+    try:
+        final = json_guide(guide.spec, style) if guide.kind == "json" else guide
+        fault = complaint(final)
+    except GrammarError as error:
+        return Verdict(None, str(error))
+    except (MemoryError, RecursionError):
+        return Verdict(None, TOO_COMPLEX)
+    return Verdict(None, fault) if fault is not None else Verdict(final)
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the parent; this process ends with it
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(NICENESS)
+    for line in sys.stdin.buffer:
+        kind, spec, style = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
+        guide, fault = verdict(Guide(kind, spec), JsonStyle(*style))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        sys.stdout.write(json.dumps([None if guide is None else guide.spec, fault]) + "\n")
+        sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,304 @@
+"""Guides of requests: every form becomes the same thing; what nothing could follow is a 400 that names its field."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from slipstream.router.api.openai.body.schema import CompletionRequest
+from slipstream.router.api.openai.body.structured_output import MAX_GUIDE_BYTES, Guides
+from slipstream.router.process.open_files import allow_all_files
+from slipstream.router.protocol.grammar import COMPACT_JSON, JsonStyle
+from slipstream.router.protocol.messages import EngineRequest, Generate, Guide
+from slipstream.router.protocol.wire import decode_payload, encode_frame
+from slipstream.router.structured_output.grammar_trial import TOO_COMPLEX, TrialError, Trials, Verdict
+from slipstream.router.structured_output.json_schema.anything import DEFINITION, FREE_OBJECT, NAME
+from tests.support.router.fake_cluster import MODEL, front, run
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+HI = [{"role": "user", "content": "hi"}]
+SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}, "required": ["b"]}
+TEXT = orjson.dumps(SCHEMA).decode()
+COMPACT = {"x-guidance": {"whitespace_flexible": False, "coerce_one_of": True}}
+SPACED = {"x-guidance": {"whitespace_pattern": r"[ \t\n\r]{1,16}", "coerce_one_of": True}}
+
+
+def json_guide(schema: dict[str, Any], options: dict[str, Any] = COMPACT) -> Guide:
+    return Guide("json", orjson.dumps({**schema, **options}).decode())
+
+
+CLOSED = json_guide({**SCHEMA, "additionalProperties": False})
+FREE = {**FREE_OBJECT, "$defs": {NAME: DEFINITION}}
+ANY = json_guide(FREE)
+JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
+FORMS: list[tuple[dict[str, Any], Guide | None]] = [
+    ({"response_format": {"type": "text"}}, None),
+    ({"response_format": {"type": "json_object"}}, ANY),
+    ({"response_format": JSON_SCHEMA}, CLOSED),
+    (
+        {"response_format": JSON_SCHEMA, "structured_outputs": {"whitespace": "any", "open_objects": True}},
+        json_guide(SCHEMA, SPACED),
+    ),
+    ({"structured_outputs": {"json": SCHEMA}}, CLOSED),
+    ({"structured_outputs": {"json": SCHEMA, "whitespace": "compact", "disable_any_whitespace": True}}, CLOSED),
+    ({"structured_outputs": {"json": SCHEMA, "open_objects": True}}, json_guide(SCHEMA)),
+    ({"structured_outputs": {"json_object": True}}, ANY),
+    ({"structured_outputs": {"json_object": True, "whitespace": "any"}}, json_guide(FREE, SPACED)),
+    ({"structured_outputs": {"json_object": True, "open_objects": True}}, json_guide({"type": "object"})),
+    ({"structured_outputs": {"regex": "a+"}}, Guide("regex", "a+")),
+    ({"structured_outputs": {"choice": ["a", "é"]}}, Guide("choice", '["a","é"]')),
+    ({"structured_outputs": {"grammar": 'start: "a"'}}, Guide("grammar", 'start: "a"')),
+    ({"guided_json": SCHEMA}, CLOSED),
+    ({"guided_json": TEXT}, CLOSED),
+    ({"guided_regex": "[0-9]{3}"}, Guide("regex", "[0-9]{3}")),
+    ({"guided_choice": ["yes", "no"]}, Guide("choice", '["yes","no"]')),
+    ({"guided_grammar": 'root ::= "a" root | "b"'}, Guide("grammar", 'root ::= "a" root | "b"')),
+    ({"guided_json": None, "structured_outputs": None}, None),
+]
+DEEP: dict[str, Any] = {"type": "integer"}
+for _ in range(80):
+    DEEP = {"anyOf": [DEEP]}
+BAD: list[tuple[dict[str, Any], str]] = [
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "objct"}}}},
+        "response_format.json_schema.schema",
+    ),
+    ({"guided_json": "{"}, "guided_json"),
+    ({"guided_json": {"$ref": "http://127.0.0.1:1/x"}}, "guided_json"),
+    ({"guided_json": {"$ref": "#"}}, "guided_json"),
+    ({"guided_json": {"type": "integer", "multipleOf": 999983, "maximum": 1e300}}, "guided_json"),
+    ({"guided_json": DEEP}, "guided_json"),
+    ({"guided_json": {"enum": ["x" * MAX_GUIDE_BYTES]}}, "guided_json"),
+    ({"structured_outputs": {"regex": "(ab"}}, "structured_outputs.regex"),
+    ({"guided_regex": "(?=a)b"}, "guided_regex"),
+    ({"guided_grammar": "start: nowhere"}, "guided_grammar"),
+    ({"guided_grammar": "root ::= ((("}, "guided_grammar"),
+    ({"guided_grammar": "hello"}, "guided_grammar"),
+    ({"guided_grammar": 'start: %json {"multipleOf": 999983}'}, "guided_grammar"),
+    ({"guided_json": {"multipleOf": 0.00123457}}, "guided_json"),
+    ({"guided_json": {"properties": {name: {"multipleOf": 9973 - n} for n, name in enumerate("ab")}}}, "guided_json"),
+    ({"guided_regex": "x?a{1000000000}"}, "guided_regex"),
+    ({"guided_json": {"type": "string", "pattern": "^a{2,10000000}$"}}, "guided_json"),
+    ({"guided_regex": "a{" + "1" * 5000 + "}"}, "guided_regex"),
+    ({"guided_json": '{"multipleOf": 1' + "0" * 400 + "}"}, "guided_json"),
+    ({"guided_json": '{"type":"number","minimum": 1' + "0" * 400 + "}"}, "guided_json"),
+    ({"guided_json": r'{"enum":["\ud800"]}'}, "guided_json"),
+    ({"guided_json": r'{"properties":{"\ud800":{}}}'}, "guided_json"),
+    ({"guided_json": '{"enum":[' + '{"a":' * 400 + "1" + "}" * 400 + "]}"}, "guided_json"),
+    ({"guided_grammar": "start: " + " | ".join(f'"{number}"' for number in range(2000))}, "guided_grammar"),
+    ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+    ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
+    ({"structured_outputs": {"regex": "a", "grammar": 'start: "a"'}}, "structured_outputs.grammar"),
+    ({"structured_outputs": {"regex": "a", "whitespace": "any"}}, "structured_outputs"),
+    ({"guided_regex": "a", "structured_outputs": {"open_objects": True}}, "structured_outputs"),
+    ({"structured_outputs": {"whitespace": "any"}}, "structured_outputs.json"),
+    (
+        {"guided_json": {}, "structured_outputs": {"whitespace": "any", "disable_any_whitespace": True}},
+        "structured_outputs.whitespace",
+    ),
+]
+
+
+def body_of(path: str, fields: dict[str, Any]) -> dict[str, Any]:
+    return {**({"messages": HI} if path == CHAT else {"prompt": "hi"}), **fields}
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_every_form_of_a_guide_reaches_the_workers(path: str) -> None:
+    async def main() -> None:
+        async with front("abc") as site:
+            for fields, guide in FORMS:
+                status, answer = (await site.post(path, **body_of(path, fields)))[::2]
+                assert status == 200, (fields, answer)
+                sampling = site.service.requests[-1].sampling
+                assert sampling.guide == guide
+                message = Generate(1, EngineRequest("r", 0, b"", b"", sampling))
+                assert decode_payload(encode_frame(message)[4:]) == message
+
+    run(main)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_what_nothing_can_follow_is_a_400_that_names_its_field(path: str) -> None:
+    async def main() -> None:
+        async with front("abc") as site:
+            for fields, param in BAD * 2:  # the second time the verdict is known
+                raw = json.dumps({"model": MODEL, **body_of(path, fields)}).encode()
+                status, _, answer = await site.request("POST", path, raw)
+                error = orjson.loads(answer)["error"]
+                assert (status, error["param"], error["code"]) == (400, param, "invalid_value"), (fields, error)
+                assert len(error["message"]) < 700
+            assert site.service.requests == []
+
+    run(main)
+
+
+def test_a_guide_that_only_leads_to_itself_is_told_in_words() -> None:
+    async def main() -> None:
+        async with front("abc") as site:
+            for fields in ({"guided_json": {"$ref": "#"}}, {"guided_grammar": "start: start"}):
+                answer = orjson.loads((await site.post(COMPLETIONS, **body_of(COMPLETIONS, fields)))[2])
+                assert answer["error"]["message"].endswith("it refers to itself without end")
+
+    run(main)
+
+
+FATAL = {
+    "/enum/0": r'{"enum":["\ud800"]}',
+    "/properties": r'{"properties":{"\ud800":{"type":"string"}}}',
+    "/enum/0/a": '{"enum":[' + '{"a":' * 400 + "1" + "}" * 400 + "]}",
+    "/minimum": '{"type":"number","minimum":1' + "0" * 400 + "}",
+    "/multipleOf": '{"multipleOf":1' + "0" * 5000 + "}",
+}
+
+
+@pytest.mark.parametrize("pointer", FATAL)
+def test_a_schema_that_nothing_can_hold_is_refused_by_its_pointer_and_the_process_goes_on(
+    pointer: str, trials: Trials
+) -> None:
+    assert trials.verdict(Guide("regex", "a+")).guide is not None
+    process = trials._process
+    verdict = trials.verdict(Guide("json", FATAL[pointer]))
+    assert verdict.guide is None
+    assert (verdict.fault or "").startswith(f"at {pointer}: ")
+    assert trials._process is process
+
+
+MANY = " | ".join(f'"{number}"' for number in range(2500))
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [f"start: {MANY}", f'start: "x" ({MANY} | "y")', f'start: "x"+ (" " | "y" a)\na: "!" ({MANY})'],
+    ids=["at the beginning", "behind a byte", "beside the way"],
+)
+def test_a_grammar_with_more_alternatives_than_workers_follow_is_refused(grammar: str, trials: Trials) -> None:
+    assert "2000" in (trials.verdict(Guide("grammar", grammar)).fault or "")
+    served = Guide("grammar", "start: " + " | ".join(f'"{number}"' for number in range(1999)))
+    assert trials.verdict(served) == Verdict(served)
+
+
+HOSTILE = [
+    Guide("regex", "((a{1,1000}){1,1000}){1,1000}"),
+    Guide("regex", "(.*a.{200}|.*b.{200}|.*c.{300})"),
+    Guide("regex", "(a|aa)*" * 200 + "b{3000}"),
+    Guide("json", '{"type":"array","minItems":100000000,"items":{"type":"integer"}}'),
+    Guide("json", json.dumps({"allOf": [{"anyOf": [{"required": [f"p{i}{j}"]} for j in range(9)]} for i in range(9)]})),
+    Guide("json", json.dumps({"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(1500)}})),
+    Guide("json", '{"anyOf":[' * 60 + '{"type":"integer"}' + "]}" * 60),
+    Guide("choice", json.dumps([f"choice {i}" for i in range(1024)])),
+    Guide("grammar", "root ::= " + "(" * 5000),
+    Guide("grammar", "root ::= " + '"a" | ' * 5000 + '"b"'),
+    Guide("grammar", "root ::= root root | root"),
+    Guide("grammar", 'start: ("a"{1,100000}){1,100000}'),
+]
+
+
+@pytest.mark.parametrize("guide", HOSTILE, ids=lambda guide: f"{guide.kind}-{guide.spec[:24]}")
+@pytest.mark.timeout(30)
+def test_hostile_guides_get_a_verdict(guide: Guide, trials: Trials) -> None:
+    verdict = trials.verdict(guide)
+    assert (verdict.guide is None) == (verdict.fault is not None)
+
+
+@pytest.fixture(scope="module")
+def trials() -> Trials:
+    return Trials()
+
+
+# What llguidance does not count, as `_check_divisors` would let it through if it did not look.
+ENDLESS = Guide("json", json.dumps({"anyOf": [{"type": "integer", "multipleOf": 9973 - n} for n in range(50)]}))
+
+
+@pytest.mark.timeout(60)
+def test_a_guide_whose_trial_does_not_end_ends_its_process_and_the_next_one_is_tried_by_another(
+    trials: Trials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import slipstream.router.protocol.grammar as g; g.MAX_DIVISOR = 10**300"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    lenient = Trials()
+    assert lenient.verdict(Guide("regex", "a+")) == Verdict(Guide("regex", "a+"))
+    assert lenient.verdict(ENDLESS) == Verdict(None, TOO_COMPLEX)
+    assert lenient.verdict(Guide("regex", "(ab")).guide is None
+    assert lenient.verdict(Guide("regex", "b+")) == Verdict(Guide("regex", "b+"))
+    assert "at /anyOf/1/multipleOf: " in (trials.verdict(ENDLESS).fault or "")
+
+
+def test_a_trial_process_ends_with_whoever_asks_it() -> None:
+    trials = Trials()
+    assert trials.verdict(Guide("regex", "a+")).fault is None
+    process = trials._process
+    assert process is not None
+    del trials
+    gc.collect()
+    assert process.returncode == 0
+
+
+def test_where_no_guide_can_be_tried_the_request_fails_and_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(TrialError, match="has ended with 1"):
+        Trials().verdict(Guide("regex", "a+"))
+
+
+def test_a_trial_is_heard_where_many_files_are_open() -> None:
+    if allow_all_files() < 1200:
+        pytest.skip("so many files may not be open here")
+    with contextlib.ExitStack() as stack:
+        while stack.enter_context(open(os.devnull)).fileno() < 1100:
+            pass
+        assert Trials().verdict(Guide("regex", "a+")).fault is None
+
+
+class SlowTrials(Trials):
+    """Says nothing until it is let go, and tells when two ask at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.guides: list[Guide] = []
+        self.is_asked, self.is_asked_twice, self.goes_on = threading.Event(), threading.Event(), threading.Event()
+
+    def verdict(self, guide: Guide, style: JsonStyle = COMPACT_JSON) -> Verdict:
+        (self.is_asked_twice if self.guides else self.is_asked).set()
+        self.guides.append(guide)
+        assert self.goes_on.wait(10)
+        return Verdict(guide)
+
+
+def test_a_guide_waits_for_the_trial_of_one_whose_client_has_left() -> None:
+    async def main() -> None:
+        guides = Guides()
+        trials = guides._trials = SlowTrials()
+        first, second = (
+            asyncio.create_task(guides.of(CompletionRequest(model=MODEL, prompt="p", guided_regex=regex)))
+            for regex in ("a", "b")
+        )
+        assert await asyncio.to_thread(trials.is_asked.wait, 10)
+        first.cancel()
+        await asyncio.wait([first])
+        assert not await asyncio.to_thread(trials.is_asked_twice.wait, 0.2)
+        trials.goes_on.set()
+        assert await second == Guide("regex", "b")
+        assert trials.guides == [Guide("regex", "a"), Guide("regex", "b")]
+
+    run(main)
+
+
+def test_nobody_imports_the_library_before_the_first_guide() -> None:
+    program = (
+        "import sys, slipstream.router.frontends.front, slipstream.workers.worker; "
+        "sys.exit(any(name.startswith('llguidance') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,0 +1,151 @@
+"""A whole answer whose router was killed is the one that its client would have got from that router."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from slipstream.router.catalog.served_model import ServedModel
+from slipstream.router.config.router_config import HttpConfig, RouterConfig
+from slipstream.router.frontends.front import Front
+from slipstream.router.http.failover.failover_session import Estate
+from slipstream.router.http.failover.socket_holder import Keeper
+from slipstream.router.http.server import HttpServer
+from slipstream.router.protocol.generation import GenerateRequest
+from slipstream.router.protocol.messages import unpack_ids
+from slipstream.router.text.tokenizer import Tokenizer
+from tests.support.router.fake_cluster import MODEL, MODEL_DIR, FakeService, Script, run, unchunk
+
+SHORT, LONG = "It ended 🙂 before.", "This goes on, wörd for word, until the end."  # the first choice and the second
+PING_S = 0.02
+HELD_AT = 14  # tokens of the second choice, when the first one has ended
+
+
+class Gate(asyncio.Event):
+    """Says when somebody waits at it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached = asyncio.Event()
+
+    async def wait(self) -> bool:
+        self.reached.set()
+        return await super().wait()
+
+
+@contextlib.asynccontextmanager
+async def router(path: Path, tokenizer: Tokenizer, hold_at: int | None) -> AsyncIterator[tuple[FakeService, int]]:
+    """One router after the other; each cuts its connections at its end, as a kill would."""
+
+    def script(request: GenerateRequest) -> Script:
+        text = (SHORT, LONG)[request.choice]
+        token_ids = tokenizer._tokenizer.encode(text, add_special_tokens=False).ids
+        num_known = len(request.resumed.output_ids) // 4 if request.resumed is not None else 0
+        return Script(token_ids[num_known:], "length", hold_at=hold_at if request.choice else None)
+
+    service = FakeService(script, release=Gate())
+    estate = await asyncio.to_thread(Estate.of_keeper, path)
+    assert estate is not None
+    http = HttpConfig(host="127.0.0.1", port=0, sse_ping_s=PING_S)
+    handler = Front(ServedModel(MODEL, tokenizer), service, lambda: None, lambda: 0, RouterConfig(http))
+    server = HttpServer(http, handler, estate=estate)
+    port = await server.start()
+    await server.take_over()
+    try:
+        yield service, port
+    finally:
+        await server.stop()
+        await service.close()
+
+
+async def answered(is_killed: bool, **fields: Any) -> tuple[dict[str, Any], list[GenerateRequest]]:
+    """The answer, without what no two answers share, and what the last router submitted."""
+    keeper = Keeper()
+    body = orjson.dumps({"model": MODEL, "prompt": "Say it", "n": 2, "max_tokens": 60, **fields})
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    with ThreadPoolExecutor(1) as pool, contextlib.closing(keeper):
+        tokenizer = Tokenizer.from_directory(MODEL_DIR, pool)
+        async with router(keeper.path, tokenizer, HELD_AT) as (service, port):
+            assert isinstance(service.release, Gate)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(head.encode() + body)
+            await service.release.reached.wait()
+            for _ in range(3):
+                await asyncio.sleep(0)  # what came last is handed out
+            if not is_killed:
+                service.release.set()
+                data = await reader.read()
+        if is_killed:
+            async with router(keeper.path, tokenizer, None) as (service, _):
+                data = await reader.read()
+        writer.close()
+    answer = orjson.loads(data.partition(b"\r\n\r\n")[2])
+    return {name: answer[name] for name in ("choices", "usage")}, service.requests
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"echo": True},
+        {"stop": ["word,"]},
+        {"stop": ["until then"]},
+        {"stop": ["ended"], "include_stop_str_in_output": True},  # which the killed router has found already
+        {"logprobs": 2},
+        {"logprobs": 2, "stop": ["on, word"]},  # which may have begun when the router is killed
+    ],
+    ids=orjson.dumps,
+)
+def test_it_has_the_same_choices_and_the_same_usage(fields: dict[str, Any]) -> None:
+    async def main() -> None:
+        undisturbed, _ = await answered(False, **fields)
+        resumed, requests = await answered(True, **fields)
+        assert resumed == undisturbed
+        assert all(request.resumed is not None for request in requests)
+
+    run(main)
+
+
+def test_both_choices_go_on_from_the_tokens_that_they_had() -> None:
+    async def main() -> None:
+        _, (short, long) = await answered(True)
+        assert short.resumed is not None
+        assert long.resumed is not None
+        assert len(unpack_ids(long.resumed.output_ids)) == HELD_AT
+        assert 0 < len(unpack_ids(short.resumed.output_ids)) < HELD_AT  # all but the last, which tells of its end
+
+    run(main)
+
+
+@pytest.mark.parametrize("held_at", [0, HELD_AT])
+def test_a_stream_that_was_pinged_goes_on_at_the_next_router_as_if_it_had_not_been(held_at: int) -> None:
+    async def main() -> None:
+        body = orjson.dumps({"model": MODEL, "prompt": "Say it", "n": 2, "max_tokens": 60, "stream": True})
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+        with ThreadPoolExecutor(1) as pool, contextlib.closing(Keeper()) as keeper:
+            tokenizer = Tokenizer.from_directory(MODEL_DIR, pool)
+            async with router(keeper.path, tokenizer, held_at) as (_, port):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(head.encode() + body)
+                data = await reader.readuntil(b": ping\n\n")
+                data += await reader.readuntil(b": ping\n\n")
+            async with router(keeper.path, tokenizer, None):
+                data += await reader.read()
+            writer.close()
+        assert data.count(b"HTTP/1.1") == data.count(b"data: [DONE]") == 1
+        _, _, rest = data.partition(b"\r\n\r\n")
+        events = [line for line in unchunk(rest).decode().split("\n\n") if line.startswith("data: {")]
+        texts = ["", ""]
+        for event in events:
+            for choice in orjson.loads(event[6:])["choices"]:
+                texts[choice["index"]] += choice["text"]
+        assert texts == [SHORT, LONG]
+
+    run(main)

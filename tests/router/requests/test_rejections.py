@@ -1,0 +1,302 @@
+"""Refused requests can be explained, by their own tenant, and cost those that are served nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import yaml
+
+from slipstream.router.access.api_key import digest_of
+from slipstream.router.config.access_config import AccessConfig
+from slipstream.router.observability.explain.explain import explanation
+from slipstream.router.observability.explain.explain_table import listing, table
+from slipstream.router.process.addresses import Endpoint
+from slipstream.router.protocol.generation import AdmissionError, Figure, GenerationError, Slo
+from slipstream.router.requests.history import History, RequestRecord, Timeline
+from slipstream.router.requests.rejections import Refusals, RefusedRequest
+from tests.router.dispatch.test_admission import busy_lab
+from tests.router.test_http_router import CONFIG, Exchange, PlayedWorker, completion
+from tests.support.router.dispatcher_lab import CONFIG as LAB_CONFIG
+from tests.support.router.dispatcher_lab import Lab
+from tests.support.router.fake_cluster import run
+from tests.support.router.routing import routing
+
+FULL = GenerationError("queue_full", "3 requests are waiting already", 2.5, (Figure("num_waiting", 3),))
+NUM_SLOTS = 8  # of a played worker
+
+
+def refused(request_id: str, *names: str, tenant: str = "", at_s: float = 1.0) -> RefusedRequest:
+    return RefusedRequest(at_s, request_id, names, tenant, 0, 5, 10, None, Slo(), "", None, "", "", FULL)
+
+
+# ---- what is kept
+
+
+def test_of_many_the_latest_are_kept_and_the_names_of_the_others_are_gone() -> None:
+    refusals = Refusals(3)
+    for number in range(10):
+        refusals.add(refused(f"r{number}", "shared", f"x{number}"))
+    assert [one.request_id for one in refusals.latest()] == ["r9", "r8", "r7"]
+    assert refusals.get("r6") is refusals.get("x6") is None
+    assert refusals.get("shared") is refusals.get("r9") is refusals.get("x9")
+    assert len(refusals) == 3
+    assert set(refusals._by_name) == {"shared", "x7", "x8", "x9"}
+
+
+def test_the_flood_of_one_tenant_leaves_the_refusals_of_the_others() -> None:
+    refusals = Refusals(8)
+    for number in range(3):
+        refusals.add(refused(f"quiet{number}", tenant="quiet"))
+    for number in range(100):
+        refusals.add(refused(f"loud{number}", tenant="loud"))
+    kept = [one.request_id for one in refusals.latest()]
+    assert kept == ["loud99", "loud98", "loud97", "loud96", "quiet2", "quiet1", "quiet0"]
+    for number in range(100):
+        refusals.add(refused(f"t{number}", tenant=f"t{number}"))
+    assert len(refusals) == 8
+    assert set(refusals._ids_of) == {f"t{number}" for number in range(92, 100)}
+
+
+def test_an_id_that_is_refused_again_is_kept_once() -> None:
+    refusals = Refusals(3)
+    for at_s in (1.0, 2.0):
+        refusals.add(refused("a", "name", at_s=at_s))
+        refusals.add(refused("b"))
+    assert [one.request_id for one in refusals.latest()] == ["b", "a"]
+    named = refusals.get("name")
+    assert named is not None
+    assert named.at_s == 2.0
+
+
+def test_a_flood_of_refusals_pushes_no_served_request_out_of_the_history() -> None:
+    history = History(4)
+    for number in range(4):
+        history.add(RequestRecord(f"served{number}", "", 0, 1, Timeline(float(number))))
+    for number in range(1000):
+        history.refuse(refused(f"r{number}", at_s=10.0 + number))
+    assert all(history.get(f"served{number}") is not None for number in range(4))
+    assert [record.request_id for record in history.latest()][:5] == ["r999", "r998", "r997", "r996", "served3"]
+    history.add(RequestRecord("served4", "", 0, 1, Timeline(2000.0)))
+    assert next(iter(history.latest())).request_id == "served4"
+
+
+@pytest.mark.parametrize("is_refused_last", [True, False])
+def test_of_a_retry_with_the_same_name_the_latest_try_is_found(is_refused_last: bool) -> None:
+    history = History(4)
+    history.add(RequestRecord("served", "", 0, 1, Timeline(5.0), names=("mine",)))
+    history.refuse(refused("refused", "mine", at_s=6.0 if is_refused_last else 4.0))
+    found = history.get("mine")
+    assert found is not None
+    assert found.request_id == ("refused" if is_refused_last else "served")
+
+
+def test_a_refusal_does_not_hide_the_running_request_whose_id_it_wanted() -> None:
+    lab = Lab()
+    lab.submit("a")
+    with pytest.raises(AdmissionError, match="in use"):
+        lab.submit("a")
+    assert lab.dispatcher.record("a").phase == "queued"
+
+
+# ---- what is told
+
+
+def told_of(lab: Any, request_id: str) -> dict[str, Any]:
+    return explanation(lab.dispatcher.record(request_id), 0.0)
+
+
+def test_a_full_queue_is_told_with_its_length_and_bound() -> None:
+    lab = Lab()
+    for number in range(3):
+        lab.submit(f"r{number}")
+    lab.now = 7.0
+    with pytest.raises(AdmissionError):
+        lab.submit("late", names=("mine",), tenant="", timeout_s=30.0, session="s")
+    told = told_of(lab, "mine")
+    assert orjson.loads(orjson.dumps(told)) == told | {"names": ["mine"]}
+    assert (told["phase"], told["outcome"], told["num_attempts"], told["decode"]) == ("refused", "queue_full", 0, None)
+    assert told["why"] == "queue_full: 3 requests are waiting already; at most 3 may"
+    error = told["finish"]["error"]
+    assert error["figures"] == {"num_waiting": 3, "max_waiting": 3}
+    assert error["retry_after_s"] > 0
+    assert (told["timeline"]["queued"], told["timeline"]["finished"], told["queue_s"]) == (None, 0, None)
+    assert told["queued_at"] == "1970-01-01T00:00:07.000+00:00"
+    assert (told["num_prompt_tokens"], told["max_output_tokens"], told["timeout_s"]) == (5, 10, 30)
+    assert (told["attempts"], told["decisions"]) == ([], [])
+
+
+def test_a_tenants_full_share_is_told_with_the_share() -> None:
+    lab = Lab(replace(LAB_CONFIG, max_queued_per_tenant=2))
+    for number in range(2):
+        lab.submit(f"r{number}", tenant="acme")
+    with pytest.raises(AdmissionError):
+        lab.submit("late", tenant="acme")
+    told = told_of(lab, "late")
+    assert told["outcome"] == "tenant_queue_full"
+    assert told["finish"]["error"]["figures"] == {"num_waiting_of_tenant": 2, "max_waiting_of_tenant": 2}
+
+
+def test_a_deadline_out_of_reach_is_told_with_the_predicted_wait() -> None:
+    lab = busy_lab(100)
+    with pytest.raises(AdmissionError):
+        lab.submit("hopeless", timeout_s=20.0)
+    told = told_of(lab, "hopeless")
+    figures = told["finish"]["error"]["figures"]
+    assert (told["outcome"], figures["num_waiting_before"], figures["deadline_s"]) == ("deadline_unreachable", 100, 20)
+    assert figures["predicted_wait_s"] == pytest.approx(100, rel=0.1)
+    assert figures["least_wait_s"] == pytest.approx(figures["predicted_wait_s"] / 2)
+
+
+def test_a_queue_timeout_is_told_with_the_queue_at_that_moment() -> None:
+    lab = Lab()
+    lab.submit("a")
+    lab.submit("b")
+    lab.tick(LAB_CONFIG.queue_timeout_s)
+    told = told_of(lab, "a")
+    assert (told["phase"], told["outcome"]) == ("finished", "queue_timeout")
+    assert told["finish"]["error"]["figures"] == {"num_waiting": 2, "deadline_s": LAB_CONFIG.queue_timeout_s}
+    assert "num_waiting" in table(told)
+
+
+def test_the_refusal_of_one_choice_is_found_by_the_names_of_the_whole_answer() -> None:
+    lab = Lab()
+    lab.submit("r0")
+    lab.submit("r1")
+    lab.submit("a#0", names=("x#0", "a", "x"))
+    with pytest.raises(AdmissionError):
+        lab.submit("a#1", names=("x#1",), choice=1, first_choice="a#0")
+    for name in ("a", "x", "a#1", "x#1"):
+        assert told_of(lab, name)["request_id"] == "a#1"
+    for name in ("a#0", "x#0"):
+        assert told_of(lab, name)["request_id"] == "a#0"
+
+
+def test_the_table_says_why_and_shows_the_numbers_instead_of_predictions() -> None:
+    history = History(4)
+    history.refuse(refused("r", "mine", tenant="acme"))
+    record = history.get("r")
+    assert record is not None
+    told = explanation(record, 0.0)
+    assert table(told).splitlines() == [
+        "request r  (mine)",
+        "  came 1970-01-01 00:00:01.000+00:00, priority 0, tenant acme",
+        "  refused: queue_full",
+        "  3 requests are waiting already",
+        "",
+        "  DECIDED BY",
+        "  num_waiting    3",
+        "  retry_after_s  2.5",
+    ]
+    assert "queue_full" in listing([told])
+
+
+# ---- over HTTP
+
+
+async def call(
+    at: Endpoint, path: str, body: object = None, **headers: str
+) -> tuple[int, dict[str, str], dict[str, Any]]:
+    exchange = Exchange(*await asyncio.open_connection(at.host, at.port))
+    data = b"" if body is None else orjson.dumps(body)
+    lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+    head = f"{'POST' if data else 'GET'} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{lines}"
+    exchange.writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    answer = await exchange.reader.read()
+    exchange.writer.close()
+    head_bytes, _, rest = answer.partition(b"\r\n\r\n")
+    first, *others = head_bytes.decode().split("\r\n")
+    got = dict(line.lower().split(": ", 1) for line in others)
+    return int(first.split()[1]), got, orjson.loads(rest)
+
+
+async def explained(at: Endpoint, request_id: str, **headers: str) -> dict[str, Any]:
+    """With several fronts, the answer to a refused client may be faster than the word of it to the dispatcher."""
+    async with asyncio.timeout(30):
+        while True:
+            status, _, told = await call(at, f"/v1/requests/{request_id}/explain", **headers)
+            if status == 200:
+                return told
+            await asyncio.sleep(0.01)
+
+
+def with_router(num_fronts: int, scenario: Callable[[Endpoint, PlayedWorker], Any], access: AccessConfig) -> None:
+    async def main() -> None:
+        dispatch = replace(CONFIG.dispatch, max_queued_requests=1)
+        async with routing(access, fronts=num_fronts, dispatch=dispatch) as (_, addresses, worker):
+            await scenario(addresses.http, worker)
+
+    run(main, deadline_s=110)
+
+
+@pytest.mark.parametrize("num_fronts", [1, 2])
+def test_the_id_in_the_header_of_a_503_tells_why(num_fronts: int) -> None:
+    async def scenario(at: Endpoint, worker: PlayedWorker) -> None:
+        worker.may_go_on.clear()
+        body = completion(max_tokens=3, ignore_eos=True)
+        waiting = {asyncio.create_task(call(at, "/v1/completions", body)) for _ in range(NUM_SLOTS + 2)}
+        [turned_away], waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        status, headers, answer = turned_away.result()
+        assert (status, answer["error"]["code"]) == (503, "overloaded")
+        told = await explained(at, headers["x-request-id"])
+        assert (told["phase"], told["outcome"]) == ("refused", "queue_full")
+        assert told["finish"]["error"]["figures"] == {"num_waiting": 1, "max_waiting": 1}
+        assert told["request_id"].startswith("cmpl-")
+        _, _, listed = await call(at, "/v1/requests?outcome=refused")
+        assert [one["request_id"] for one in listed["data"]] == [told["request_id"]]
+        worker.may_go_on.set()
+        assert {(await one)[0] for one in waiting} == {200}
+
+    with_router(num_fronts, scenario, AccessConfig())
+
+
+@pytest.mark.parametrize("num_fronts", [1, 2])
+def test_who_exceeds_the_limits_of_a_key_can_ask_why_with_that_key_only(num_fronts: int, tmp_path: Path) -> None:
+    fields = {"acme": {"requests_per_minute": 1}, "other": {}, "root": {"admin": True}}
+    keys = [{"name": name, "sha256": digest_of(name.encode()).hex(), **more} for name, more in fields.items()]
+    (tmp_path / "keys.yaml").write_text(yaml.safe_dump({"keys": keys}))
+
+    async def scenario(at: Endpoint, worker: PlayedWorker) -> None:
+        body = completion(max_tokens=1, ignore_eos=True)
+        statuses = []
+        for request_id in ("first", "second"):
+            status, headers, answer = await call(
+                at, "/v1/completions", body, authorization="Bearer acme", x_request_id=request_id
+            )
+            statuses.append(status)
+        assert statuses == [200, 429]
+        assert headers["x-request-id"] == "second"
+        told = await explained(at, "second", authorization="Bearer acme")
+        assert (told["phase"], told["outcome"], told["tenant"]) == ("refused", "limit_exceeded", "acme")
+        error = told["finish"]["error"]
+        assert "1 requests a minute" in error["message"]
+        assert error["message"] in answer["error"]["message"]
+        assert error["figures"]["requests_per_minute"] == 1
+        assert 0 <= error["figures"]["requests_left"] < 1
+        assert 0 < error["retry_after_s"] <= 60
+        assert (told["num_prompt_tokens"], told["max_output_tokens"]) == (5, 1)
+        assert (await explained(at, "second", authorization="Bearer root"))["request_id"] == told["request_id"]
+        assert (await explained(at, "first", authorization="Bearer acme"))["outcome"] == "length"
+        for path in ("/v1/requests/second/explain", f"/v1/requests/{told['request_id']}/explain"):
+            assert (await call(at, path, authorization="Bearer other"))[0] == 404
+        assert (await call(at, "/v1/requests", authorization="Bearer other"))[2]["data"] == []
+
+    with_router(num_fronts, scenario, AccessConfig(str(tmp_path / "keys.yaml")))
+
+
+@pytest.mark.parametrize("num_fronts", [1, 2])
+def test_a_prompt_that_nothing_can_ever_run_is_told_with_the_longest_sequence(num_fronts: int) -> None:
+    async def scenario(at: Endpoint, worker: PlayedWorker) -> None:
+        status, headers, _ = await call(at, "/v1/completions", completion(1200, max_tokens=7))
+        assert status == 400
+        told = await explained(at, headers["x-request-id"])
+        assert (told["phase"], told["outcome"]) == ("refused", "prompt_too_long")
+        figures = {"num_prompt_tokens": 1200, "num_wanted_tokens": 7, "max_model_len": 1000}
+        assert told["finish"]["error"]["figures"] == figures
+
+    with_router(num_fronts, scenario, AccessConfig())

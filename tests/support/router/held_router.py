@@ -1,0 +1,64 @@
+"""A router as its keeper sees it, and clients of its port."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+
+from slipstream.router.http.failover.failover_session import Estate
+from slipstream.router.http.failover.journal import Journal
+from slipstream.router.http.failover.socket_holder import Keeper
+
+TIMEOUT_S = 10.0
+
+
+class Router:
+    """A router as far as the keeper sees it. `kill` closes what it has as the system does when a process ends."""
+
+    def __init__(self, keeper: Keeper, place: int = 0, num_fronts: int = 0) -> None:
+        estate = Estate.of_keeper(keeper.path, place, num_fronts)
+        assert estate is not None
+        self.estate = estate
+        self.sockets = [*estate.listening, *estate.for_workers]
+
+    def listen(self) -> socket.socket:
+        listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self.estate.keep_listening([listening])
+        self.sockets.append(listening)
+        return listening
+
+    def accept(self, listening: socket.socket) -> tuple[socket.socket, int, Journal]:
+        sock, _ = listening.accept()
+        self.sockets.append(sock)
+        kept = self.estate.keep(sock)
+        assert kept is not None
+        return sock, kept.number, kept.journal
+
+    def kill(self) -> None:
+        self.estate.close()
+        for sock in self.sockets:
+            sock.close()
+
+
+StartRouter = Callable[..., Router]
+
+
+def is_closed(client: socket.socket) -> bool:
+    """For the client there is an end. Raises TimeoutError if there is none."""
+    try:
+        return client.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def connect(listening: socket.socket) -> socket.socket:
+    return socket.create_connection(listening.getsockname(), timeout=TIMEOUT_S)
+
+
+def accepted(
+    router: Router, listening: socket.socket, count: int
+) -> Iterator[tuple[socket.socket, socket.socket, int, Journal]]:
+    """Connects clients one by one: the client's end, then what `Router.accept` returns."""
+    for _ in range(count):
+        client = connect(listening)
+        yield client, *router.accept(listening)

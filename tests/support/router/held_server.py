@@ -1,0 +1,68 @@
+"""HTTP servers whose connections a keeper has, too, and what they answer."""
+
+from __future__ import annotations
+
+import asyncio
+
+from slipstream.router.config.router_config import HttpConfig
+from slipstream.router.http.exchange import Exchange, Handler
+from slipstream.router.http.failover.failover_session import Estate
+from slipstream.router.http.failover.socket_holder import Keeper
+from slipstream.router.http.reader import STRANGERS_BODY_BYTES, CheckCaller, Request
+from slipstream.router.http.server import HttpServer
+from tests.support.router.held_router import TIMEOUT_S
+
+BODY = bytes(STRANGERS_BODY_BYTES + 1)  # so large that the caller is looked at before it is taken
+REQUEST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(BODY), BODY)
+
+
+class Streaming:
+    """Sends one part and waits. Notes something at its very end."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+
+    async def __call__(self, request: Request, exchange: Exchange) -> None:
+        exchange.start(200, "text/plain")
+        exchange.write(b"part")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            exchange.notes.ended(0)
+            self.ended.set()
+
+
+async def new_server(keeper: Keeper, handler: Handler, check_caller: CheckCaller | None = None) -> HttpServer:
+    estate = await asyncio.to_thread(Estate.of_keeper, keeper.path)
+    assert estate is not None
+    return HttpServer(HttpConfig(host="127.0.0.1", port=0), handler, check_caller=check_caller, estate=estate)
+
+
+async def serve(keeper: Keeper, handler: Handler, check_caller: CheckCaller | None = None) -> tuple[HttpServer, int]:
+    server = await new_server(keeper, handler, check_caller)
+    return server, await server.start()
+
+
+async def answer(request: Request, exchange: Exchange) -> None:
+    exchange.respond(200, request.path.encode())
+
+
+async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str) -> None:
+    writer.write(b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n" % path.encode())
+    await asyncio.wait_for(reader.readuntil(path.encode()), TIMEOUT_S)
+
+
+async def exchange_servers(keeper: Keeper, server: HttpServer, handler: Handler) -> HttpServer:
+    """As if the process of the first one had been killed."""
+    await server.stop()
+    following, _ = await serve(keeper, handler)
+    await following.take_over()
+    return following
+
+
+async def end(server: HttpServer, *clients: asyncio.StreamWriter) -> None:
+    """Of a test: all clients leave, and the server ends in order."""
+    for writer in clients:
+        writer.close()
+    await server.drain(TIMEOUT_S)
+    await server.stop()
