@@ -1,0 +1,1 @@
+"""Moves running sequences to other decode workers. It imports `dispatch.table` and `placement`."""

@@ -1,0 +1,1 @@
+"""Explains one request from its record: where it was when, what was decided and why. It imports `requests`."""

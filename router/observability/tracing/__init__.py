@@ -1,0 +1,1 @@
+"""OpenTelemetry spans of requests. It imports `requests`, `http` for incoming headers, and `explain`."""

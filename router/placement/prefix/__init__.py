@@ -1,0 +1,2 @@
+"""Which worker has which KV pages cached, and which conversations live where. It imports `registry`, `requests` and
+`status`."""
