@@ -30,7 +30,7 @@ from slipstream import __version__
 from slipstream.cluster import console, processes, run_state
 from slipstream.cluster.driver_restarts import DriverRestarts
 from slipstream.cluster.own_guardian import INTERRUPTED, LET_GO, RAY_ENDED, READY, Briefing
-from slipstream.router.http.failover.socket_holder import Keeper
+from slipstream.router.http.failover.socket_holder import SocketHolder
 
 PR_SET_CHILD_SUBREAPER = 36  # from linux/prctl.h
 CLEAR_AWAY_S = 5.0  # for the reaper to do its work, in which it waits for 1 s
@@ -59,7 +59,7 @@ def guard(command: Sequence[str]) -> int:
 class Guardian:
     """Waits in the calling thread for `signals`, which are blocked."""
 
-    def __init__(self, command: Sequence[str], keeper: Keeper | None, signals: set[signal.Signals]) -> None:
+    def __init__(self, command: Sequence[str], keeper: SocketHolder | None, signals: set[signal.Signals]) -> None:
         self._command = command
         self._keeper = keeper
         self._signals = signals
@@ -122,7 +122,7 @@ class GuardedDriver:
     """One driver. It is asked to end by signals, and tells over a socket when it serves. Raises OSError if it cannot be
     started."""
 
-    def __init__(self, command: Sequence[str], keeper: Keeper | None, is_again: bool) -> None:
+    def __init__(self, command: Sequence[str], keeper: SocketHolder | None, is_again: bool) -> None:
         self._keeper = keeper
         self._ready_s: float | None = None
         self._end_s: float | None = None
@@ -219,11 +219,11 @@ def _clear_away() -> None:
 
 
 @contextmanager
-def keeping_clients() -> Iterator[Keeper | None]:
+def keeping_clients() -> Iterator[SocketHolder | None]:
     """Runs a keeper, which holds the router's clients while there is no router. None if there can be no keeper, so that
     clients end with their router."""
     try:
-        keeper = Keeper()
+        keeper = SocketHolder()
     except OSError as error:
         console.warning(f"clients will not outlive the router: {error}")
         yield None

@@ -105,7 +105,7 @@ def _state_of(link: socket) -> int:
 
 
 class ClientsAtGuardian:
-    """The keeper in the guardian's process (`router_member.ClientKeeper`)."""
+    """The keeper in the guardian's process (`router_member.ClientSocketHolder`)."""
 
     def __init__(self, path: Path, link: socket) -> None:
         self.path = path

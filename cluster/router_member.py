@@ -31,7 +31,7 @@ ROUTER_MODULES = ("slipstream.router.router",)
 MAX_PORT_TRIES = 5  # because the last incarnation may still hold its ports for a moment
 
 
-class ClientKeeper(Protocol):
+class ClientSocketHolder(Protocol):
     """Has on this node what outlives a router."""
 
     @property
@@ -47,7 +47,7 @@ class RouterMember:
     name = "router"
     role = "router"
 
-    def __init__(self, deployment: Deployment, node_id: str, keeper: ClientKeeper | None = None) -> None:
+    def __init__(self, deployment: Deployment, node_id: str, keeper: ClientSocketHolder | None = None) -> None:
         self._deployment = deployment
         self._node_id = node_id
         self._keeper = keeper

@@ -24,7 +24,7 @@ from slipstream.router.frontends.front_messages import DispatcherMessage
 from slipstream.router.frontends.front_pool import FrontPool
 from slipstream.router.frontends.front_setup import FrontSetup, LogStyle
 from slipstream.router.frontends.tally import FrontTally
-from slipstream.router.http.failover.failover_session import Estate
+from slipstream.router.http.failover.failover_session import FailoverSession
 from slipstream.router.http.server import BACKLOG, HttpServer
 from slipstream.router.model_files.sampling_defaults import SamplingDefaults
 from slipstream.router.model_files.text_copy import keep_text, read_text
@@ -103,9 +103,9 @@ class Router:
             self._service = GenerationService(self._config, model=self._model.name, token=self._worker_token)
             self._canary = Canary(self._service, self._needs_prefill_group)
             allow_all_files()
-            estate = await loop.run_in_executor(pool, self._find_estate)
-            if estate is not None:
-                cleanup.callback(estate.close)  # if the start fails; else the server has done it by then
+            failover = await loop.run_in_executor(pool, self._find_session)
+            if failover is not None:
+                cleanup.callback(failover.close)  # if the start fails; else the server has done it by then
             access = open_access(self._config.access, cleanup)  # not before: the previous router counts until it ends
             self._front = Front(
                 ServedModel(self._model.name, tokenizer, self._defaults),
@@ -116,18 +116,18 @@ class Router:
                 access,
                 begin_tracing(self._config.tracing, self._model.name, cleanup),
             )
-            if estate is not None and estate.listening and self._model_positions is not None:
+            if failover is not None and failover.listening and self._model_positions is not None:
                 # Accept the previous router's clients even before it is known which workers will come.
                 self._service.expect_max_model_len(self._model_positions)
-            unix_socket = self._listen_at_path(estate)
+            unix_socket = self._listen_at_path(failover)
             if unix_socket is not None:
                 cleanup.callback(unix_socket.close)
-            self._server = self._serving(self._front, access, estate, unix_socket)
+            self._server = self._serving(self._front, access, failover, unix_socket)
             if self._is_draining:
                 self._end_listening_at_path()
                 self._service.stop_admission()
                 self._server.refuse_clients()
-            await self._service.start(estate)
+            await self._service.start(failover)
             cleanup.push_async_callback(self._service.close)
             cleanup.push_async_callback(self._server.stop)  # before `start`, which may fail after some of the fronts
             http_port = await self._server.start()
@@ -147,25 +147,25 @@ class Router:
 
         return read_text(self._model.directory, self._model.manifests, read)
 
-    def _find_estate(self) -> Estate | None:
+    def _find_session(self) -> FailoverSession | None:
         """What the previous router has left; None without a keeper. Blocks."""
-        return None if self._keeper is None else Estate.of_keeper(self._keeper, num_fronts=self._config.fronts)
+        return None if self._keeper is None else FailoverSession.of_keeper(self._keeper, num_fronts=self._config.fronts)
 
-    def _listen_at_path(self, estate: Estate | None) -> socket.socket | None:
+    def _listen_at_path(self, failover: FailoverSession | None) -> socket.socket | None:
         """The Unix socket for clients, that of the previous router if it has left it. Raises OSError."""
         path = self._config.http.unix_socket
         if path is None:
             return None
-        if estate is not None:
-            inherited = estate.take_unix_socket()
-            if inherited is not None:
-                return inherited
+        if failover is not None:
+            restored = failover.take_unix_socket()
+            if restored is not None:
+                return restored
         try:
             sock = listening_at_path(path, BACKLOG)
         except OSError as error:
             raise OSError(error.errno, f"cannot listen for HTTP at {path}: {error.strerror or error}") from error
-        if estate is not None:
-            estate.keep_listening([sock])
+        if failover is not None:
+            failover.keep_listening([sock])
         return sock
 
     def _end_listening_at_path(self) -> None:
@@ -193,16 +193,16 @@ class Router:
         cleanup.push_async_callback(cancel_and_wait, canary)
 
     def _serving(
-        self, front: Front, access: Access, estate: Estate | None, unix_socket: socket.socket | None
+        self, front: Front, access: Access, failover: FailoverSession | None, unix_socket: socket.socket | None
     ) -> HttpServer | FrontPool:
         """What clients connect to: a server in this process, or a pool of front processes."""
         if self._config.fronts == 1:
             check_caller = front.check_caller
             return HttpServer(
-                self._config.http, front, check_caller=check_caller, estate=estate, unix_socket=unix_socket
+                self._config.http, front, check_caller=check_caller, failover=failover, unix_socket=unix_socket
             )
         log_style = LogStyle.of_this_process()
-        longest, keeper = self._service.max_model_len, self._keeper if estate is not None else None
+        longest, keeper = self._service.max_model_len, self._keeper if failover is not None else None
         setup = FrontSetup(
             self._config,
             self._model,
@@ -217,7 +217,7 @@ class Router:
             is_kept = keeper is not None and not self._config.http.tls.is_on
             return FrontLink(self._service, access, tally, front, send, clients_outlive_it=is_kept)
 
-        return FrontPool(self._config.fronts, setup, link_of, estate, unix_socket)
+        return FrontPool(self._config.fronts, setup, link_of, failover, unix_socket)
 
     async def _tell_limits(self, fronts: FrontPool) -> None:
         while True:

@@ -7,7 +7,7 @@ one, are dropped here.
 from __future__ import annotations
 
 from slipstream.router.dispatch.table.actions import emit_of
-from slipstream.router.dispatch.table.request_table import RequestBook
+from slipstream.router.dispatch.table.request_table import RequestTable
 from slipstream.router.placement import progress
 from slipstream.router.placement.placer import Placer
 from slipstream.router.placement.prefix.index import PrefixIndex
@@ -35,8 +35,8 @@ from slipstream.router.requests.request_state import RequestState
 class AttemptFlow:
     """Moves requests in the book from one state to the next."""
 
-    def __init__(self, book: RequestBook, placer: Placer, index: PrefixIndex, sessions: Sessions) -> None:
-        self._book = book
+    def __init__(self, table: RequestTable, placer: Placer, index: PrefixIndex, sessions: Sessions) -> None:
+        self._table = table
         self._placer = placer
         self._index = index
         self._sessions = sessions
@@ -45,8 +45,8 @@ class AttemptFlow:
         """Begins an attempt with the first message that spends credits: Generate (local) or Reserve (remote)."""
         request_id = state.request_id
         decode, group = placement.decode, placement.prefill
-        self._book.leave_queue(state, now)
-        self._book.totals.placements[placement.decision.reason] += 1
+        self._table.leave_queue(state, now)
+        self._table.totals.placements[placement.decision.reason] += 1
         state.enter("placed", now, decision=placement.decision)
         self._foresee(state, decode, group, now)
         state.decode = decode
@@ -58,14 +58,14 @@ class AttemptFlow:
             charge = charge._replace(tokens=num_tokens - state.decode_cached_tokens)
         seq = decode.ledger.spend(charge)
         if group is None:
-            self._book.send(decode, Generate(seq, state.engine_request()))
+            self._table.send(decode, Generate(seq, state.engine_request()))
             state.enter("prefill", now)
             return
         state.prefill = group
         group.request_ids.add(request_id)
         group.ledger.hold(request_id, prefill_charge(group, num_tokens))
-        self._book.reserve_deadlines.set(request_id, now)
-        self._book.send(decode, Reserve(seq, state.engine_request(), group.peer, group.hello.tp))
+        self._table.reserve_deadlines.set(request_id, now)
+        self._table.send(decode, Reserve(seq, state.engine_request(), group.peer, group.hello.tp))
 
     def on_reserved(self, worker: WorkerState, message: Reserved, now: float) -> None:
         """The decode worker has reserved pages. Now the prefill group can start, unless the decode worker turned out to
@@ -75,7 +75,7 @@ class AttemptFlow:
             return
         group = state.prefill
         assert group is not None
-        self._book.reserve_deadlines.drop(state.request_id)
+        self._table.reserve_deadlines.drop(state.request_id)
         charge = group.ledger.release(state.request_id)
         assert charge is not None
         state.enter("reserved", now, f"{message.num_cached_tokens} tokens cached")
@@ -86,16 +86,16 @@ class AttemptFlow:
             state.prefill = None
             state.num_predicted_cached = None  # the prediction was for the prefill group
             self._placer.stay(state, worker, message.num_cached_tokens, now)
-            self._book.totals.placements[decision.reason] += 1
+            self._table.totals.placements[decision.reason] += 1
             # The reservation has been charged; converting it takes nothing more.
             seq = worker.ledger.spend(Charge(tokens=state.num_tokens - message.num_cached_tokens))
-            self._book.send(worker, Generate(seq, state.engine_request()))
+            self._table.send(worker, Generate(seq, state.engine_request()))
             state.is_converted = True
             state.enter("prefill", now, decision=decision)
         else:
             seq = group.ledger.spend(charge)
             state.prefill_sent = True
-            self._book.send(group, Prefill(seq, state.engine_request(), message.ticket))
+            self._table.send(group, Prefill(seq, state.engine_request(), message.ticket))
             state.enter("prefill", now, f"on {group.name}")
 
     def on_chunk(self, worker: WorkerState, chunk: TokenChunk, now: float) -> None:
@@ -105,11 +105,11 @@ class AttemptFlow:
             return
         if chunk.finish_reason == "error" or chunk.finish_reason == "abort":
             detail = f"{worker.name} ended the sequence with {chunk.finish_reason}"
-            self._book.fail_attempt(state, now, "worker_failed", detail, blamed=[worker], silent=worker)
+            self._table.fail_attempt(state, now, "worker_failed", detail, blamed=[worker], silent=worker)
             return
         if state.phase == "placed":
             detail = f"{worker.name} sent tokens of a request that it was only asked to reserve"
-            self._book.fail_attempt(state, now, "bad_output", detail, blamed=[worker])
+            self._table.fail_attempt(state, now, "bad_output", detail, blamed=[worker])
             return
         if state.num_predicted_cached is not None:
             self._index.observe(state.num_predicted_cached, chunk.num_cached_tokens)
@@ -117,11 +117,11 @@ class AttemptFlow:
         try:
             ready = state.output.add(chunk)
         except OutputError as error:
-            self._book.fail_attempt(state, now, "bad_output", f"{worker.name}: {error}", blamed=[worker])
+            self._table.fail_attempt(state, now, "bad_output", f"{worker.name}: {error}", blamed=[worker])
             return
         if ready:
             if state.paused_since_s is not None:
-                self._book.end_pause(state, now)
+                self._table.end_pause(state, now)
             is_one = len(ready) == 1  # nearly always true
             num_new = len(ready[0].token_ids) if is_one else sum([len(part.token_ids) for part in ready])
             progress.tokens_came(state, num_new, now)
@@ -131,7 +131,7 @@ class AttemptFlow:
                 # A decode worker that ends a sequence is done with it. A prefill group may still be sending pages.
                 silent = worker if chunk.finish_reason is not None and worker is state.decode else None
                 reason = part.finish_reason or "length"
-                self._book.finish(state, now, reason, silent=silent, stop_token_id=part.stop_token_id)
+                self._table.finish(state, now, reason, silent=silent, stop_token_id=part.stop_token_id)
                 return
         if worker is state.prefill:
             self._on_first_token(state, worker, chunk, now)
@@ -148,7 +148,7 @@ class AttemptFlow:
             self._placer.links.worked(state.prefill.hello, worker.hello)
         progress.handed_off(state, message.seconds, now)
         state.record.landed = PagesLanded(now, state.attempt, message.num_bytes, message.seconds)
-        totals = self._book.totals
+        totals = self._table.totals
         totals.num_transfers += 1
         totals.transfer_bytes += message.num_bytes
         totals.transfer_s += message.seconds
@@ -165,10 +165,10 @@ class AttemptFlow:
         silent = None if state.is_converted and state.phase == "prefill" else worker
         if not message.retryable:
             error = GenerationError("invalid_request", message.reason)
-            self._book.finish(state, now, "error", error=error, silent=silent)
+            self._table.finish(state, now, "error", error=error, silent=silent)
             return
         if state.phase == "placed":
-            self._book.take_back(state, now, worker, message.reason)
+            self._table.take_back(state, now, worker, message.reason)
             return
         if message.is_unreachable and state.prefill is not None and state.prefill_sent:
             assert state.decode is not None
@@ -176,12 +176,12 @@ class AttemptFlow:
             state.num_unreachable += 1
             # The prefill group cannot do it, but the decode worker can still prefill by itself.
             detail = f"{worker.name}: {message.reason}"
-            self._book.fail_attempt(state, now, "unreachable", detail, blamed=[state.prefill], silent=worker)
+            self._table.fail_attempt(state, now, "unreachable", detail, blamed=[state.prefill], silent=worker)
             return
         # A transfer has two ends, and either may be the broken one.
         blamed = [worker, state.prefill] if state.prefill is not None and state.prefill_sent else [worker]
         detail = f"{worker.name}: {message.reason}"
-        self._book.fail_attempt(state, now, "worker_failed", detail, blamed=blamed, silent=silent)
+        self._table.fail_attempt(state, now, "worker_failed", detail, blamed=blamed, silent=silent)
 
     def on_lost(self, state: RequestState, worker: WorkerState, now: float, reason: str) -> None:
         """A worker that had a part in the request was lost."""
@@ -190,7 +190,7 @@ class AttemptFlow:
             state.prefill = None
         else:
             detail = f"{worker.name} is lost: {reason}"
-            self._book.fail_attempt(state, now, "worker_lost", detail, silent=worker)
+            self._table.fail_attempt(state, now, "worker_lost", detail, silent=worker)
 
     def _foresee(self, state: RequestState, decode: WorkerState, group: WorkerState | None, now: float) -> None:
         """Note in advance that the request's KV, and its conversation, will be on the workers it is placed on."""
@@ -204,7 +204,7 @@ class AttemptFlow:
 
     def _current(self, worker: WorkerState, message: Reserved | TokenChunk | HandedOff | Failed) -> RequestState | None:
         """The request that a message is about; None if it belongs to an old attempt or the worker has no part in it."""
-        state = self._book.get(message.request_id)
+        state = self._table.get(message.request_id)
         if state is None or state.attempt != message.attempt:
             return None
         if worker is state.decode or (worker is state.prefill and state.prefill_sent):
@@ -217,9 +217,9 @@ class AttemptFlow:
         if state.num_cached_tokens is None:
             state.num_cached_tokens = state.record.num_cached_tokens = part.num_cached_tokens
             state.record.timeline.mark("first_token", now)
-            self._book.signals.first_token(state, now)
-        self._book.totals.num_output_tokens += len(part.token_ids)
-        self._book.actions.append(emit_of((part.request_id, part.token_ids, part.logprobs)))
+            self._table.signals.first_token(state, now)
+        self._table.totals.num_output_tokens += len(part.token_ids)
+        self._table.actions.append(emit_of((part.request_id, part.token_ids, part.logprobs)))
 
     def _on_first_token(self, state: RequestState, group: WorkerState, chunk: TokenChunk, now: float) -> None:
         """The prefill group has sampled the first token, so the decode worker can be told to continue from it."""
@@ -228,10 +228,10 @@ class AttemptFlow:
         assert state.decode is not None
         if chunk.index + len(chunk.token_ids) != len(state.output):
             detail = f"{group.name} began with token {chunk.index} when {len(state.output)} were known"
-            self._book.fail_attempt(state, now, "bad_output", detail, blamed=[group])
+            self._table.fail_attempt(state, now, "bad_output", detail, blamed=[group])
             return
         state.record.note("first_token", now, state.attempt)
-        self._book.send(state.decode, Start(state.request_id, state.attempt, chunk.token_ids))
+        self._table.send(state.decode, Start(state.request_id, state.attempt, chunk.token_ids))
         state.enter("transfer", now)
         if state.handed_off:
             self._on_decoding(state, now)

@@ -21,7 +21,7 @@ PROMPT_TOKENS = 64  # several pages, the last one only partly filled
 NUM_TOKENS = 2  # the first comes from the prefill group, the second from the decode worker, after the hand-off
 
 
-class Cluster(Protocol):
+class CanaryTarget(Protocol):
     """What the canary needs of `GenerationService`."""
 
     @property
@@ -42,7 +42,7 @@ class Canary:
     it is None once the canary has succeeded.
     """
 
-    def __init__(self, service: Cluster, needs_prefill_group: Callable[[], bool]) -> None:
+    def __init__(self, service: CanaryTarget, needs_prefill_group: Callable[[], bool]) -> None:
         self._service = service
         self._needs_prefill_group = needs_prefill_group
         self.missing: str | None = "no decode worker has connected yet"

@@ -24,13 +24,13 @@ from slipstream.router.dispatch.attempts import AttemptFlow
 from slipstream.router.dispatch.matching import match_credits
 from slipstream.router.dispatch.membership import Membership
 from slipstream.router.dispatch.migration.destinations import Destinations
-from slipstream.router.dispatch.migration.migration_requests import MoveWishes
-from slipstream.router.dispatch.migration.migrations import MoveFlow
+from slipstream.router.dispatch.migration.migration_requests import MigrationRequests
+from slipstream.router.dispatch.migration.migrations import Migrations
 from slipstream.router.dispatch.migration.rebalancer import Rebalancer
-from slipstream.router.dispatch.migration.running_moves import Migrations
+from slipstream.router.dispatch.migration.running_moves import RunningMigrations
 from slipstream.router.dispatch.snapshot import signals_of, snapshot_of
 from slipstream.router.dispatch.table.actions import Action
-from slipstream.router.dispatch.table.request_table import RequestBook
+from slipstream.router.dispatch.table.request_table import RequestTable
 from slipstream.router.dispatch.table.versions import Versions
 from slipstream.router.placement.placer import Placer
 from slipstream.router.placement.prefix.holder import BlockEventError
@@ -54,10 +54,10 @@ from slipstream.router.protocol.messages import (
     StepTimes,
     WorkerMessage,
 )
-from slipstream.router.registry.worker_profile import RoleMeasured, measured
-from slipstream.router.registry.worker_registry import Roster, WorkerState
+from slipstream.router.registry.worker_profile import RoleProfile, worker_profiles
+from slipstream.router.registry.worker_registry import WorkerRegistry, WorkerState
 from slipstream.router.requests.history import RequestRecord
-from slipstream.router.requests.rejections import RefusedRequest
+from slipstream.router.requests.rejections import RejectedRequest
 from slipstream.router.status.load_signals import Signals
 from slipstream.router.status.status import Snapshot
 from slipstream.router.status.version_status import VersionStatus
@@ -71,19 +71,19 @@ class Dispatcher:
         self, config: DispatchConfig, history_capacity: int = 1024, name_pages: NamePages | None = None
     ) -> None:
         self._slo, self._local_prefill_max_tokens = config.slo, config.local_prefill_max_tokens
-        roster = self._roster = Roster()
-        versions = self._versions = Versions(config.versions, roster)
+        registry = self._registry = WorkerRegistry()
+        versions = self._versions = Versions(config.versions, registry)
         index = self._index = PrefixIndex(name_pages=name_pages)
-        book = self._book = RequestBook(config, history_capacity, versions, index)
+        table = self._table = RequestTable(config, history_capacity, versions, index)
         sessions = Sessions()
-        self._placer = Placer(config, roster, index, sessions)
-        self._flow = AttemptFlow(book, self._placer, index, sessions)
-        wishes = self._wishes = MoveWishes()
-        moves = self._moves = MoveFlow(config.migration, roster, book, index, sessions, wishes)
-        destinations = Destinations(config.migration, roster, index, sessions)
-        migrations = self._migrations = Migrations(config.migration, book, destinations, wishes, moves)
-        self._rebalancer = Rebalancer(config, roster, book, wishes, migrations)
-        self._membership = Membership(roster, book, index, sessions, versions, migrations, moves, self._flow)
+        self._placer = Placer(config, registry, index, sessions)
+        self._flow = AttemptFlow(table, self._placer, index, sessions)
+        wishes = self._wishes = MigrationRequests()
+        moves = self._moves = Migrations(config.migration, registry, table, index, sessions, wishes)
+        destinations = Destinations(config.migration, registry, index, sessions)
+        migrations = self._migrations = RunningMigrations(config.migration, table, destinations, wishes, moves)
+        self._rebalancer = Rebalancer(config, registry, table, wishes, migrations)
+        self._membership = Membership(registry, table, index, sessions, versions, migrations, moves, self._flow)
         self._wake_s: float | None = None  # when a request will have waited long enough for a better worker
 
     # ---- queries
@@ -91,22 +91,22 @@ class Dispatcher:
     @property
     def num_requests(self) -> int:
         """How many requests have not finished."""
-        return len(self._book)
+        return len(self._table)
 
     @property
     def num_waiting(self) -> int:
         """How many of them are on no worker."""
-        return len(self._book.queue)
+        return len(self._table.queue)
 
     @property
     def has_decode_worker(self) -> bool:
         """Whether a decode worker that takes new work is connected."""
-        return bool(self._roster.decode_workers)
+        return bool(self._registry.decode_workers)
 
     @property
     def max_model_len(self) -> int | None:
         """The longest sequence, prompt and output, that a connected decode worker takes; None: none is connected."""
-        return self._roster.max_model_len
+        return self._registry.max_model_len
 
     @property
     def versions(self) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ class Dispatcher:
     @property
     def version_status(self) -> tuple[VersionStatus, ...]:
         """The state and the counts of each version of the model."""
-        return self._versions.status(self._book.queue.num_waiting)
+        return self._versions.status(self._table.queue.num_waiting)
 
     @property
     def split(self) -> dict[str, float] | None:
@@ -125,75 +125,75 @@ class Dispatcher:
 
     def next_deadline(self) -> float | None:
         """When `tick` is due next; None: nothing is waiting for a deadline."""
-        first = self._book.next_deadline()
-        for due in (self._versions.next_deadline(), self._wake_s if self._book.queue.waiting else None):
+        first = self._table.next_deadline()
+        for due in (self._versions.next_deadline(), self._wake_s if self._table.queue.waiting else None):
             if due is not None and (first is None or due < first):
                 first = due
         return first
 
     def known_blocks(self, peer: PeerId) -> frozenset[int]:
         """Ids of the blocks that a connected worker has said it holds."""
-        worker = self._roster.get(peer)
+        worker = self._registry.get(peer)
         assert worker is not None, peer
         return self._index.held_blocks(worker)
 
     def record(self, request_id: str) -> RequestRecord | None:
         """The record of a request that is running, or that has finished or was refused recently."""
-        return self._book.history.get(request_id)
+        return self._table.history.get(request_id)
 
     def records(self) -> Iterator[RequestRecord]:
         """All records that are kept, newest request first."""
-        return self._book.history.latest()
+        return self._table.history.latest()
 
     def snapshot(self, now: float) -> Snapshot:
-        return snapshot_of(self._book, self._roster, self._index, self._versions, now)
+        return snapshot_of(self._table, self._registry, self._index, self._versions, now)
 
-    def measured(self) -> tuple[RoleMeasured, ...]:
+    def worker_profiles(self) -> tuple[RoleProfile, ...]:
         """What was measured of each role's workers."""
-        return tuple(measured(self._roster))
+        return tuple(worker_profiles(self._registry))
 
     def signals(self, now: float, router_id: str = "") -> Signals:
         """The load and the service levels of late, for the planner. `router_id` tells one router process from the
         next."""
-        return signals_of(self._book, self._roster, self._slo, self._local_prefill_max_tokens, now, router_id)
+        return signals_of(self._table, self._registry, self._slo, self._local_prefill_max_tokens, now, router_id)
 
     # ---- events: clients and time
 
     def submit(self, request: GenerateRequest, now: float) -> list[Action]:
         """Queues a request. Raises AdmissionError if it is refused; then that is counted and can be explained, and
         nothing else has changed."""
-        self._book.admit(request, self._roster.decode_workers, now)
+        self._table.admit(request, self._registry.decode_workers, now)
         return self._settle(now)
 
-    def note_refused(self, refused: RefusedRequest) -> None:
+    def note_refused(self, refused: RejectedRequest) -> None:
         """A request was refused before it came here, and can be explained from now on."""
-        self._book.history.refuse(refused)
+        self._table.history.refuse(refused)
 
     def cancel(self, request_id: str, now: float, reason: EarlyEnd = "abort") -> list[Action]:
         """Ends a request because its client has left or needs no more tokens. Unknown ids are ignored."""
-        state = self._book.get(request_id)
+        state = self._table.get(request_id)
         if state is not None:
-            self._book.finish(state, now, reason)
+            self._table.finish(state, now, reason)
         return self._settle(now)
 
     def finish_all(self, error: GenerationError, now: float) -> list[Action]:
         """Ends all requests, because the router is shutting down."""
-        for state in list(self._book):
-            self._book.finish(state, now, "error", error=error)
+        for state in list(self._table):
+            self._table.finish(state, now, "error", error=error)
         return self._settle(now)
 
     def tick(self, now: float) -> list[Action]:
         """Handles the deadlines that have come. Call it at `next_deadline`; earlier or later does no harm."""
         self._moves.expire(now)
-        self._book.expire(now)
-        self._book.find_versions(now)
+        self._table.expire(now)
+        self._table.find_versions(now)
         return self._settle(now)
 
     def follow(self, config: DispatchConfig, now: float) -> list[Action]:
         """Takes over changed settings: the policy, the service levels, and the limits for new requests. The time-outs
         of the queue and of reservations, ageing and the workers' lease stay as they were at the start."""
         self._slo, self._local_prefill_max_tokens = config.slo, config.local_prefill_max_tokens
-        self._book.follow(config)
+        self._table.follow(config)
         self._placer.follow(config)
         return self._settle(now)
 
@@ -202,7 +202,7 @@ class Dispatcher:
         for a version without a share, and have no token yet, go to another one. Raises ValueError if the split makes no
         sense; then nothing has changed."""
         self._versions.set_split(split)
-        self._book.find_versions(now)
+        self._table.find_versions(now)
         return self._settle(now)
 
     # ---- events: workers
@@ -214,7 +214,7 @@ class Dispatcher:
 
     def worker_lost(self, peer: PeerId, now: float, reason: str = "connection lost") -> list[Action]:
         """A worker's connection has ended. Unknown workers are ignored."""
-        worker = self._roster.get(peer)
+        worker = self._registry.get(peer)
         if worker is not None:
             self._membership.lose(worker, now, reason)
         return self._settle(now)
@@ -225,7 +225,7 @@ class Dispatcher:
         With `migrate` its running sequences move to other decode workers as these have room. Without it, or if there
         never is room, they run to their end where they are. Unknown workers are ignored.
         """
-        worker = self._roster.get(peer)
+        worker = self._registry.get(peer)
         if worker is not None and not worker.draining:
             self._membership.drain(worker, now, next_role, migrate)
         return self._settle(now)
@@ -233,14 +233,14 @@ class Dispatcher:
     def migrate(self, request_id: str, now: float, to: PeerId | None = None) -> list[Action]:
         """Moves a running request to another decode worker (to `to`, if given) once it is decoding and there is room.
         Unknown ids are ignored."""
-        state = self._book.get(request_id)
+        state = self._table.get(request_id)
         if state is not None:
             self._wishes.add(state, to)
         return self._settle(now)
 
     def worker_message(self, peer: PeerId, message: WorkerMessage, now: float) -> list[Action]:
         """Handles a worker's message. Those of unknown workers, and about old attempts, are ignored."""
-        worker = self._roster.get(peer)
+        worker = self._registry.get(peer)
         if worker is None:
             return []
         match message:  # the most frequent kinds first
@@ -272,10 +272,10 @@ class Dispatcher:
     def _on_step_output(self, worker: WorkerState, message: StepOutput, now: float) -> list[Action]:
         """Passes on tokens. They free no capacity, so usually there is nothing to place: only credits make room. But on
         a draining worker, tokens are the only sign that a prompt is done and its sequence can leave."""
-        num_waiting = len(self._book.queue.waiting)
+        num_waiting = len(self._table.queue.waiting)
         for chunk in message.chunks:
             self._flow.on_chunk(worker, chunk, now)
-        if len(self._book.queue.waiting) == num_waiting and not (worker.draining and self._wishes):
+        if len(self._table.queue.waiting) == num_waiting and not (worker.draining and self._wishes):
             return self._take_actions()
         return self._settle(now)
 
@@ -292,7 +292,7 @@ class Dispatcher:
             self._membership.expel(worker, now, str(error))
         else:
             if is_missing:
-                self._book.send(worker, ResyncBlocks())
+                self._table.send(worker, ResyncBlocks())
 
     def _on_progress(self, worker: WorkerState, message: Reserved | HandedOff | Copied | Failed, now: float) -> None:
         """Handles a message about an attempt. Where it is about the move of a request, the moves take it; else the
@@ -307,7 +307,7 @@ class Dispatcher:
             case HandedOff():
                 self._flow.on_handed_off(worker, message, now)
             case Failed(request_id, attempt, reason):
-                state = self._book.get(request_id)
+                state = self._table.get(request_id)
                 # A sequence that has already left continues at its destination; if it cannot, that worker will say so.
                 own = state if state is not None and state.attempt == attempt and worker is state.decode else None
                 if own is None or not self._moves.on_lost(own, worker, now, reason):
@@ -317,26 +317,26 @@ class Dispatcher:
 
     def _settle(self, now: float) -> list[Action]:
         """Starts the moves and places the requests that fit now, and hands out the collected actions."""
-        book = self._book
+        table = self._table
         self._wake_s = None
         if self._wishes:
             self._migrations.begin_what_fits(now)
         self._rebalancer.look(now)
-        if book.queue.waiting and self._roster.decode_workers:
+        if table.queue.waiting and self._registry.decode_workers:
             self._index.expire(now)
-            for version, lane in book.queue:
-                wake_s = match_credits(book, version, lane, self._roster, self._placer, self._flow.start, now)
+            for version, lane in table.queue:
+                wake_s = match_credits(table, version, lane, self._registry, self._placer, self._flow.start, now)
                 if wake_s is not None:
                     self._wake_s = wake_s if self._wake_s is None else min(wake_s, self._wake_s)
         return self._take_actions()
 
     def _take_actions(self) -> list[Action]:
-        actions, self._book.actions = self._book.actions, []
+        actions, self._table.actions = self._table.actions, []
         return actions
 
     def check_integrity(self) -> None:
         """Raises AssertionError if two parts of the state contradict each other."""
-        self._book.check_integrity()
+        self._table.check_integrity()
         self._moves.check_integrity()
         self._index.check_integrity()
         self._membership.check_integrity()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from slipstream.router.dispatch.queue.work_queue import WorkQueue
-from slipstream.router.dispatch.table.request_table import RequestBook
+from slipstream.router.dispatch.table.request_table import RequestTable
 from slipstream.router.placement.placer import Placer
 from slipstream.router.protocol.generation import GenerationError
 from slipstream.router.registry.capacity import refusal
-from slipstream.router.registry.worker_registry import Roster
+from slipstream.router.registry.worker_registry import WorkerRegistry
 from slipstream.router.requests.placement_decision import Placement, Wait
 from slipstream.router.requests.request_state import RequestState
 
@@ -22,10 +22,10 @@ MIN_WAIT_S = 1e-3
 
 
 def match_credits(
-    book: RequestBook,
+    table: RequestTable,
     version: str,
     lane: WorkQueue,
-    roster: Roster,
+    registry: WorkerRegistry,
     placer: Placer,
     start: Callable[[RequestState, Placement, float], None],
     now: float,
@@ -51,7 +51,7 @@ def match_credits(
     for state in lane.candidates(now):
         if len(passed) + len(choosy) > LOOKAHEAD:
             break
-        has_room = roster.has_decode_room(version)
+        has_room = registry.has_decode_room(version)
         if not has_room:
             break
         found = placer.place(state, now, len(choosy))
@@ -63,9 +63,9 @@ def match_credits(
                 if wait.lacks == "decode" or found.prefill is not None:
                     other.num_passed += 1
         elif found.lacks == "worker":
-            message = refusal(state.num_tokens, roster.workers_of("decode", version))
+            message = refusal(state.num_tokens, registry.workers_of("decode", version))
             assert message is not None
-            book.finish(state, now, "error", error=GenerationError("prompt_too_long", message))
+            table.finish(state, now, "error", error=GenerationError("prompt_too_long", message))
         elif found.saving_s is not None:
             if state.wait_until_s is None:
                 state.wait_until_s = now + max(found.saving_s, MIN_WAIT_S)

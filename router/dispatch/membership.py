@@ -4,16 +4,16 @@ versions of the model have to follow."""
 from __future__ import annotations
 
 from slipstream.router.dispatch.attempts import AttemptFlow
-from slipstream.router.dispatch.migration.migrations import MoveFlow
-from slipstream.router.dispatch.migration.running_moves import Migrations
+from slipstream.router.dispatch.migration.migrations import Migrations
+from slipstream.router.dispatch.migration.running_moves import RunningMigrations
 from slipstream.router.dispatch.table.actions import Close
-from slipstream.router.dispatch.table.request_table import RequestBook
+from slipstream.router.dispatch.table.request_table import RequestTable
 from slipstream.router.dispatch.table.versions import Versions
 from slipstream.router.placement.prefix.index import PrefixIndex
 from slipstream.router.placement.prefix.sessions import Sessions
 from slipstream.router.placement.progress import check_load
 from slipstream.router.protocol.messages import Drain, Hello, PeerLost, Role
-from slipstream.router.registry.worker_registry import Roster, WorkerState
+from slipstream.router.registry.worker_registry import WorkerRegistry, WorkerState
 from slipstream.router.requests.request_state import RequestState
 
 
@@ -22,17 +22,17 @@ class Membership:
 
     def __init__(
         self,
-        roster: Roster,
-        book: RequestBook,
+        registry: WorkerRegistry,
+        table: RequestTable,
         index: PrefixIndex,
         sessions: Sessions,
         versions: Versions,
-        migrations: Migrations,
-        moves: MoveFlow,
+        migrations: RunningMigrations,
+        moves: Migrations,
         flow: AttemptFlow,
     ) -> None:
-        self._roster = roster
-        self._book = book
+        self._registry = registry
+        self._table = table
         self._index = index
         self._sessions = sessions
         self._versions = versions
@@ -43,53 +43,53 @@ class Membership:
     def join(self, hello: Hello, now: float) -> None:
         """A worker has connected."""
         worker = WorkerState(hello, now)
-        self._roster.add(worker)
+        self._registry.add(worker)
         self._index.add(worker)
         self._sessions.add(worker)
         self._versions.roster_changed(now)
-        self._book.find_versions(now)
+        self._table.find_versions(now)
 
     def drain(self, worker: WorkerState, now: float, next_role: Role | None, migrate: bool) -> None:
         """It gets nothing new, and is told to leave when it is empty. What only waits there is placed anew; what runs
         there moves, with `migrate`, as others have room."""
-        self._roster.drain(worker)
-        self._book.send(worker, Drain(next_role))
-        states = self._book.latest_first(worker.request_ids)
+        self._registry.drain(worker)
+        self._table.send(worker, Drain(next_role))
+        states = self._table.latest_first(worker.request_ids)
         for state in states:
             if self._only_waits_for(worker, state):
-                self._book.place_anew(state, now, f"{worker.name} is draining")
+                self._table.place_anew(state, now, f"{worker.name} is draining")
         if migrate:
             self._migrations.leave(worker, [state for state in reversed(states) if state.phase != "queued"], now)
         self._versions.roster_changed(now, sent_away=worker.version if next_role is None else None)
-        self._book.find_versions(now)
+        self._table.find_versions(now)
 
     def lose(self, worker: WorkerState, now: float, reason: str) -> None:
         """Its connection is gone: its requests go on at their destinations, or begin another attempt."""
-        self._roster.remove(worker)
+        self._registry.remove(worker)
         self._index.remove(worker)
         self._sessions.remove(worker)
-        for other in self._roster:
-            self._book.send(other, PeerLost(worker.peer))
-        for state in self._book.latest_first(worker.request_ids):
+        for other in self._registry:
+            self._table.send(other, PeerLost(worker.peer))
+        for state in self._table.latest_first(worker.request_ids):
             if not self._moves.on_lost(state, worker, now, reason):
                 self._flow.on_lost(state, worker, now, reason)
         self._versions.roster_changed(now, sent_away=worker.version if worker.draining else None)
-        self._book.find_versions(now)
+        self._table.find_versions(now)
 
     def expel(self, worker: WorkerState, now: float, reason: str) -> None:
         """Closes the connection of a worker whose messages make no sense: its state and ours have diverged."""
-        self._book.actions.append(Close(worker.peer, reason))
+        self._table.actions.append(Close(worker.peer, reason))
         self.lose(worker, now, reason)
 
     def check_integrity(self) -> None:
         """Raises AssertionError if a request is on a worker that does not know of it, or the other way round."""
-        for state in self._book:
+        for state in self._table:
             destination = state.move.destination if state.move is not None else None
             for involved in (state.decode, state.prefill, destination):
-                assert involved is None or self._roster.get(involved.peer) is involved, state.request_id
-        for worker in self._roster:
+                assert involved is None or self._registry.get(involved.peer) is involved, state.request_id
+        for worker in self._registry:
             worker.ledger.check_integrity()
-            states = [self._book[request_id] for request_id in worker.request_ids]
+            states = [self._table[request_id] for request_id in worker.request_ids]
             for state in states:
                 destination = state.move.destination if state.move is not None else None
                 assert worker in (state.decode, state.prefill, destination), worker.name
@@ -101,11 +101,11 @@ class Membership:
         """Whether the worker has computed nothing of the request yet, so that another one can do it instead."""
         if worker is state.prefill:
             return not state.prefill_sent
-        if worker is not state.decode or not self._roster.workers_of("decode", state.version):
+        if worker is not state.decode or not self._registry.workers_of("decode", state.version):
             return False
         if state.phase == "placed":
             return True
         # A worker computes prompts one after the other, so all but the first have only waited.
-        waiting = [s for s in map(self._book.get, worker.request_ids) if s is not None and s.pending_on is worker]
+        waiting = [s for s in map(self._table.get, worker.request_ids) if s is not None and s.pending_on is worker]
         first = min(waiting, key=lambda s: (s.request.priority, s.placed_s or 0.0, s.request_id), default=None)
         return state in waiting and state is not first

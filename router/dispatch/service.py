@@ -15,7 +15,7 @@ from slipstream.router.config.router_config import DispatchConfig, RouterConfig
 from slipstream.router.dispatch.dispatcher import Dispatcher
 from slipstream.router.dispatch.table.actions import Emit, Finish
 from slipstream.router.dispatch.worker_port import WorkerPort
-from slipstream.router.http.failover.failover_session import Estate
+from slipstream.router.http.failover.failover_session import FailoverSession
 from slipstream.router.protocol.codec import WireError, decoder
 from slipstream.router.protocol.generation import (
     SHUTTING_DOWN,
@@ -27,9 +27,9 @@ from slipstream.router.protocol.generation import (
     ShuttingDownError,
 )
 from slipstream.router.protocol.messages import EngineRequest, Role, TokenLogprob
-from slipstream.router.registry.worker_profile import RoleMeasured
+from slipstream.router.registry.worker_profile import RoleProfile
 from slipstream.router.requests.history import RequestRecord
-from slipstream.router.requests.rejections import RefusedRequest
+from slipstream.router.requests.rejections import RejectedRequest
 from slipstream.router.requests.stages import attempts_of
 from slipstream.router.requests.stream import GenerationStream, Handouts
 from slipstream.router.status.load_signals import Signals
@@ -84,13 +84,13 @@ class GenerationService:
         self._is_admitting = True
         self._is_closed = False
 
-    async def start(self, estate: Estate | None = None) -> None:
+    async def start(self, failover: FailoverSession | None = None) -> None:
         """Starts to listen for workers, on the previous router's sockets if there is an estate of one. Raises OSError
         if it cannot listen."""
-        inherited = estate.for_workers if estate is not None else []
+        inherited = failover.for_workers if failover is not None else []
         await self._port.start(inherited)
-        if estate is not None and not inherited:
-            estate.keep_listening(self._port.sockets, for_workers=True)
+        if failover is not None and not inherited:
+            failover.keep_listening(self._port.sockets, for_workers=True)
 
     @property
     def worker_address(self) -> tuple[str, int]:
@@ -164,11 +164,11 @@ class GenerationService:
         # What a previous router has admitted goes on even while this one drains.
         if self._is_closed or not (self._is_admitting or request.resumed is not None):
             refusal = ShuttingDownError()
-            self.note_refused(RefusedRequest.of(request, refusal.error, time.monotonic()))
+            self.note_refused(RejectedRequest.of(request, refusal.error, time.monotonic()))
             raise refusal
         if self._hindrance and request.resumed is None and not self._dispatcher.has_decode_worker:
             hindered = NoWorkersError(self._hindrance)
-            self.note_refused(RefusedRequest.of(request, hindered.error, time.monotonic()))
+            self.note_refused(RejectedRequest.of(request, hindered.error, time.monotonic()))
             raise hindered
         self._check_sendable(request)
         actions = self._dispatcher.submit(request, time.monotonic())
@@ -180,7 +180,7 @@ class GenerationService:
         self._port.perform(actions)
         return receiver
 
-    def note_refused(self, refused: RefusedRequest) -> None:
+    def note_refused(self, refused: RejectedRequest) -> None:
         """A request that was refused without being submitted can be explained from now on, too."""
         self._dispatcher.note_refused(refused)
 
@@ -196,9 +196,9 @@ class GenerationService:
         """The recent load and how well it was served: what a planner decides from."""
         return self._dispatcher.signals(time.monotonic(), self._router_id)
 
-    def measured(self) -> tuple[RoleMeasured, ...]:
+    def worker_profiles(self) -> tuple[RoleProfile, ...]:
         """The service times and the sizes of each role's workers, from which a profile is made."""
-        return self._dispatcher.measured()
+        return self._dispatcher.worker_profiles()
 
     def explain(self, request_id: str) -> RequestRecord | None:
         """The record of a recent request, by its id or by one of its names; None if there is none. `record.lines()` is

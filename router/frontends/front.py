@@ -13,7 +13,7 @@ from slipstream.router.access.access import Access
 from slipstream.router.api.admin.request_pages import Records, RequestPages
 from slipstream.router.api.admin.worker_pages import WorkerPages
 from slipstream.router.api.openai.openai_api import Generations
-from slipstream.router.api.pages.pages import Pages
+from slipstream.router.api.pages.pages import InfoPages
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.frontends.api_front import DEFAULT_CONFIG, OPEN_PATHS, READY_PATHS, ApiFront
@@ -24,16 +24,16 @@ from slipstream.router.http.routes import Routes
 from slipstream.router.observability.metrics_page import CONTENT_TYPE, MetricsPage
 from slipstream.router.observability.tracing.tracer import Tracer
 from slipstream.router.protocol.messages import Role
-from slipstream.router.registry.worker_profile import RoleMeasured
+from slipstream.router.registry.worker_profile import RoleProfile
 from slipstream.router.status.load_signals import Signals
 from slipstream.router.status.status import Snapshot
 
 
-class Cluster(Generations, Records, Protocol):
+class DispatcherView(Generations, Records, Protocol):
     """What the front needs of `GenerationService`."""
 
     def snapshot(self) -> Snapshot: ...
-    def measured(self) -> tuple[RoleMeasured, ...]: ...
+    def worker_profiles(self) -> tuple[RoleProfile, ...]: ...
     def signals(self) -> Signals: ...
     def drain_worker(self, name: str, next_role: Role | None = None, migrate: bool = True) -> bool: ...
 
@@ -46,7 +46,7 @@ class Front(ApiFront):
     def __init__(
         self,
         model: ServedModel,
-        service: Cluster,
+        service: DispatcherView,
         unready_because: Callable[[], str | None],
         num_connections: Callable[[], int],
         config: RouterConfig = DEFAULT_CONFIG,
@@ -80,7 +80,7 @@ class Front(ApiFront):
         pages.add_to(self._admin_routes)
         if has_keys or not has_admin_port:  # with keys, each caller may ask about its own requests
             pages.add_to(self._routes)
-        for_people = Pages(model.name, self._routes, has_keys=has_keys, open_paths=OPEN_PATHS)
+        for_people = InfoPages(model.name, self._routes, has_keys=has_keys, open_paths=OPEN_PATHS)
         for_people.add_to(self._routes, config.http.path_prefix)
 
     def admin(self, request: Request, exchange: Exchange) -> Awaitable[None]:
@@ -131,4 +131,4 @@ class Front(ApiFront):
 
     async def profile(self, request: Request, exchange: Exchange) -> None:
         """What has been measured of the workers, for `slipstream bench --profile`."""
-        exchange.respond(200, orjson.dumps({"model": self._model, "roles": self._service.measured()}))
+        exchange.respond(200, orjson.dumps({"model": self._model, "roles": self._service.worker_profiles()}))

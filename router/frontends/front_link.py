@@ -13,9 +13,8 @@ from slipstream.router.access.caller import ANYBODY
 from slipstream.router.access.usage import UsageCounts
 from slipstream.router.dispatch.service import Receiver
 from slipstream.router.frontends.front_messages import (
-    Answer,
     Ask,
-    Cancel,
+    CancelRequest,
     Counts,
     DispatcherMessage,
     Emitted,
@@ -23,6 +22,7 @@ from slipstream.router.frontends.front_messages import (
     Enter,
     Entered,
     Forget,
+    FrontAnswer,
     FrontMessage,
     Output,
     Refusal,
@@ -38,7 +38,7 @@ from slipstream.router.http.reader import Request
 from slipstream.router.protocol.generation import AdmissionError, EarlyEnd, GenerateRequest, GenerationFinish, Usage
 from slipstream.router.protocol.messages import TokenLogprob
 from slipstream.router.requests.history import RequestRecord, Timeline
-from slipstream.router.requests.rejections import RefusedRequest
+from slipstream.router.requests.rejections import RejectedRequest
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Dispatching(Protocol):
 
     def relay(self, request: GenerateRequest, receiver_of: Callable[[RequestRecord], R]) -> R: ...
     def cancel(self, request_id: str, reason: EarlyEnd = "abort") -> None: ...
-    def note_refused(self, refused: RefusedRequest) -> None: ...
+    def note_refused(self, refused: RejectedRequest) -> None: ...
 
 
 class RelayedRequest:
@@ -115,7 +115,7 @@ class FrontLink:
         match message:
             case Submit():
                 self._submit(message)
-            case Cancel(number, reason):
+            case CancelRequest(number, reason):
                 request_id = self._running.get(number)
                 if request_id is not None:
                     self._service.cancel(request_id, reason)
@@ -208,7 +208,7 @@ class FrontLink:
         request = Request(
             message.method, message.path, message.query, headers, message.body, keep_alive=True, http10=False
         )
-        exchange = KeptExchange(request)
+        exchange = HeldExchange(request)
         try:
             await self._answer(request, exchange)
         except HttpError as error:
@@ -216,7 +216,7 @@ class FrontLink:
         except Exception:  # as `HttpConnection` does it: whoever asked waits at the front for an answer of some kind
             log.exception("%s %s failed", request.method, request.path)
             exchange.fail(internal_error())
-        self._send(Answer(message.number, exchange.status, exchange.content_type, exchange.headers, exchange.body))
+        self._send(FrontAnswer(message.number, exchange.status, exchange.content_type, exchange.headers, exchange.body))
 
 
 class Nowhere:
@@ -229,7 +229,7 @@ class Nowhere:
     def abort(self) -> None: ...
 
 
-class KeptExchange(Exchange):
+class HeldExchange(Exchange):
     """Keeps its one whole response, to be sent to the front."""
 
     __slots__ = ("body", "content_type", "headers")

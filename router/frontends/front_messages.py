@@ -76,7 +76,7 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class CancelRequest:
     number: int
     reason: EarlyEnd = "abort"
 
@@ -131,7 +131,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request was refused without a Submit. `pickled` is a `RefusedRequest`, for those who ask why."""
+    """A request was refused without a Submit. `pickled` is a `RejectedRequest`, for those who ask why."""
 
     pickled: bytes
 
@@ -147,7 +147,7 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class KeyLimitsReply:
     """What depends on the workers that are connected."""
 
     max_model_len: int | None
@@ -232,7 +232,7 @@ class Entered:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class FrontAnswer:
     number: int
     status: int
     content_type: str
@@ -246,20 +246,20 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
+class DrainFront:
     """Accept no more connections, end what runs within `deadline_s`, then exit."""
 
     deadline_s: float
 
 
-FrontMessage = Listening | Submit | Cancel | Enter | Settle | Counts | Ask | Forget | Refused
-DispatcherMessage = Begin | Limits | TakeOver | Output | Entered | Answer | Leave | Drain
+FrontMessage = Listening | Submit | CancelRequest | Enter | Settle | Counts | Ask | Forget | Refused
+DispatcherMessage = Begin | KeyLimitsReply | TakeOver | Output | Entered | FrontAnswer | Leave | DrainFront
 
 FRONTS = Vocabulary(
     {
         Listening: 1,
         Submit: 2,
-        Cancel: 3,
+        CancelRequest: 3,
         Enter: 4,
         Settle: 5,
         Counts: 6,
@@ -267,11 +267,11 @@ FRONTS = Vocabulary(
         Forget: 8,
         Refused: 9,
         Begin: 32,
-        Limits: 33,
+        KeyLimitsReply: 33,
         Output: 34,
         Entered: 35,
-        Answer: 36,
-        Drain: 37,
+        FrontAnswer: 36,
+        DrainFront: 37,
         TakeOver: 38,
         Leave: 39,
     }

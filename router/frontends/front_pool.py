@@ -21,14 +21,14 @@ from slipstream.router.frontends.front_messages import (
     FRONTS,
     Begin,
     DispatcherMessage,
-    Drain,
+    DrainFront,
+    KeyLimitsReply,
     Leave,
-    Limits,
     Listening,
     TakeOver,
 )
 from slipstream.router.frontends.front_setup import FrontSetup
-from slipstream.router.http.failover.failover_session import Estate
+from slipstream.router.http.failover.failover_session import FailoverSession
 from slipstream.router.process.listening import bound_at, cannot_listen, close_all
 from slipstream.router.protocol.wire import FrameProtocol, WireError
 
@@ -43,20 +43,21 @@ log = logging.getLogger(__name__)
 
 class FrontPool:
     """`link_of` makes the dispatcher's end of a connection, given how to send on it. All fronts share one port: each
-    listens on it, and the system divides new connections between them. With an `estate` the port is that of the router
-    before, and each front goes on with the clients of the one before it. All fronts accept at the one `unix_socket`."""
+    listens on it, and the system divides new connections between them. With an `failover` the port is that of the
+    router before, and each front goes on with the clients of the one before it. All fronts accept at the one
+    `unix_socket`."""
 
     def __init__(
         self,
         num_fronts: int,
         setup: FrontSetup,
         link_of: Callable[[Callable[[DispatcherMessage], None]], FrontLink],
-        estate: Estate | None = None,
+        failover: FailoverSession | None = None,
         unix_socket: socket.socket | None = None,
     ) -> None:
         self._num_fronts = num_fronts
         self._unix_socket = unix_socket
-        self._estate = estate
+        self._failover = failover
         self._takes_over = False
         self._setup = setup
         self._link_of = link_of
@@ -78,8 +79,8 @@ class FrontPool:
     async def start(self) -> int:
         """Returns the port when all fronts listen on it, or are there if no clients are to come. Raises OSError if it
         cannot be had or a front cannot serve."""
-        if self._estate is not None:
-            self._estate.attend()
+        if self._failover is not None:
+            self._failover.attend()
         port = self._setup.config.http.port if self._setup.is_ending else self._reserve()
         fronts = [self._spawn(slot) for slot in range(1, self._num_fronts + 1)]
         await asyncio.gather(*(front.listens for front in fronts))
@@ -90,10 +91,10 @@ class FrontPool:
     def _reserve(self) -> int:
         """The port that the fronts are to share, from now on ours. Raises OSError."""
         http = self._setup.config.http
-        inherited = self._estate.listening if self._estate is not None else []
-        self._reserved = inherited or reserve_port(http.host, http.port)
-        if self._estate is not None and not inherited:
-            self._estate.keep_listening(self._reserved)
+        restored = self._failover.listening if self._failover is not None else []
+        self._reserved = restored or reserve_port(http.host, http.port)
+        if self._failover is not None and not restored:
+            self._failover.keep_listening(self._reserved)
         port: int = self._reserved[0].getsockname()[1]
         self._setup = replace(self._setup, config=replace(self._setup.config, http=replace(http, port=port)))
         return port
@@ -101,8 +102,8 @@ class FrontPool:
     def refuse_clients(self) -> None:
         """No new ones from now on. Before `start`: the fronts only go on with those of the previous fronts."""
         self._setup = replace(self._setup, is_ending=True)
-        if self._estate is not None:
-            self._estate.stop_listening()
+        if self._failover is not None:
+            self._failover.stop_listening()
         self._close_unix_socket()
 
     def _close_unix_socket(self) -> None:
@@ -121,7 +122,7 @@ class FrontPool:
         if (max_model_len, versions) != (self._setup.max_model_len, self._setup.versions):
             self._setup = replace(self._setup, max_model_len=max_model_len, versions=versions)
             for front in self._fronts:
-                front.protocol.send(Limits(max_model_len, versions))
+                front.protocol.send(KeyLimitsReply(max_model_len, versions))
 
     def leave(self) -> None:
         """Clients still come and are served, and each connection is closed after its next response."""
@@ -139,8 +140,8 @@ class FrontPool:
         late = set[asyncio.Task[None]]()
         if self._keepers:
             _, late = await asyncio.wait(self._keepers, timeout=deadline_s)
-        if self._estate is not None:
-            self._estate.farewell()
+        if self._failover is not None:
+            self._failover.farewell()
         return not late
 
     def _tell_what_to_do(self, front: _Front) -> None:
@@ -153,7 +154,7 @@ class FrontPool:
         if self._setup.is_leaving:
             front.protocol.send(Leave())
         if self._drained_s is not None:
-            front.protocol.send(Drain(max(self._drained_s - time.monotonic(), 0.0)))
+            front.protocol.send(DrainFront(max(self._drained_s - time.monotonic(), 0.0)))
 
     async def stop(self) -> None:
         """Ends all fronts."""
@@ -164,8 +165,8 @@ class FrontPool:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         await asyncio.gather(*map(self._end, list(self._fronts)))
-        if self._estate is not None:
-            self._estate.close()
+        if self._failover is not None:
+            self._failover.close()
         close_all(self._reserved)
         self._close_unix_socket()
         self._counts.close()
@@ -243,10 +244,10 @@ class _Front:
         self.heard_s = time.monotonic()
         self.protocol = FrameProtocol(self._received, self._on_lost, vocabulary=FRONTS)
         self.link = link_of(self._send)
-        inherited = [counts_fd]
+        restored = [counts_fd]
         if unix_socket is not None:
             setup = replace(setup, unix_socket_fd=unix_socket.fileno())
-            inherited.append(unix_socket.fileno())
+            restored.append(unix_socket.fileno())
         ours, theirs = socket.socketpair()
         with theirs:
             # Where this process found its modules, that one shall.
@@ -260,7 +261,7 @@ class _Front:
                         "slipstream.router.frontends.front_process",
                         *map(str, (theirs.fileno(), counts_fd, cell, slot)),
                     ],
-                    pass_fds=[theirs.fileno(), *inherited],
+                    pass_fds=[theirs.fileno(), *restored],
                     stdin=subprocess.DEVNULL,
                     env=environment,
                 )

@@ -28,12 +28,21 @@ import uvloop
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.frontends.api_front import ApiFront
 from slipstream.router.frontends.connection_counts import SharedConnectionCount
-from slipstream.router.frontends.front_messages import FRONTS, Begin, Counts, Drain, Leave, Limits, Listening, TakeOver
+from slipstream.router.frontends.front_messages import (
+    FRONTS,
+    Begin,
+    Counts,
+    DrainFront,
+    KeyLimitsReply,
+    Leave,
+    Listening,
+    TakeOver,
+)
 from slipstream.router.frontends.front_setup import FrontSetup
 from slipstream.router.frontends.remote_service import RemoteAccess, RemoteDispatcher
 from slipstream.router.frontends.tally import counts_of
 from slipstream.router.http.exchange import Exchange
-from slipstream.router.http.failover.failover_session import Estate
+from slipstream.router.http.failover.failover_session import FailoverSession
 from slipstream.router.http.reader import Request
 from slipstream.router.http.server import HttpServer
 from slipstream.router.model_files.text_copy import read_text
@@ -58,7 +67,7 @@ class FrontProcess:
     def __init__(self, link: socket.socket, connections: SharedConnectionCount, slot: int) -> None:
         self._socket = link
         self._slot = slot
-        self._estate: Estate | None = None
+        self._failover: FailoverSession | None = None
         self._leaves_clients = False  # to the next router's front
         self._taking_over: asyncio.Task[None] | None = None
         self._connections = connections
@@ -88,10 +97,12 @@ class FrontProcess:
     async def _serve(self, setup: FrontSetup, cleanup: AsyncExitStack) -> HttpServer:
         config, loop = setup.config, asyncio.get_running_loop()
         allow_all_files()
-        estate = None
+        failover = None
         if setup.keeper is not None:
-            estate = self._estate = await loop.run_in_executor(None, Estate.of_keeper, setup.keeper, self._slot)
-            self._leaves_clients = estate is not None and not config.http.tls.is_on
+            failover = self._failover = await loop.run_in_executor(
+                None, FailoverSession.of_keeper, setup.keeper, self._slot
+            )
+            self._leaves_clients = failover is not None and not config.http.tls.is_on
         pool = cleanup.enter_context(encode_pool())
         files = cleanup.enter_context(ThreadPoolExecutor(1, thread_name_prefix="access"))
         read = partial(Tokenizer.from_directory, encode_pool=pool, content_format=setup.model.content_format)
@@ -109,7 +120,7 @@ class FrontProcess:
             check_caller=front.check_caller,
             shares_port=True,
             count=self._connections,
-            estate=estate,
+            failover=failover,
             unix_socket=None if setup.unix_socket_fd is None else socket.socket(fileno=setup.unix_socket_fd),
         )
         self._count = lambda: Counts(
@@ -153,20 +164,20 @@ class FrontProcess:
             case Begin(pickled):
                 self._begun.set_result(pickle.loads(pickled))
             case TakeOver(max_model_len, versions) if self._dispatcher is not None and self._server is not None:
-                self._dispatcher.received(Limits(max_model_len, versions))
+                self._dispatcher.received(KeyLimitsReply(max_model_len, versions))
                 self._taking_over = asyncio.create_task(self._server.take_over())
             case Leave() if self._server is not None:
                 self._server.leave()
-            case Drain(deadline_s):
+            case DrainFront(deadline_s):
                 self._draining = asyncio.create_task(self._drain(deadline_s))
             case _ if self._dispatcher is not None:
                 self._dispatcher.received(message)
 
     def _lost(self, reason: Exception | None) -> None:
-        if self._estate is not None and not self._estate.has_said_farewell:
+        if self._failover is not None and not self._failover.has_said_farewell:
             if self._leaves_clients:
                 os._exit(1)  # without a word to the clients: the next front goes on with them, even during a drain
-            self._estate.close()  # clients to come wait for the next router
+            self._failover.close()  # clients to come wait for the next router
         if not self._begun.done():
             self._begun.set_exception(ConnectionError("the dispatcher is gone"))
         if self._dispatcher is not None:

@@ -16,15 +16,15 @@ from slipstream.router.access.caller import Caller
 from slipstream.router.access.usage import UsageCounts
 from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.frontends.front_messages import (
-    Answer,
     Ask,
-    Cancel,
+    CancelRequest,
     Ended,
     Enter,
     Entered,
     Forget,
+    FrontAnswer,
     FrontMessage,
-    Limits,
+    KeyLimitsReply,
     Output,
     Refused,
     Settle,
@@ -43,7 +43,7 @@ from slipstream.router.protocol.generation import (
 )
 from slipstream.router.protocol.wire import WireError
 from slipstream.router.requests.history import RequestRecord, Timeline
-from slipstream.router.requests.rejections import RefusedRequest
+from slipstream.router.requests.rejections import RejectedRequest
 from slipstream.router.requests.stream import GenerationStream, Handouts
 
 LOST = GenerationError("shutting_down", "the router's dispatcher is gone", retry_after_s=1.0)
@@ -52,7 +52,7 @@ NO_USAGE = UsageCounts(num_requests=1, num_errors=1)
 
 
 @dataclass(slots=True)
-class Running:
+class RunningRequest:
     """A request at the dispatcher, and how many of its tokens came."""
 
     stream: GenerationStream
@@ -67,7 +67,7 @@ class RemoteDispatcher:
         self._send = send
         self._traces = traces
         self._numbers = itertools.count(1)
-        self._running: dict[int, Running] = {}
+        self._running: dict[int, RunningRequest] = {}
         self._handouts = Handouts()
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._is_lost = False
@@ -99,10 +99,10 @@ class RemoteDispatcher:
         except WireError as error:
             raise InvalidRequestError(str(error)) from error
         stream = GenerationStream(record, lambda _, reason: self._cancel(number, reason), self._handouts)
-        self._running[number] = Running(stream)
+        self._running[number] = RunningRequest(stream)
         return stream
 
-    def note_refused(self, refused: RefusedRequest) -> None:
+    def note_refused(self, refused: RejectedRequest) -> None:
         """The dispatcher's process explains it, as all requests."""
         if not self._is_lost:
             self._send(Refused(pickle.dumps(refused)))
@@ -110,13 +110,13 @@ class RemoteDispatcher:
     def _cancel(self, number: int, reason: EarlyEnd) -> None:
         running = self._running.pop(number, None)
         if running is not None:
-            self._send(Cancel(number, reason))
+            self._send(CancelRequest(number, reason))
             usage = Usage(running.stream.record.num_prompt_tokens, running.num_output_tokens, 0)
             running.stream.end(GenerationFinish(reason, usage))
 
     # ---- calls with a reply
 
-    async def ask(self, request: Request, request_id: str) -> Answer:
+    async def ask(self, request: Request, request_id: str) -> FrontAnswer:
         """Have the dispatcher's process answer an HTTP request. Raises HttpError 503 if it is gone, 413 for a body that
         no such question has."""
         if len(request.body) > MAX_ASK_BYTES:
@@ -125,7 +125,7 @@ class RemoteDispatcher:
         number = next(self._numbers)
         headers = tuple((request.headers | {b"x-request-id": request_id.encode()}).items())
         message = Ask(number, request.method, request.path, request.query, headers, request.body)
-        answer: Answer = await self._call(number, message, Forget(number))
+        answer: FrontAnswer = await self._call(number, message, Forget(number))
         return answer
 
     async def enter(self, digest: bytes, model: str, num_tokens: int, num_sequences: int, is_resumed: bool) -> Entered:
@@ -154,7 +154,7 @@ class RemoteDispatcher:
 
     # ---- what comes from the dispatcher
 
-    def received(self, message: Limits | Output | Entered | Answer) -> None:
+    def received(self, message: KeyLimitsReply | Output | Entered | FrontAnswer) -> None:
         match message:
             case Output(emitted, ended):
                 for one in emitted:
@@ -166,9 +166,9 @@ class RemoteDispatcher:
                         running.stream.deliver(one.token_ids, one.logprobs)
                 for end in ended:
                     self._end(end)
-            case Limits(max_model_len, versions):
+            case KeyLimitsReply(max_model_len, versions):
                 self.max_model_len, self.versions = max_model_len, versions
-            case Entered() | Answer():
+            case Entered() | FrontAnswer():
                 reply = self._replies.get(message.number)
                 if reply is not None and not reply.done():
                     reply.set_result(message)

@@ -10,10 +10,10 @@ from typing import cast
 
 from slipstream.router.config.router_config import HttpConfig
 from slipstream.router.http.exchange import Exchange, Handler
-from slipstream.router.http.failover.held_connection import InheritedConnection, KeptConnection
-from slipstream.router.http.failover.journal import NOTHING, Phase, Unfinished
+from slipstream.router.http.failover.held_connection import HeldConnection, RestoredConnection
+from slipstream.router.http.failover.journal import NOTHING, AnswerPhase, UnfinishedAnswer
 from slipstream.router.http.failover.receive_buffer import NOBODY
-from slipstream.router.http.failover.stream_checkpoint import NO_NOTES, JournalNotes, Notes
+from slipstream.router.http.failover.stream_checkpoint import NO_CHECKPOINT, JournalCheckpoint, StreamCheckpoint
 from slipstream.router.http.http_error import HttpError, internal_error, router_restarted
 from slipstream.router.http.owner import ConnectionOwner
 from slipstream.router.http.reader import Request, RequestReader
@@ -36,7 +36,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     one that has left.
 
     Of a connection that is `kept` for the next router all that goes in and out is noted in its journal, and an
-    `inherited` one goes on where the previous router has left it.
+    `restored` one goes on where the previous router has left it.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         config: HttpConfig,
         handler: Handler,
         owner: ConnectionOwner,
-        kept: KeptConnection | None = None,
+        kept: HeldConnection | None = None,
         *,
-        inherited: InheritedConnection | None = None,
+        restored: RestoredConnection | None = None,
     ) -> None:
         self._handler = handler
         self._owner = owner
@@ -63,11 +63,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._discards_input = False
         self._bytes_ahead = 0
         self._timers = ConnectionTimers(self, config, self._loop)
-        self._inherited = inherited
+        self._restored = restored
         self._kept = kept
         self._journal = kept.journal if kept is not None else None
-        self._landing = owner.landing
-        self._before: Unfinished | None = None  # how far the exchange that begins next has come already
+        self._receive_buffer = owner.receive_buffer
+        self._before: UnfinishedAnswer | None = None  # how far the exchange that begins next has come already
 
     # ---- the owner's side
 
@@ -92,9 +92,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._journal is not None:
             exchange = self._exchange
             if exchange is not None and not exchange.ended:
-                phase = Phase.STREAMING
+                phase = AnswerPhase.STREAMING
             else:
-                phase = Phase.ENDED if exchange is not None and exchange.keep_alive else Phase.CLOSING
+                phase = AnswerPhase.ENDED if exchange is not None and exchange.keep_alive else AnswerPhase.CLOSING
             self._journal.sent(data, phase)
         self._transport.write(data)
 
@@ -113,8 +113,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._is_tls = self._transport.get_extra_info("ssl_object") is not None
         self._can_outlive = not self._is_tls and sock.family != socket.AF_UNIX
         welcome = self._owner.joined(self)
-        if self._inherited is not None:
-            self._go_on(self._inherited)
+        if self._restored is not None:
+            self._go_on(self._restored)
             return
         if welcome == "cut_off":
             self._transport.abort()
@@ -136,12 +136,12 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._owner.left(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._landing.room_for(self._kept.number if self._kept is not None else NOBODY)
+        return self._receive_buffer.room_for(self._kept.number if self._kept is not None else NOBODY)
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._discards_input:
             return
-        data = self._landing.arrived(nbytes)
+        data = self._receive_buffer.arrived(nbytes)
         if self._journal is not None:
             self._journal.received(data)
         if self._exchange is not None or self._pending:
@@ -196,11 +196,11 @@ class HttpConnection(asyncio.BufferedProtocol):
             else:
                 self._refuse(request)
             return
-        notes: Notes = NO_NOTES
+        checkpoint: StreamCheckpoint = NO_CHECKPOINT
         if self._journal is not None:
             self._journal.begun()
-            notes = JournalNotes(self._journal, before)
-        self._exchange = Exchange(request, self, notes, head_sent=before is not None and before.head_sent)
+            checkpoint = JournalCheckpoint(self._journal, before)
+        self._exchange = Exchange(request, self, checkpoint, head_sent=before is not None and before.head_sent)
         if self._cors is not None:
             self._exchange.cors_lines = self._cors.lines_of(request)
         if self._discards_input:
@@ -256,46 +256,46 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _rest(self) -> None:
         """Clears the journal between two requests. A connection that could not be kept before, or that the keeper has
         lost, may be kept from now on."""
-        estate = self._owner.estate
-        if estate is None or not self._can_outlive:
+        failover = self._owner.failover
+        if failover is None or not self._can_outlive:
             return
         if self._journal is not None:
             self._journal.rest()
-        if (self._kept is not None and estate.has(self._kept.number)) or self._transport.get_write_buffer_size():
+        if (self._kept is not None and failover.has(self._kept.number)) or self._transport.get_write_buffer_size():
             return
         self._forget()
         try:
-            self._kept = estate.keep_from_now_on(self._transport.get_extra_info("socket"))
+            self._kept = failover.keep_from_now_on(self._transport.get_extra_info("socket"))
         except OSError:
             return  # the connection is broken, which the transport will tell
         self._journal = self._kept.journal if self._kept is not None else None
 
     def _forget(self) -> None:
         kept, self._kept, self._journal = self._kept, None, None
-        if kept is None or self._owner.estate is None:
+        if kept is None or self._owner.failover is None:
             return
-        self._owner.estate.forget(kept.number)
+        self._owner.failover.forget(kept.number)
         if self._task is None:
             kept.journal.close()
         else:
             self._task.add_done_callback(lambda _: kept.journal.close())  # until then it may take notes
 
-    def _go_on(self, inherited: InheritedConnection) -> None:
+    def _go_on(self, restored: RestoredConnection) -> None:
         """Goes on where the previous router was killed."""
-        journal, unfinished = inherited.kept.journal, inherited.unfinished
-        if inherited.unsent:
-            self._transport.write(inherited.unsent)
-        if journal.phase == Phase.CLOSING:
+        journal, unfinished = restored.kept.journal, restored.unfinished
+        if restored.unsent:
+            self._transport.write(restored.unsent)
+        if journal.phase == AnswerPhase.CLOSING:
             self._close_after_input()
             return
-        if inherited.is_given_up:
+        if restored.is_given_up:
             message = "The routers that had this request were killed, one after the other. Ask again."
             self._refuse(router_restarted(message))
             return
-        if journal.phase == Phase.ENDED:
+        if journal.phase == AnswerPhase.ENDED:
             journal.rest()
             unfinished = NOTHING
-        if inherited.is_running:
+        if restored.is_running:
             self._before = unfinished
         if unfinished.request:
             journal.outlive()

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import Protocol
 
 from slipstream.router.access.caller import ANYBODY, Caller
-from slipstream.router.http.failover.stream_checkpoint import NO_NOTES, Notes
+from slipstream.router.http.failover.stream_checkpoint import NO_CHECKPOINT, StreamCheckpoint
 from slipstream.router.http.http_error import HttpError, router_restarted
 from slipstream.router.http.reader import Request
 from slipstream.router.observability.tracing.request_trace import RequestTrace
@@ -49,24 +49,30 @@ class Exchange:
         "_is_resumed",
         "_sink",
         "caller",
+        "checkpoint",
         "congested",
         "cors_lines",
         "ended",
         "head_sent",
         "header_lines",
         "keep_alive",
-        "notes",
         "request_id",
         "status",
         "trace",
         "trace_id",
     )
 
-    def __init__(self, request: Request, sink: ResponseSink, notes: Notes = NO_NOTES, head_sent: bool = False) -> None:
+    def __init__(
+        self,
+        request: Request,
+        sink: ResponseSink,
+        checkpoint: StreamCheckpoint = NO_CHECKPOINT,
+        head_sent: bool = False,
+    ) -> None:
         """`head_sent` by the previous router, which was killed in the middle of this answer."""
         self._sink = sink
         self._is_resumed = head_sent
-        self.notes = notes
+        self.checkpoint = checkpoint
         self._body_allowed = request.method != "HEAD"
         self._http10 = request.http10
         self.congested = False  # more is waiting for a slow reader than is kept for it
@@ -139,7 +145,7 @@ class Exchange:
     def refuse_if_repeated(self) -> None:
         """Raises HttpError if a router that was killed may have done what the request asks for. To be called before
         anything that is not to be done twice."""
-        if self.notes.is_repeated:
+        if self.checkpoint.is_repeated:
             message = "The router was killed before it could answer. See whether it did what was asked, or ask again."
             raise router_restarted(message)
 

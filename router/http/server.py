@@ -15,10 +15,10 @@ from slipstream.router.config.router_config import HttpConfig
 from slipstream.router.http.connection import HttpConnection
 from slipstream.router.http.cors import CorsPolicy
 from slipstream.router.http.exchange import Exchange, Handler
-from slipstream.router.http.failover.failover_session import Estate
-from slipstream.router.http.failover.held_connection import InheritedConnection, KeptConnection
-from slipstream.router.http.failover.held_listener import Listener
-from slipstream.router.http.failover.receive_buffer import Landing
+from slipstream.router.http.failover.failover_session import FailoverSession
+from slipstream.router.http.failover.held_connection import HeldConnection, RestoredConnection
+from slipstream.router.http.failover.held_listener import HeldListener
+from slipstream.router.http.failover.receive_buffer import ReceiveBuffer
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.owner import OwnedConnection, Welcome
 from slipstream.router.http.reader import CheckCaller, Request
@@ -43,7 +43,7 @@ class HttpServer:
     """Life cycle: `start`, then `leave` and `drain` (optional), then `stop`. All on one event loop.
 
     `check_caller` is asked before a large body is taken. With `shares_port` other processes may listen on the same
-    port, and the system divides new connections between them; `count` knows of theirs. With an `estate` it listens
+    port, and the system divides new connections between them; `count` knows of theirs. With an `failover` it listens
     where the previous router did, and leaves what it has to the next one. Clients can also come by a `unix_socket` that
     listens; their connections end with this process."""
 
@@ -55,13 +55,13 @@ class HttpServer:
         check_caller: CheckCaller | None = None,
         shares_port: bool = False,
         count: ConnectionCount | None = None,
-        estate: Estate | None = None,
+        failover: FailoverSession | None = None,
         unix_socket: socket.socket | None = None,
     ) -> None:
         self.check_caller = check_caller
         self.cors = CorsPolicy.of(config.cors_origins)
-        self.estate = estate
-        self.landing = (estate.landing if estate is not None else None) or Landing()
+        self.failover = failover
+        self.receive_buffer = (failover.receive_buffer if failover is not None else None) or ReceiveBuffer()
         self._config = config
         self._handler = handler
         self._shares_port = shares_port
@@ -70,7 +70,7 @@ class HttpServer:
         self._tls = ServerTls(config.tls) if config.tls.is_on else None
         self._watch: asyncio.Task[None] | None = None  # of the certificate
         self._servers: list[asyncio.Server] = []
-        self._listeners: list[Listener] = []
+        self._listeners: list[HeldListener] = []
         self._connections: set[OwnedConnection] = set()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -108,8 +108,8 @@ class HttpServer:
         Raises OSError with one clear sentence if the address cannot be had.
         """
         host, port = self._config.host, self._config.port
-        if self.estate is not None:
-            self.estate.attend()
+        if self.failover is not None:
+            self.failover.attend()
         if self._draining:
             self._close_listening()
             return port
@@ -117,8 +117,8 @@ class HttpServer:
             sockets = await self._listening_sockets()
         except OSError as error:
             raise cannot_listen(error, host, port) from error
-        if self.estate is not None and self._tls is None:
-            self._listeners = [Listener(sock, self.estate, self._serve_kept) for sock in sockets]
+        if self.failover is not None and self._tls is None:
+            self._listeners = [HeldListener(sock, self.failover, self._serve_kept) for sock in sockets]
         else:  # with TLS, whose state ends with its process, only clients to come wait for the next one
             for sock in sockets:
                 await self._accept_at(sock)
@@ -132,13 +132,13 @@ class HttpServer:
 
     async def _listening_sockets(self) -> Sequence[socket.socket]:
         """Those of the previous server, or new ones. Raises OSError."""
-        if self.estate is not None and self.estate.listening:
-            return self.estate.listening
+        if self.failover is not None and self.failover.listening:
+            return self.failover.listening
         host, port = self._config.host, self._config.port
         # In a thread, because a name may have to be looked up.
         sockets = await asyncio.to_thread(listening_at, host, port, BACKLOG, reuse_port=self._shares_port)
-        if self.estate is not None:
-            self.estate.keep_listening(sockets)
+        if self.failover is not None:
+            self.failover.keep_listening(sockets)
         return sockets
 
     async def _accept_at(self, sock: socket.socket) -> None:
@@ -158,37 +158,37 @@ class HttpServer:
 
     def _close_listening(self) -> None:
         """Closes the sockets that the previous server listened on: clients that connect to them would wait in vain."""
-        if self.estate is not None:
-            close_all(self.estate.listening)
-            self.estate.listening = []
+        if self.failover is not None:
+            close_all(self.failover.listening)
+            self.failover.listening = []
         if self._unix_socket is not None:
             self._unix_socket.close()
 
     async def _serve_kept(
-        self, sock: socket.socket, kept: KeptConnection | None, inherited: InheritedConnection | None = None
+        self, sock: socket.socket, kept: HeldConnection | None, restored: RestoredConnection | None = None
     ) -> None:
         """Raises OSError for a connection that is broken already."""
-        make = functools.partial(HttpConnection, self._config, self._handler, self, kept, inherited=inherited)
+        make = functools.partial(HttpConnection, self._config, self._handler, self, kept, restored=restored)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(make, sock)
         except OSError:
-            if kept is not None and self.estate is not None:
-                self.estate.forget(kept.number)
+            if kept is not None and self.failover is not None:
+                self.failover.forget(kept.number)
             raise
 
     async def take_over(self) -> None:
         """Continues the connections that the previous router has left."""
-        estate = self.estate
-        if estate is None:
+        failover = self.failover
+        if failover is None:
             return
-        connections, estate.connections = estate.connections, []
-        for inherited in connections:
+        connections, failover.connections = failover.connections, []
+        for restored in connections:
             try:
-                await self._serve_kept(inherited.sock, inherited.kept, inherited)
+                await self._serve_kept(restored.sock, restored.kept, restored)
             except OSError as error:
                 log.warning("a client's connection ends here: %s", error)
         if connections:
-            num_running = sum([inherited.is_running for inherited in connections])
+            num_running = sum([restored.is_running for restored in connections])
             log.info("took over %d connections, %d of them with a request", len(connections), num_running)
 
     def leave(self) -> None:
@@ -208,21 +208,21 @@ class HttpServer:
         except TimeoutError:
             return False
         finally:
-            if self.estate is not None:
-                self.estate.farewell()
+            if self.failover is not None:
+                self.failover.farewell()
         return True
 
     def refuse_clients(self) -> None:
         """No new ones from now on. Before `start`: it only continues those of the previous router."""
-        if self.estate is not None:
-            self.estate.stop_listening()
+        if self.failover is not None:
+            self.failover.stop_listening()
         self._end_listening()
 
     async def stop(self) -> None:
         """Cut what is left and wait until its handlers have ended. Without a drain before, what the next server of this
         estate can go on with stays."""
-        if self.estate is not None:
-            self.estate.close()
+        if self.failover is not None:
+            self.failover.close()
         self._end_listening()
         for connection in list(self._connections):
             connection.abort()

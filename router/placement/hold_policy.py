@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.capacity import fits_decode, fits_prefill
-from slipstream.router.registry.worker_registry import FEW, Roster, WorkerState
+from slipstream.router.registry.worker_registry import FEW, WorkerRegistry, WorkerState
 from slipstream.router.requests.placement_decision import Wait
 from slipstream.router.requests.request_state import RequestState
 
@@ -23,7 +23,7 @@ RATED_AGAIN_S, RATED_AT_LEAST_S = 0.05, 1.0
 
 
 @dataclass(slots=True)
-class Stall:
+class Hold:
     """A look at a queue that placed nothing. Another look is worth it when the queue has changed, at `until_s`, or when
     there is room: `tokens` is the size of the smallest request that waits for each side, `better` are the workers that
     single requests wait for, with the tokens of these. `wake_s`: see `match_credits`."""
@@ -35,12 +35,12 @@ class Stall:
     better: list[tuple[WorkerState, int]]
 
 
-class Waits:
+class HoldPolicy:
     """Sans-IO, and bounded: a request that is forgotten is merely rated again."""
 
-    def __init__(self, roster: Roster) -> None:
-        self._roster = roster
-        self._stalls: dict[str, Stall] = {}  # by version of the model
+    def __init__(self, registry: WorkerRegistry) -> None:
+        self._registry = registry
+        self._stalls: dict[str, Hold] = {}  # by version of the model
         self._known: OrderedDict[str, tuple[int, Wait, float, float]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -58,18 +58,18 @@ class Waits:
             return None
         better = wait.better
         role = _side(wait)
-        workers = [better] if better is not None else self._roster.least_loaded(role, FEW, state.version)
+        workers = [better] if better is not None else self._registry.least_loaded(role, FEW, state.version)
         fits, num_tokens = FITS[role], state.num_tokens
         return None if any(fits(worker, num_tokens) for worker in workers) else wait
 
-    def stall(self, version: str, queue_version: int, now: float) -> Stall | None:
+    def stall(self, version: str, queue_version: int, now: float) -> Hold | None:
         """The last look at the queue of a version, if it still holds; None: the queue has to be looked at."""
         stall = self._stalls.get(version)
         if stall is None or stall.queue_version != queue_version or now >= stall.until_s:
             return None
         for role, num_tokens in stall.tokens.items():
             fits = FITS[role]
-            if any(fits(worker, num_tokens) for worker in self._roster.least_loaded(role, FEW, version)):
+            if any(fits(worker, num_tokens) for worker in self._registry.least_loaded(role, FEW, version)):
                 return None
         if any(FITS[worker.hello.role](worker, num_tokens) for worker, num_tokens in stall.better):
             return None
@@ -99,7 +99,7 @@ class Waits:
             else:
                 role = _side(wait)
                 tokens[role] = min(tokens.get(role, state.num_tokens), state.num_tokens)
-        self._stalls[version] = Stall(queue_version, wake_s, until_s, tokens, better)
+        self._stalls[version] = Hold(queue_version, wake_s, until_s, tokens, better)
 
     def note(self, state: RequestState, wait: Wait, now: float) -> None:
         """The request has been rated, and has to wait."""

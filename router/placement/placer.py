@@ -5,19 +5,19 @@ from __future__ import annotations
 from itertools import islice
 
 from slipstream.router.config.router_config import DispatchConfig, PlacementConfig, PolicyName, SloConfig
-from slipstream.router.placement.hold_policy import Waits
+from slipstream.router.placement.hold_policy import HoldPolicy
 from slipstream.router.placement.policies.estimate import estimate_decode, estimate_prefill
 from slipstream.router.placement.policies.isl_threshold import IslThreshold
 from slipstream.router.placement.policies.kv import Kv
 from slipstream.router.placement.policies.least_loaded import LeastLoaded
-from slipstream.router.placement.policies.policy import Job, PlacementPolicy
+from slipstream.router.placement.policies.policy import PlacementJob, PlacementPolicy
 from slipstream.router.placement.policies.round_robin import RoundRobin
 from slipstream.router.placement.policies.shortlist import PrefixView, SessionView, Shortlist, reachable, shortlist
 from slipstream.router.placement.policies.slo import SloPolicy
 from slipstream.router.placement.progress import placed, prefill_placed, prefill_withdrawn
 from slipstream.router.registry.broken_links import Links
 from slipstream.router.registry.worker_load import PendingPrefill
-from slipstream.router.registry.worker_registry import Roster, WorkerState
+from slipstream.router.registry.worker_registry import WorkerRegistry, WorkerState
 from slipstream.router.requests.placement_decision import Decision, Placement, PromptTimes, Wait, where_to
 from slipstream.router.requests.request_state import RequestState
 
@@ -39,17 +39,19 @@ def make_policy(name: PolicyName, parameters: PlacementConfig, slo: SloConfig) -
 class Placer:
     """Asks the policy where requests go, and keeps the load of the workers up to date. Sans-IO."""
 
-    def __init__(self, config: DispatchConfig, roster: Roster, index: PrefixView, sessions: SessionView) -> None:
+    def __init__(
+        self, config: DispatchConfig, registry: WorkerRegistry, index: PrefixView, sessions: SessionView
+    ) -> None:
         self._config = config
-        self._roster = roster
+        self._registry = registry
         self._index = index
         self._sessions = sessions
-        self.waits = Waits(roster)
+        self.waits = HoldPolicy(registry)
         self._policy = make_policy(config.policy, config.placement, config.slo)
 
     @property
     def links(self) -> Links:
-        return self._roster.links
+        return self._registry.links
 
     def follow(self, config: DispatchConfig) -> None:
         """Uses these settings from now on."""
@@ -59,7 +61,7 @@ class Placer:
             self._config.slo,
         ):
             self._policy = make_policy(config.policy, config.placement, config.slo)
-            self.waits = Waits(self._roster)
+            self.waits = HoldPolicy(self._registry)
         self._config = config
 
     def place(self, state: RequestState, now: float, num_waiting_before: int = 0) -> Placement | Wait:
@@ -73,10 +75,12 @@ class Placer:
         return found
 
     def _rate(self, state: RequestState, now: float, num_waiting_before: int) -> Placement | Wait:
-        candidates = shortlist(state, self._roster, self._index, self._sessions, self._config.placement.max_candidates)
+        candidates = shortlist(
+            state, self._registry, self._index, self._sessions, self._config.placement.max_candidates
+        )
         if not candidates.decodes:
             return Wait("worker")
-        candidates = reachable(candidates, state, self._roster.links, now)
+        candidates = reachable(candidates, state, self._registry.links, now)
         job = self._job(state, now)
         job.may_wait = state.wait_until_s is None or now < state.wait_until_s
         job.num_waiting_before = num_waiting_before
@@ -90,7 +94,7 @@ class Placer:
         """The same with what differs between the pages of the decode worker and of the first prefill group that does
         not fit it."""
         decode, decision = placement.decode, placement.decision
-        groups = self._roster.workers_of("prefill", decode.version)
+        groups = self._registry.workers_of("prefill", decode.version)
         reasons = filter(None, (self.links.mismatch(group.hello, decode.hello) for group in groups))
         why = "; ".join((decision.why, *islice(reasons, 1)))
         return placement._replace(decision=decision._replace(why=why))
@@ -155,9 +159,9 @@ class Placer:
         own = state.request.local_prefill_max_tokens
         return own if own is not None else self._config.local_prefill_max_tokens
 
-    def _job(self, state: RequestState, now: float) -> Job:
+    def _job(self, state: RequestState, now: float) -> PlacementJob:
         forecast = state.forecast
-        return Job(
+        return PlacementJob(
             state.num_tokens,
             forecast,
             forecast.remaining(len(state.output)),

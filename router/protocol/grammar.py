@@ -1,4 +1,4 @@
-"""Turns a `Guide` into the grammar that llguidance parses outputs with, and finds out what is wrong with a guide.
+"""Turns a `GrammarSpec` into the grammar that llguidance parses outputs with, and finds out what is wrong with a guide.
 
 llguidance is imported when the first guide is used, so nobody else pays for it. It releases Python's lock, and bounds
 its own work by counting lexer states, Earley items and symbols; the trial and the workers use the same limits,
@@ -19,7 +19,7 @@ import re
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from slipstream.router.protocol.messages import Guide
+from slipstream.router.protocol.messages import GrammarSpec
 from slipstream.router.structured_output.json_schema.anything import DEFINITION, FREE_OBJECT, NAME
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class GrammarError(ValueError):
     """A guide cannot be used; the text says why in one sentence."""
 
 
-def grammar_of(guide: Guide) -> str:
+def grammar_of(guide: GrammarSpec) -> str:
     """The guide in llguidance's format. Raises GrammarError if it cannot be converted; other faults only show when the
     grammar is used."""
     from llguidance import LLMatcher
@@ -85,10 +85,10 @@ def json_options(style: JsonStyle) -> dict[str, Any]:
     return {"x-guidance": {**white_space, "coerce_one_of": True}}
 
 
-def any_object(style: JsonStyle) -> Guide:
+def any_object(style: JsonStyle) -> GrammarSpec:
     """The guide of answers that are some JSON object."""
     schema = {"type": "object"} if style.open_objects else {**FREE_OBJECT, "$defs": {NAME: DEFINITION}}
-    return Guide("json", json.dumps({**schema, **json_options(style)}, separators=(",", ":")))
+    return GrammarSpec("json", json.dumps({**schema, **json_options(style)}, separators=(",", ":")))
 
 
 def parser_limits() -> LLParserLimits:
@@ -99,7 +99,7 @@ def parser_limits() -> LLParserLimits:
     return LLParserLimits(step_lexer_fuel=MAX_STEP_FUEL, verbose_errors=False)
 
 
-def _check_repeats(guide: Guide) -> None:
+def _check_repeats(guide: GrammarSpec) -> None:
     """Raises GrammarError if a regular expression repeats something too often."""
     for count in re.findall(r"\{\s*(\d{0,9}\s*,\s*\d{7,}|\d{7,})", guide.spec):
         digits = count.rpartition(",")[2].strip().lstrip("0") or "0"
@@ -156,7 +156,7 @@ def _as_lark(text: str) -> str:
         raise GrammarError(f"it is neither a Lark nor a GBNF grammar: {error}") from error
 
 
-def complaint(guide: Guide) -> str | None:
+def complaint(guide: GrammarSpec) -> str | None:
     """Why no output could follow this guide, as workers are given it, whatever the vocabulary, or only at too high a
     cost; None if it is fine. To be called in a process that may be killed (`guide_trial.py`): most guides take
     milliseconds, but nothing here bounds the time."""

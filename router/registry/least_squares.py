@@ -35,7 +35,7 @@ MIN_NOISE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class LinearEstimate:
     """Seconds, and one standard deviation of them."""
 
     seconds: float
@@ -75,11 +75,11 @@ class LinearFit:
     def seconds(self, features: Sequence[float]) -> float:
         return dot(self.coefficients, features)
 
-    def predict(self, features: Sequence[float]) -> Estimate:
+    def predict(self, features: Sequence[float]) -> LinearEstimate:
         """With the uncertainty of the line and of a single measurement."""
         seconds = self.seconds(features)
         spread = self._spread(features)[1]
-        return Estimate(seconds, math.sqrt(max(spread, 0.0) + (self._noise * seconds) ** 2))
+        return LinearEstimate(seconds, math.sqrt(max(spread, 0.0) + (self._noise * seconds) ** 2))
 
     def observe(self, features: Sequence[float], seconds: float) -> bool:
         """Takes a measurement. False: it cannot be one, and nothing changed."""

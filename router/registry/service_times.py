@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slipstream.router.protocol.messages import StepTime
-from slipstream.router.registry.least_squares import Estimate, LinearFit
+from slipstream.router.registry.least_squares import LinearEstimate, LinearFit
 
 # Roughly a model of a few billion parameters on an older GPU. Any start does, as the first samples overrule it.
 DECODE_PRIOR = (8e-3, 1e-4, 2e-8)
@@ -163,27 +163,27 @@ class ServiceTimes:
         fit = self._fits.get(kind) or self._known(kind)
         return fit.noise if fit is not None else 1.0
 
-    def decode_step_s(self, num_seqs: int, context_tokens: int) -> Estimate:
+    def decode_step_s(self, num_seqs: int, context_tokens: int) -> LinearEstimate:
         """A step that decodes only."""
         return self._predict("decode", (1.0, num_seqs, context_tokens))
 
-    def prefill_s(self, num_new_tokens: int, context_tokens: int = 0, chunk_tokens: int = 2048) -> Estimate:
+    def prefill_s(self, num_new_tokens: int, context_tokens: int = 0, chunk_tokens: int = 2048) -> LinearEstimate:
         """All chunks of a prompt of which `context_tokens` are cached, on a worker that does nothing else."""
         return self._predict("prefill", prefill_features(num_new_tokens, context_tokens, chunk_tokens))
 
-    def transfer_s(self, num_pages: int) -> Estimate:
+    def transfer_s(self, num_pages: int) -> LinearEstimate:
         """From the first page's departure until all have landed."""
         return self._predict("transfer", (1.0, num_pages))
 
-    def gap_s(self, num_pages: int) -> Estimate:
+    def gap_s(self, num_pages: int) -> LinearEstimate:
         """What a client waits for the second token beyond a decode step."""
         return self._predict("gap", (1.0, num_pages))
 
-    def reserve_s(self) -> Estimate:
+    def reserve_s(self) -> LinearEstimate:
         """From Reserve to Reserved."""
         return self._predict("reserve", (1.0,))
 
-    def _predict(self, kind: str, features: Sequence[float]) -> Estimate:
+    def _predict(self, kind: str, features: Sequence[float]) -> LinearEstimate:
         fit = self._known(kind)
         return (fit if fit is not None else LinearFit(_PRIORS[kind])).predict(features)
 

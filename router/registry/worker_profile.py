@@ -8,11 +8,11 @@ from typing import Any
 
 from slipstream.router.protocol.messages import ROLES, Role
 from slipstream.router.registry.service_times import KINDS, ServiceTimes
-from slipstream.router.registry.worker_registry import Roster
+from slipstream.router.registry.worker_registry import WorkerRegistry
 
 
 @dataclass(frozen=True, slots=True)
-class RoleMeasured:
+class RoleProfile:
     """The measurements of one role. `times` are the pool's service times (`ServiceTimes.to_dict`), and `num_samples`
     says how many samples of each kind there were (0: the numbers are a guess). The sizes are those of the pool's
     smallest worker; normally all workers of a pool are alike."""
@@ -30,14 +30,14 @@ class RoleMeasured:
     times: dict[str, Any]
 
 
-def measured(roster: Roster) -> Iterator[RoleMeasured]:
+def worker_profiles(registry: WorkerRegistry) -> Iterator[RoleProfile]:
     """The measurements of every role that has a worker."""
     for role in ROLES:
-        hellos = [worker.hello for worker in roster if worker.hello.role == role]
+        hellos = [worker.hello for worker in registry if worker.hello.role == role]
         if not hellos:
             continue
-        times: ServiceTimes = roster.pools[role]
-        yield RoleMeasured(
+        times: ServiceTimes = registry.pools[role]
+        yield RoleProfile(
             role=role,
             num_workers=len(hellos),
             tp=min(hello.tp for hello in hellos),

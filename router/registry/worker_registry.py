@@ -55,7 +55,7 @@ def _prefill_load(worker: WorkerState) -> float:
     return -ledger.free_tokens / worker.hello.max_queued_tokens if ledger.free_pages > 0 else 1.0
 
 
-class Roster:
+class WorkerRegistry:
     """All workers by identity, and those that take new work by role and version, also in the order of their load.
     `pools` holds the service times of all workers of a role. `decode_slots` tells how many sequences the decode workers
     of each version can hold; a version without a decode worker is not in it."""

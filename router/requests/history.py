@@ -2,7 +2,7 @@
 
 Each record is bounded, and so is `History`: a request that is refused and placed again a hundred times keeps only its
 first and its latest events, and only the first few decisions keep all of their candidates. A request that was never let
-in has a record, too, which is made when somebody asks (`refusals`).
+in has a record, too, which is made when somebody asks (`rejections`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slipstream.router.protocol.generation import GenerationFinish, Levels, Phas
 from slipstream.router.protocol.messages import SamplingParams
 from slipstream.router.requests.output_log import OutputLog
 from slipstream.router.requests.placement_decision import MAX_CANDIDATES, Decision
-from slipstream.router.requests.rejections import Refusals, RefusedRequest
+from slipstream.router.requests.rejections import RejectedRequest, Rejections
 
 MAX_EVENTS = 64  # per record: the first half of them and the latest half
 MAX_FULL_DECISIONS = 8  # per record; later ones keep only the candidate that was chosen
@@ -211,7 +211,7 @@ class RequestRecord:
         ]
 
 
-def record_of(refused: RefusedRequest) -> RequestRecord:
+def record_of(refused: RejectedRequest) -> RequestRecord:
     """A refusal in the form in which all requests are told of: it ended in the moment in which it came."""
     error = refused.error
     return RequestRecord(
@@ -241,7 +241,7 @@ class History:
         self._capacity = capacity
         self._records: OrderedDict[str, RequestRecord] = OrderedDict()
         self._by_name: dict[str, RequestRecord] = {}
-        self._refusals = Refusals(capacity)
+        self._rejections = Rejections(capacity)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -252,12 +252,12 @@ class History:
 
     def latest(self) -> Iterator[RequestRecord]:
         """The records, newest request first."""
-        refused = map(record_of, self._refusals.latest())
+        refused = map(record_of, self._rejections.latest())
         return merge(reversed(self._records.values()), refused, key=lambda record: record.timeline.queued, reverse=True)
 
-    def refuse(self, refused: RefusedRequest) -> None:
+    def refuse(self, refused: RejectedRequest) -> None:
         """Keeps what there is to tell of a request that was not let in."""
-        self._refusals.add(refused)
+        self._rejections.add(refused)
 
     def add(self, record: RequestRecord) -> None:
         earlier = self._records.pop(record.request_id, None)
@@ -274,7 +274,7 @@ class History:
         record = self._records.get(request_id)
         if record is not None:
             return record
-        named, refused = self._by_name.get(request_id), self._refusals.get(request_id)
+        named, refused = self._by_name.get(request_id), self._rejections.get(request_id)
         if refused is None or (named is not None and named.timeline.queued > refused.at_s):
             return named
         return record_of(refused)

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from slipstream.router.registry.worker_registry import WorkerState
 
-MovePhase = Literal["asked", "copying", "freezing", "starting"]
+MigrationPhase = Literal["asked", "copying", "freezing", "starting"]
 # In order: it continues elsewhere; the request or the attempt ended meanwhile; the destination had no room after all;
 # something broke; it took too long; a worker was lost.
-MoveResult = Literal["moved", "ended", "refused", "failed", "timed_out", "lost"]
+MigrationResult = Literal["moved", "ended", "refused", "failed", "timed_out", "lost"]
 
 
 @dataclass(slots=True, eq=False)
-class Move:
+class Migration:
     """A move under way. `attempt` is the number by which the destination knows the sequence."""
 
     source: WorkerState
@@ -32,7 +32,7 @@ class Move:
     num_known_tokens: int  # output tokens that the destination has been told
     num_pages: int  # pages that the destination has been asked for
     is_last: bool  # the round under way is the last
-    phase: MovePhase = "asked"
+    phase: MigrationPhase = "asked"
     num_full_pages: int = 0  # full pages that the rounds so far asked for
     num_rounds: int = 1
     transfer_id: int | None = None  # of the round under way

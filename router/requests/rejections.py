@@ -13,7 +13,7 @@ from typing import NamedTuple
 from slipstream.router.protocol.generation import GenerateRequest, GenerationError, Slo
 
 
-class RefusedRequest(NamedTuple):
+class RejectedRequest(NamedTuple):
     """A request that was never let in, and why. `at_s` is in seconds of the router's clock. `num_prompt_tokens` is 0 if
     the prompt had not been tokenised yet."""
 
@@ -33,13 +33,13 @@ class RefusedRequest(NamedTuple):
     error: GenerationError
 
     @staticmethod
-    def of(request: GenerateRequest, error: GenerationError, now: float) -> RefusedRequest:
+    def of(request: GenerateRequest, error: GenerationError, now: float) -> RejectedRequest:
         """If one choice of several is refused, so is the whole answer, whose names lead to the refusal then."""
         prompt, names = request.prompt_ids, request.names
         if request.choice:
             suffix = f"#{request.choice}"
             names = (*names, *(name.removesuffix(suffix) for name in (request.request_id, *names)))
-        return RefusedRequest(
+        return RejectedRequest(
             now,
             request.request_id,
             names,
@@ -57,20 +57,20 @@ class RefusedRequest(NamedTuple):
         )
 
 
-class Refusals:
+class Rejections:
     """The latest `capacity`, by request id or name. A named tenant may fill half of them, as of the queue, so that the
     flood of one does not wash away what the others may ask for."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._requests: OrderedDict[str, RefusedRequest] = OrderedDict()
-        self._by_name: dict[str, RefusedRequest] = {}
+        self._requests: OrderedDict[str, RejectedRequest] = OrderedDict()
+        self._by_name: dict[str, RejectedRequest] = {}
         self._ids_of: dict[str, deque[str]] = {}  # by tenant, oldest first
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def add(self, refused: RefusedRequest) -> None:
+    def add(self, refused: RejectedRequest) -> None:
         earlier = self._requests.get(refused.request_id)
         if earlier is not None:
             self._drop(earlier)
@@ -84,15 +84,15 @@ class Refusals:
         for name in refused.names:
             self._by_name[name] = refused
 
-    def get(self, request_id: str) -> RefusedRequest | None:
+    def get(self, request_id: str) -> RejectedRequest | None:
         """The one with this request id or, if there is none, the latest with this name."""
         return self._requests.get(request_id) or self._by_name.get(request_id)
 
-    def latest(self) -> Iterator[RefusedRequest]:
+    def latest(self) -> Iterator[RejectedRequest]:
         """Newest first."""
         return reversed(self._requests.values())
 
-    def _drop(self, refused: RefusedRequest) -> None:
+    def _drop(self, refused: RejectedRequest) -> None:
         del self._requests[refused.request_id]
         own = self._ids_of[refused.tenant]
         own.remove(refused.request_id)  # nearly always the first

@@ -21,7 +21,7 @@ from slipstream.router.protocol.messages import EngineRequest
 from slipstream.router.registry.worker_load import PendingPrefill
 from slipstream.router.registry.worker_registry import WorkerState
 from slipstream.router.requests.history import RequestRecord, Sampling, Timeline
-from slipstream.router.requests.migration import Move
+from slipstream.router.requests.migration import Migration
 from slipstream.router.requests.output_length import UNFORESEEN, OutputForecast
 from slipstream.router.requests.output_log import OutputLog
 from slipstream.router.requests.placement_decision import Decision
@@ -48,7 +48,7 @@ class RequestState:
     prefill_sent: bool = False
     handed_off: bool = False
     is_converted: bool = False  # its reservation was turned into a local prefill at the same worker
-    move: Move | None = None  # if it is on its way to another decode worker
+    move: Migration | None = None  # if it is on its way to another decode worker
     paused_since_s: float | None = None  # set if it has moved and its next token has not come yet
     num_output_at_move: int = 0  # tokens that it had when it moved last
     num_failures: int = 0  # attempts that failed, not counting those that a worker refused to begin

@@ -49,7 +49,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class AttemptStages:
     """One attempt, or its continuation after a move to another decode worker, `moved_to`. `decision` is the placement
     that it ran by; None if it never left the queue, or continues after a move. `failure` is why it failed; empty if it
     is under way or succeeded."""
@@ -63,7 +63,7 @@ class Attempt:
     moved_to: PeerId | None = None
 
 
-def attempts_of(record: RequestRecord) -> list[Attempt]:
+def attempts_of(record: RequestRecord) -> list[AttemptStages]:
     """All attempts, in order. Where the record has left out events, stages and attempts are missing too."""
     events = record.events
     # The event after a gap is not the one that ended the stage before the gap.
@@ -74,7 +74,7 @@ def attempts_of(record: RequestRecord) -> list[Attempt]:
     return [_attempt(number, list(group), record) for number, group in groupby(begun, lambda one: one[0].attempt)]
 
 
-def _attempt(number: int, begun: Sequence[Begun], record: RequestRecord) -> Attempt:
+def _attempt(number: int, begun: Sequence[Begun], record: RequestRecord) -> AttemptStages:
     decision: Decision | None = None
     moved_to = begun[0][0].moved_to
     stages = []
@@ -88,7 +88,7 @@ def _attempt(number: int, begun: Sequence[Begun], record: RequestRecord) -> Atte
     last = begun[-1][1]
     has_moved = last is not None and last.attempt != number and last.moved_to is not None
     failed = last is not None and (last.attempt != number or (record.finish is not None and record.finish.error))
-    return Attempt(
+    return AttemptStages(
         number,
         begun[0][0].time_s,
         last.time_s if last is not None else None,

@@ -1,7 +1,7 @@
 """The recent load, how well it was served, and the present workers: the picture that a planner decides from.
 
 These are plain frozen values, also available as JSON (`GET /cluster/signals`), so that a planner in another process,
-one in a simulator and a test all see the same. `router.signal_book` does the counting.
+one in a simulator and a test all see the same. `router.signal_window` does the counting.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.service_times import ServiceTimes
-from slipstream.router.registry.worker_registry import Roster, WorkerState
+from slipstream.router.registry.worker_registry import WorkerRegistry, WorkerState
 
 NUM_POINTS = 10  # at 5, 15, ... 95 percent, which is enough to average over a distribution
 
@@ -233,10 +233,10 @@ class Signals:
         return next((worker for worker in self.workers if worker.name == name), None)
 
 
-def role_times(roster: Roster) -> tuple[RoleTimes, ...]:
+def role_times(registry: WorkerRegistry) -> tuple[RoleTimes, ...]:
     """The service times of both roles."""
     roles: tuple[tuple[Role, Role], ...] = (("prefill", "decode"), ("decode", "prefill"))
     return tuple(
-        RoleTimes.of(role, roster.pools[role], roster.pools[other], (w for w in roster if w.hello.role == role))
+        RoleTimes.of(role, registry.pools[role], registry.pools[other], (w for w in registry if w.hello.role == role))
         for role, other in roles
     )

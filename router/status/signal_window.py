@@ -104,7 +104,7 @@ class ClassCounts:
         )
 
 
-class Stretch:
+class CountedSpan:
     """What happened in a stretch of time. `steps_squared` sums the squares of differences between the arrivals of
     neighbouring seconds."""
 
@@ -127,7 +127,7 @@ class Stretch:
             counts = self.classes[priority] = ClassCounts()
         return counts
 
-    def merge(self, other: Stretch) -> None:
+    def merge(self, other: CountedSpan) -> None:
         for name in self.__slots__:
             mine, theirs = getattr(self, name), getattr(other, name)
             if isinstance(mine, Binned):
@@ -163,16 +163,16 @@ class Stretch:
         )
 
 
-class SignalBook:
+class SignalWindow:
     """Fed by the dispatcher. Time never goes back: an event with an earlier time counts for the current second."""
 
     def __init__(self) -> None:
         self._second: int | None = None  # of the clock
         self._began_s = 0.0
-        self._now = Stretch()  # the current second
-        self._fine: deque[Stretch] = deque(maxlen=SHORT_S)  # the seconds before it
-        self._coarse: deque[Stretch] = deque(maxlen=LONG_S // COARSE_S)
-        self._so_far = Stretch()  # seconds that are no whole stretch yet
+        self._now = CountedSpan()  # the current second
+        self._fine: deque[CountedSpan] = deque(maxlen=SHORT_S)  # the seconds before it
+        self._coarse: deque[CountedSpan] = deque(maxlen=LONG_S // COARSE_S)
+        self._so_far = CountedSpan()  # seconds that are no whole stretch yet
         self._last_arrivals = 0
 
     # ---- events of a request
@@ -270,8 +270,8 @@ class SignalBook:
         current = self._at(now)
         return self._window((*self._coarse, self._so_far, current), now)
 
-    def _window(self, stretches: Iterable[Stretch], now: float) -> WindowSignals:
-        whole = Stretch()
+    def _window(self, stretches: Iterable[CountedSpan], now: float) -> WindowSignals:
+        whole = CountedSpan()
         for stretch in stretches:
             whole.merge(stretch)
         assert self._second is not None
@@ -281,7 +281,7 @@ class SignalBook:
 
     # ---- time
 
-    def _at(self, now: float) -> Stretch:
+    def _at(self, now: float) -> CountedSpan:
         second = self._second
         if second is None:
             self._second, self._began_s = math.floor(now), now
@@ -295,7 +295,7 @@ class SignalBook:
         num_passed = min(second - self._second, LONG_S + COARSE_S)
         self._second = second
         for _ in range(num_passed):
-            closed, self._now = self._now, Stretch()
+            closed, self._now = self._now, CountedSpan()
             closed.num_seconds = 1
             step = closed.num_arrivals - self._last_arrivals
             closed.steps_squared = float(step * step)
@@ -304,4 +304,4 @@ class SignalBook:
             self._so_far.merge(closed)
             if self._so_far.num_seconds == COARSE_S:
                 self._coarse.append(self._so_far)
-                self._so_far = Stretch()
+                self._so_far = CountedSpan()

@@ -11,7 +11,7 @@ from slipstream.router.protocol.generation import ErrorKind, GenerationFinish
 from slipstream.router.protocol.messages import Build, PageLayout, Role, Stats
 from slipstream.router.registry.page_exchange import RefusedPairs
 from slipstream.router.registry.worker_registry import WorkerState
-from slipstream.router.requests.migration import MoveResult
+from slipstream.router.requests.migration import MigrationResult
 from slipstream.router.requests.output_length import Calibration
 from slipstream.router.requests.placement_decision import PlacementReason
 from slipstream.router.status.pauses import Pauses
@@ -40,7 +40,7 @@ class Totals:
     num_transfers: int = 0
     transfer_bytes: int = 0
     transfer_s: float = 0.0
-    migrations: Counter[MoveResult] = field(default_factory=Counter)
+    migrations: Counter[MigrationResult] = field(default_factory=Counter)
     migration_pauses: Pauses = field(default_factory=Pauses)
     num_rebalanced: int = 0  # moves that were begun so that answers come faster
 

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import IO, NamedTuple
 
 from slipstream.router.protocol.grammar import COMPACT_JSON, GrammarError, JsonStyle, complaint
-from slipstream.router.protocol.messages import Guide
+from slipstream.router.protocol.messages import GrammarSpec
 
 MAX_CPU_S = 1.0
 MAX_WALL_S = 60.0  # also given up after this, on a machine too busy to give it its CPU time
@@ -33,10 +33,10 @@ NICENESS = 5  # streams go first
 TOO_COMPLEX = f"it is too complex: trying it takes more than {MAX_CPU_S:g} s or {MAX_BYTES >> 20} MiB"
 
 
-class Verdict(NamedTuple):
+class GrammarVerdict(NamedTuple):
     """The guide as workers should be given it, or else what is wrong with it."""
 
-    guide: Guide | None
+    guide: GrammarSpec | None
     fault: str | None = None
 
 
@@ -44,7 +44,7 @@ class TrialError(RuntimeError):
     """Guides cannot be tried on this machine at all."""
 
 
-class Trials:
+class GrammarTrials:
     """Owns the process. One caller at a time; `verdict` blocks. The process ends with this object or the
     interpreter."""
 
@@ -52,7 +52,7 @@ class Trials:
         self._process: subprocess.Popen[bytes] | None = None
         self._finish: Callable[[], object]  # ends that process
 
-    def verdict(self, guide: Guide, style: JsonStyle = COMPACT_JSON) -> Verdict:
+    def verdict(self, guide: GrammarSpec, style: JsonStyle = COMPACT_JSON) -> GrammarVerdict:
         """What becomes of the guide of a request. Raises TrialError."""
         process = self._process or self._begin()
         assert process.stdin is not None
@@ -65,13 +65,13 @@ class Trials:
             answer = b""
         if answer:
             spec, fault = json.loads(answer)
-            return Verdict(None if spec is None else Guide(guide.kind, spec), fault)
+            return GrammarVerdict(None if spec is None else GrammarSpec(guide.kind, spec), fault)
         self._process = None
         process.kill()  # if it has not ended by itself
         self._finish()
         if process.returncode > 0:
             raise TrialError(f"guides cannot be tried: the process that does it has ended with {process.returncode}")
-        return Verdict(None, TOO_COMPLEX)
+        return GrammarVerdict(None, TOO_COMPLEX)
 
     def _begin(self) -> subprocess.Popen[bytes]:
         # The new process must find the same modules as this one.
@@ -103,7 +103,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def verdict(guide: Guide, style: JsonStyle) -> Verdict:
+def verdict(guide: GrammarSpec, style: JsonStyle) -> GrammarVerdict:
     """Tries a guide out. This may take for ever, or all memory."""
     from slipstream.router.structured_output.json_grammar import json_guide  # only this process needs it
 
@@ -111,10 +111,10 @@ def verdict(guide: Guide, style: JsonStyle) -> Verdict:
         final = json_guide(guide.spec, style) if guide.kind == "json" else guide
         fault = complaint(final)
     except GrammarError as error:
-        return Verdict(None, str(error))
+        return GrammarVerdict(None, str(error))
     except (MemoryError, RecursionError):
-        return Verdict(None, TOO_COMPLEX)
-    return Verdict(None, fault) if fault is not None else Verdict(final)
+        return GrammarVerdict(None, TOO_COMPLEX)
+    return GrammarVerdict(None, fault) if fault is not None else GrammarVerdict(final)
 
 
 def main() -> int:
@@ -125,7 +125,7 @@ def main() -> int:
     for line in sys.stdin.buffer:
         kind, spec, style = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
-        guide, fault = verdict(Guide(kind, spec), JsonStyle(*style))
+        guide, fault = verdict(GrammarSpec(kind, spec), JsonStyle(*style))
         signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.write(json.dumps([None if guide is None else guide.spec, fault]) + "\n")
         sys.stdout.flush()

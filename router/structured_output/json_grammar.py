@@ -17,7 +17,7 @@ from slipstream.router.protocol.grammar import (
     json_options,
     parser_limits,
 )
-from slipstream.router.protocol.messages import Guide
+from slipstream.router.protocol.messages import GrammarSpec
 from slipstream.router.structured_output.json_schema.document import Document
 from slipstream.router.structured_output.json_schema.errors import SchemaError, child
 from slipstream.router.structured_output.json_schema.rewrite import Rewritten, rewrite
@@ -32,7 +32,7 @@ UNDECIDED = "Unable to determine if regex is empty"  # as llguidance says it, wi
 TOO_INTRICATE = "it is too complex: patterns, formats and lengths of a text that apply together"
 
 
-def json_guide(schema: str, style: JsonStyle) -> Guide:
+def json_guide(schema: str, style: JsonStyle) -> GrammarSpec:
     """Raises GrammarError, with the pointer to the keyword that is the reason."""
     try:
         value = json.loads(schema, parse_int=_integer)
@@ -51,7 +51,7 @@ def json_guide(schema: str, style: JsonStyle) -> Guide:
     fault = _Faults(rewritten, style, Document(value)).fault()
     if fault is not None:
         raise GrammarError(fault)
-    return Guide("json", spec.decode())
+    return GrammarSpec("json", spec.decode())
 
 
 def _integer(digits: str) -> int | float:

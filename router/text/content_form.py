@@ -54,7 +54,7 @@ class ContentForms:
     @classmethod
     def of(cls, template: ChatTemplate, content_format: ContentFormat = "auto") -> ContentForms:
         """What a template takes, or what a configuration says that it takes."""
-        trial = Trial(template)
+        trial = TrialRendering(template)
         usual = trial.form_of([], "user", []) or TEXT
         user: list[Message] = [{"role": "user", "content": usual.of(FILLER)}]
         assistant = trial.form_of(user, "assistant", user) or usual
@@ -77,7 +77,7 @@ class ContentForms:
 ALL_TEXT = ContentForms({}, TEXT)
 
 
-class Trial:
+class TrialRendering:
     """Renders conversations, and keeps what the template itself wrote in `rendered`."""
 
     def __init__(self, template: ChatTemplate) -> None:

@@ -27,7 +27,7 @@ from slipstream.router.protocol.messages import (
     pack_ids,
 )
 from slipstream.router.registry.worker_load import PendingPrefill
-from slipstream.router.registry.worker_registry import Roster, WorkerState
+from slipstream.router.registry.worker_registry import WorkerRegistry, WorkerState
 from slipstream.router.requests.history import RequestRecord, Timeline
 from slipstream.router.requests.output_log import OutputLog
 from slipstream.router.requests.placement_decision import Placement
@@ -65,7 +65,7 @@ def joined(role: Role, number: int) -> WorkerState:
 
 def microseconds(policy: PolicyName, num_a_side: int) -> tuple[float, float]:
     """Medians of the choice, and of the bookkeeping when it is taken."""
-    roster, index, sessions = Roster(), PrefixIndex(), Sessions()
+    roster, index, sessions = WorkerRegistry(), PrefixIndex(), Sessions()
     sides: tuple[Role, ...] = ("decode", "prefill")
     for role in sides:
         for number in range(num_a_side):

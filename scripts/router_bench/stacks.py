@@ -20,7 +20,7 @@ from typing import Literal
 import psutil
 import yaml
 
-from slipstream.router.http.failover.socket_holder import Keeper
+from slipstream.router.http.failover.socket_holder import SocketHolder
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "bench"
@@ -79,7 +79,7 @@ def slipstream(
     with tempfile.TemporaryDirectory() as directory, ExitStack() as running:
         folder = Path(directory)
         if kept and (root / "router" / "takeover").exists():
-            keeper = Keeper()
+            keeper = SocketHolder()
             running.callback(keeper.close)
             config["keeper"] = str(keeper.path)
         (folder / "router.yaml").write_text(yaml.safe_dump(config))

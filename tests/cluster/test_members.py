@@ -118,7 +118,7 @@ def test_a_router_whose_port_somebody_else_has_taken_tries_it_for_a_while_and_th
     asyncio.run(check())
 
 
-class ClientKeeper:
+class ClientSocketHolder:
     path = Path("/keeper")
     num_let_go = 0
 
@@ -128,7 +128,7 @@ class ClientKeeper:
 
 def test_clients_of_a_router_end_where_the_next_one_is_on_another_node() -> None:
     deployment = Deployment(ClusterConfig(model=ModelConfig(path="/m")), "token", None, spans_nodes=False)
-    keeper = ClientKeeper()
+    keeper = ClientSocketHolder()
     router: Any = RouterMember(deployment, "node", keeper)
 
     async def served_on(node: str) -> object:
@@ -146,7 +146,7 @@ def test_clients_of_a_router_end_where_the_next_one_is_on_another_node() -> None
 
 def test_the_router_after_one_that_was_killed_while_it_drained_takes_no_new_clients() -> None:
     deployment = Deployment(ClusterConfig(model=ModelConfig(path="/m")), "token", None, spans_nodes=False)
-    router: Any = RouterMember(deployment, "node", ClientKeeper())
+    router: Any = RouterMember(deployment, "node", ClientSocketHolder())
 
     async def is_served_ending() -> object:
         router._place, router._actor = Place(1, "node", "127.0.0.1"), RouterProcess(set(), 5001)

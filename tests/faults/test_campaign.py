@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from slipstream.router.requests.migration import MoveResult
+from slipstream.router.requests.migration import MigrationResult
 from tests.faults.campaign import SEEDS_A_TASK, run_campaign, run_seed, run_some
 from tests.faults.world import World
 
@@ -23,7 +23,7 @@ OUTCOMES = frozenset({"stop", "length", "abort", "shutting_down", "worker_failed
 CAUSES = ("worker_lost", "worker_failed", "unreachable", "reserve_timeout", "refused")
 RETRIES = frozenset({f"retried: {cause}" for cause in CAUSES})
 
-MOVES = frozenset({"rebalanced", *(f"migration: {result}" for result in get_args(MoveResult))})
+MOVES = frozenset({"rebalanced", *(f"migration: {result}" for result in get_args(MigrationResult))})
 
 
 @pytest.mark.timeout(600)

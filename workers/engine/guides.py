@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.model_files.text_copy import read_text
 from slipstream.router.protocol.grammar import grammar_of, parser_limits
-from slipstream.router.protocol.messages import Guide
+from slipstream.router.protocol.messages import GrammarSpec
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -58,9 +58,9 @@ class GuideBook:
         self._eos_ids = sorted(eos_ids)
         self._tokenizer: LLTokenizer | None = None
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="guides")
-        self._compiled: OrderedDict[Guide, Future[LLMatcher | None]] = OrderedDict()
+        self._compiled: OrderedDict[GrammarSpec, Future[LLMatcher | None]] = OrderedDict()
 
-    def follow(self, guide: Guide, tokens: array[int], num_prompt: int) -> TokenGuide:
+    def follow(self, guide: GrammarSpec, tokens: array[int], num_prompt: int) -> TokenGuide:
         """The guide of a sequence, which follows the output in its `tokens` as they grow."""
         compiled = self._compiled.get(guide)
         if compiled is None or (compiled.done() and self._tokenizer is None):  # which may be readable by now
@@ -73,7 +73,7 @@ class GuideBook:
         self._compiled.move_to_end(guide)
         return TokenGuide(compiled, tokens, num_prompt, is_waited_for=self._on_ready is None)
 
-    def _compile(self, guide: Guide) -> LLMatcher | None:
+    def _compile(self, guide: GrammarSpec) -> LLMatcher | None:
         """Compiles a guide. If that fails, it logs why and returns None; sequences with the guide then end in an
         error."""
         from llguidance import LLMatcher, LLTokenizer

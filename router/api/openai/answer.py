@@ -14,7 +14,7 @@ from slipstream.router.api.openai.formats import DONE, AnswerFormat, TokenUsage,
 from slipstream.router.api.openai.output_text import TokenEntry
 from slipstream.router.api.openai.pings import Pings
 from slipstream.router.http.exchange import Exchange
-from slipstream.router.http.failover.stream_checkpoint import NO_NOTES, Notes
+from slipstream.router.http.failover.stream_checkpoint import NO_CHECKPOINT, StreamCheckpoint
 from slipstream.router.observability.explain.explain import explained_now
 from slipstream.router.protocol.generation import GenerationFinish
 from slipstream.router.protocol.messages import FinishReason
@@ -54,11 +54,11 @@ class Answer:
         self._prompt_param = prompt_param
         self._explains = explains
         self._num_cached_tokens = 0
-        self._notes: Notes = NO_NOTES
+        self._checkpoint: StreamCheckpoint = NO_CHECKPOINT
 
-    async def send_whole(self, exchange: Exchange) -> None:
+    async def respond(self, exchange: Exchange) -> None:
         """Answer when all choices are complete. Raises HttpError if any of them fails."""
-        self._notes = exchange.notes.of_whole_answer()
+        self._checkpoint = exchange.checkpoint.of_whole_answer()
 
         async def collect(choice: Choice) -> WholeChoice:
             parts: list[str] = []
@@ -93,10 +93,10 @@ class Answer:
         """
         exchange.start(200, EVENT_STREAM, STREAM_HEADERS)
         is_only = len(self._choices) == 1
-        notes = self._notes = exchange.notes
+        checkpoint = self._checkpoint = exchange.checkpoint
 
         async def stream(choice: Choice) -> bytes:
-            is_sent = notes.has_ended(choice.index)  # all of it, by the previous router
+            is_sent = checkpoint.has_ended(choice.index)  # all of it, by the previous router
 
             def send(text: str, logprobs: list[TokenEntry]) -> None:
                 if tells_usage_so_far:
@@ -111,7 +111,7 @@ class Answer:
             if is_only:
                 return final  # leaves together with the end of the stream
             if not is_sent:
-                notes.ended(choice.index)
+                checkpoint.ended(choice.index)
                 exchange.write(final)
             return b""
 
@@ -155,7 +155,7 @@ class Answer:
     async def _run(self, choice: Choice, exchange: Exchange, on_text: OnText) -> ChoiceEnd:
         """Pass the text of one choice to `on_text` as it becomes certain, and return what is left at the end. Raises
         GenerationFailed."""
-        text, logprobs = await ChoiceRun(choice, exchange, self._form, self._notes, on_text).to_end()
+        text, logprobs = await ChoiceRun(choice, exchange, self._form, self._checkpoint, on_text).to_end()
         choice.reason = self._reason(choice, choice.stream.finish)
         return ChoiceEnd(text, logprobs, choice.reason)
 

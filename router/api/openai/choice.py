@@ -9,7 +9,7 @@ from typing import NamedTuple
 from slipstream.router.api.openai.formats import AnswerFormat
 from slipstream.router.api.openai.output_text import OutputText, TokenEntry
 from slipstream.router.http.exchange import Exchange
-from slipstream.router.http.failover.stream_checkpoint import Notes
+from slipstream.router.http.failover.stream_checkpoint import StreamCheckpoint
 from slipstream.router.observability.front_counts import RequestMeter
 from slipstream.router.protocol.messages import FinishReason, unpack_ids
 from slipstream.router.requests.stream import Delta, GenerationStream
@@ -51,14 +51,26 @@ class ChoiceRun:
     """Runs one choice to its end. `on_text` gets text with its log-probabilities, in order; not the last part, which
     leaves together with the reason why the choice ended."""
 
-    __slots__ = ("_choice", "_exchange", "_form", "_held_back", "_notes", "_on_text", "_prefix", "_record", "_version")
+    __slots__ = (
+        "_checkpoint",
+        "_choice",
+        "_exchange",
+        "_form",
+        "_held_back",
+        "_on_text",
+        "_prefix",
+        "_record",
+        "_version",
+    )
 
-    def __init__(self, choice: Choice, exchange: Exchange, form: AnswerFormat, notes: Notes, on_text: OnText) -> None:
+    def __init__(
+        self, choice: Choice, exchange: Exchange, form: AnswerFormat, checkpoint: StreamCheckpoint, on_text: OnText
+    ) -> None:
         self._choice = choice
         self._record = choice.stream.record
         self._exchange = exchange
         self._form = form
-        self._notes = notes
+        self._checkpoint = checkpoint
         self._on_text = on_text
         self._prefix = choice.prefix  # goes before the text that is passed on next
         self._version = ""  # of the model, that `form` was told of
@@ -81,7 +93,7 @@ class ChoiceRun:
     def _resume(self) -> None:
         """Begins where the previous router was killed."""
         choice = self._choice
-        resumed = self._notes.resumed(choice.index)
+        resumed = self._checkpoint.resumed(choice.index)
         if resumed is None:
             return
         self._served_by(resumed.version)
@@ -110,11 +122,11 @@ class ChoiceRun:
         text = output.add(delta, ends_with_stop_token and choice.hides_stop_token)
         logprobs = output.take_logprobs() if output.held else []
         if output.held:
-            self._notes.spoil()  # they do not keep them
+            self._checkpoint.spoil()  # they do not keep them
         if finish is not None and finish.reason in ("stop", "length"):
             self._prefix, self._held_back = self._prefix + text, logprobs
         else:
-            self._notes.got(choice.index, delta, version)
+            self._checkpoint.got(choice.index, delta, version)
             if text or logprobs:
                 self._on_text(self._prefix + text, logprobs)
                 self._prefix = ""

@@ -10,7 +10,7 @@ from slipstream.router.protocol.generation import ErrorKind, GenerationError, Ge
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class FailureResponse:
     """How a kind of failure is reported. `kind` is OpenAI's `type`, which says who is at fault."""
 
     status: int
@@ -18,18 +18,18 @@ class Verdict:
     code: str
 
 
-VERDICTS: dict[ErrorKind, Verdict] = {
-    "invalid_request": Verdict(400, "invalid_request_error", "invalid_value"),
-    "prompt_too_long": Verdict(400, "invalid_request_error", "context_length_exceeded"),
-    "limit_exceeded": Verdict(429, "rate_limit_error", "rate_limit_exceeded"),
-    "not_ready": Verdict(503, "server_error", "not_ready"),
-    "queue_full": Verdict(503, "server_error", "overloaded"),
-    "tenant_queue_full": Verdict(429, "rate_limit_error", "tenant_queue_full"),
-    "deadline_unreachable": Verdict(503, "server_error", "deadline_unreachable"),
-    "queue_timeout": Verdict(503, "server_error", "queue_timeout"),
-    "request_timeout": Verdict(504, "server_error", "request_timeout"),
-    "worker_failed": Verdict(500, "server_error", "worker_failed"),
-    "shutting_down": Verdict(503, "server_error", "shutting_down"),
+VERDICTS: dict[ErrorKind, FailureResponse] = {
+    "invalid_request": FailureResponse(400, "invalid_request_error", "invalid_value"),
+    "prompt_too_long": FailureResponse(400, "invalid_request_error", "context_length_exceeded"),
+    "limit_exceeded": FailureResponse(429, "rate_limit_error", "rate_limit_exceeded"),
+    "not_ready": FailureResponse(503, "server_error", "not_ready"),
+    "queue_full": FailureResponse(503, "server_error", "overloaded"),
+    "tenant_queue_full": FailureResponse(429, "rate_limit_error", "tenant_queue_full"),
+    "deadline_unreachable": FailureResponse(503, "server_error", "deadline_unreachable"),
+    "queue_timeout": FailureResponse(503, "server_error", "queue_timeout"),
+    "request_timeout": FailureResponse(504, "server_error", "request_timeout"),
+    "worker_failed": FailureResponse(500, "server_error", "worker_failed"),
+    "shutting_down": FailureResponse(503, "server_error", "shutting_down"),
 }
 
 

@@ -11,7 +11,7 @@ import asyncio
 from types import TracebackType
 
 
-class Convoy:
+class GenerationBatch:
     """To be entered by each request (`with convoy:`) for as long as it is served."""
 
     def __init__(self) -> None:

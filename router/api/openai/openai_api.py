@@ -14,14 +14,20 @@ from slipstream.router.api.openai.answer import Answer
 from slipstream.router.api.openai.body.parsing import BodyParser
 from slipstream.router.api.openai.body.sampling import SEED_MASK, check_token_ids, sampling_params
 from slipstream.router.api.openai.body.schema import ChatRequest, CompletionRequest, GenerationFields
-from slipstream.router.api.openai.body.structured_output import Guides
+from slipstream.router.api.openai.body.structured_output import StructuredOutputs
 from slipstream.router.api.openai.choice import Choice
 from slipstream.router.api.openai.failures import as_http_error
 from slipstream.router.api.openai.formats import AnswerHead, ChatFormat, CompletionFormat
-from slipstream.router.api.openai.generation_batch import Convoy
+from slipstream.router.api.openai.generation_batch import GenerationBatch
 from slipstream.router.api.openai.output_text import OutputText
-from slipstream.router.api.openai.prompts import DEFAULT_COMPLETION_TOKENS, Prompts, room
-from slipstream.router.api.openai.request_context import Asked, Job, Prompt, span_attributes, used_by
+from slipstream.router.api.openai.prompts import DEFAULT_COMPLETION_TOKENS, PromptReader, room
+from slipstream.router.api.openai.request_context import (
+    Prompt,
+    RequestContext,
+    SubmittedRequest,
+    span_attributes,
+    used_by,
+)
 from slipstream.router.api.openai.token_pages import TokenPages
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.router_config import ApiConfig
@@ -32,8 +38,8 @@ from slipstream.router.http.reader import Request
 from slipstream.router.http.routes import Routes
 from slipstream.router.observability.front_counts import FrontMetrics
 from slipstream.router.protocol.generation import AdmissionError, GenerateRequest
-from slipstream.router.protocol.messages import Guide, SamplingParams, pack_ids
-from slipstream.router.requests.rejections import RefusedRequest
+from slipstream.router.protocol.messages import GrammarSpec, SamplingParams, pack_ids
+from slipstream.router.requests.rejections import RejectedRequest
 from slipstream.router.requests.stream import GenerationStream
 
 MAX_TOKENS_HEADER = "x-slipstream-max-tokens"
@@ -49,7 +55,7 @@ class Generations(Protocol):
     @property
     def versions(self) -> Sequence[str]: ...
     def submit(self, request: GenerateRequest) -> GenerationStream: ...
-    def note_refused(self, refused: RefusedRequest) -> None: ...
+    def note_refused(self, refused: RejectedRequest) -> None: ...
 
 
 class OpenAiApi:
@@ -72,11 +78,11 @@ class OpenAiApi:
         self._metrics = metrics
         self._access = access
         self._defaults = model.defaults
-        self._prompts = Prompts(model.tokenizer)
+        self._prompts = PromptReader(model.tokenizer)
         self._bodies = BodyParser(config.unknown_fields == "ignore", metrics.ignored_fields)
         self._clamps = config.overlong == "clamp"
-        self._guides = Guides()
-        self._convoy = Convoy()
+        self._guides = StructuredOutputs()
+        self._convoy = GenerationBatch()
         self._created_s = int(time.time())
 
     def add_to(self, routes: Routes) -> None:
@@ -135,7 +141,7 @@ class OpenAiApi:
         with self._convoy:
             await self._serve(exchange, asked, self._completion_job(asked, body, max_model_len))
 
-    async def _chat_job(self, asked: Asked, body: ChatRequest, max_model_len: int | None) -> Job:
+    async def _chat_job(self, asked: SubmittedRequest, body: ChatRequest, max_model_len: int | None) -> RequestContext:
         limit = self._prompts.limit(max_model_len)
         await self._convoy.next_stage()
         packed_ids = await self._prompts.of_chat(body.messages, limit, body.template_variables)
@@ -146,9 +152,11 @@ class OpenAiApi:
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         prompts = [Prompt(packed_ids, self._sampling(body, max_tokens, logprobs, guide, asked.seed))]
         form = ChatFormat(asked.head, self._tokenizer.pieces, logprobs is not None, body.wants_usage)
-        return Job(asked, prompts, "messages", form)
+        return RequestContext(asked, prompts, "messages", form)
 
-    async def _completion_job(self, asked: Asked, body: CompletionRequest, max_model_len: int | None) -> Job:
+    async def _completion_job(
+        self, asked: SubmittedRequest, body: CompletionRequest, max_model_len: int | None
+    ) -> RequestContext:
         for token_ids in body.id_lists:
             check_token_ids("prompt", token_ids, self._tokenizer.vocab_size)
         await self._convoy.next_stage()
@@ -166,18 +174,20 @@ class OpenAiApi:
             texts = body.texts or await self._tokenizer.decode(body.id_lists)
             prompts = [prompt._replace(text=text) for prompt, text in zip(prompts, texts, strict=True)]
         form = CompletionFormat(asked.head, self._tokenizer.pieces, body.logprobs is not None, body.wants_usage)
-        return Job(asked, prompts, "prompt", form)
+        return RequestContext(asked, prompts, "prompt", form)
 
-    def _asked(self, body: GenerationFields, exchange: Exchange, arrived_s: float, prefix: str) -> Asked:
+    def _asked(self, body: GenerationFields, exchange: Exchange, arrived_s: float, prefix: str) -> SubmittedRequest:
         """The request as it arrived. Raises HttpError if there is no such model or the caller may not use it."""
         version = self._version_of(body.model)
         caller = exchange.caller
         caller.check(self._model, body.priority or 0)
-        identity = exchange.notes.identity()
+        identity = exchange.checkpoint.identity()
         head = AnswerHead(
             f"{prefix}{identity.number:032x}", identity.created_s, self._model, service_tier=body.served_tier
         )
-        return Asked(body, version, exchange.request_id, caller, exchange.trace_id, arrived_s, head, identity.seed)
+        return SubmittedRequest(
+            body, version, exchange.request_id, caller, exchange.trace_id, arrived_s, head, identity.seed
+        )
 
     def _check_model(self, exchange: Exchange, name: str) -> None:
         """Raises HttpError if there is no such model or the caller may not use it. Without a name it is the one that is
@@ -186,9 +196,9 @@ class OpenAiApi:
             self._version_of(name)
         exchange.caller.check(self._model, MAX_PRIORITY)
 
-    async def _serve(self, exchange: Exchange, asked: Asked, coming_job: Awaitable[Job]) -> None:
+    async def _serve(self, exchange: Exchange, asked: SubmittedRequest, coming_job: Awaitable[RequestContext]) -> None:
         """Let the request in and answer it. Raises HttpError; if the request is refused, that can be explained."""
-        job: Job | None = None
+        job: RequestContext | None = None
         try:
             job = await coming_job
             permit = await self._enter(exchange, job)
@@ -200,7 +210,7 @@ class OpenAiApi:
             raise
         await self._answer(exchange, job, permit)
 
-    async def _enter(self, exchange: Exchange, job: Job) -> Permit:
+    async def _enter(self, exchange: Exchange, job: RequestContext) -> Permit:
         """Raises HttpError if there are too many choices, or the caller's key does not allow so much now."""
         if job.body.explain and job.num_choices > MAX_EXPLAINED_CHOICES:
             message = f"'explain' is served for up to {MAX_EXPLAINED_CHOICES} choices, got {job.num_choices}."
@@ -210,7 +220,7 @@ class OpenAiApi:
             self._model,
             job.num_reserved_tokens,
             job.num_choices,
-            is_resumed=exchange.notes.resumed(0) is not None,
+            is_resumed=exchange.checkpoint.resumed(0) is not None,
         )
         exchange.header_lines += header_lines
         if job.clamped_to is not None:
@@ -218,7 +228,7 @@ class OpenAiApi:
             self._metrics.num_clamped += 1
         return permit
 
-    async def _answer(self, exchange: Exchange, job: Job, permit: Permit) -> None:
+    async def _answer(self, exchange: Exchange, job: RequestContext, permit: Permit) -> None:
         """Run the job and send the answer. Raises HttpError if it fails before anything was sent."""
         choices: list[Choice] = []
         body, num_choices, choices_per_prompt = job.body, job.num_choices, job.choices_per_prompt
@@ -241,7 +251,7 @@ class OpenAiApi:
             if body.stream:
                 await answer.send_stream(exchange, body.wants_usage, body.wants_usage_so_far, self._ping_s)
             else:
-                await answer.send_whole(exchange)
+                await answer.respond(exchange)
         finally:
             for choice in choices:
                 choice.stream.cancel()  # ends what still runs, for whatever reason we got here early
@@ -251,7 +261,7 @@ class OpenAiApi:
             if exchange.trace is not None:
                 exchange.trace.answered([choice.stream.record for choice in choices], span_attributes(job))
 
-    def _submit(self, job: Job, index: int, exchange: Exchange) -> Choice:
+    def _submit(self, job: RequestContext, index: int, exchange: Exchange) -> Choice:
         """Queue one choice. Raises HttpError if it is not admitted."""
         try:
             stream = self._service.submit(self._generation(job, index, exchange))
@@ -270,7 +280,7 @@ class OpenAiApi:
         )
 
     @staticmethod
-    def _generation(job: Job, index: int, exchange: Exchange) -> GenerateRequest:
+    def _generation(job: RequestContext, index: int, exchange: Exchange) -> GenerateRequest:
         """What the dispatcher is told of one choice."""
         body, asked, caller = job.body, job.asked, job.asked.caller
         choices_per_prompt = job.choices_per_prompt
@@ -297,11 +307,11 @@ class OpenAiApi:
             version=asked.version,
             first_choice=job.ids_of(0)[0] if index else "",
             wants_record=bool(body.explain),
-            resumed=exchange.notes.resumed(index),
+            resumed=exchange.checkpoint.resumed(index),
         )
 
     def _sampling(
-        self, body: GenerationFields, max_tokens: int, logprobs: int | None, guide: Guide | None, own_seed: int
+        self, body: GenerationFields, max_tokens: int, logprobs: int | None, guide: GrammarSpec | None, own_seed: int
     ) -> SamplingParams:
         seed = own_seed if body.seed is None else body.seed
         return sampling_params(

@@ -18,7 +18,7 @@ from slipstream.router.text.unknown_tokens import UnknownTokenError
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of the completions endpoint
 
 
-class Prompts:
+class PromptReader:
     """The `limit` that its methods take is that of a whole sequence, see `limit`."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:

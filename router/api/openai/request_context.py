@@ -13,7 +13,7 @@ from slipstream.router.api.openai.formats import AnswerFormat, AnswerHead
 from slipstream.router.observability.tracing.request_trace import Value
 from slipstream.router.protocol.generation import GenerationError
 from slipstream.router.protocol.messages import SamplingParams
-from slipstream.router.requests.rejections import RefusedRequest
+from slipstream.router.requests.rejections import RejectedRequest
 
 USUAL_OUTPUT_TOKENS = 1024  # reserved from a rate limit if the request names no length; corrected at its end
 
@@ -26,7 +26,7 @@ class Prompt(NamedTuple):
     text: str = ""
 
 
-class Asked(NamedTuple):
+class SubmittedRequest(NamedTuple):
     """A request as it arrived. `exchange_id` is the id in the answer's X-Request-Id header, which the client may have
     chosen; `head` begins the answer and has its id; `seed` is used if the client gives none. `version` is the version
     of the model that was asked for, "" if none was."""
@@ -48,10 +48,10 @@ class Asked(NamedTuple):
     def session(self) -> str:
         return self.caller.own(self.body.session_id) if self.body.session_id else ""
 
-    def refused(self, num_prompt_tokens: int, error: GenerationError, now: float) -> RefusedRequest:
+    def refused(self, num_prompt_tokens: int, error: GenerationError, now: float) -> RejectedRequest:
         """What there is to tell of it if it is refused before it could be submitted."""
         body = self.body
-        return RefusedRequest(
+        return RejectedRequest(
             now,
             self.head.id,
             (self.exchange_id,),
@@ -69,7 +69,7 @@ class Asked(NamedTuple):
         )
 
 
-class Job:
+class RequestContext:
     """A request that was found valid. `answer_id` is the id in the body of its answer; `prompt_param` is the field that
     its prompt came in. What is asked more than once of a job is counted once."""
 
@@ -85,7 +85,9 @@ class Job:
         "prompts",
     )
 
-    def __init__(self, asked: Asked, prompts: Sequence[Prompt], prompt_param: str, form: AnswerFormat) -> None:
+    def __init__(
+        self, asked: SubmittedRequest, prompts: Sequence[Prompt], prompt_param: str, form: AnswerFormat
+    ) -> None:
         self.asked = asked
         self.body = asked.body
         self.answer_id = asked.head.id
@@ -125,7 +127,7 @@ class Job:
         return f"{self.answer_id}#{index}", (f"{self.asked.exchange_id}#{index}", *of_all)
 
 
-def used_by(choices: Sequence[Choice], job: Job) -> UsageCounts:
+def used_by(choices: Sequence[Choice], job: RequestContext) -> UsageCounts:
     """What a request has used at its end. A prompt is counted once for all its choices, as in the answer's usage."""
     choices_per_prompt = job.choices_per_prompt
     used = UsageCounts(num_requests=1, num_errors=int(len(choices) < job.num_choices))
@@ -140,7 +142,7 @@ def used_by(choices: Sequence[Choice], job: Job) -> UsageCounts:
     return used
 
 
-def span_attributes(job: Job) -> dict[str, Value]:
+def span_attributes(job: RequestContext) -> dict[str, Value]:
     """The fields that the request has set, by their names in OpenTelemetry's GenAI conventions."""
     body, is_chat = job.body, isinstance(job.body, ChatRequest)
     given = {

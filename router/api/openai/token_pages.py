@@ -13,7 +13,7 @@ from slipstream.router.api.openai.body.parsing import BodyParser
 from slipstream.router.api.openai.body.sampling import check_token_ids
 from slipstream.router.api.openai.body.schema import ChatMessage, not_too_many_parts
 from slipstream.router.api.openai.body.vllm_fields import TemplateKwargs
-from slipstream.router.api.openai.prompts import Prompts
+from slipstream.router.api.openai.prompts import PromptReader
 from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.reader import Request
 from slipstream.router.http.routes import Routes
@@ -67,7 +67,7 @@ class TokenPages:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        prompts: Prompts,
+        prompts: PromptReader,
         service: Context,
         bodies: BodyParser,
         check_model: Callable[[Exchange, str], object],

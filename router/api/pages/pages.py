@@ -62,7 +62,7 @@ DOCS = """<!doctype html>
 """
 
 
-class Pages:
+class InfoPages:
     """`routes` are what is described, including what is added later. With keys, the pages name neither
     the model nor the version of this software. `open_paths` need no key."""
 

@@ -27,7 +27,7 @@ class Round(NamedTuple):
     num_pages: int
 
 
-class MoveRounds:
+class CopyRounds:
     def __init__(self, config: MigrationConfig) -> None:
         self._config = config
         # How many tokens lately came between the request for the last round and the moment the source stood still.

@@ -4,31 +4,33 @@ costs least. Sans-IO."""
 from __future__ import annotations
 
 from slipstream.router.config.router_config import MigrationConfig
-from slipstream.router.dispatch.migration.migration_requests import MoveWish
+from slipstream.router.dispatch.migration.migration_requests import MigrationRequest
 from slipstream.router.placement.policies.shortlist import PrefixView, SessionView, shortlist
-from slipstream.router.registry.worker_registry import Roster, WorkerState
+from slipstream.router.registry.worker_registry import WorkerRegistry, WorkerState
 from slipstream.router.requests.request_state import RequestState
 
 MAX_CANDIDATES = 32
 
 
 class Destinations:
-    def __init__(self, config: MigrationConfig, roster: Roster, index: PrefixView, sessions: SessionView) -> None:
+    def __init__(
+        self, config: MigrationConfig, registry: WorkerRegistry, index: PrefixView, sessions: SessionView
+    ) -> None:
         self._config = config
-        self._roster = roster
+        self._registry = registry
         self._index = index
         self._sessions = sessions
 
-    def best(self, state: RequestState, wish: MoveWish, num_room_tokens: int, now: float) -> WorkerState | None:
+    def best(self, state: RequestState, wish: MigrationRequest, num_room_tokens: int, now: float) -> WorkerState | None:
         """The worker where the rest of the answer takes the fewest seconds: pages that are not in its prefix cache have
         to be sent, and its steps take their time. None if nobody has room now. `num_room_tokens` more tokens than the
         sequence has must fit."""
-        if not self._roster.has_decode_room(state.version):
+        if not self._registry.has_decode_room(state.version):
             return None
         if wish.to is not None:
-            wanted = self._roster.get(wish.to)
+            wanted = self._registry.get(wish.to)
             return wanted if wanted is not None and self.takes(wanted, state, wish, num_room_tokens, now) else None
-        candidates = shortlist(state, self._roster, self._index, self._sessions, MAX_CANDIDATES)
+        candidates = shortlist(state, self._registry, self._index, self._sessions, MAX_CANDIDATES)
         num_left = max(state.expected_output_tokens - len(state.output), 1.0)
         best: tuple[float, WorkerState] | None = None
         for worker in candidates.decodes:
@@ -43,18 +45,20 @@ class Destinations:
                 best = cost_s, worker
         return best[1] if best is not None else None
 
-    def takes(self, worker: WorkerState, state: RequestState, wish: MoveWish, num_room_tokens: int, now: float) -> bool:
+    def takes(
+        self, worker: WorkerState, state: RequestState, wish: MigrationRequest, num_room_tokens: int, now: float
+    ) -> bool:
         """Whether the sequence can continue on the worker, and there is room for it now."""
         ledger = worker.ledger
         return (
             worker is not wish.source
             and worker.peer not in wish.avoid
-            and worker in self._roster.workers_of("decode", state.version)
+            and worker in self._registry.workers_of("decode", state.version)
             and ledger.free_slots > 0
             and ledger.free_pages >= worker.pages_for(state.num_tokens + num_room_tokens)
             and may_move(worker, self._config)
             and _suits(state, wish.source, worker)
-            and self._roster.links.is_open(wish.source.hello, worker.hello, now)
+            and self._registry.links.is_open(wish.source.hello, worker.hello, now)
         )
 
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.registry.worker_registry import WorkerState
-from slipstream.router.requests.migration import MoveResult
+from slipstream.router.requests.migration import MigrationResult
 from slipstream.router.requests.request_state import RequestState
 
 MAX_TRIES = 5  # of one wish
 
 
 @dataclass(slots=True, eq=False)
-class MoveWish:
+class MigrationRequest:
     """A request is to leave `source`, for `to` if that is given. The wish lasts until a move has succeeded or the wish
     is given up, so it stands while a move is under way."""
 
@@ -30,7 +30,7 @@ class MoveWish:
         return self.is_optional or self.num_tries >= MAX_TRIES
 
 
-class MoveWishes(dict[str, MoveWish]):
+class MigrationRequests(dict[str, MigrationRequest]):
     """Wishes by request id, in the order in which they are tried. Those whose move is under way are among them. (It is
     a dict because after every event somebody asks whether there are any.)"""
 
@@ -39,9 +39,9 @@ class MoveWishes(dict[str, MoveWish]):
     def add(self, state: RequestState, to: PeerId | None = None) -> None:
         """The request is to continue elsewhere, as soon as it decodes and there is room."""
         if state.decode is not None and state.move is None:
-            self[state.request_id] = MoveWish(state.decode, to)
+            self[state.request_id] = MigrationRequest(state.decode, to)
 
-    def failed(self, request_id: str, destination: WorkerState, result: MoveResult) -> None:
+    def failed(self, request_id: str, destination: WorkerState, result: MigrationResult) -> None:
         """The try under way has come to nothing. Unless the wish is spent, there will be another one: elsewhere, if it
         was not only for want of room."""
         wish = self[request_id]

@@ -21,9 +21,9 @@ A sequence with few pages to send has the last round only. Sans-IO.
 from __future__ import annotations
 
 from slipstream.router.config.router_config import MigrationConfig
-from slipstream.router.dispatch.migration.copy_rounds import MoveRounds
-from slipstream.router.dispatch.migration.migration_requests import MoveWish, MoveWishes
-from slipstream.router.dispatch.table.request_table import RequestBook
+from slipstream.router.dispatch.migration.copy_rounds import CopyRounds
+from slipstream.router.dispatch.migration.migration_requests import MigrationRequest, MigrationRequests
+from slipstream.router.dispatch.table.request_table import RequestTable
 from slipstream.router.placement import progress
 from slipstream.router.placement.prefix.index import PrefixIndex
 from slipstream.router.placement.prefix.sessions import Sessions
@@ -42,45 +42,45 @@ from slipstream.router.protocol.messages import (
     unpack_ids,
 )
 from slipstream.router.registry.credits import Charge
-from slipstream.router.registry.worker_registry import Roster, WorkerState
-from slipstream.router.requests.migration import Move, MoveResult
+from slipstream.router.registry.worker_registry import WorkerRegistry, WorkerState
+from slipstream.router.requests.migration import Migration, MigrationResult
 from slipstream.router.requests.request_state import RequestState
 
-MoveMessage = Reserved | Copied | Frozen | HandedOff | Failed
+MigrationMessage = Reserved | Copied | Frozen | HandedOff | Failed
 
 
-class MoveFlow:
-    """Moves what `Migrations` has decided to move. A move that succeeds ends its wish; one that fails leaves it to be
-    tried again, or gives it up."""
+class Migrations:
+    """Moves what `RunningMigrations` has decided to move. A move that succeeds ends its wish; one that fails leaves it
+    to be tried again, or gives it up."""
 
     def __init__(
         self,
         config: MigrationConfig,
-        roster: Roster,
-        book: RequestBook,
+        registry: WorkerRegistry,
+        table: RequestTable,
         index: PrefixIndex,
         sessions: Sessions,
-        wishes: MoveWishes,
+        wishes: MigrationRequests,
     ) -> None:
         self._config = config
-        self._roster = roster
-        self._book = book
+        self._registry = registry
+        self._table = table
         self._index = index
         self._sessions = sessions
         self._wishes = wishes
-        self._rounds = MoveRounds(config)
+        self._rounds = CopyRounds(config)
 
     def room_tokens(self, state: RequestState) -> int:
         """For how many tokens beyond the known ones a destination has to have room."""
         return self._rounds.room_tokens(state)
 
-    def begin(self, state: RequestState, wish: MoveWish, destination: WorkerState, now: float) -> None:
+    def begin(self, state: RequestState, wish: MigrationRequest, destination: WorkerState, now: float) -> None:
         """Asks the destination for room."""
         wish.num_tries += 1
         num_cached = self._index.held_tokens(destination, state)
         first = self._rounds.plan(state, destination, num_cached // destination.hello.page_tokens, 0)
         state.last_attempt += 1
-        state.move = Move(
+        state.move = Migration(
             wish.source,
             destination,
             state.last_attempt,
@@ -93,31 +93,31 @@ class MoveFlow:
         destination.request_ids.add(state.request_id)
         for worker in (wish.source, destination):
             worker.num_moves += 1
-        self._book.move_deadlines.set(state.request_id, now + self._config.timeout_s)
+        self._table.move_deadlines.set(state.request_id, now + self._config.timeout_s)
         seq = destination.ledger.spend(Charge(slots=1, pages=first.num_pages))
         request = state.engine_request()._replace(attempt=state.last_attempt)
         source = wish.source
-        self._roster.links.used(source.hello, destination.hello, now)
-        self._book.send(destination, Adopt(seq, request, source.peer, source.hello.tp, first.num_room_tokens))
+        self._registry.links.used(source.hello, destination.hello, now)
+        self._table.send(destination, Adopt(seq, request, source.peer, source.hello.tp, first.num_room_tokens))
         why = f": {wish.why}" if wish.why else ""
         state.record.note("decode", now, state.attempt, f"to move from {source.name} to {destination.name}{why}")
 
     def find(self, worker: WorkerState, request_id: str, attempt: int) -> RequestState | None:
         """The request whose move a message of `worker` is about; None if the message is about no move, or an old
         one."""
-        state = self._book.get(request_id)
+        state = self._table.get(request_id)
         if state is None or state.move is None or attempt != state.move.attempt:
             return None
         return state if worker is state.move.destination or worker is state.move.source else None
 
-    def on_message(self, state: RequestState, worker: WorkerState, message: MoveMessage, now: float) -> None:
+    def on_message(self, state: RequestState, worker: WorkerState, message: MigrationMessage, now: float) -> None:
         """Handles a message about the move of a request that `find` has returned."""
         move = state.move
         assert move is not None
         match message:
             case Failed(reason=reason):
                 if message.is_unreachable:
-                    self._roster.links.failed(move.source.hello, move.destination.hello, now)
+                    self._registry.links.failed(move.source.hello, move.destination.hello, now)
                 self._on_failed(state, move, worker, reason, now)
             case Reserved() if worker is move.destination:
                 self._on_reserved(state, move, message, now)
@@ -126,22 +126,22 @@ class MoveFlow:
             case HandedOff() if worker is move.destination:
                 self._on_handed_off(state, move, message, now)
 
-    def _on_reserved(self, state: RequestState, move: Move, message: Reserved, now: float) -> None:
+    def _on_reserved(self, state: RequestState, move: Migration, message: Reserved, now: float) -> None:
         ticket = message.ticket
         if move.phase != "asked" or ticket.transfer_id == move.transfer_id:
             return
         move.transfer_id = ticket.transfer_id
         move.phase = "freezing" if move.is_last else "copying"
         if move.is_last:
-            self._book.move_deadlines.set(state.request_id, now + self._config.freeze_timeout_s)
+            self._table.move_deadlines.set(state.request_id, now + self._config.freeze_timeout_s)
         elif not ticket.num_pages:
             return  # the destination has all full pages in its cache, and will say so with `Copied`
         move.is_source_told = True
-        self._book.send(
+        self._table.send(
             move.source, Migrate(state.request_id, state.attempt, move.attempt, ticket, freeze=move.is_last)
         )
 
-    def _on_copied(self, state: RequestState, move: Move, message: Copied) -> None:
+    def _on_copied(self, state: RequestState, move: Migration, message: Copied) -> None:
         if move.phase != "copying" or message.transfer_id != move.transfer_id:
             return
         destination = move.destination
@@ -154,11 +154,11 @@ class MoveFlow:
         seq = destination.ledger.spend(Charge(pages=max(upcoming.num_pages - move.num_pages, 0)))
         move.num_pages = max(upcoming.num_pages, move.num_pages)
         missed = self._missed(state, move)
-        self._book.send(destination, Extend(seq, state.request_id, move.attempt, missed, upcoming.num_room_tokens))
+        self._table.send(destination, Extend(seq, state.request_id, move.attempt, missed, upcoming.num_room_tokens))
 
     def on_frozen(self, worker: WorkerState, message: Frozen, now: float) -> None:
         """The source stands still, and has sent all its tokens to the router."""
-        state = self._book.get(message.request_id)
+        state = self._table.get(message.request_id)
         move = state.move if state is not None and state.attempt == message.attempt else None
         if state is None or move is None or worker is not move.source or move.phase != "freezing":
             return
@@ -170,36 +170,36 @@ class MoveFlow:
         move.phase = "starting"
         self._rounds.observe_late(len(state.output) - move.num_known_tokens)
         missed = self._missed(state, move)
-        self._book.send(move.destination, Start(state.request_id, move.attempt, missed))
+        self._table.send(move.destination, Start(state.request_id, move.attempt, missed))
         if move.has_landed:
             self._take_over(state, move, now)
 
-    def _on_handed_off(self, state: RequestState, move: Move, message: HandedOff, now: float) -> None:
+    def _on_handed_off(self, state: RequestState, move: Migration, message: HandedOff, now: float) -> None:
         if move.has_landed or move.phase not in ("freezing", "starting"):
             return
         move.has_landed = True
-        self._roster.links.worked(move.source.hello, move.destination.hello)
+        self._registry.links.worked(move.source.hello, move.destination.hello)
         move.num_bytes += message.num_bytes
-        totals = self._book.totals
+        totals = self._table.totals
         totals.num_transfers += 1
         totals.transfer_bytes += message.num_bytes
         totals.transfer_s += message.seconds
         if move.phase == "starting":
             self._take_over(state, move, now)
 
-    def _missed(self, state: RequestState, move: Move) -> tuple[int, ...]:
+    def _missed(self, state: RequestState, move: Migration) -> tuple[int, ...]:
         """The tokens that the destination has not been told; from now on it has."""
         missed = state.output.packed_ids[4 * move.num_known_tokens :]
         move.num_known_tokens = len(state.output)
         return tuple(unpack_ids(missed))
 
-    def _take_over(self, state: RequestState, move: Move, now: float, *, source_lost: str = "") -> None:
+    def _take_over(self, state: RequestState, move: Migration, now: float, *, source_lost: str = "") -> None:
         """The request belongs to the destination from now on. If the source was lost, the last pages may be missing;
         then the destination will say Failed."""
         source, destination = move.source, move.destination
         old_attempt = state.attempt
         del self._wishes[state.request_id]
-        self._book.end_move(state, "moved")
+        self._table.end_move(state, "moved")
         progress.moved(state, destination, is_whole=move.has_landed)
         source.request_ids.discard(state.request_id)
         destination.request_ids.add(state.request_id)
@@ -213,18 +213,18 @@ class MoveFlow:
         if source_lost:
             state.enter("transfer", now, f"{detail}, {source_lost}", moved_to=destination.peer)
         else:
-            self._book.send(source, Cancel(state.request_id, old_attempt))
+            self._table.send(source, Cancel(state.request_id, old_attempt))
             state.enter("decode", now, detail, moved_to=destination.peer)
         if destination.draining:
             self._wishes.add(state)
 
     # ---- what goes wrong
 
-    def _on_failed(self, state: RequestState, move: Move, worker: WorkerState, reason: str, now: float) -> None:
+    def _on_failed(self, state: RequestState, move: Migration, worker: WorkerState, reason: str, now: float) -> None:
         if worker is move.source and move.has_landed:
             return  # the destination has all pages
         if worker is move.destination:
-            result: MoveResult = "refused" if move.phase == "asked" else "failed"
+            result: MigrationResult = "refused" if move.phase == "asked" else "failed"
             if result == "refused":
                 worker.ledger.exhaust()
             self.stop(state, now, result, f"{worker.name}: {reason}", silent=worker)
@@ -234,22 +234,22 @@ class MoveFlow:
         self.stop(state, now, "refused" if move.frozen_s is None else "failed", f"{worker.name}: {reason}")
 
     def stop(
-        self, state: RequestState, now: float, result: MoveResult, reason: str, silent: WorkerState | None = None
+        self, state: RequestState, now: float, result: MigrationResult, reason: str, silent: WorkerState | None = None
     ) -> None:
         """The move is off, and the request continues at its source. Unless the wish is spent, another move will be
         tried. `silent` no longer knows the sequence, so it is sent no Cancel."""
         move = state.move
         assert move is not None
-        self._book.end_move(state, result, silent)
+        self._table.end_move(state, result, silent)
         if move.is_source_told:
-            self._book.send(move.source, Resume(state.request_id, state.attempt))
+            self._table.send(move.source, Resume(state.request_id, state.attempt))
         state.record.note("decode", now, state.attempt, f"stays on {move.source.name}: {reason}")
         self._wishes.failed(state.request_id, move.destination, result)
 
     def expire(self, now: float) -> None:
         """Stops the moves that take too long."""
-        for request_id in self._book.move_deadlines.pop_due(now):
-            state = self._book[request_id]
+        for request_id in self._table.move_deadlines.pop_due(now):
+            state = self._table[request_id]
             assert state.move is not None
             self.stop(state, now, "timed_out", f"{state.move.destination.name} has not taken over in time")
 
@@ -270,17 +270,17 @@ class MoveFlow:
     def check_integrity(self) -> None:
         """Raises AssertionError if moves, their workers' counts and deadlines do not add up."""
         num_moves = 0
-        for state in self._book:
+        for state in self._table:
             move = state.move
             if move is None:
                 continue
             num_moves += 1
             assert (state.phase, state.decode) == ("decode", move.source), state.request_id
             assert state.request_id in self._wishes
-            assert state.request_id in self._book.move_deadlines
+            assert state.request_id in self._table.move_deadlines
             assert state.attempt < move.attempt <= state.last_attempt
             for worker in (move.source, move.destination):
-                assert self._roster.get(worker.peer) is worker, worker.name
+                assert self._registry.get(worker.peer) is worker, worker.name
                 assert state.request_id in worker.request_ids, worker.name
-        assert num_moves == len(self._book.move_deadlines)
-        assert 2 * num_moves == sum(worker.num_moves for worker in self._roster)
+        assert num_moves == len(self._table.move_deadlines)
+        assert 2 * num_moves == sum(worker.num_moves for worker in self._registry)

@@ -35,7 +35,7 @@ MOVE_S = 0.02  # that a move's messages take; it pauses the stream by this and a
 CANDIDATES = 3  # streams of a worker that are looked at closely: those that themselves gain most
 
 
-class Stream(NamedTuple):
+class MigratableStream(NamedTuple):
     """A running answer: `num_tokens` of context, `num_gaps` between its tokens so far, which took `elapsed_s` in all.
     `allowed_s` is what its levels allow the whole of it to take."""
 
@@ -76,7 +76,7 @@ class Station:
 class Gain(NamedTuple):
     """What a move is good for: `seconds` in all, and the step times that are compared."""
 
-    stream: Stream
+    stream: MigratableStream
     seconds: float
     from_step_s: float
     to_step_s: float
@@ -93,9 +93,9 @@ def filled_after_s(target: Station, lead_s: float, arrivals_per_s: float) -> flo
 def best_move(
     source: Station,
     target: Station,
-    movable: Iterable[Stream],
-    here: Sequence[Stream],
-    there: Sequence[Stream],
+    movable: Iterable[MigratableStream],
+    here: Sequence[MigratableStream],
+    there: Sequence[MigratableStream],
     horizon_s: float = math.inf,
 ) -> Gain | None:
     """The answer of `movable` whose move from `source` to `target` saves most within `horizon_s`. `here` and `there`
@@ -124,7 +124,7 @@ def best_move(
     return best
 
 
-def _cost_of(stream: Stream, step_s: float, more_s: float) -> float:
+def _cost_of(stream: MigratableStream, step_s: float, more_s: float) -> float:
     """What it costs an answer whose tokens come `step_s` apart if the rest of it takes `more_s` seconds more."""
     num_gaps = stream.num_gaps + stream.remaining_tokens
     rest_s = stream.elapsed_s + stream.remaining_tokens * step_s

@@ -13,11 +13,17 @@ from itertools import accumulate
 
 from slipstream.router.config.router_config import DispatchConfig
 from slipstream.router.dispatch.migration.destinations import may_move
-from slipstream.router.dispatch.migration.migration_requests import MoveWishes
-from slipstream.router.dispatch.migration.rebalance_choice import FASTER, Station, Stream, best_move, filled_after_s
-from slipstream.router.dispatch.migration.running_moves import Migrations
-from slipstream.router.dispatch.table.request_table import RequestBook
-from slipstream.router.registry.worker_registry import Roster, WorkerState
+from slipstream.router.dispatch.migration.migration_requests import MigrationRequests
+from slipstream.router.dispatch.migration.rebalance_choice import (
+    FASTER,
+    MigratableStream,
+    Station,
+    best_move,
+    filled_after_s,
+)
+from slipstream.router.dispatch.migration.running_moves import RunningMigrations
+from slipstream.router.dispatch.table.request_table import RequestTable
+from slipstream.router.registry.worker_registry import WorkerRegistry, WorkerState
 from slipstream.router.requests.request_state import RequestState
 
 LOOK_S = 0.25  # between two looks
@@ -34,14 +40,14 @@ class Rebalancer:
     def __init__(
         self,
         config: DispatchConfig,
-        roster: Roster,
-        book: RequestBook,
-        wishes: MoveWishes,
-        migrations: Migrations,
+        registry: WorkerRegistry,
+        table: RequestTable,
+        wishes: MigrationRequests,
+        migrations: RunningMigrations,
     ) -> None:
         self._config = config.migration
-        self._roster = roster
-        self._book = book
+        self._registry = registry
+        self._table = table
         self._wishes = wishes
         self._migrations = migrations
         self._due_s = float("-inf")
@@ -51,13 +57,13 @@ class Rebalancer:
         if now < self._due_s or not self._config.rebalance:
             return
         self._due_s = now + LOOK_S
-        for version in self._roster.decode_slots:
-            workers = self._roster.workers_of("decode", version)
+        for version in self._registry.decode_slots:
+            workers = self._registry.workers_of("decode", version)
             if len(workers) > 1:
                 arrivals_per_s = sum(
                     worker.load.lately(now)[0]
                     for role in ("prefill", "decode")
-                    for worker in self._roster.workers_of(role, version)
+                    for worker in self._registry.workers_of(role, version)
                 )
                 self._compare(workers, arrivals_per_s, now)
 
@@ -81,14 +87,14 @@ class Rebalancer:
         num_seqs: dict[WorkerState, int] = defaultdict(int)
         context: dict[WorkerState, int] = defaultdict(int)
         for request_id in self._wishes:
-            state = self._book.get(request_id)
+            state = self._table.get(request_id)
             if state is not None and state.move is not None:
                 for worker, sign in ((state.move.source, -1), (state.move.destination, 1)):
                     num_seqs[worker] += sign
                     context[worker] += sign * state.num_tokens
         # If one of them is new and known by its pool's times only, so are all: fits differ more than workers do.
         are_known = all(worker.times.num_samples("decode") >= SURE_SAMPLES for worker in workers)
-        pool = self._roster.pools["decode"]
+        pool = self._registry.pools["decode"]
         # Who computes prompts changes faster than answers end, so nobody's own share says what it will be.
         share = sum(worker.load.lately(now)[1] for worker in workers) / len(workers)
         return {
@@ -132,7 +138,7 @@ class Rebalancer:
             pace = f"{gain.to_step_s * 1e3:.3g} instead of {gain.from_step_s * 1e3:.3g} ms a step"
             why = f"{pace}, saves {gain.seconds:.3g} s"
             if self._migrations.move_now(state, target, why, now):
-                self._book.totals.num_rebalanced += 1
+                self._table.totals.num_rebalanced += 1
                 staying.remove(stream)
                 meeting.append(stream)
                 for station, sign in ((source_station, -1), (target_station, 1)):
@@ -141,7 +147,7 @@ class Rebalancer:
 
     def _states_on(self, worker: WorkerState) -> list[RequestState]:
         """The requests that decode there or are on their way there, in a reproducible order."""
-        states = (self._book.get(request_id) for request_id in worker.request_ids)
+        states = (self._table.get(request_id) for request_id in worker.request_ids)
         on_it = [
             state
             for state in states
@@ -151,13 +157,13 @@ class Rebalancer:
         ]
         return sorted(on_it, key=lambda state: (state.record.timeline.queued, state.request_id))
 
-    def _stream(self, state: RequestState, now: float) -> Stream:
+    def _stream(self, state: RequestState, now: float) -> MigratableStream:
         num_output, sampling, levels = len(state.output), state.request.sampling, state.levels
         first_s = state.record.timeline.first_token
         assert first_s is not None
         remaining = max(state.expected_output_tokens - num_output, OUTLIVED * num_output)
         remaining = max(min(remaining, sampling.max_tokens - num_output), 1.0)
-        return Stream(
+        return MigratableStream(
             state.request_id,
             state.num_tokens,
             remaining,

@@ -10,9 +10,9 @@ from itertools import islice
 
 from slipstream.router.config.router_config import MigrationConfig
 from slipstream.router.dispatch.migration.destinations import Destinations, may_move
-from slipstream.router.dispatch.migration.migration_requests import MoveWish, MoveWishes
-from slipstream.router.dispatch.migration.migrations import MoveFlow
-from slipstream.router.dispatch.table.request_table import RequestBook
+from slipstream.router.dispatch.migration.migration_requests import MigrationRequest, MigrationRequests
+from slipstream.router.dispatch.migration.migrations import Migrations
+from slipstream.router.dispatch.table.request_table import RequestTable
 from slipstream.router.registry.worker_registry import WorkerState
 from slipstream.router.requests.request_state import RequestState
 
@@ -20,19 +20,19 @@ LOOKAHEAD = 32  # wishes that one event looks at
 MAX_WITHOUT_ROOM = 4  # wishes for which one event looks for room in vain
 
 
-class Migrations:
+class RunningMigrations:
     """Decides who moves, and begins the moves for which there is room."""
 
     def __init__(
         self,
         config: MigrationConfig,
-        book: RequestBook,
+        table: RequestTable,
         destinations: Destinations,
-        wishes: MoveWishes,
-        moves: MoveFlow,
+        wishes: MigrationRequests,
+        moves: Migrations,
     ) -> None:
         self._config = config
-        self._book = book
+        self._table = table
         self._destinations = destinations
         self._wishes = wishes
         self._moves = moves
@@ -56,7 +56,7 @@ class Migrations:
         begin at once."""
         if state.decode is None or state.request_id in self._wishes:
             return False
-        wish = MoveWish(state.decode, to.peer, why, is_optional=True)
+        wish = MigrationRequest(state.decode, to.peer, why, is_optional=True)
         if not self._destinations.takes(to, state, wish, self._moves.room_tokens(state), now):
             return False
         self._wishes[state.request_id] = wish
@@ -67,7 +67,7 @@ class Migrations:
         """Begins the moves that are wished for and for which there is room."""
         num_without_room = 0
         for request_id, wish in list(islice(self._wishes.items(), LOOKAHEAD)):
-            state = self._book.get(request_id)
+            state = self._table.get(request_id)
             if state is None or state.decode is not wish.source:
                 del self._wishes[request_id]
             elif state.move is None and state.phase == "decode" and may_move(wish.source, self._config):

@@ -18,7 +18,7 @@ from slipstream.router.requests.request_state import RequestState
 MAX_LOOKED_AT = 256  # of the running and of the waiting: where there are more, the pace is soon known
 
 
-class WorkAhead(NamedTuple):
+class BacklogEstimate(NamedTuple):
     """The requests that wait, the workers that they wait for, and how to find a request by its id."""
 
     waiting: Collection[str]

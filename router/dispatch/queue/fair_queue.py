@@ -41,7 +41,7 @@ class _Flow:
     waiting: RankedHeap[RequestState] = field(default_factory=RankedHeap)
 
 
-class FairLine:
+class FairQueue:
     """The waiting requests of a class. Those that come back after a failed attempt stand before all others, and have
     been charged already."""
 

@@ -12,7 +12,7 @@ MIN_SAMPLES = 8  # fewer placements tell nothing
 LATEST_SAMPLES = 24
 
 
-class PlacementPace:
+class PlacementRate:
     """Measures the interval between placements, but only while requests wait: without a queue, the rate of placements
     is the rate of arrivals and says nothing about what the cluster could do."""
 

@@ -11,13 +11,13 @@ from slipstream.router.requests.request_state import RequestState
 MAX_EMPTY_LANES = 8
 
 
-class VersionLanes:
+class QueuesByVersion:
     """One `WorkQueue` per version, and the queries about all of them together. Tenants share each lane separately: what
     a tenant was given of one version does not count against it on another."""
 
     def __init__(self, ageing_s: float) -> None:
         self._ageing_s = ageing_s
-        self._lanes: dict[str, WorkQueue] = {}
+        self._queues: dict[str, WorkQueue] = {}
         self.waiting: dict[str, str] = {}  # the version that each waiting request waits for, by request id
 
     def __len__(self) -> int:
@@ -28,33 +28,33 @@ class VersionLanes:
 
     def __iter__(self) -> Iterator[tuple[str, WorkQueue]]:
         """The versions that have requests waiting, with their lanes; a copy, so lanes may change meanwhile."""
-        return iter([(version, lane) for version, lane in self._lanes.items() if lane])
+        return iter([(version, queue) for version, queue in self._queues.items() if queue])
 
     @property
     def depth_by_priority(self) -> dict[int, int]:
         depth: Counter[int] = Counter()
-        for lane in self._lanes.values():
-            depth.update(lane.depth_by_priority)
+        for queue in self._queues.values():
+            depth.update(queue.depth_by_priority)
         return dict(sorted(depth.items()))
 
     def oldest_by_priority(self) -> dict[int, float]:
         oldest: dict[int, float] = {}
-        for lane in self._lanes.values():
-            for priority, since_s in lane.oldest_by_priority().items():
+        for queue in self._queues.values():
+            for priority, since_s in queue.oldest_by_priority().items():
                 oldest[priority] = min(since_s, oldest.get(priority, since_s))
         return oldest
 
     @property
     def num_waiting(self) -> dict[str, int]:
         """How many requests wait for each version."""
-        return {version: len(lane) for version, lane in self._lanes.items() if lane}
+        return {version: len(queue) for version, queue in self._queues.items() if queue}
 
     def num_waiting_of(self, tenant: str) -> int:
-        return sum(lane.num_waiting_of(tenant) for lane in self._lanes.values())
+        return sum(queue.num_waiting_of(tenant) for queue in self._queues.values())
 
     def num_before(self, tenant: str, priority: int) -> int:
         """See `WorkQueue.num_before`; summed over all versions, because the pace of placements is that of all."""
-        return sum(lane.num_before(tenant, priority) for lane in self._lanes.values())
+        return sum(queue.num_before(tenant, priority) for queue in self._queues.values())
 
     def push(self, state: RequestState, late_s: float = 0.0) -> None:
         self._lane_for(state).push(state, late_s)
@@ -64,16 +64,16 @@ class VersionLanes:
 
     def take(self, request_id: str, now: float) -> None:
         version = self.waiting.pop(request_id)
-        self._lanes[version].take(request_id, now)
+        self._queues[version].take(request_id, now)
 
     def remove(self, request_id: str) -> None:
         version = self.waiting.pop(request_id)
-        self._lanes[version].remove(request_id)
+        self._queues[version].remove(request_id)
 
     def settle(self, state: RequestState, num_tokens: int) -> None:
-        lane = self._lanes.get(state.version)
-        if lane is not None:
-            lane.settle(state, num_tokens)
+        queue = self._queues.get(state.version)
+        if queue is not None:
+            queue.settle(state, num_tokens)
 
     def move(self, state: RequestState, version: str) -> None:
         """Moves a waiting request to another version's lane. If it has been on a worker before, it goes ahead of all
@@ -87,10 +87,10 @@ class VersionLanes:
 
     def _lane_for(self, state: RequestState) -> WorkQueue:
         version = state.version
-        lane = self._lanes.get(version)
-        if lane is None:
-            if len(self._lanes) >= MAX_EMPTY_LANES:
-                self._lanes = dict(self)
-            lane = self._lanes[version] = WorkQueue(self._ageing_s)
+        queue = self._queues.get(version)
+        if queue is None:
+            if len(self._queues) >= MAX_EMPTY_LANES:
+                self._queues = dict(self)
+            queue = self._queues[version] = WorkQueue(self._ageing_s)
         self.waiting[state.request_id] = version
-        return lane
+        return queue

@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from slipstream.router.dispatch.queue.fair_queue import FairLine, expected_tokens
+from slipstream.router.dispatch.queue.fair_queue import FairQueue, expected_tokens
 from slipstream.router.requests.request_state import RequestState
 
 MAX_PRIORITY = 8  # and -8: values beyond are clamped, which bounds how long any request can be kept waiting
@@ -39,7 +39,7 @@ class WorkQueue:
 
     def __init__(self, ageing_s: float) -> None:
         self._ageing_s = ageing_s
-        self._formed: dict[int, FairLine] = {}  # by class, without the request in `_alone`; no line is empty
+        self._formed: dict[int, FairQueue] = {}  # by class, without the request in `_alone`; no line is empty
         self._alone: tuple[RequestState, float] | None = None  # the request and its deadline
         self._waiting: dict[str, RequestState] = {}
         self._aged_had_turn = True  # so that the first turn is the most urgent class's
@@ -182,7 +182,7 @@ class WorkQueue:
         return aged if now - oldest[aged] >= (aged - top) * self._ageing_s else None
 
     @property
-    def _lines(self) -> dict[int, FairLine]:
+    def _lines(self) -> dict[int, FairQueue]:
         """The line of each class, after `_alone` has been put into its line."""
         if self._alone is not None:
             (state, due_s), self._alone = self._alone, None
@@ -195,11 +195,11 @@ class WorkQueue:
         self._waiting[state.request_id] = state
         self._now = max(self._now, state.record.timeline.queued)
 
-    def _line_for(self, state: RequestState) -> FairLine:
+    def _line_for(self, state: RequestState) -> FairQueue:
         own_class, lines = priority_class(state.request.priority), self._lines
         line = lines.get(own_class)
         if line is None:
-            line = lines[own_class] = FairLine()
+            line = lines[own_class] = FairQueue()
         return line
 
     def _left(self, own_class: int) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slipstream.router.config.router_config import DispatchConfig
-from slipstream.router.dispatch.queue.backlog_estimate import WorkAhead
-from slipstream.router.dispatch.queue.placement_rate import PlacementPace
-from slipstream.router.dispatch.queue.queues_by_version import VersionLanes
+from slipstream.router.dispatch.queue.backlog_estimate import BacklogEstimate
+from slipstream.router.dispatch.queue.placement_rate import PlacementRate
+from slipstream.router.dispatch.queue.queues_by_version import QueuesByVersion
 from slipstream.router.dispatch.table.versions import Versions
 from slipstream.router.protocol.generation import (
     Deadline,
@@ -52,9 +52,9 @@ def check_request(request: GenerateRequest, versions: Versions, decode_workers: 
 
 def check_load(
     request: GenerateRequest,
-    queue: VersionLanes,
-    pace: PlacementPace,
-    ahead: WorkAhead,
+    queue: QueuesByVersion,
+    pace: PlacementRate,
+    ahead: BacklogEstimate,
     config: DispatchConfig,
     now: float,
 ) -> None:

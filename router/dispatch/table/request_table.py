@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from slipstream.router.config.router_config import DispatchConfig
-from slipstream.router.dispatch.queue.backlog_estimate import WorkAhead
-from slipstream.router.dispatch.queue.placement_rate import UNKNOWN_INTERVAL_S, PlacementPace
-from slipstream.router.dispatch.queue.queues_by_version import VersionLanes
+from slipstream.router.dispatch.queue.backlog_estimate import BacklogEstimate
+from slipstream.router.dispatch.queue.placement_rate import UNKNOWN_INTERVAL_S, PlacementRate
+from slipstream.router.dispatch.queue.queues_by_version import QueuesByVersion
 from slipstream.router.dispatch.queue.work_queue import priority_class
 from slipstream.router.dispatch.table.actions import Action, Finish, Send
 from slipstream.router.dispatch.table.admission import check_load, check_request
@@ -32,9 +32,9 @@ from slipstream.router.protocol.messages import Cancel, FinishReason, RouterMess
 from slipstream.router.registry.worker_registry import WorkerState
 from slipstream.router.requests.deadlines import DeadlineRing, Deadlines
 from slipstream.router.requests.history import History
-from slipstream.router.requests.migration import MoveResult
+from slipstream.router.requests.migration import MigrationResult
 from slipstream.router.requests.output_length import OutputLengths
-from slipstream.router.requests.rejections import RefusedRequest
+from slipstream.router.requests.rejections import RejectedRequest
 from slipstream.router.requests.request_state import RequestState
 from slipstream.router.status.status import RetryCause, Totals
 
@@ -43,7 +43,7 @@ from slipstream.router.status.status import RetryCause, Totals
 MAX_REFUSALS = 64
 
 
-class RequestBook:
+class RequestTable:
     """`actions` collects what is to be done, in order, until the dispatcher hands it to its shell."""
 
     def __init__(self, config: DispatchConfig, history_capacity: int, versions: Versions, index: PrefixIndex) -> None:
@@ -56,10 +56,10 @@ class RequestBook:
         self._request_deadlines = Deadlines()
         self.reserve_deadlines = DeadlineRing(config.reserve_timeout_s)
         self.move_deadlines = Deadlines()
-        self.queue = VersionLanes(config.ageing_s)
+        self.queue = QueuesByVersion(config.ageing_s)
         self.history = History(history_capacity)
         self.totals = Totals()
-        self.pace = PlacementPace()
+        self.pace = PlacementRate()
         self.outputs = OutputLengths()
         self.signals = RequestSignals()
         self.actions: list[Action] = []
@@ -104,7 +104,7 @@ class RequestBook:
         except AdmissionError as error:
             self.totals.rejections[error.error.kind] += 1
             self.signals.refused(error.error.kind, now)
-            self.history.refuse(RefusedRequest.of(request, error.error, now))
+            self.history.refuse(RejectedRequest.of(request, error.error, now))
             raise
         levels = request.slo.or_default(self._config.slo.levels)
         state = RequestState.of(request, prompt_ids, levels, self._deadline_of(request), now)
@@ -133,7 +133,7 @@ class RequestBook:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use")
         prompt_ids = check_request(request, self._versions, decode_workers)
         if request.resumed is None:
-            ahead = WorkAhead(self.queue.waiting, decode_workers, self.get)
+            ahead = BacklogEstimate(self.queue.waiting, decode_workers, self.get)
             check_load(request, self.queue, self.pace, ahead, self._config, now)
         return prompt_ids
 
@@ -199,7 +199,7 @@ class RequestBook:
         """Puts a request back into the queue although nothing failed, because its worker is draining."""
         self._requeue(state, now, "worker_drained", detail, None)
 
-    def end_move(self, state: RequestState, result: MoveResult, silent: WorkerState | None = None) -> None:
+    def end_move(self, state: RequestState, result: MigrationResult, silent: WorkerState | None = None) -> None:
         """The one place where a move ends. Unless the sequence has moved, the destination is told to drop it (but not
         if the destination is `silent`)."""
         move = state.move

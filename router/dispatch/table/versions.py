@@ -20,7 +20,7 @@ from copy import deepcopy
 from slipstream.router.config.router_config import VersionsConfig, check_split
 from slipstream.router.protocol.generation import GenerationFinish
 from slipstream.router.registry.capacity import refusal
-from slipstream.router.registry.worker_registry import Roster
+from slipstream.router.registry.worker_registry import WorkerRegistry
 from slipstream.router.requests.request_state import RequestState
 from slipstream.router.status.status import RetryCause
 from slipstream.router.status.version_status import VersionCounts, VersionStatus
@@ -37,9 +37,9 @@ FAILURES_WITH_TOKENS = 2
 class Versions:
     """The split between versions, and what is known about each of them. Times are those of the dispatcher's clock."""
 
-    def __init__(self, config: VersionsConfig, roster: Roster) -> None:
+    def __init__(self, config: VersionsConfig, registry: WorkerRegistry) -> None:
         self._config = config
-        self._roster = roster
+        self._registry = registry
         self._split: dict[str, float] | None = None
         self._debts: dict[str, float] = {}  # for the smooth weighted choice: the version with the highest debt is next
         self._sessions: OrderedDict[tuple[str, str], str] = OrderedDict()
@@ -58,11 +58,11 @@ class Versions:
     @property
     def live(self) -> tuple[str, ...]:
         """The versions that a client may ask for: those with a decode worker that takes new work."""
-        return tuple(self._roster.decode_slots)
+        return tuple(self._registry.decode_slots)
 
     def is_known(self, version: str) -> bool:
         """Whether a version is live, or may soon be live again."""
-        return version in self._roster.decode_slots or version in self._lost_s
+        return version in self._registry.decode_slots or version in self._lost_s
 
     def counts_of(self, version: str) -> VersionCounts:
         counts = self.counts.get(version)
@@ -83,7 +83,7 @@ class Versions:
     def roster_changed(self, now: float, sent_away: str | None = None) -> None:
         """A worker came or went. If one was sent away on purpose, `sent_away` is its version: it is not expected
         back."""
-        live = self._roster.decode_slots
+        live = self._registry.decode_slots
         for version in live:
             self._lost_s.pop(version, None)
             self._ended.discard(version)
@@ -98,7 +98,7 @@ class Versions:
 
     def next_deadline(self) -> float | None:
         """When the next version without workers will have been waited for long enough."""
-        if not self._lost_s or not self._roster.decode_slots:  # no other version could take its requests
+        if not self._lost_s or not self._registry.decode_slots:  # no other version could take its requests
             return None
         return min(self._lost_s.values()) + self._config.wait_s
 
@@ -119,13 +119,13 @@ class Versions:
             chosen = request.version
         elif request.resumed is not None and request.resumed.output_ids:
             chosen = request.resumed.version
-            if self._roster.decode_slots and not self.is_known(chosen) and chosen not in self._ended:
+            if self._registry.decode_slots and not self.is_known(chosen) and chosen not in self._ended:
                 self._lost_s[chosen] = now
         elif first_choice is not None:
             chosen = first_choice
-        elif len(self._roster.decode_slots) == 1:
+        elif len(self._registry.decode_slots) == 1:
             # It can hold the request, which would not have been admitted otherwise.
-            chosen = next(iter(self._roster.decode_slots))
+            chosen = next(iter(self._registry.decode_slots))
         else:
             chosen = self._of_session(state) or self._next(self._candidates(state))
         if chosen:
@@ -142,7 +142,7 @@ class Versions:
         version = state.version
         if state.request.version:
             return None
-        is_live = version in self._roster.decode_slots
+        is_live = version in self._registry.decode_slots
         if is_live and self._is_wanted(version):
             return None
         if len(state.output) and (is_live or not self._is_over(version)):
@@ -152,13 +152,13 @@ class Versions:
 
     def serves(self, version: str) -> bool:
         """Whether the version serves all its requests, so that none of them has to leave it."""
-        return version in self._roster.decode_slots and self._is_wanted(version)
+        return version in self._registry.decode_slots and self._is_wanted(version)
 
     def is_refused(self, state: RequestState) -> bool:
         """Whether the request can no longer be served: the version that its client asked for, or that it may not leave,
         is not coming back."""
         is_bound = bool(state.request.version) or (len(state.output) > 0 and not self._config.continue_across)
-        return is_bound and state.version in self._ended and bool(self._roster.decode_slots)
+        return is_bound and state.version in self._ended and bool(self._registry.decode_slots)
 
     def after_failure(self, state: RequestState, cause: RetryCause) -> str | None:
         """The version for the next attempt, if the present one may be at fault for the failure: one with at least as
@@ -198,9 +198,9 @@ class Versions:
             VersionStatus(
                 name,
                 self._split.get(name) if self._split is not None else None,
-                name in self._roster.decode_slots,
-                len(self._roster.workers_of("prefill", name)),
-                len(self._roster.workers_of("decode", name)),
+                name in self._registry.decode_slots,
+                len(self._registry.workers_of("prefill", name)),
+                len(self._registry.workers_of("decode", name)),
                 num_waiting.get(name, 0),
                 deepcopy(self.counts.get(name, VersionCounts())),  # `get`: asking about a version must not add it
             )
@@ -217,7 +217,7 @@ class Versions:
 
     def _wanted_live(self) -> dict[str, float]:
         """The live versions that have a share, with that share."""
-        slots = self._roster.decode_slots
+        slots = self._registry.decode_slots
         if self._split is None:
             return dict(slots)
         return {version: weight for version, weight in self._split.items() if weight > 0 and version in slots}
@@ -225,14 +225,14 @@ class Versions:
     def _candidates(self, state: RequestState) -> dict[str, float]:
         """The weights of the wanted versions that could hold the request; if there are none, of any live ones."""
         num_tokens = state.num_tokens
-        return self._able(num_tokens, self._wanted_live()) or self._able(num_tokens, self._roster.decode_slots)
+        return self._able(num_tokens, self._wanted_live()) or self._able(num_tokens, self._registry.decode_slots)
 
     def _able(self, num_tokens: int, weights: Mapping[str, float]) -> dict[str, float]:
         """Those of `weights` with a decode worker that could hold so many tokens."""
         return {
             version: weight
             for version, weight in weights.items()
-            if refusal(num_tokens, self._roster.workers_of("decode", version)) is None
+            if refusal(num_tokens, self._registry.workers_of("decode", version)) is None
         }
 
     def _next(self, weights: Mapping[str, float]) -> str:

@@ -13,14 +13,19 @@ from pathlib import Path
 
 from slipstream.router.http.failover.held_connection import (
     MANY_LIVES,
-    CannotGoOnError,
-    InheritedConnection,
-    KeptConnection,
+    HeldConnection,
+    NotRestorableError,
+    RestoredConnection,
 )
-from slipstream.router.http.failover.holder_link import KeeperLink
-from slipstream.router.http.failover.holder_messages import Kind, close_all
+from slipstream.router.http.failover.holder_link import HolderLink
+from slipstream.router.http.failover.holder_messages import HolderMessageKind, close_all
 from slipstream.router.http.failover.journal import Journal
-from slipstream.router.http.failover.receive_buffer import NOTHING_LANDED, Landed, Landing, create_landing_file
+from slipstream.router.http.failover.receive_buffer import (
+    NOTHING_LANDED,
+    FilledBuffer,
+    ReceiveBuffer,
+    create_buffer_file,
+)
 from slipstream.router.http.failover.socket_bytes import NO_BYTES, SocketBytes, socket_bytes
 from slipstream.router.process.open_files import allow_all_files
 
@@ -30,7 +35,7 @@ FIRST_RETRY_S = 0.1  # after which a link that broke is tried again
 MAX_RETRY_S = 5.0
 
 
-class Estate:
+class FailoverSession:
     """What outlives this router. Connections that cannot be kept are served all the same, and end with it.
 
     A link to the keeper that breaks is made anew, once `attend` was called: the keeper has gone on keeping what it had.
@@ -39,59 +44,59 @@ class Estate:
     def __init__(self, path: Path, place: int) -> None:
         self._path = path
         self._place = place
-        self._link: KeeperLink | None = None  # None: it is broken, or closed
+        self._link: HolderLink | None = None  # None: it is broken, or closed
         self._last_number = 0  # that was given to anything here
         self._numbers: set[int] = set()  # of connections that the keeper has
         self._forgotten: deque[int] = deque()  # numbers of those that are over, which the keeper has not been told yet
         self._is_telling_forgotten = False  # it is told as soon as it has room
         self._spare: list[tuple[Journal, int]] = []  # with an open file of each
-        self._lasting: dict[int, tuple[Kind, socket.socket | FileIO]] = {}  # what else the keeper has
+        self._lasting: dict[int, tuple[HolderMessageKind, socket.socket | FileIO]] = {}  # what else the keeper has
         self._num_ended: Counter[str] = Counter()  # inherited connections that end here, by reason
         self._loop: asyncio.AbstractEventLoop | None = None  # once it is attended
         self._rejoining: asyncio.Task[None] | None = None
         self._max_files = allow_all_files() // 2  # for connections: a journal takes one more each
         self.has_said_farewell = False
-        self.landing: Landing | None = None  # of this process, until it is closed
+        self.receive_buffer: ReceiveBuffer | None = None  # of this process, until it is closed
         self.listening: list[socket.socket] = []  # for clients
         self.for_workers: list[socket.socket] = []
-        self.connections: list[InheritedConnection] = []
+        self.connections: list[RestoredConnection] = []
 
     @classmethod
-    def of_keeper(cls, path: Path, place: int = 0, num_fronts: int = 0) -> Estate | None:
+    def of_keeper(cls, path: Path, place: int = 0, num_fronts: int = 0) -> FailoverSession | None:
         """What the previous router has left at a keeper, if there is one; None: nothing will be kept. Blocks a little.
         Each of several fronts has a `place` of its own; their router says how many they are."""
-        estate = cls(path, place)
+        failover = cls(path, place)
         try:
-            link = estate._link = KeeperLink()
-            link.greet(path, Kind.HELLO, place, num_fronts)
-            estate._inherit(link)
-            estate._keep_landing()
-            estate._tell_forgotten()  # only now does the keeper listen
+            link = failover._link = HolderLink()
+            link.greet(path, HolderMessageKind.HELLO, place, num_fronts)
+            failover._inherit(link)
+            failover._keep_landing()
+            failover._tell_forgotten()  # only now does the keeper listen
             link.end_receiving()
         except (OSError, ValueError) as error:
-            estate.close()
-            for sock in (*estate.listening, *estate.for_workers):
+            failover.close()
+            for sock in (*failover.listening, *failover.for_workers):
                 sock.close()
             log.warning("client connections will not outlive this router: %s", error)
             return None
-        for reason, count in (+estate._num_ended).items():
+        for reason, count in (+failover._num_ended).items():
             log.info("connections of the router before that end here: %d, %s", count, reason)
-        return estate
+        return failover
 
-    def _inherit(self, link: KeeperLink) -> None:
+    def _inherit(self, link: HolderLink) -> None:
         """The connections come last."""
         landed = NOTHING_LANDED
         while True:
             kind, number, fds = link.receive()
             self._last_number = max(self._last_number, number)
-            if kind == Kind.READY:
+            if kind == HolderMessageKind.READY:
                 return
-            if kind in (Kind.LISTENING, Kind.WORKERS):
+            if kind in (HolderMessageKind.LISTENING, HolderMessageKind.WORKERS):
                 for fd in fds:
                     sock = socket.socket(fileno=fd)
-                    (self.listening if kind == Kind.LISTENING else self.for_workers).append(sock)
+                    (self.listening if kind == HolderMessageKind.LISTENING else self.for_workers).append(sock)
                     self._lasting[number] = kind, sock
-            elif kind == Kind.LANDING:
+            elif kind == HolderMessageKind.LANDING:
                 for fd in fds:
                     landed = self._land_in(fd, number).landed
             elif len(fds) == 2:
@@ -102,31 +107,31 @@ class Estate:
                 close_all(fds)
                 self._forgotten.append(number)
 
-    def _land_in(self, fd: int, number: int) -> Landing:
+    def _land_in(self, fd: int, number: int) -> ReceiveBuffer:
         """Takes over an open memory file. Raises OSError, ValueError."""
         file = FileIO(fd)
-        self._lasting[number] = Kind.LANDING, file
-        self.landing = Landing(fd)
-        return self.landing
+        self._lasting[number] = HolderMessageKind.LANDING, file
+        self.receive_buffer = ReceiveBuffer(fd)
+        return self.receive_buffer
 
     def _keep_landing(self) -> None:
         """What is read from now on will not be lost. Raises OSError."""
-        if self.landing is None:
+        if self.receive_buffer is None:
             self._last_number += 1
-            fd = create_landing_file()
+            fd = create_buffer_file()
             self._land_in(fd, self._last_number)
-            self._send(Kind.LANDING, self._last_number, [fd])
+            self._send(HolderMessageKind.LANDING, self._last_number, [fd])
 
-    def _inherit_connection(self, number: int, sock_fd: int, journal_fd: int, landed: Landed) -> None:
+    def _inherit_connection(self, number: int, sock_fd: int, journal_fd: int, landed: FilledBuffer) -> None:
         try:
-            inherited = InheritedConnection.open(number, sock_fd, journal_fd, landed)
-        except CannotGoOnError as why:
+            restored = RestoredConnection.open(number, sock_fd, journal_fd, landed)
+        except NotRestorableError as why:
             self._num_ended[str(why)] += 1
             self._forgotten.append(number)
         else:
-            self.connections.append(inherited)
+            self.connections.append(restored)
             self._numbers.add(number)
-            self._num_ended[MANY_LIVES] += inherited.is_given_up
+            self._num_ended[MANY_LIVES] += restored.is_given_up
 
     # ---- while this router serves
 
@@ -143,7 +148,7 @@ class Estate:
         """The next router accepts who comes while there is none, and nobody else gets the port meanwhile."""
         for sock in sockets:
             self._last_number += 1
-            kind = Kind.WORKERS if for_workers else Kind.LISTENING
+            kind = HolderMessageKind.WORKERS if for_workers else HolderMessageKind.LISTENING
             self._lasting[self._last_number] = kind, sock
             self._send(kind, self._last_number, [sock.fileno()])
 
@@ -155,11 +160,11 @@ class Estate:
                 return sock
         return None
 
-    def keep(self, sock: socket.socket) -> KeptConnection | None:
+    def keep(self, sock: socket.socket) -> HeldConnection | None:
         """Leaves a connection to the next router, before anything is read from it. None: it ends with this process."""
         return self._keep(sock, NO_BYTES) if self._may_keep(sock) else None
 
-    def keep_from_now_on(self, sock: socket.socket) -> KeptConnection | None:
+    def keep_from_now_on(self, sock: socket.socket) -> HeldConnection | None:
         """The same between two requests, when all that was written is with the system. Raises OSError if it is
         broken."""
         if not self._may_keep(sock):
@@ -170,7 +175,7 @@ class Estate:
     def _may_keep(self, sock: socket.socket) -> bool:
         return self._link is not None and sock.fileno() < self._max_files
 
-    def _keep(self, sock: socket.socket, counts: SocketBytes) -> KeptConnection | None:
+    def _keep(self, sock: socket.socket, counts: SocketBytes) -> HeldConnection | None:
         try:
             journal, fd = self._spare.pop() if self._spare else Journal.create()
         except OSError as error:
@@ -179,13 +184,13 @@ class Estate:
         if counts is not NO_BYTES:
             journal.begin_at(counts.num_read, counts.num_written)
         self._last_number += 1
-        is_kept = self._send(Kind.CONNECTION, self._last_number, [sock.fileno(), fd])
+        is_kept = self._send(HolderMessageKind.CONNECTION, self._last_number, [sock.fileno(), fd])
         os.close(fd)
         if not is_kept:
             journal.close()
             return None
         self._numbers.add(self._last_number)
-        return KeptConnection(self._last_number, journal)
+        return HeldConnection(self._last_number, journal)
 
     def has(self, number: int) -> bool:
         """As far as is known here, the keeper has that connection."""
@@ -215,7 +220,7 @@ class Estate:
     def stop_listening(self) -> None:
         """There will be no new clients. Those that are there outlive this router as before."""
         for number, (kind, _) in list(self._lasting.items()):
-            if kind == Kind.LISTENING:
+            if kind == HolderMessageKind.LISTENING:
                 del self._lasting[number]
                 self._forgotten.append(number)
         self._tell_forgotten()
@@ -225,7 +230,7 @@ class Estate:
         self.has_said_farewell = True
         if self._link is not None:
             try:
-                self._link.send_last(Kind.FAREWELL)
+                self._link.send_last(HolderMessageKind.FAREWELL)
             except OSError as error:
                 log.warning("the keeper does not know that this router ends: %s", error)
         self.close()
@@ -237,23 +242,23 @@ class Estate:
             self._rejoining = None
         self._close_link()
         self._loop = None
-        for inherited in self.connections:
-            inherited.sock.close()
-            inherited.kept.journal.close()
+        for restored in self.connections:
+            restored.sock.close()
+            restored.kept.journal.close()
         self.connections = []
-        self.landing = None
+        self.receive_buffer = None
         for kind, file in self._lasting.values():
-            if kind == Kind.LANDING:
+            if kind == HolderMessageKind.LANDING:
                 file.close()
 
     # ---- the link
 
-    def _watch(self, link: KeeperLink) -> None:
+    def _watch(self, link: HolderLink) -> None:
         asyncio.get_running_loop().add_reader(link.fileno(), self._broke, "the keeper closed it")
 
     def _tell_forgotten(self) -> None:
         while self._forgotten and self._link is not None:
-            if not self._send(Kind.FORGET, self._forgotten[0]):
+            if not self._send(HolderMessageKind.FORGET, self._forgotten[0]):
                 if self._link is not None and not self._is_telling_forgotten:
                     self._is_telling_forgotten = True
                     asyncio.get_running_loop().add_writer(self._link.fileno(), self._tell_forgotten)
@@ -266,7 +271,7 @@ class Estate:
             asyncio.get_running_loop().remove_writer(self._link.fileno())
         self._is_telling_forgotten = False
 
-    def _send(self, kind: Kind, number: int, fds: Sequence[int] = ()) -> bool:
+    def _send(self, kind: HolderMessageKind, number: int, fds: Sequence[int] = ()) -> bool:
         """False: the keeper is busy, or the link is broken."""
         if self._link is None:
             return False
@@ -303,10 +308,10 @@ class Estate:
         self._tell_forgotten()
         log.info("the keeper is there again, with %d connections; %d were lost", len(self._numbers), len(lost))
 
-    async def _joined(self) -> tuple[KeeperLink, set[int]] | None:
+    async def _joined(self) -> tuple[HolderLink, set[int]] | None:
         """A new link, and the numbers of what the keeper has; None: it is not there yet, or no file is free."""
         try:
-            link = KeeperLink()
+            link = HolderLink()
         except OSError:
             return None
         try:
@@ -333,14 +338,14 @@ class Estate:
         self._spare = []
 
 
-def held_by_keeper(link: KeeperLink, path: Path, place: int) -> set[int]:
+def held_by_keeper(link: HolderLink, path: Path, place: int) -> set[int]:
     """Connects again. Returns the numbers of what the keeper has. Blocks. Raises OSError, ValueError."""
     held = set[int]()
-    link.greet(path, Kind.AGAIN, place, 0)
+    link.greet(path, HolderMessageKind.AGAIN, place, 0)
     while True:
         kind, number, fds = link.receive()
         close_all(fds)
-        if kind == Kind.READY:
+        if kind == HolderMessageKind.READY:
             link.end_receiving()
             return held
         held.add(number)

@@ -6,8 +6,8 @@ import socket
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
-from slipstream.router.http.failover.journal import Journal, JournalError, Phase, Unfinished
-from slipstream.router.http.failover.receive_buffer import Landed
+from slipstream.router.http.failover.journal import AnswerPhase, Journal, JournalError, UnfinishedAnswer
+from slipstream.router.http.failover.receive_buffer import FilledBuffer
 from slipstream.router.http.failover.socket_bytes import SocketBytes, socket_bytes
 
 LEFT = "the client has left"
@@ -16,31 +16,31 @@ MANY_LIVES = f"they have outlived {MAX_LIVES} routers without a token, and may b
 
 
 @dataclass(frozen=True, slots=True)
-class KeptConnection:
+class HeldConnection:
     """What the keeper has of a connection of this router: its number there, and its journal."""
 
     number: int
     journal: Journal
 
 
-class CannotGoOnError(Exception):
+class NotRestorableError(Exception):
     """An inherited connection has to end. The text says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class InheritedConnection:
+class RestoredConnection:
     """A connection of a router that is gone. `unsent` was given to its socket, which had not taken it yet; `unfinished`
     is the request that was under way, as far as it has come."""
 
-    kept: KeptConnection
+    kept: HeldConnection
     sock: socket.socket
     unsent: bytes
-    unfinished: Unfinished
+    unfinished: UnfinishedAnswer
 
     @classmethod
-    def open(cls, number: int, sock_fd: int, journal_fd: int, landed: Landed) -> InheritedConnection:
+    def open(cls, number: int, sock_fd: int, journal_fd: int, landed: FilledBuffer) -> RestoredConnection:
         """Takes over both descriptors. `landed` is what the previous router has read last, of any connection. Raises
-        CannotGoOnError; then they are closed."""
+        NotRestorableError; then they are closed."""
         with ExitStack() as on_failure:
             sock = on_failure.enter_context(socket.socket(fileno=sock_fd))
             try:
@@ -48,50 +48,50 @@ class InheritedConnection:
                 counts = socket_bytes(sock)
                 note_landed(landed, number, journal, counts.num_read)
                 unsent = unsent_of(journal, counts)
-                inherited = cls(KeptConnection(number, journal), sock, unsent, journal.unfinished())
+                restored = cls(HeldConnection(number, journal), sock, unsent, journal.unfinished())
             except JournalError as error:
-                raise CannotGoOnError(str(error)) from error
+                raise NotRestorableError(str(error)) from error
             except OSError as error:
-                raise CannotGoOnError(LEFT) from error
+                raise NotRestorableError(LEFT) from error
             on_failure.pop_all()
-        return inherited
+        return restored
 
     @property
     def is_running(self) -> bool:
         """An answer was under way."""
-        return self.kept.journal.phase in (Phase.RUNNING, Phase.STREAMING)
+        return self.kept.journal.phase in (AnswerPhase.RUNNING, AnswerPhase.STREAMING)
 
     @property
     def is_given_up(self) -> bool:
         """Nobody goes on with its request, of whose answer nothing has been sent yet: its client is told so."""
-        return self.kept.journal.phase == Phase.RUNNING and self.kept.journal.num_lives >= MAX_LIVES
+        return self.kept.journal.phase == AnswerPhase.RUNNING and self.kept.journal.num_lives >= MAX_LIVES
 
 
-def note_landed(landed: Landed, number: int, journal: Journal, num_read: int) -> None:
+def note_landed(landed: FilledBuffer, number: int, journal: Journal, num_read: int) -> None:
     """What was read last and not noted is noted now, if it is known."""
     data = landed.of(number, num_read - journal.in_bytes)
     if not data:
         return
-    if journal.phase == Phase.ENDED and not journal.is_spoiled:
+    if journal.phase == AnswerPhase.ENDED and not journal.is_spoiled:
         journal.rest()  # it is of the next request
     journal.received(data)
-    if journal.phase in (Phase.RUNNING, Phase.STREAMING):
+    if journal.phase in (AnswerPhase.RUNNING, AnswerPhase.STREAMING):
         journal.spoil()  # a request is under way, and this is of the next one
 
 
 def unsent_of(journal: Journal, counts: SocketBytes) -> bytes:
-    """What the client has still to get of what it was sent. Raises CannotGoOnError."""
+    """What the client has still to get of what it was sent. Raises NotRestorableError."""
     unsent = journal.unsent(counts.num_written)
-    if journal.phase == Phase.CLOSING and unsent is not None:
+    if journal.phase == AnswerPhase.CLOSING and unsent is not None:
         return unsent  # whatever the client has sent since
-    if counts.has_peer_ended and not (journal.phase in (Phase.IDLE, Phase.ENDED) and unsent):
-        raise CannotGoOnError(LEFT)
+    if counts.has_peer_ended and not (journal.phase in (AnswerPhase.IDLE, AnswerPhase.ENDED) and unsent):
+        raise NotRestorableError(LEFT)
     if counts.num_read != journal.in_bytes:
-        raise CannotGoOnError("what was read last is not known")
+        raise NotRestorableError("what was read last is not known")
     if journal.is_spoiled:
-        raise CannotGoOnError("the journal does not tell all of what was under way")
-    if journal.num_lives >= MAX_LIVES and journal.phase not in (Phase.ENDED, Phase.RUNNING):
-        raise CannotGoOnError(MANY_LIVES)
+        raise NotRestorableError("the journal does not tell all of what was under way")
+    if journal.num_lives >= MAX_LIVES and journal.phase not in (AnswerPhase.ENDED, AnswerPhase.RUNNING):
+        raise NotRestorableError(MANY_LIVES)
     if unsent is None:
-        raise CannotGoOnError("more waits to be sent than is kept")
+        raise NotRestorableError("more waits to be sent than is kept")
     return unsent

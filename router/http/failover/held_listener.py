@@ -12,8 +12,8 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable
 
-from slipstream.router.http.failover.failover_session import Estate
-from slipstream.router.http.failover.held_connection import KeptConnection
+from slipstream.router.http.failover.failover_session import FailoverSession
+from slipstream.router.http.failover.held_connection import HeldConnection
 
 log = logging.getLogger(__name__)
 
@@ -23,22 +23,22 @@ KEEPER_PAUSE_S = 0.005  # while the keeper is busy
 MAX_PAUSES = 200  # of these in a row; then clients are served that nobody keeps
 
 # Gets a connection, and what the keeper has of it.
-Serve = Callable[[socket.socket, KeptConnection | None], Awaitable[object]]
+Serve = Callable[[socket.socket, HeldConnection | None], Awaitable[object]]
 
 
-class Listener:
+class HeldListener:
     """Accepts at one listening socket, on the running loop, until it is closed."""
 
-    def __init__(self, sock: socket.socket, estate: Estate, serve: Serve) -> None:
+    def __init__(self, sock: socket.socket, failover: FailoverSession, serve: Serve) -> None:
         self._sock = sock
-        self._estate = estate
+        self._failover = failover
         self._serve = serve
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Future[object]] = set()
         self._pause: asyncio.TimerHandle | None = None
         self._num_pauses = 0
         sock.setblocking(False)
-        estate.prepare(MAX_AT_ONCE)
+        failover.prepare(MAX_AT_ONCE)
         self._loop.add_reader(sock, self._accept)
 
     @property
@@ -55,11 +55,11 @@ class Listener:
 
     def _accept(self) -> None:
         self._accept_some()
-        self._estate.prepare(MAX_AT_ONCE)
+        self._failover.prepare(MAX_AT_ONCE)
 
     def _accept_some(self) -> None:
         for _ in range(MAX_AT_ONCE):
-            if not self._estate.has_room and self._num_pauses < MAX_PAUSES:
+            if not self._failover.has_room and self._num_pauses < MAX_PAUSES:
                 self._num_pauses += 1
                 self._wait(KEEPER_PAUSE_S)
                 return
@@ -74,7 +74,7 @@ class Listener:
                 log.warning("no client can be accepted: %s", error)
                 self._wait(OUT_OF_FILES_PAUSE_S)
                 return
-            task = asyncio.ensure_future(self._serve(sock, self._estate.keep(sock)))
+            task = asyncio.ensure_future(self._serve(sock, self._failover.keep(sock)))
             self._tasks.add(task)
             task.add_done_callback(self._served)
 

@@ -14,7 +14,7 @@ PREFIX = "slipstream-keep-"
 NEW_S = 60.0  # a younger folder may belong to a keeper that has not locked it yet
 
 
-class KeeperFolder:
+class HolderFolder:
     """A new folder that only its user can open. It is locked as long as this process lives, which works across
     containers."""
 

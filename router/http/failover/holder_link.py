@@ -1,4 +1,4 @@
-"""A router's connection to its place at the keeper. What is kept there is the business of `estate`."""
+"""A router's connection to its place at the keeper. What is kept there is the business of `failover`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from slipstream.router.http.failover.holder_messages import PATIENCE_S, Kind, receive, send, send_greeting
+from slipstream.router.http.failover.holder_messages import PATIENCE_S, HolderMessageKind, receive, send, send_greeting
 
 
-class KeeperLink:
+class HolderLink:
     """Life cycle: `greet`, `receive` until READY, `end_receiving`; from then on `send` never waits."""
 
     def __init__(self) -> None:
@@ -22,12 +22,12 @@ class KeeperLink:
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLOUT)
 
-    def greet(self, path: Path, greeting: Kind, place: int, num_fronts: int) -> None:
+    def greet(self, path: Path, greeting: HolderMessageKind, place: int, num_fronts: int) -> None:
         """Says who this is. Blocks. Raises OSError."""
         self._sock.connect(str(path))
         send_greeting(self._sock, greeting, place, num_fronts)
 
-    def receive(self) -> tuple[Kind, int, list[int]]:
+    def receive(self) -> tuple[HolderMessageKind, int, list[int]]:
         """The kind, the number and the descriptors of a message. Blocks. Raises OSError, also if the keeper has gone,
         and ValueError."""
         message = receive(self._sock)
@@ -48,7 +48,7 @@ class KeeperLink:
         """The keeper takes another message at once."""
         return bool(self._poll.poll(0))
 
-    def send(self, kind: Kind, number: int, fds: Sequence[int] = ()) -> bool:
+    def send(self, kind: HolderMessageKind, number: int, fds: Sequence[int] = ()) -> bool:
         """False: the keeper is busy. Raises OSError where it has gone."""
         try:
             send(self._sock, kind, number, fds)
@@ -60,7 +60,7 @@ class KeeperLink:
             raise
         return True
 
-    def send_last(self, kind: Kind) -> None:
+    def send_last(self, kind: HolderMessageKind) -> None:
         """Waits until the keeper takes it. Raises OSError."""
         self._sock.settimeout(PATIENCE_S)
         self.send(kind, 0)

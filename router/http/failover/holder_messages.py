@@ -22,7 +22,7 @@ MAX_FDS = 2  # in a message
 PATIENCE_S = 10.0  # of both sides with each other, until all that is kept has been handed over
 
 
-class Kind(IntEnum):
+class HolderMessageKind(IntEnum):
     """What a message is for."""
 
     LISTENING = 1  # a socket that listens for clients
@@ -36,29 +36,29 @@ class Kind(IntEnum):
     LANDING = 9  # the memory in which bytes of clients arrive
 
 
-def send_greeting(sock: socket.socket, kind: Kind, place: int, num_fronts: int) -> None:
+def send_greeting(sock: socket.socket, kind: HolderMessageKind, place: int, num_fronts: int) -> None:
     """Raises OSError."""
     sock.send(GREETING.pack(kind, num_fronts, place))
 
 
-def receive_greeting(sock: socket.socket) -> tuple[Kind, int, int]:
+def receive_greeting(sock: socket.socket) -> tuple[HolderMessageKind, int, int]:
     """HELLO or AGAIN, the number of the router's place, and how many fronts it has. Raises OSError, and ValueError for
     anything else."""
     try:
         kind, num_fronts, place = GREETING.unpack(sock.recv(GREETING.size))
     except struct.error as error:
         raise ValueError(f"the first message is no greeting: {error}") from error
-    if kind not in (Kind.HELLO, Kind.AGAIN):
+    if kind not in (HolderMessageKind.HELLO, HolderMessageKind.AGAIN):
         raise ValueError(f"the first message is of kind {kind}")
-    return Kind(kind), place, num_fronts
+    return HolderMessageKind(kind), place, num_fronts
 
 
-def send(sock: socket.socket, kind: Kind, number: int, fds: Sequence[int] = ()) -> None:
+def send(sock: socket.socket, kind: HolderMessageKind, number: int, fds: Sequence[int] = ()) -> None:
     """The other end gets duplicates of the descriptors. Raises OSError."""
     socket.send_fds(sock, [MESSAGE.pack(kind, number)], fds)
 
 
-def receive(sock: socket.socket) -> tuple[Kind, int, list[int]] | None:
+def receive(sock: socket.socket) -> tuple[HolderMessageKind, int, list[int]] | None:
     """The kind, the number and the descriptors of the next message, which are the caller's from now on; None if the
     other end has gone. Raises OSError, and ValueError for what is no message."""
     message, fds, _, _ = socket.recv_fds(sock, MESSAGE.size, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
@@ -66,7 +66,7 @@ def receive(sock: socket.socket) -> tuple[Kind, int, list[int]] | None:
         return None
     try:
         kind, number = MESSAGE.unpack(message)
-        return Kind(kind), number, list(fds)
+        return HolderMessageKind(kind), number, list(fds)
     except (struct.error, ValueError) as error:
         close_all(fds)
         raise ValueError(f"this is no message: {error}") from error

@@ -11,13 +11,13 @@ import socket
 import threading
 import time
 
-from slipstream.router.http.failover.holder_messages import PATIENCE_S, Kind, close_all, receive, send
+from slipstream.router.http.failover.holder_messages import PATIENCE_S, HolderMessageKind, close_all, receive, send
 from slipstream.router.http.failover.router_process import RouterProcess
 
 log = logging.getLogger(__name__)
 
 
-class Place:
+class HolderSlot:
     """The sockets and journals of one router, which the next one gets. A thread that serves a router takes the place
     first and leaves it at the end. Nothing more is kept while `max_files` are open in this process."""
 
@@ -26,7 +26,7 @@ class Place:
         self._router: RouterProcess | None = None  # which has the place, or had it last
         self._max_files = max_files
         self._is_full = False  # which is told once
-        self._kept: dict[int, tuple[Kind, list[int]]] = {}  # descriptors by the router's number for them
+        self._kept: dict[int, tuple[HolderMessageKind, list[int]]] = {}  # descriptors by the router's number for them
 
     def take(self, router: RouterProcess | None, until_s: float) -> None:
         """For a router, or (None) to empty it. Waits for the previous router, and kills it if it has not gone by
@@ -56,10 +56,10 @@ class Place:
         """Tells a router what there is, with the descriptors unless it `has_them`. Raises OSError if that fails; then
         a router without them begins with nothing, so nothing is kept any more: its ports must be free."""
         try:
-            kept = sorted(self._kept.items(), key=lambda item: item[1][0] == Kind.CONNECTION)  # these last
+            kept = sorted(self._kept.items(), key=lambda item: item[1][0] == HolderMessageKind.CONNECTION)  # these last
             for number, (kind, fds) in kept:
                 send(link, kind, number, () if has_them else fds)
-            send(link, Kind.READY, max(self._kept, default=0))
+            send(link, HolderMessageKind.READY, max(self._kept, default=0))
         except OSError:
             if not has_them:
                 self.forget_all()
@@ -70,18 +70,23 @@ class Place:
         link.settimeout(None)
         while (message := receive(link)) is not None:
             kind, number, fds = message
-            if kind in (Kind.LISTENING, Kind.WORKERS, Kind.LANDING, Kind.CONNECTION):
+            if kind in (
+                HolderMessageKind.LISTENING,
+                HolderMessageKind.WORKERS,
+                HolderMessageKind.LANDING,
+                HolderMessageKind.CONNECTION,
+            ):
                 self._keep(kind, number, fds)
                 continue
             close_all(fds)  # there should be none
-            if kind == Kind.FORGET:
+            if kind == HolderMessageKind.FORGET:
                 self._forget(number)
-            elif kind == Kind.FAREWELL:
+            elif kind == HolderMessageKind.FAREWELL:
                 self.forget_all()
 
-    def _keep(self, kind: Kind, number: int, fds: list[int]) -> None:
+    def _keep(self, kind: HolderMessageKind, number: int, fds: list[int]) -> None:
         # Where descriptors have no room the system delivers fewer. Each gets the lowest number that is free.
-        if len(fds) == (2 if kind == Kind.CONNECTION else 1) and max(fds) < self._max_files:
+        if len(fds) == (2 if kind == HolderMessageKind.CONNECTION else 1) and max(fds) < self._max_files:
             self._forget(number)
             self._kept[number] = kind, fds
             self._is_full = False
@@ -96,7 +101,7 @@ class Place:
             _, fds = self._kept.pop(number)
             close_all(fds)
 
-    def forget_all(self, but: frozenset[Kind] = frozenset()) -> None:
+    def forget_all(self, but: frozenset[HolderMessageKind] = frozenset()) -> None:
         """Closes everything that is kept, except the kinds in `but`."""
         for number, (kind, _) in list(self._kept.items()):
             if kind not in but:

@@ -40,7 +40,7 @@ IDENTITY_ENTRY = struct.Struct("<16sQQ")  # number, created_s, seed
 INPUT, TOKENS, VERSION, ENDED, IDENTITY, CONTINUE = KINDS = range(1, 7)  # of entries
 
 
-class Phase(IntEnum):
+class AnswerPhase(IntEnum):
     """How far the exchange has come that the log is about."""
 
     IDLE = 0  # none has begun, or only a part of its request is there
@@ -64,7 +64,7 @@ class JournalError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Unfinished:
+class UnfinishedAnswer:
     """What there is to go on from."""
 
     request: bytes  # as far as it has come
@@ -76,7 +76,7 @@ class Unfinished:
     tokens: dict[int, bytes]  # packed int32 by choice: what the client has been told of, or all if nothing was sent
 
 
-NOTHING = Unfinished(b"", False, False, None, "", frozenset(), {})
+NOTHING = UnfinishedAnswer(b"", False, False, None, "", frozenset(), {})
 
 
 class Journal:
@@ -96,9 +96,9 @@ class Journal:
         self._header = memory[CURRENT]
         phase, spoiled, self._num_lives, *num_bytes = HEADER.unpack_from(memory, HEADERS[self._header])
         self.in_bytes, self._out_bytes, self._log_bytes, self._log_bytes_before = num_bytes
-        if phase not in Phase.__members__.values() or LOG + self._log_bytes > len(memory):
+        if phase not in AnswerPhase.__members__.values() or LOG + self._log_bytes > len(memory):
             raise JournalError("the header of the journal makes no sense")
-        self.phase = Phase(phase)
+        self.phase = AnswerPhase(phase)
         self.is_spoiled = bool(spoiled)
 
     @classmethod
@@ -131,12 +131,12 @@ class Journal:
         """With `data` the client is told to go on with its request."""
         if not self.is_spoiled:
             self._append(CONTINUE, 0, b"")
-        self.sent(data, Phase.IDLE)
+        self.sent(data, AnswerPhase.IDLE)
 
     def begun(self) -> None:
         """A whole request is there."""
-        if self.phase in (Phase.IDLE, Phase.ENDED):
-            self.phase = Phase.RUNNING
+        if self.phase in (AnswerPhase.IDLE, AnswerPhase.ENDED):
+            self.phase = AnswerPhase.RUNNING
             self.commit()
 
     def spoil(self) -> None:
@@ -175,7 +175,7 @@ class Journal:
         if not self.is_spoiled:
             self._append(VERSION, 0, version.encode())
 
-    def sent(self, data: bytes, phase: Phase) -> None:
+    def sent(self, data: bytes, phase: AnswerPhase) -> None:
         """To be called before `data` is given to the socket."""
         is_large = len(data) > SMALL_PART_BYTES
         if is_large:
@@ -202,7 +202,7 @@ class Journal:
 
     def rest(self) -> None:
         """The exchange is over, and nothing of the next one has come."""
-        self.phase, self.is_spoiled = Phase.IDLE, False
+        self.phase, self.is_spoiled = AnswerPhase.IDLE, False
         self._num_lives = self._log_bytes = self._log_bytes_before = 0
         self.commit()
         if len(self._memory) > LOG + KEPT_LOG_BYTES:
@@ -252,7 +252,7 @@ class Journal:
         first = self._memory[RING + begin : min(RING + begin + missing, LOG)]
         return first + self._memory[RING : RING + missing - len(first)]
 
-    def unfinished(self) -> Unfinished:
+    def unfinished(self) -> UnfinishedAnswer:
         """The request, as far as it has come, and its tokens. Raises JournalError."""
         request, identity, version = bytearray(), None, ""
         continue_sent, ended, tokens = False, set[int](), dict[int, bytearray]()
@@ -270,9 +270,11 @@ class Journal:
                 ended.add(choice)
             else:
                 tokens.setdefault(choice, bytearray()).extend(data)
-        head_sent = self.phase == Phase.STREAMING
+        head_sent = self.phase == AnswerPhase.STREAMING
         packed_ids = {choice: bytes(packed) for choice, packed in tokens.items()}
-        return Unfinished(bytes(request), continue_sent, head_sent, identity, version, frozenset(ended), packed_ids)
+        return UnfinishedAnswer(
+            bytes(request), continue_sent, head_sent, identity, version, frozenset(ended), packed_ids
+        )
 
     def close(self) -> None:
         self._memory.close()

@@ -21,7 +21,7 @@ NOBODY = 0  # a connection that the keeper does not have
 
 
 @dataclass(frozen=True, slots=True)
-class Landed:
+class FilledBuffer:
     """What the previous router has read last."""
 
     number: int
@@ -33,10 +33,10 @@ class Landed:
         return self.data[:num_bytes] if is_here else None
 
 
-NOTHING_LANDED = Landed(NOBODY, b"")
+NOTHING_LANDED = FilledBuffer(NOBODY, b"")
 
 
-class Landing:
+class ReceiveBuffer:
     """The memory of one event loop."""
 
     def __init__(self, fd: int = -1) -> None:
@@ -55,14 +55,14 @@ class Landing:
         return self._data[:num_bytes].tobytes()
 
     @property
-    def landed(self) -> Landed:
+    def landed(self) -> FilledBuffer:
         """A copy of what lies here."""
         (number,) = NUMBER.unpack_from(self._memory)
-        return Landed(number, self._data.tobytes())
+        return FilledBuffer(number, self._data.tobytes())
 
 
-def create_landing_file() -> int:
-    """An empty memory file for a `Landing`. Raises OSError."""
+def create_buffer_file() -> int:
+    """An empty memory file for a `ReceiveBuffer`. Raises OSError."""
     fd = os.memfd_create("slipstream-landing", os.MFD_CLOEXEC)
     try:
         os.ftruncate(fd, FILE_BYTES)

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from contextlib import closing, suppress
 from pathlib import Path
 
-from slipstream.router.http.failover.holder_folder import KeeperFolder
-from slipstream.router.http.failover.holder_messages import PATIENCE_S, Kind, receive_greeting
-from slipstream.router.http.failover.holder_slot import Place
+from slipstream.router.http.failover.holder_folder import HolderFolder
+from slipstream.router.http.failover.holder_messages import PATIENCE_S, HolderMessageKind, receive_greeting
+from slipstream.router.http.failover.holder_slot import HolderSlot
 from slipstream.router.http.failover.router_process import RouterProcess
 from slipstream.router.process.open_files import allow_all_files
 
@@ -27,17 +27,17 @@ OUT_OF_FILES_PAUSE_S = 0.5
 LEAVING_S = 3.0  # that a router may take to go while the next one waits; fronts with TLS say a last word
 
 
-class Keeper:
+class SocketHolder:
     """At each place there is one router at a time: the next one gets what is there when the one before has gone.
 
     keeper = Keeper()     # raises OSError
-    ... start a router with `keeper.path` ...
+    ... start a router with `holder.path` ...
     keeper.close()        # closes what is still open
     """
 
     def __init__(self) -> None:
-        self._folder = KeeperFolder()
-        self._places: dict[int, Place] = {}
+        self._folder = HolderFolder()
+        self._places: dict[int, HolderSlot] = {}
         self._num_fronts = 0  # of the latest router, if it has told
         self._links: set[socket.socket] = set()
         self._lock = threading.Lock()  # of the three above
@@ -109,12 +109,12 @@ class Keeper:
         try:
             link.settimeout(PATIENCE_S)
             kind, number, num_fronts = receive_greeting(link)
-            is_known = kind == Kind.AGAIN
+            is_known = kind == HolderMessageKind.AGAIN
             with closing(RouterProcess(link)) as router:
                 if num_fronts and not is_known:
                     self._follow_num_fronts(num_fronts)
                 with self._lock:
-                    place = self._places.setdefault(number, Place(self._max_files))
+                    place = self._places.setdefault(number, HolderSlot(self._max_files))
                 if is_known:
                     place.take_again(router)
                 else:
@@ -142,9 +142,9 @@ class Keeper:
             begins_anew = 1 in (before, num_fronts)
             places = [place for number, place in self._places.items() if begins_anew or number > num_fronts]
         log.info("the router had %d fronts, and has %d: clients that nobody can go on with end", before, num_fronts)
-        self._empty(places, but=frozenset({Kind.WORKERS}))
+        self._empty(places, but=frozenset({HolderMessageKind.WORKERS}))
 
-    def _empty(self, places: Iterable[Place], but: frozenset[Kind] = frozenset()) -> None:
+    def _empty(self, places: Iterable[HolderSlot], but: frozenset[HolderMessageKind] = frozenset()) -> None:
         """Closes all that is kept there, once their routers have gone. Raises ValueError if one does not go."""
         until_s = time.monotonic() + LEAVING_S
         for place in places:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from slipstream.router.http.failover.journal import Identity, Journal, Unfinished
+from slipstream.router.http.failover.journal import Identity, Journal, UnfinishedAnswer
 from slipstream.router.process.random_bytes import random_bytes
 from slipstream.router.protocol.generation import Resumed
 from slipstream.router.protocol.messages import pack_ids
@@ -22,7 +22,7 @@ def new_identity() -> Identity:
     return Identity(int.from_bytes(number), int(time.time()), int.from_bytes(seed) & SEED_MASK)
 
 
-class Notes(Protocol):
+class StreamCheckpoint(Protocol):
     """What an answer notes while it is given, and what the previous router had noted of it. Tokens and ends count as
     sent to the client with the next bytes that leave."""
 
@@ -48,11 +48,11 @@ class Notes(Protocol):
     def spoil(self) -> None:
         """What comes now cannot be noted: no other router can go on with this answer."""
 
-    def of_whole_answer(self) -> Notes:
+    def of_whole_answer(self) -> StreamCheckpoint:
         """The same for an answer that is sent at its end: what is noted counts at once."""
 
 
-class NoNotes:
+class NoCheckpoint:
     """For an answer that ends with its router."""
 
     is_repeated = False
@@ -75,14 +75,14 @@ class NoNotes:
     def spoil(self) -> None:
         pass
 
-    def of_whole_answer(self) -> Notes:
+    def of_whole_answer(self) -> StreamCheckpoint:
         return self
 
 
-class JournalNotes:
+class JournalCheckpoint:
     """Notes in the journal of the answer's connection. `before` is what the previous router had noted."""
 
-    def __init__(self, journal: Journal, before: Unfinished | None = None) -> None:
+    def __init__(self, journal: Journal, before: UnfinishedAnswer | None = None) -> None:
         self._journal = journal
         self._before = before
         self._version = before.version if before is not None else ""
@@ -121,11 +121,11 @@ class JournalNotes:
     def spoil(self) -> None:
         self._journal.spoil()
 
-    def of_whole_answer(self) -> Notes:
-        return WholeAnswerNotes(self._journal, self._before)
+    def of_whole_answer(self) -> StreamCheckpoint:
+        return WholeAnswerCheckpoint(self._journal, self._before)
 
 
-class WholeAnswerNotes(JournalNotes):
+class WholeAnswerCheckpoint(JournalCheckpoint):
     """Of an answer that is sent at its end. If it has logprobs, which are not noted, it is computed again."""
 
     def got(self, choice: int, delta: Delta, version: str) -> None:
@@ -138,4 +138,4 @@ class WholeAnswerNotes(JournalNotes):
         """Only logprobs that wait for their text spoil the notes of an answer, and of this one there are none then."""
 
 
-NO_NOTES = NoNotes()
+NO_CHECKPOINT = NoCheckpoint()

@@ -18,7 +18,7 @@ from slipstream.router.protocol.generation import ErrorKind, GenerationError, Ge
 from slipstream.router.protocol.messages import FinishReason
 from slipstream.router.requests.history import RequestRecord
 from slipstream.router.requests.placement_decision import Candidate, Decision
-from slipstream.router.requests.stages import Attempt, attempts_of
+from slipstream.router.requests.stages import AttemptStages, attempts_of
 
 Json = dict[str, Any]
 
@@ -154,7 +154,7 @@ def attempts(record: RequestRecord) -> list[Json]:
     ]
 
 
-def _decode_of(attempt: Attempt) -> str | None:
+def _decode_of(attempt: AttemptStages) -> str | None:
     if attempt.moved_to is not None:
         return attempt.moved_to.name
     return attempt.decision.decode.name if attempt.decision is not None else None

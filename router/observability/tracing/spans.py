@@ -17,7 +17,7 @@ from slipstream.router.observability.explain.explain import mean_itl_s, outcome
 from slipstream.router.observability.tracing.request_trace import RequestTrace, Value
 from slipstream.router.requests.history import RequestRecord
 from slipstream.router.requests.placement_decision import Decision
-from slipstream.router.requests.stages import Attempt, attempts_of
+from slipstream.router.requests.stages import AttemptStages, attempts_of
 
 MAX_TRACED_CHOICES = 16  # per HTTP request; a thousand choices would be many thousands of spans
 MAX_TOLD_CANDIDATES = 16  # per placement
@@ -112,7 +112,7 @@ def _note_failure(trace: RequestTrace, attributes: Attributes) -> str | None:
 
 
 def _stage_spans(
-    trace: RequestTrace, record: RequestRecord, attempt: Attempt, index: int, new_span_id: Callable[[], str]
+    trace: RequestTrace, record: RequestRecord, attempt: AttemptStages, index: int, new_span_id: Callable[[], str]
 ) -> Iterator[Span]:
     placements = [event for event in record.events if event.decision is not None and event.attempt == attempt.number]
     for stage in attempt.stages:

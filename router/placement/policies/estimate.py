@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from slipstream.router.placement.policies.policy import Job
+from slipstream.router.placement.policies.policy import PlacementJob
 from slipstream.router.registry.capacity import fits_prefill
 from slipstream.router.registry.worker_registry import WorkerState
 
@@ -65,7 +65,7 @@ _prefill_estimate: Callable[
 ] = partial(tuple.__new__, PrefillEstimate)
 
 
-def estimate_decode(worker: WorkerState, job: Job, now: float) -> DecodeEstimate:
+def estimate_decode(worker: WorkerState, job: PlacementJob, now: float) -> DecodeEstimate:
     # Every placement calls this for several workers, so expressions stand here in place of small functions.
     load, hello, ledger, times = worker.load, worker.hello, worker.ledger, worker.times
     num_tokens, job_remaining = job.num_tokens, job.remaining_tokens
@@ -119,7 +119,7 @@ def estimate_decode(worker: WorkerState, job: Job, now: float) -> DecodeEstimate
 
 
 def estimate_prefill(
-    worker: WorkerState, job: Job, num_cached: int, now: float, decoding: DecodeEstimate | None = None
+    worker: WorkerState, job: PlacementJob, num_cached: int, now: float, decoding: DecodeEstimate | None = None
 ) -> PrefillEstimate:
     """On a prefill group, or on the decode worker that `decoding` is about."""
     load, times, ledger, hello = worker.load, worker.times, worker.ledger, worker.hello
@@ -194,7 +194,7 @@ def queue_of(worker: WorkerState) -> tuple[int, float]:
     return queued, load.pending_pairs * (queued / load.pending_tokens)
 
 
-def gap_s(worker: WorkerState, job: Job, num_cached: int) -> float:
+def gap_s(worker: WorkerState, job: PlacementJob, num_cached: int) -> float:
     """What the client waits for the second token after a hand-off to `worker`, which has `num_cached` tokens."""
     fixed_s, by_page_s = worker.times.coefficients("gap")
     return fixed_s + by_page_s * worker.pages_for(max(job.num_tokens - num_cached, 1))

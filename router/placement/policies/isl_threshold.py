@@ -9,8 +9,8 @@ lies depends on model, hardware and load, which is why this is not the default. 
 from __future__ import annotations
 
 from slipstream.router.placement.policies.least_loaded import share_in_use, share_queued
-from slipstream.router.placement.policies.policy import Job
-from slipstream.router.placement.policies.ranking import Rule, place_by
+from slipstream.router.placement.policies.policy import PlacementJob
+from slipstream.router.placement.policies.ranking import RankingRule, place_by
 from slipstream.router.placement.policies.shortlist import Shortlist
 from slipstream.router.requests.placement_decision import Placement, PlacementReason, Wait
 
@@ -23,14 +23,14 @@ class IslThreshold:
     def __init__(self, threshold_tokens: int, queue_limit: int) -> None:
         self._threshold_tokens = threshold_tokens
         self._queue_limit = queue_limit
-        self._rule = Rule(
+        self._rule = RankingRule(
             self.name, ("share in use",), ("share queued",), share_in_use, share_queued, self._local, "long_prompt"
         )
 
-    def place(self, job: Job, shortlist: Shortlist, now: float) -> Placement | Wait:
+    def place(self, job: PlacementJob, shortlist: Shortlist, now: float) -> Placement | Wait:
         return place_by(self._rule, job, shortlist, now)
 
-    def _local(self, job: Job, num_uncached: int, shortlist: Shortlist) -> PlacementReason | None:
+    def _local(self, job: PlacementJob, num_uncached: int, shortlist: Shortlist) -> PlacementReason | None:
         if num_uncached <= self._threshold_tokens:
             return "short_prompt"
         is_busy = all(group.load.num_pending >= self._queue_limit for group in shortlist.prefills)

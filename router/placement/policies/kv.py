@@ -9,8 +9,8 @@ Decode workers get no credit for a prefix when a prefill group computes the prom
 from __future__ import annotations
 
 from slipstream.router.placement.policies.estimate import queue_of
-from slipstream.router.placement.policies.policy import Job
-from slipstream.router.placement.policies.ranking import Rule, place_by
+from slipstream.router.placement.policies.policy import PlacementJob
+from slipstream.router.placement.policies.ranking import RankingRule, place_by
 from slipstream.router.placement.policies.shortlist import Shortlist
 from slipstream.router.registry.worker_registry import WorkerState
 from slipstream.router.requests.placement_decision import Placement, PlacementReason, Wait
@@ -23,23 +23,23 @@ class Kv:
 
     def __init__(self, prefill_scale: float) -> None:
         self._scale = prefill_scale
-        self._rule = Rule(
+        self._rule = RankingRule(
             self.name, ("pages in use",), ("pages queued", "pages uncached"), self._decode, self._prefill, _stays
         )
 
-    def place(self, job: Job, shortlist: Shortlist, now: float) -> Placement | Wait:
+    def place(self, job: PlacementJob, shortlist: Shortlist, now: float) -> Placement | Wait:
         return place_by(self._rule, job, shortlist, now)
 
-    def _decode(self, worker: WorkerState, job: Job, num_cached: int) -> tuple[float]:
+    def _decode(self, worker: WorkerState, job: PlacementJob, num_cached: int) -> tuple[float]:
         return (float(worker.hello.num_pages - worker.ledger.free_pages),)
 
-    def _prefill(self, worker: WorkerState, job: Job, num_cached: int) -> tuple[float, float]:
+    def _prefill(self, worker: WorkerState, job: PlacementJob, num_cached: int) -> tuple[float, float]:
         page_tokens = worker.hello.page_tokens
         queued = queue_of(worker)[0] / page_tokens
         return self._scale * queued, self._scale * (job.num_tokens - num_cached) / page_tokens
 
 
-def _stays(job: Job, num_uncached: int, shortlist: Shortlist) -> PlacementReason | None:
+def _stays(job: PlacementJob, num_uncached: int, shortlist: Shortlist) -> PlacementReason | None:
     """What is all cached but its last page is computed where it is."""
     page_tokens = shortlist.decodes[0].hello.page_tokens
     return "cached_prefix" if num_uncached <= page_tokens < job.num_tokens else None

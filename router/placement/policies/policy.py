@@ -1,7 +1,7 @@
 """What a placement policy is: a function of a request and a bounded number of workers.
 
 The dispatcher asks it for each waiting request and tells it nothing afterwards; all it knows of a worker is in its
-`WorkerState` (credits, load, service times) and all it knows of the request in the `Job`.
+`WorkerState` (credits, load, service times) and all it knows of the request in the `PlacementJob`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slipstream.router.requests.placement_decision import Placement, PlacementRe
 
 
 @dataclass(slots=True)
-class Job:
+class PlacementJob:
     """A request to be placed. `waited_s` counts from its arrival, and is 0 for one that has its first token and
     goes on elsewhere. `remaining_tokens` is the output still expected.
 
@@ -62,4 +62,4 @@ class PlacementPolicy(Protocol):
     @property
     def name(self) -> str: ...
 
-    def place(self, job: Job, shortlist: Shortlist, now: float) -> Placement | Wait: ...
+    def place(self, job: PlacementJob, shortlist: Shortlist, now: float) -> Placement | Wait: ...

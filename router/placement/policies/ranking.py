@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from slipstream.router.placement.policies.estimate import estimate_decode, estimate_prefill, gap_s
-from slipstream.router.placement.policies.policy import Job
+from slipstream.router.placement.policies.policy import PlacementJob
 from slipstream.router.placement.policies.shortlist import Shortlist
 from slipstream.router.registry.capacity import fits_decode, fits_prefill
 from slipstream.router.registry.worker_registry import WorkerState
@@ -27,7 +27,7 @@ PAIRS = 8  # of each side, the best are shown with each other
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class RankingRule:
     """How a policy rates. `decode` and `prefill` give the terms of a worker for the job and its cached tokens there,
     named `decode_terms` and `prefill_terms`; lower sums are better. `local` says why a prompt without a limit stays on
     a decode worker, given its uncached tokens there; None: it goes to a prefill group, because of `remote_reason`."""
@@ -35,9 +35,9 @@ class Rule:
     policy: str
     decode_terms: tuple[str, ...]
     prefill_terms: tuple[str, ...]
-    decode: Callable[[WorkerState, Job, int], tuple[float, ...]]
-    prefill: Callable[[WorkerState, Job, int], tuple[float, ...]]
-    local: Callable[[Job, int, Shortlist], PlacementReason | None]
+    decode: Callable[[WorkerState, PlacementJob, int], tuple[float, ...]]
+    prefill: Callable[[WorkerState, PlacementJob, int], tuple[float, ...]]
+    local: Callable[[PlacementJob, int, Shortlist], PlacementReason | None]
     remote_reason: PlacementReason = "policy_remote"
 
 
@@ -49,7 +49,7 @@ class _Rated(NamedTuple):
     num_cached: int
 
 
-def place_by(rule: Rule, job: Job, shortlist: Shortlist, now: float) -> Placement | Wait:
+def place_by(rule: RankingRule, job: PlacementJob, shortlist: Shortlist, now: float) -> Placement | Wait:
     """Of the ways that have room the one that costs least; of equal ones the one whose worker comes first."""
     num_tokens, cached = job.num_tokens, shortlist.cached
     decodes = _rate(rule.decode, shortlist.decodes, fits_decode, job, cached)
@@ -83,10 +83,10 @@ def place_by(rule: Rule, job: Job, shortlist: Shortlist, now: float) -> Placemen
 
 
 def _rate(
-    rate: Callable[[WorkerState, Job, int], tuple[float, ...]],
+    rate: Callable[[WorkerState, PlacementJob, int], tuple[float, ...]],
     workers: Sequence[WorkerState],
     fits: Callable[[WorkerState, int], bool],
-    job: Job,
+    job: PlacementJob,
     cached: dict[WorkerState, int],
 ) -> list[_Rated]:
     rated = []
@@ -106,8 +106,8 @@ def _best(rated: list[_Rated]) -> list[_Rated]:
 
 
 def _decision(
-    rule: Rule,
-    job: Job,
+    rule: RankingRule,
+    job: PlacementJob,
     shortlist: Shortlist,
     options: list[Option],
     chosen: Option,

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.placement.policies.least_loaded import always_remote
-from slipstream.router.placement.policies.policy import Job
-from slipstream.router.placement.policies.ranking import Rule, place_by
+from slipstream.router.placement.policies.policy import PlacementJob
+from slipstream.router.placement.policies.ranking import RankingRule, place_by
 from slipstream.router.placement.policies.shortlist import Shortlist
 from slipstream.router.registry.worker_registry import WorkerState
 from slipstream.router.requests.placement_decision import Placement, Wait
@@ -24,9 +24,9 @@ class RoundRobin:
     def __init__(self) -> None:
         self._turns: dict[PeerId, int] = {}
         self._num_turns = 0
-        self._rule = Rule(self.name, ("turn",), ("prefill turn",), self._turn, self._turn, always_remote)
+        self._rule = RankingRule(self.name, ("turn",), ("prefill turn",), self._turn, self._turn, always_remote)
 
-    def place(self, job: Job, shortlist: Shortlist, now: float) -> Placement | Wait:
+    def place(self, job: PlacementJob, shortlist: Shortlist, now: float) -> Placement | Wait:
         found = place_by(self._rule, job, replace(shortlist, cached={}), now)
         if isinstance(found, Placement):
             self._num_turns += 1
@@ -38,5 +38,5 @@ class RoundRobin:
                 del self._turns[next(iter(self._turns))]
         return found
 
-    def _turn(self, worker: WorkerState, job: Job, num_cached: int) -> tuple[float]:
+    def _turn(self, worker: WorkerState, job: PlacementJob, num_cached: int) -> tuple[float]:
         return (float(self._turns.get(worker.peer, 0)),)

@@ -15,7 +15,7 @@ from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.broken_links import Links
 from slipstream.router.registry.capacity import can_ever_hold
-from slipstream.router.registry.worker_registry import Roster, WorkerState
+from slipstream.router.registry.worker_registry import WorkerRegistry, WorkerState
 from slipstream.router.requests.placement_decision import PlacementReason
 from slipstream.router.requests.request_state import RequestState
 
@@ -83,7 +83,7 @@ def reachable(candidates: Shortlist, state: RequestState, links: Links, now: flo
 
 
 def shortlist(
-    state: RequestState, roster: Roster, index: PrefixView, sessions: SessionView, max_candidates: int
+    state: RequestState, registry: WorkerRegistry, index: PrefixView, sessions: SessionView, max_candidates: int
 ) -> Shortlist:
     """`decodes` is empty if nobody could ever hold the request.
 
@@ -91,7 +91,7 @@ def shortlist(
     decode worker can prefill."""
     num_tokens, avoid = state.num_tokens, state.failed_on
     version, session = state.version, state.request.session
-    all_decodes, all_prefills = roster.workers_of("decode", version), roster.workers_of("prefill", version)
+    all_decodes, all_prefills = registry.workers_of("decode", version), registry.workers_of("prefill", version)
     cached: dict[WorkerState, int] = {}
     familiar: list[WorkerState] = []
     found: list[list[WorkerState]] = []
@@ -114,7 +114,7 @@ def shortlist(
         if known is not None:
             first[known] = None
         most = min(max_candidates, len(first) + FRESH)
-        for worker in roster.in_order(role, version):
+        for worker in registry.in_order(role, version):
             if len(first) >= most:
                 break
             first[worker] = None

@@ -41,7 +41,7 @@ from slipstream.router.placement.policies.estimate import (
     gap_s,
 )
 from slipstream.router.placement.policies.next_prompts import NextPrompts
-from slipstream.router.placement.policies.policy import Job
+from slipstream.router.placement.policies.policy import PlacementJob
 from slipstream.router.placement.policies.shortlist import Shortlist
 from slipstream.router.registry.worker_registry import WorkerState
 from slipstream.router.requests.placement_decision import (
@@ -81,7 +81,7 @@ def miss(value: float, level: float, noise: float) -> float:
     return 0.0 if z > 40.0 else 1.0 if z < -40.0 else 1.0 / (1.0 + math.exp(z))
 
 
-def _allowed_s(job: Job) -> float:
+def _allowed_s(job: PlacementJob) -> float:
     """What its own levels allow the whole answer to take."""
     return job.ttft_slo_s + job.remaining_tokens * job.itl_slo_s
 
@@ -95,7 +95,7 @@ class SloPolicy:
         self._ttft_s = levels.ttft_ms / 1e3
         self._itl_s = levels.itl_ms / 1e3
 
-    def place(self, job: Job, shortlist: Shortlist, now: float) -> Placement | Wait:
+    def place(self, job: PlacementJob, shortlist: Shortlist, now: float) -> Placement | Wait:
         cached = shortlist.cached
         options: list[Option] = []
         landing: list[_Landing] = []
@@ -137,7 +137,7 @@ class SloPolicy:
 
     def _local(
         self,
-        job: Job,
+        job: PlacementJob,
         there: DecodeEstimate,
         beside: PrefillEstimate,
         slowdown: float,
@@ -168,7 +168,7 @@ class SloPolicy:
 
     def _remote(
         self,
-        job: Job,
+        job: PlacementJob,
         landing: list[_Landing],
         next_prompts: NextPrompts,
         shortlist: Shortlist,
@@ -226,7 +226,7 @@ class SloPolicy:
                 options.append(option_of((sum(terms), worker, group, fits and group_fits, terms, num_group_cached)))
         return options
 
-    def _harm(self, job: Job, there: DecodeEstimate) -> tuple[float, float, float]:
+    def _harm(self, job: PlacementJob, there: DecodeEstimate) -> tuple[float, float, float]:
         """What one more sequence costs those already there, in seconds: slowdown, risk, overflow."""
         num_here = there.num_here
         if not num_here:
@@ -247,7 +247,7 @@ class SloPolicy:
 
     def _placement(
         self,
-        job: Job,
+        job: PlacementJob,
         shortlist: Shortlist,
         options: list[Option],
         chosen: Option,

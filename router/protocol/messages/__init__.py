@@ -55,7 +55,7 @@ from slipstream.router.protocol.messages.presence import (
 )
 from slipstream.router.protocol.messages.request import (
     EngineRequest,
-    Guide,
+    GrammarSpec,
     GuideKind,
     SamplingParams,
     pack_ids,
@@ -81,7 +81,7 @@ __all__ = [
     "FinishReason",
     "Frozen",
     "Generate",
-    "Guide",
+    "GrammarSpec",
     "GuideKind",
     "HandedOff",
     "Hello",

@@ -24,7 +24,7 @@ def unpack_ids(packed: bytes) -> list[int]:
     return ids.tolist()
 
 
-class Guide(NamedTuple):
+class GrammarSpec(NamedTuple):
     """What the output has to conform to. `spec` is a JSON schema, a regular expression, a JSON array of strings, or a
     grammar in the syntax of Lark or GBNF (see `router.grammar`)."""
 
@@ -54,7 +54,7 @@ class SamplingParams(NamedTuple):
     logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    guide: Guide | None = None
+    guide: GrammarSpec | None = None
 
 
 class EngineRequest(NamedTuple):

@@ -13,25 +13,26 @@ import orjson
 
 from slipstream.router.structured_output.json_schema import numbers
 from slipstream.router.structured_output.json_schema.errors import SchemaError, child
-from slipstream.router.structured_output.json_schema.objects import Part, Rewriter
+from slipstream.router.structured_output.json_schema.objects import ObjectPart, Rewriter
 
 MAX_ITEMS = 10_000
 MAX_ORDERED = 5  # values of which all orders are written down: 326 of 5
 
 
 def rewrite_array(
-    rewriter: Rewriter, schema: dict[str, Any], pointer: str, part: Part | None, out: dict[str, Any]
+    rewriter: Rewriter, schema: dict[str, Any], pointer: str, part: ObjectPart | None, out: dict[str, Any]
 ) -> list[Any]:
     """Adds the keywords of arrays to `out`, and returns further schemas that have to hold beside it."""
     prefix, rest = _items(schema, pointer)
     if prefix is not None:
         key, values = prefix
         out["prefixItems"] = [
-            rewriter.schema(value, child(pointer, key, number), part and Part()) for number, value in enumerate(values)
+            rewriter.schema(value, child(pointer, key, number), part and ObjectPart())
+            for number, value in enumerate(values)
         ]
     if rest is not None:
         key, value = rest
-        out["items"] = rewriter.schema(value, child(pointer, key), part and Part())
+        out["items"] = rewriter.schema(value, child(pointer, key), part and ObjectPart())
     if "minItems" in schema:
         at = child(pointer, "minItems")
         out["minItems"] = numbers.count(schema["minItems"], at)
@@ -75,7 +76,7 @@ def _containing(rewriter: Rewriter, schema: dict[str, Any], pointer: str, out: d
         return []
     if out.get("prefixItems"):
         raise SchemaError(at, "together with items at fixed places it is not served")
-    contained = rewriter.schema(schema["contains"], at, Part())
+    contained = rewriter.schema(schema["contains"], at, ObjectPart())
     return [{"type": "array", "minItems": count, "prefixItems": [contained] * count}]
 
 

@@ -21,7 +21,7 @@ MAX_OVERLAPPING = 4  # patterns of names
 OTHER_REFERENCES = ("$dynamicRef", "$recursiveRef")
 
 
-class Part(frozenset[str]):
+class ObjectPart(frozenset[str]):
     """What a schema is that is only a part of another: not to be closed by itself. It holds the names of the properties
     that other parts define too."""
 
@@ -29,13 +29,13 @@ class Part(frozenset[str]):
 class Rewriter(Protocol):
     """What the keywords of one schema need of all others."""
 
-    def schema(self, value: Any, pointer: str, part: Part | None) -> Any: ...
+    def schema(self, value: Any, pointer: str, part: ObjectPart | None) -> Any: ...
 
     def look(self, reference: Any, pointer: str) -> tuple[Any, str]: ...
 
 
 def rewrite_object(
-    rewriter: Rewriter, schema: dict[str, Any], pointer: str, part: Part | None, out: dict[str, Any]
+    rewriter: Rewriter, schema: dict[str, Any], pointer: str, part: ObjectPart | None, out: dict[str, Any]
 ) -> list[Any]:
     """Adds the keywords of objects to `out`, and returns further schemas that have to hold beside it."""
     properties = {
@@ -44,14 +44,14 @@ def rewrite_object(
     }
     patterns = {
         _key_pattern(text, child(pointer, "patternProperties", text)): rewriter.schema(
-            inner, child(pointer, "patternProperties", text), part and Part()
+            inner, child(pointer, "patternProperties", text), part and ObjectPart()
         )
         for text, inner in mapping(schema, "patternProperties", pointer).items()
     }
     others: Any = None
     if "additionalProperties" in schema:
         others = rewriter.schema(
-            schema["additionalProperties"], child(pointer, "additionalProperties"), part and Part()
+            schema["additionalProperties"], child(pointer, "additionalProperties"), part and ObjectPart()
         )
     required = _names(schema, "required", pointer)
     if "propertyNames" in schema:
@@ -71,7 +71,7 @@ def rewrite_object(
         out["additionalProperties"] = others
     if required:
         out["required"] = required
-    return [*_dependent(rewriter, schema, pointer, part or Part())]
+    return [*_dependent(rewriter, schema, pointer, part or ObjectPart())]
 
 
 def count_properties(schema: dict[str, Any], pointer: str, out: dict[str, Any]) -> list[Any]:
@@ -125,8 +125,8 @@ def _names(schema: dict[str, Any], key: str, pointer: str) -> list[str]:
     return list(dict.fromkeys(value))
 
 
-def _part_of(part: Part | None, name: str) -> Part | None:
-    return Part() if part is not None and name in part else None
+def _part_of(part: ObjectPart | None, name: str) -> ObjectPart | None:
+    return ObjectPart() if part is not None and name in part else None
 
 
 def _key_pattern(text: str, at: str) -> Regex:
@@ -166,7 +166,7 @@ def _key_texts(rewriter: Rewriter, schema: Any, pointer: str) -> list[str] | Reg
         return ANY_TEXT
     if schema is False:
         return []
-    rewritten = rewriter.schema({"type": "string", "allOf": [schema]}, Derived(pointer), Part())
+    rewritten = rewriter.schema({"type": "string", "allOf": [schema]}, Derived(pointer), ObjectPart())
     return _texts(rewriter, rewritten, schema, pointer)
 
 
@@ -220,7 +220,7 @@ def _named(
     return fitting, narrowed, False
 
 
-def _dependent(rewriter: Rewriter, schema: dict[str, Any], pointer: str, part: Part) -> list[Any]:
+def _dependent(rewriter: Rewriter, schema: dict[str, Any], pointer: str, part: ObjectPart) -> list[Any]:
     """What has to hold where a property is there: either it is not, or that holds."""
     extra: list[Any] = []
 
@@ -255,7 +255,7 @@ def exactly_one_required(branches: list[Any]) -> list[dict[str, Any]] | None:
     return out
 
 
-def conditional(rewriter: Rewriter, schema: dict[str, Any], pointer: str, part: Part) -> list[Any]:
+def conditional(rewriter: Rewriter, schema: dict[str, Any], pointer: str, part: ObjectPart) -> list[Any]:
     """`if`, `then` and `else` as two alternatives."""
     if "if" not in schema or not {"then", "else"} & schema.keys():
         return []

@@ -33,7 +33,7 @@ from slipstream.router.structured_output.json_schema.keywords import (
 )
 from slipstream.router.structured_output.json_schema.negation import negated
 from slipstream.router.structured_output.json_schema.objects import (
-    Part,
+    ObjectPart,
     conditional,
     count_properties,
     exactly_one_required,
@@ -69,8 +69,8 @@ class _Rewriter:
     def __init__(self, schema: Any, *, open_objects: bool) -> None:
         self._document = Document(schema)
         self._open_objects = open_objects
-        self._definitions: dict[tuple[str, Part | None], str] = {}
-        self._left: list[tuple[str, Part | None]] = []  # definitions that are still to be rewritten
+        self._definitions: dict[tuple[str, ObjectPart | None], str] = {}
+        self._left: list[tuple[str, ObjectPart | None]] = []  # definitions that are still to be rewritten
         self._origins: dict[int, tuple[Any, str]] = {}  # the schema is kept with its id, so that no other gets that
         self._num_schemas = 0
         self._uses_anything = False
@@ -101,7 +101,7 @@ class _Rewriter:
         where = self._document.target(reference, pointer, key)
         return self._document.value(where), where
 
-    def schema(self, value: Any, pointer: str, part: Part | None) -> Any:
+    def schema(self, value: Any, pointer: str, part: ObjectPart | None) -> Any:
         if value is True and part is None:
             return self._anything()
         if isinstance(value, bool):
@@ -125,7 +125,7 @@ class _Rewriter:
         self._uses_anything = True
         return dict(ANYTHING)
 
-    def _asked(self, schema: dict[str, Any], pointer: str, part: Part | None) -> Any:
+    def _asked(self, schema: dict[str, Any], pointer: str, part: ObjectPart | None) -> Any:
         types = _types(schema, pointer)
         if types is None and part is None and not self._open_objects:
             meant = meant_type(frozenset(schema))
@@ -151,10 +151,10 @@ class _Rewriter:
         extra += rewrite_string(schema, pointer, out)
         if not OF_NUMBERS.isdisjoint(schema):
             self._rewrite_numbers(schema, pointer, types, out)
-        extra += conditional(self, schema, pointer, own.part or Part())
+        extra += conditional(self, schema, pointer, own.part or ObjectPart())
         if "not" in schema:
             at = child(pointer, "not")
-            extra.append(self.schema(negated(schema["not"], at, self.look), Derived(at), own.part or Part()))
+            extra.append(self.schema(negated(schema["not"], at, self.look), Derived(at), own.part or ObjectPart()))
         extra += own.closing()
         if types is not None and part is None and own.is_alone and not {"enum", "const"} & out.keys():
             self._bound(types, out)
@@ -179,7 +179,9 @@ class _Rewriter:
             if not out.get("properties") and not out.get("required") and "maxProperties" not in out:
                 out["maxProperties"] = max(MAX_FREE_PROPERTIES, 2 * int(out.get("minProperties", 0)))
 
-    def _referred(self, key: str, reference: Any, pointer: str, part: Part | None, out: dict[str, Any]) -> list[Any]:
+    def _referred(
+        self, key: str, reference: Any, pointer: str, part: ObjectPart | None, out: dict[str, Any]
+    ) -> list[Any]:
         where = self._end_of_chain(reference, pointer, key)
         target = self._document.value(where)
         if isinstance(target, bool):
@@ -216,7 +218,7 @@ class _Rewriter:
             if apart is not None:
                 if not apart:
                     raise SchemaError(at, "no branch of it can hold alone")
-                return [self.schema(branch, Derived(at), Part()) for branch in apart]
+                return [self.schema(branch, Derived(at), ObjectPart()) for branch in apart]
         branches = [self.schema(value, child(at, number), own.part) for number, value in enumerate(inner)]
         return own.close_branches(key, branches)
 
@@ -242,7 +244,7 @@ class _Closing:
     schema beside it, or not at all. `part` is what the schemas in it are parts of."""
 
     def __init__(
-        self, rewriter: _Rewriter, schema: dict[str, Any], pointer: str, part: Part | None, *, is_open: bool
+        self, rewriter: _Rewriter, schema: dict[str, Any], pointer: str, part: ObjectPart | None, *, is_open: bool
     ) -> None:
         self._rewriter, self._schema, self._pointer, self._is_part = rewriter, schema, pointer, part is not None
         self._others: Any = False
@@ -260,7 +262,7 @@ class _Closing:
             return
         names = names_of(schema, pointer, rewriter.look)
         shared = {name for name, count in names.counts.items() if count > 1}
-        self.part = Part(shared | (part or set()))
+        self.part = ObjectPart(shared | (part or set()))
         if not self._is_part and self._is_closed(is_open, schema) and names.has_properties and not names.has_patterns:
             base = names_of(schema, pointer, rewriter.look, branches=False)
             if not base.is_declared:

@@ -48,7 +48,7 @@ class Anchor:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class LookAround:
     """A condition on the text behind this point, or before it."""
 
     pattern: Pattern
@@ -57,7 +57,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence:
+class PatternSequence:
     items: tuple[Pattern, ...]
 
 
@@ -73,7 +73,7 @@ class Quantified:
     high: int | None
 
 
-Pattern = Set | Anchor | Look | Sequence | Alternatives | Quantified
+Pattern = Set | Anchor | LookAround | PatternSequence | Alternatives | Quantified
 
 
 def parse(text: str) -> Pattern:
@@ -111,7 +111,7 @@ class _Parser:
                 if QUANTIFIER.match(self._text, self.position):
                     raise PatternError(f"nothing to repeat at position {self.position}")
             items.append(item)
-        return items[0] if len(items) == 1 else Sequence(tuple(items))
+        return items[0] if len(items) == 1 else PatternSequence(tuple(items))
 
     def _atom(self, depth: int) -> Pattern:
         char = self._next()
@@ -144,12 +144,12 @@ class _Parser:
             self.position = found.end()
             look = found[1] or ""
             if found[0].startswith("?#"):
-                return Sequence(())
+                return PatternSequence(())
             if found[3]:
                 before = self._ignores_case, self._dot
                 self._set_flags(found[3])
                 if found[4] == ")":
-                    return Sequence(())
+                    return PatternSequence(())
                 flags = before
         inside = self.alternatives(depth + 1)
         if not self._taken(")"):
@@ -158,7 +158,7 @@ class _Parser:
             self._ignores_case, self._dot = flags
         if look in ("", ":"):
             return inside
-        return Look(inside, "<" not in look, "!" in look)
+        return LookAround(inside, "<" not in look, "!" in look)
 
     def _set_flags(self, flags: str) -> None:
         for flag in flags:

@@ -17,11 +17,11 @@ from slipstream.router.structured_output.regex.expression import ANY_CHAR, ANY_T
 from slipstream.router.structured_output.regex.pattern_parser import (
     Alternatives,
     Anchor,
-    Look,
+    LookAround,
     Pattern,
     PatternError,
+    PatternSequence,
     Quantified,
-    Sequence,
     Set,
     parse,
 )
@@ -66,7 +66,7 @@ class _Search:
         if isinstance(pattern, Alternatives) and _looks_back(pattern):
             return regex.either(*map(self.found, pattern.options))
         if _looks_back(pattern):  # what is before a point is known only from the beginning of the text
-            items = pattern.items if isinstance(pattern, Sequence) else (pattern,)
+            items = pattern.items if isinstance(pattern, PatternSequence) else (pattern,)
             return self._in_sequence((Quantified(Set(ANY_CHAR), 0, None), *items), True, anything)
         inside = self._matched(pattern, False, anything)
         if not _has_anchors(pattern, "start"):
@@ -86,11 +86,11 @@ class _Search:
                 return rest(True) if is_at_start else NOTHING
             case Anchor():
                 return EMPTY if regex.is_nullable(rest(is_at_start)) else NOTHING
-            case Look():
+            case LookAround():
                 return self._looked(pattern, is_at_start, rest)
             case Alternatives(options):
                 return regex.either(*(self._matched(option, is_at_start, rest) for option in options))
-            case Sequence(items):
+            case PatternSequence(items):
                 return self._in_sequence(items, is_at_start, rest)
             case Quantified(item, low, high):
                 return self._repeated(item, low, high, is_at_start, rest)
@@ -101,7 +101,7 @@ class _Search:
         if not items:
             return rest(is_at_start)
         for number, item in enumerate(items):
-            if isinstance(item, Look) and not item.is_ahead:
+            if isinstance(item, LookAround) and not item.is_ahead:
                 return self._looked_back(items[:number], item, items[number + 1 :], is_at_start, rest)
             if not _is_simple(item):
                 break
@@ -115,7 +115,7 @@ class _Search:
             num_simple += 1
         if num_simple == 0:
             return self._matched(items[0], is_at_start, lambda at_start: self._in_sequence(items[1:], at_start, rest))
-        head, tail = Sequence(items[:num_simple]), items[num_simple:]
+        head, tail = PatternSequence(items[:num_simple]), items[num_simple:]
         return self._simple_then(head, is_at_start, lambda at_start: self._in_sequence(tail, at_start, rest))
 
     def _simple_then(self, pattern: Pattern, is_at_start: bool, rest: Rest) -> Regex:
@@ -126,14 +126,14 @@ class _Search:
             return moved_on if stayed == rest(False) else regex.either(moved_on, stayed)
         return moved_on
 
-    def _looked(self, look: Look, is_at_start: bool, rest: Rest) -> Regex:
+    def _looked(self, look: LookAround, is_at_start: bool, rest: Rest) -> Regex:
         if not look.is_ahead:
             return self._looked_back((), look, (), is_at_start, rest)
         condition = self._matched(look.pattern, is_at_start, lambda at_start: ANY_TEXT)
         return regex.both(regex.negated(condition) if look.is_negative else condition, rest(is_at_start))
 
     def _looked_back(
-        self, before: tuple[Pattern, ...], look: Look, after: tuple[Pattern, ...], is_at_start: bool, rest: Rest
+        self, before: tuple[Pattern, ...], look: LookAround, after: tuple[Pattern, ...], is_at_start: bool, rest: Rest
     ) -> Regex:
         """`before`, which is simple, with the condition on it, and what follows. It can only be judged if `before` is
         all that is before."""
@@ -143,17 +143,17 @@ class _Search:
             raise PatternError("a look-behind is only served behind an expression without look-around")
         ended = regex.cat(ANY_TEXT, _simple(look.pattern))
         condition = regex.negated(ended) if look.is_negative else ended
-        prefix = regex.both(condition, _simple(Sequence(before)))
+        prefix = regex.both(condition, _simple(PatternSequence(before)))
         return regex.cat(prefix, self._in_sequence(after, False, rest))
 
     def _tempered(self, pattern: Pattern) -> Regex | None:
         """The texts of `((?!x).)*` before the end: nowhere in them begins an x. None if it is not of that form."""
         if not isinstance(pattern, Quantified) or pattern.low > 1 or pattern.high is not None:
             return None
-        if not isinstance(pattern.item, Sequence) or len(pattern.item.items) != 2:
+        if not isinstance(pattern.item, PatternSequence) or len(pattern.item.items) != 2:
             return None
         look, step = pattern.item.items
-        if not isinstance(look, Look) or not look.is_ahead or not look.is_negative or not isinstance(step, Set):
+        if not isinstance(look, LookAround) or not look.is_ahead or not look.is_negative or not isinstance(step, Set):
             return None
         if _has_anchors(look.pattern, "start"):
             return None
@@ -163,7 +163,7 @@ class _Search:
         return regex.both(regex.repeat(_simple(step), pattern.low, None), regex.negated(found))
 
     def _repeated(self, item: Pattern, low: int, high: int | None, is_at_start: bool, rest: Rest) -> Regex:
-        if isinstance(item, Anchor | Look):  # a condition that holds once holds as often as one likes
+        if isinstance(item, Anchor | LookAround):  # a condition that holds once holds as often as one likes
             return self._matched(item, is_at_start, rest) if low else rest(is_at_start)
         if high is None or high > 4:
             raise PatternError("look-around and anchors inside a repetition are not served")
@@ -178,9 +178,9 @@ def _is_simple(pattern: Pattern) -> bool:
     match pattern:
         case Set():
             return True
-        case Anchor() | Look():
+        case Anchor() | LookAround():
             return False
-        case Sequence(items) | Alternatives(items):
+        case PatternSequence(items) | Alternatives(items):
             return all(map(_is_simple, items))
         case Quantified(item, _, _):
             return _is_simple(item)
@@ -188,9 +188,9 @@ def _is_simple(pattern: Pattern) -> bool:
 
 def _looks_back(pattern: Pattern) -> bool:
     match pattern:
-        case Look(inside, is_ahead, _):
+        case LookAround(inside, is_ahead, _):
             return not is_ahead or _looks_back(inside)
-        case Sequence(items) | Alternatives(items):
+        case PatternSequence(items) | Alternatives(items):
             return any(map(_looks_back, items))
         case Quantified(item, _, _):
             return _looks_back(item)
@@ -204,9 +204,9 @@ def _has_anchors(pattern: Pattern, kind: str) -> bool:
             return False
         case Anchor():
             return pattern.kind == kind
-        case Look(inside, _, _) | Quantified(inside, _, _):
+        case LookAround(inside, _, _) | Quantified(inside, _, _):
             return _has_anchors(inside, kind)
-        case Sequence(items) | Alternatives(items):
+        case PatternSequence(items) | Alternatives(items):
             return any(_has_anchors(item, kind) for item in items)
 
 
@@ -214,11 +214,11 @@ def _simple(pattern: Pattern) -> Regex:
     match pattern:
         case Set(chars):
             return chars if chars.ranges or chars.classes else NOTHING
-        case Sequence(items):
+        case PatternSequence(items):
             return regex.cat(*map(_simple, items))
         case Alternatives(options):
             return regex.either(*map(_simple, options))
         case Quantified(item, low, high):
             return regex.repeat(_simple(item), low, high)
-        case Anchor() | Look():
+        case Anchor() | LookAround():
             raise AssertionError("not simple")

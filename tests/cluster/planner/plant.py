@@ -18,7 +18,7 @@ from slipstream.cluster.fleet import FleetMember, FleetState, MemberState
 from slipstream.cluster.planner.decision import AddWorkers, Planner, PlannerDecision, RemoveWorker, SwitchRole
 from slipstream.router.protocol.messages import Role
 from slipstream.router.status.load_signals import RoleTimes, Signals, WorkerSignals
-from slipstream.router.status.signal_window import SignalBook
+from slipstream.router.status.signal_window import SignalWindow
 
 TICK_S = 0.25
 TTFT_SLO_S, ITL_SLO_S = 1.0, 0.05
@@ -97,7 +97,7 @@ class Plant:
         self.start_s, self.switch_s, self.starts_fail = start_s, switch_s, starts_fail
         self.interval_s, self.max_members, self.refuses = interval_s, max_members, refuses
         self.now = 0.0
-        self.book = SignalBook()
+        self.book = SignalWindow()
         self.waiting: deque[Sequence] = deque()
         self.workers: list[PlantWorker] = []
         self._num_named = 0

@@ -15,15 +15,15 @@ from slipstream.cluster.planner.demand import (
     mix_window,
 )
 from slipstream.router.status.load_signals import Signals
-from slipstream.router.status.signal_window import SignalBook
+from slipstream.router.status.signal_window import SignalWindow
 
 SHIFT_S = 60.0
 
 
-def arrivals(seed: int, until_s: float, shift_s: float = SHIFT_S) -> tuple[SignalBook, DemandWatch]:
+def arrivals(seed: int, until_s: float, shift_s: float = SHIFT_S) -> tuple[SignalWindow, DemandWatch]:
     """4 a second with 1,000 tokens and answers of 30, from the shift on 6 with 100 and answers of 400; each up to 30%
     more or less. Looked at every 2 s."""
-    book, watch, rng, now_s, looked_s = SignalBook(), DemandWatch(), random.Random(seed), 0.0, 0.0
+    book, watch, rng, now_s, looked_s = SignalWindow(), DemandWatch(), random.Random(seed), 0.0, 0.0
     while True:
         is_after = now_s >= shift_s
         now_s += rng.expovariate(6.0 if is_after else 4.0)
@@ -37,7 +37,7 @@ def arrivals(seed: int, until_s: float, shift_s: float = SHIFT_S) -> tuple[Signa
         book.placed(0.0, osl * rng.uniform(0.7, 1.3), now_s)
 
 
-def signals_of(book: SignalBook, now_s: float) -> Signals:
+def signals_of(book: SignalWindow, now_s: float) -> Signals:
     return Signals(now_s, "r", 1.0, 0.05, 0, 0, 0.0, book.short(now_s), book.long(now_s), latest=book.latest(now_s))
 
 
@@ -63,7 +63,7 @@ def test_of_a_load_that_stays_the_whole_short_window_counts(seed: int) -> None:
 
 
 def test_a_few_prompts_of_another_kind_are_no_shift() -> None:
-    book = SignalBook()
+    book = SignalWindow()
     for number in range(40):
         book.arrived(0, 1000, 1.0, 0.05, number * 0.25)
     for number in range(4):
@@ -71,13 +71,13 @@ def test_a_few_prompts_of_another_kind_are_no_shift() -> None:
     assert not has_shifted(signals_of(book, 13.0))
 
 
-def answered(book: SignalBook, num: int, foreseen: float, osl: int, now_s: float) -> None:
+def answered(book: SignalWindow, num: int, foreseen: float, osl: int, now_s: float) -> None:
     for _ in range(num):
         book.finished(0, osl, foreseen, 0.02, True, True, now_s)
 
 
 def test_short_answers_that_have_ended_do_not_shorten_the_forecasts_of_long_ones() -> None:
-    book = SignalBook()
+    book = SignalWindow()
     for number in range(20):
         book.placed(0.0, 30.0 if number < 10 else 400.0, 0.5 * number)
     answered(book, 20, 30.0, 30, 9.5)  # as forecast
@@ -89,7 +89,7 @@ def test_short_answers_that_have_ended_do_not_shorten_the_forecasts_of_long_ones
 
 
 def test_forecasts_are_corrected_by_what_both_windows_say() -> None:
-    book = SignalBook()
+    book = SignalWindow()
     answered(book, 40, 100.0, 200, 1.0)  # twice as long as forecast; by then it has learned nothing
     book.placed(0.0, 100.0, 1.0)
     assert answer_tokens(signals_of(book, 1.5)) == pytest.approx(200)
@@ -102,7 +102,7 @@ def test_forecasts_are_corrected_by_what_both_windows_say() -> None:
 
 
 def test_answers_to_what_came_before_say_nothing_of_what_comes_now() -> None:
-    book = SignalBook()
+    book = SignalWindow()
     answered(book, 10, 30.0, 30, 1.0)
     book.placed(0.0, 30.0, 1.0)
     assert is_answered(signals_of(book, 1.5))

@@ -16,8 +16,8 @@ from slipstream.router.access.usage import Account, UsageCounts, UsageFile
 from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.router_config import AdminConfig, HttpConfig, RouterConfig, TlsConfig
-from slipstream.router.http.failover.failover_session import Estate
-from slipstream.router.http.failover.socket_holder import Keeper
+from slipstream.router.http.failover.failover_session import FailoverSession
+from slipstream.router.http.failover.socket_holder import SocketHolder
 from slipstream.router.process.addresses import Endpoint
 from slipstream.router.router import Router
 from tests.support.router.fake_cluster import MODEL, MODEL_DIR, run
@@ -85,7 +85,7 @@ def test_what_the_previous_router_counts_until_its_end_is_known_to_the_next_one(
     def wait_for_its_end(router: Router) -> None:
         UsageFile(Path(usage_file)).append({Account("user", "user", MODEL): UsageCounts(1, 0, 30, 0, 12)})
 
-    monkeypatch.setattr(Router, "_find_estate", wait_for_its_end)
+    monkeypatch.setattr(Router, "_find_session", wait_for_its_end)
 
     async def main() -> None:
         router = Router(config, ModelSource(MODEL, MODEL_DIR), TOKEN)
@@ -105,10 +105,10 @@ def test_a_router_that_does_not_start_lets_go_of_the_keeper(config: RouterConfig
     Path(config.access.keys_file).write_text("keys: [{}]")
 
     async def main() -> None:
-        with contextlib.closing(Keeper()) as keeper:
+        with contextlib.closing(SocketHolder()) as keeper:
             with pytest.raises(ValueError, match="keys") as failure:
                 await Router(config, ModelSource(MODEL, MODEL_DIR), TOKEN, keeper=keeper.path).start()
-            following = await asyncio.to_thread(Estate.of_keeper, keeper.path)  # which has to wait for that
+            following = await asyncio.to_thread(FailoverSession.of_keeper, keeper.path)  # which has to wait for that
             assert following is not None
             following.farewell()
             del failure

@@ -5,9 +5,9 @@ import pytest
 from slipstream.kv_transfer.ticket import PeerId, TransferAddress
 from slipstream.router.config.router_config import DispatchConfig, SloConfig
 from slipstream.router.dispatch.dispatcher import Dispatcher
-from slipstream.router.dispatch.queue.placement_rate import LATEST_SAMPLES, MIN_SAMPLES, UNKNOWN_RETRY_S, PlacementPace
+from slipstream.router.dispatch.queue.placement_rate import LATEST_SAMPLES, MIN_SAMPLES, UNKNOWN_RETRY_S, PlacementRate
 from slipstream.router.dispatch.table.actions import Finish
-from slipstream.router.dispatch.table.request_table import RequestBook
+from slipstream.router.dispatch.table.request_table import RequestTable
 from slipstream.router.dispatch.table.versions import Versions
 from slipstream.router.placement.prefix.index import PrefixIndex
 from slipstream.router.protocol.generation import (
@@ -29,7 +29,7 @@ from slipstream.router.protocol.messages import (
     StepTimes,
     TokenChunk,
 )
-from slipstream.router.registry.worker_registry import Roster
+from slipstream.router.registry.worker_registry import WorkerRegistry
 
 D = PeerId("d", 1)
 
@@ -163,7 +163,7 @@ def test_a_request_ends_at_its_own_deadline_queued_or_running():
 
 
 def test_the_pace_is_told_only_from_placements_out_of_a_queue():
-    pace = PlacementPace()
+    pace = PlacementRate()
     assert pace.wait_s(10, 0.0) == 0.0
     assert pace.retry_after_s(10, 0.0) == UNKNOWN_RETRY_S
     for now in range(100):  # one by one, nobody waiting: a hundred seconds that say nothing
@@ -205,7 +205,7 @@ def test_a_queue_of_requests_that_come_back_has_not_stood_still_before():
 
 
 def test_a_stall_that_is_over_is_forgotten_after_a_few_placements():
-    pace = PlacementPace()
+    pace = PlacementRate()
     for i in range(20):
         pace.note(5, i / 10)
     for i in range(LATEST_SAMPLES):
@@ -228,15 +228,15 @@ def test_a_question_with_many_choices_does_not_hold_every_slot_while_others_wait
 
 def test_a_tenant_is_charged_what_its_answers_have_been_like_and_not_what_it_may_ask_for():
     config = DispatchConfig()
-    book = RequestBook(config, 16, Versions(config.versions, Roster()), PrefixIndex())
+    table = RequestTable(config, 16, Versions(config.versions, WorkerRegistry()), PrefixIndex())
     for _ in range(200):
-        book.outputs.learn("brief", 10, 8, is_whole=True)
+        table.outputs.learn("brief", 10, 8, is_whole=True)
     for tenant in ("brief", "unknown"):
-        book.admit(GenerateRequest(tenant, [1] * 10, SamplingParams(max_tokens=4000), tenant=tenant), [], 0.0)
-        book.leave_queue(book[tenant], 0.0)
-    assert 10 + 6 <= book["brief"].charged_tokens <= 10 + 60
-    assert book["unknown"].charged_tokens < 10 + 4000
-    assert book["brief"].charged_tokens < book["unknown"].charged_tokens
+        table.admit(GenerateRequest(tenant, [1] * 10, SamplingParams(max_tokens=4000), tenant=tenant), [], 0.0)
+        table.leave_queue(table[tenant], 0.0)
+    assert 10 + 6 <= table["brief"].charged_tokens <= 10 + 60
+    assert table["unknown"].charged_tokens < 10 + 4000
+    assert table["brief"].charged_tokens < table["unknown"].charged_tokens
 
 
 def slow_lab(slots=1):
@@ -294,7 +294,7 @@ def test_a_crowd_of_a_lower_class_puts_no_deadline_of_a_higher_one_out_of_reach(
 def test_slots_that_a_worker_has_refused_to_fill_are_not_taken_by_anybody():
     lab = slow_lab(slots=2)
     ask(lab, "running", 400)
-    lab.dispatcher._roster.get(D).ledger.exhaust()
+    lab.dispatcher._registry.get(D).ledger.exhaust()
     ask(lab, "waiting", 600)
     ask(lab, "demand", 10, timeout_s=1.0)
 

@@ -176,12 +176,12 @@ def test_in_turn_means_among_those_that_are_there_and_who_comes_back_is_next():
         return [where(tried.place(request(50, request_id=f"r{number}"), 0.0))[1] for number in range(4)]
 
     assert four() == ["first", "second", "first", "second"]
-    roster = tried._roster
-    roster.remove(second)  # killed
+    registry = tried._registry
+    registry.remove(second)  # killed
     assert four() == ["first"] * 4
     again = worker("decode", "second", epoch=2)
     again.ledger.report(Credits(0, 0, 0, 0))  # it is there, but has not told yet what is free
-    roster.add(again)
+    registry.add(again)
     assert four() == ["first"] * 4
     again.ledger.report(Credits(0, 64, 4096, 0))
     assert four() == ["second", "first", "second", "first"]

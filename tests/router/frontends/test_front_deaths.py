@@ -30,7 +30,7 @@ from slipstream.router.frontends.front_link import FrontLink
 from slipstream.router.frontends.front_messages import Answer, Ask, Enter, Settle
 from slipstream.router.frontends.tally import FrontTally
 from slipstream.router.http.exchange import Exchange as HttpExchange
-from slipstream.router.http.failover.socket_holder import Keeper
+from slipstream.router.http.failover.socket_holder import SocketHolder
 from slipstream.router.http.reader import Request
 from slipstream.router.observability.front_counts import FrontMetrics
 from slipstream.router.process.addresses import Addresses, Endpoint
@@ -236,7 +236,7 @@ def test_a_front_whose_link_breaks_while_it_drains_is_followed_by_one_that_lets_
     """It ends, as if its dispatcher had been killed, but has not ended what ran there."""
 
     async def main() -> None:
-        with contextlib.closing(Keeper()) as keeper:
+        with contextlib.closing(SocketHolder()) as keeper:
             async with routing(keeper=keeper.path) as (router, addresses, worker):
                 worker.may_go_on.clear()
                 exchange = await stream_of(addresses.http, max_tokens=3)

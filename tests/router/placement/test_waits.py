@@ -2,26 +2,26 @@
 
 import pytest
 
-from slipstream.router.placement.hold_policy import RATED_AGAIN_S, Waits
+from slipstream.router.placement.hold_policy import RATED_AGAIN_S, HoldPolicy
 from slipstream.router.protocol.messages import Credits
 from slipstream.router.registry.credits import Charge
-from slipstream.router.registry.worker_registry import Roster
+from slipstream.router.registry.worker_registry import WorkerRegistry
 from slipstream.router.requests.placement_decision import Wait
 from tests.support.router.placed_workers import PAGE_TOKENS, request, worker
 
 
 @pytest.fixture
 def pair():
-    roster = Roster()
+    registry = WorkerRegistry()
     decode, group = worker("decode", "d", pages=100), worker("prefill", "p", pages=100, tokens=1000)
-    roster.add(decode)
-    roster.add(group)
-    return roster, decode, group
+    registry.add(decode)
+    registry.add(group)
+    return registry, decode, group
 
 
 def test_who_was_told_to_wait_waits_until_a_worker_of_the_side_it_lacks_can_take_it(pair):
-    roster, decode, group = pair
-    waits, state, wait = Waits(roster), request(500), Wait("prefill")
+    registry, decode, group = pair
+    waits, state, wait = HoldPolicy(registry), request(500), Wait("prefill")
     assert waits.still(state, 0.0) is None
     group.ledger.spend(Charge(tokens=600))
     waits.note(state, wait, 0.0)
@@ -35,8 +35,8 @@ def test_who_was_told_to_wait_waits_until_a_worker_of_the_side_it_lacks_can_take
 
 
 def test_it_is_rated_again_after_a_while_and_more_and_more_rarely(pair):
-    roster, _, group = pair
-    waits, state, wait = Waits(roster), request(500), Wait("prefill")
+    registry, _, group = pair
+    waits, state, wait = HoldPolicy(registry), request(500), Wait("prefill")
     group.ledger.spend(Charge(tokens=600))
     waits.note(state, wait, 0.0)
     assert waits.still(state, RATED_AGAIN_S) is None
@@ -48,10 +48,10 @@ def test_it_is_rated_again_after_a_while_and_more_and_more_rarely(pair):
 
 
 def test_one_that_waits_for_a_better_worker_looks_at_that_one_alone_and_no_longer_than_it_may(pair):
-    roster, decode, _ = pair
+    registry, decode, _ = pair
     other = worker("decode", "other")
-    roster.add(other)
-    waits, state = Waits(roster), request(100)
+    registry.add(other)
+    waits, state = HoldPolicy(registry), request(100)
     wait = Wait("decode", 0.02, decode)
     decode.ledger.spend(Charge(pages=100))
     waits.note(state, wait, 0.0)
@@ -63,8 +63,8 @@ def test_one_that_waits_for_a_better_worker_looks_at_that_one_alone_and_no_longe
 
 
 def test_a_queue_that_stands_still_is_looked_at_when_it_changes_or_the_smallest_fits(pair):
-    roster, _, group = pair
-    waits, wait = Waits(roster), Wait("prefill")
+    registry, _, group = pair
+    waits, wait = HoldPolicy(registry), Wait("prefill")
     waiting = [(request(900), wait), (request(500), wait)]
     group.ledger.spend(Charge(tokens=600))
     for state, _ in waiting:
@@ -81,8 +81,8 @@ def test_a_queue_that_stands_still_is_looked_at_when_it_changes_or_the_smallest_
 
 
 def test_without_any_decode_room_the_first_page_that_is_free_counts(pair):
-    roster, decode, _ = pair
-    waits = Waits(roster)
+    registry, decode, _ = pair
+    waits = HoldPolicy(registry)
     decode.ledger.spend(Charge(pages=100))
     waits.note_stall("", 1, None, [], False, 0.0)
     assert waits.stall("", 1, 0.5) is not None

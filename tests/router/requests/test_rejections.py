@@ -19,7 +19,7 @@ from slipstream.router.observability.explain.explain_table import listing, table
 from slipstream.router.process.addresses import Endpoint
 from slipstream.router.protocol.generation import AdmissionError, Figure, GenerationError, Slo
 from slipstream.router.requests.history import History, RequestRecord, Timeline
-from slipstream.router.requests.rejections import Refusals, RefusedRequest
+from slipstream.router.requests.rejections import RejectedRequest, Rejections
 from tests.router.dispatch.test_admission import busy_lab
 from tests.router.test_http_router import CONFIG, Exchange, PlayedWorker, completion
 from tests.support.router.dispatcher_lab import CONFIG as LAB_CONFIG
@@ -31,45 +31,45 @@ FULL = GenerationError("queue_full", "3 requests are waiting already", 2.5, (Fig
 NUM_SLOTS = 8  # of a played worker
 
 
-def refused(request_id: str, *names: str, tenant: str = "", at_s: float = 1.0) -> RefusedRequest:
-    return RefusedRequest(at_s, request_id, names, tenant, 0, 5, 10, None, Slo(), "", None, "", "", FULL)
+def refused(request_id: str, *names: str, tenant: str = "", at_s: float = 1.0) -> RejectedRequest:
+    return RejectedRequest(at_s, request_id, names, tenant, 0, 5, 10, None, Slo(), "", None, "", "", FULL)
 
 
 # ---- what is kept
 
 
 def test_of_many_the_latest_are_kept_and_the_names_of_the_others_are_gone() -> None:
-    refusals = Refusals(3)
+    rejections = Rejections(3)
     for number in range(10):
-        refusals.add(refused(f"r{number}", "shared", f"x{number}"))
-    assert [one.request_id for one in refusals.latest()] == ["r9", "r8", "r7"]
-    assert refusals.get("r6") is refusals.get("x6") is None
-    assert refusals.get("shared") is refusals.get("r9") is refusals.get("x9")
-    assert len(refusals) == 3
-    assert set(refusals._by_name) == {"shared", "x7", "x8", "x9"}
+        rejections.add(refused(f"r{number}", "shared", f"x{number}"))
+    assert [one.request_id for one in rejections.latest()] == ["r9", "r8", "r7"]
+    assert rejections.get("r6") is rejections.get("x6") is None
+    assert rejections.get("shared") is rejections.get("r9") is rejections.get("x9")
+    assert len(rejections) == 3
+    assert set(rejections._by_name) == {"shared", "x7", "x8", "x9"}
 
 
 def test_the_flood_of_one_tenant_leaves_the_refusals_of_the_others() -> None:
-    refusals = Refusals(8)
+    rejections = Rejections(8)
     for number in range(3):
-        refusals.add(refused(f"quiet{number}", tenant="quiet"))
+        rejections.add(refused(f"quiet{number}", tenant="quiet"))
     for number in range(100):
-        refusals.add(refused(f"loud{number}", tenant="loud"))
-    kept = [one.request_id for one in refusals.latest()]
+        rejections.add(refused(f"loud{number}", tenant="loud"))
+    kept = [one.request_id for one in rejections.latest()]
     assert kept == ["loud99", "loud98", "loud97", "loud96", "quiet2", "quiet1", "quiet0"]
     for number in range(100):
-        refusals.add(refused(f"t{number}", tenant=f"t{number}"))
-    assert len(refusals) == 8
-    assert set(refusals._ids_of) == {f"t{number}" for number in range(92, 100)}
+        rejections.add(refused(f"t{number}", tenant=f"t{number}"))
+    assert len(rejections) == 8
+    assert set(rejections._ids_of) == {f"t{number}" for number in range(92, 100)}
 
 
 def test_an_id_that_is_refused_again_is_kept_once() -> None:
-    refusals = Refusals(3)
+    rejections = Rejections(3)
     for at_s in (1.0, 2.0):
-        refusals.add(refused("a", "name", at_s=at_s))
-        refusals.add(refused("b"))
-    assert [one.request_id for one in refusals.latest()] == ["b", "a"]
-    named = refusals.get("name")
+        rejections.add(refused("a", "name", at_s=at_s))
+        rejections.add(refused("b"))
+    assert [one.request_id for one in rejections.latest()] == ["b", "a"]
+    named = rejections.get("name")
     assert named is not None
     assert named.at_s == 2.0
 

@@ -9,7 +9,7 @@ import pytest
 from slipstream.router.config.router_config import DispatchConfig, SloConfig
 from slipstream.router.protocol.generation import GenerateRequest, GenerationError, QueueFullError, Slo
 from slipstream.router.protocol.messages import SamplingParams
-from slipstream.router.status.signal_window import COARSE_S, LATEST_S, LONG_S, SHORT_S, Binned, SignalBook
+from slipstream.router.status.signal_window import COARSE_S, LATEST_S, LONG_S, SHORT_S, Binned, SignalWindow
 from tests.support.router.dispatcher_lab import D, Lab
 
 
@@ -25,7 +25,7 @@ def test_quantiles_are_within_five_percent_and_means_exact() -> None:
 
 
 def test_windows_forget_and_cost_no_more_memory_for_more_requests() -> None:
-    book = SignalBook()
+    book = SignalWindow()
     for second in range(LONG_S * 2):
         for number in range(3 if second < LONG_S else 0):
             book.arrived(0, 100, 0.5, 0.05, second + number / 4)
@@ -37,7 +37,7 @@ def test_windows_forget_and_cost_no_more_memory_for_more_requests() -> None:
 
 
 def test_a_rate_is_over_the_time_that_was_seen() -> None:
-    book = SignalBook()
+    book = SignalWindow()
     for number in range(40):
         book.arrived(0, 100, 0.5, 0.05, 100.0 + number * 0.1)
     short = book.short(104.0)
@@ -46,7 +46,7 @@ def test_a_rate_is_over_the_time_that_was_seen() -> None:
 
 
 def test_the_latest_seconds_are_told_apart_from_those_before() -> None:
-    book = SignalBook()
+    book = SignalWindow()
     for number in range(100):
         book.arrived(0, 1000 if number < 80 else 100, 0.5, 0.05, 100.0 + number * 0.1)
     latest = book.latest(110.0)
@@ -57,7 +57,7 @@ def test_the_latest_seconds_are_told_apart_from_those_before() -> None:
 
 @pytest.mark.parametrize(("is_bursty", "low", "high"), [(False, 0.0, 0.1), (True, 4.0, 12.0)])
 def test_bursts_are_told_from_an_even_stream_and_a_trend_is_no_burst(is_bursty: bool, low: float, high: float) -> None:
-    book, rng = SignalBook(), random.Random(1)
+    book, rng = SignalWindow(), random.Random(1)
     for second in range(200):
         num = (rng.random() < 0.25) * 16 if is_bursty else second // 20
         for _ in range(num):

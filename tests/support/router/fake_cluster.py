@@ -28,9 +28,9 @@ from slipstream.router.protocol.generation import (
     Usage,
 )
 from slipstream.router.protocol.messages import FinishReason, TokenLogprob, unpack_ids
-from slipstream.router.registry.worker_profile import RoleMeasured
+from slipstream.router.registry.worker_profile import RoleProfile
 from slipstream.router.requests.history import RequestRecord, Timeline
-from slipstream.router.requests.rejections import RefusedRequest
+from slipstream.router.requests.rejections import RejectedRequest
 from slipstream.router.requests.stream import GenerationStream, Handouts
 from slipstream.router.status.status import Snapshot, Totals
 from slipstream.router.text.tokenizer import Tokenizer, TokenizerFiles
@@ -65,7 +65,7 @@ class FakeService:
     requests: list[GenerateRequest] = field(default_factory=list)
     streams: dict[str, GenerationStream] = field(default_factory=dict)
     records: dict[str, RequestRecord] = field(default_factory=dict)
-    refused: list[RefusedRequest] = field(default_factory=list)
+    refused: list[RejectedRequest] = field(default_factory=list)
     cancelled: dict[str, asyncio.Event] = field(default_factory=dict)
     release: asyncio.Event = field(default_factory=asyncio.Event)
     submitted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -92,10 +92,10 @@ class FakeService:
         self.submitted.set()
         return stream
 
-    def note_refused(self, refused: RefusedRequest) -> None:
+    def note_refused(self, refused: RejectedRequest) -> None:
         self.refused.append(refused)
 
-    def measured(self) -> tuple[RoleMeasured, ...]:
+    def measured(self) -> tuple[RoleProfile, ...]:
         return ()
 
     def snapshot(self) -> Snapshot:

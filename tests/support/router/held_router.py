@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator
 
-from slipstream.router.http.failover.failover_session import Estate
+from slipstream.router.http.failover.failover_session import FailoverSession
 from slipstream.router.http.failover.journal import Journal
-from slipstream.router.http.failover.socket_holder import Keeper
+from slipstream.router.http.failover.socket_holder import SocketHolder
 
 TIMEOUT_S = 10.0
 
@@ -15,27 +15,27 @@ TIMEOUT_S = 10.0
 class Router:
     """A router as far as the keeper sees it. `kill` closes what it has as the system does when a process ends."""
 
-    def __init__(self, keeper: Keeper, place: int = 0, num_fronts: int = 0) -> None:
-        estate = Estate.of_keeper(keeper.path, place, num_fronts)
-        assert estate is not None
-        self.estate = estate
-        self.sockets = [*estate.listening, *estate.for_workers]
+    def __init__(self, holder: SocketHolder, place: int = 0, num_fronts: int = 0) -> None:
+        failover = FailoverSession.of_keeper(holder.path, place, num_fronts)
+        assert failover is not None
+        self.failover = failover
+        self.sockets = [*failover.listening, *failover.for_workers]
 
     def listen(self) -> socket.socket:
         listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        self.estate.keep_listening([listening])
+        self.failover.keep_listening([listening])
         self.sockets.append(listening)
         return listening
 
     def accept(self, listening: socket.socket) -> tuple[socket.socket, int, Journal]:
         sock, _ = listening.accept()
         self.sockets.append(sock)
-        kept = self.estate.keep(sock)
+        kept = self.failover.keep(sock)
         assert kept is not None
         return sock, kept.number, kept.journal
 
     def kill(self) -> None:
-        self.estate.close()
+        self.failover.close()
         for sock in self.sockets:
             sock.close()
 

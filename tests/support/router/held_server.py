@@ -6,8 +6,8 @@ import asyncio
 
 from slipstream.router.config.router_config import HttpConfig
 from slipstream.router.http.exchange import Exchange, Handler
-from slipstream.router.http.failover.failover_session import Estate
-from slipstream.router.http.failover.socket_holder import Keeper
+from slipstream.router.http.failover.failover_session import FailoverSession
+from slipstream.router.http.failover.socket_holder import SocketHolder
 from slipstream.router.http.reader import STRANGERS_BODY_BYTES, CheckCaller, Request
 from slipstream.router.http.server import HttpServer
 from tests.support.router.held_router import TIMEOUT_S
@@ -32,14 +32,16 @@ class Streaming:
             self.ended.set()
 
 
-async def new_server(keeper: Keeper, handler: Handler, check_caller: CheckCaller | None = None) -> HttpServer:
-    estate = await asyncio.to_thread(Estate.of_keeper, keeper.path)
-    assert estate is not None
-    return HttpServer(HttpConfig(host="127.0.0.1", port=0), handler, check_caller=check_caller, estate=estate)
+async def new_server(holder: SocketHolder, handler: Handler, check_caller: CheckCaller | None = None) -> HttpServer:
+    failover = await asyncio.to_thread(FailoverSession.of_keeper, holder.path)
+    assert failover is not None
+    return HttpServer(HttpConfig(host="127.0.0.1", port=0), handler, check_caller=check_caller, failover=failover)
 
 
-async def serve(keeper: Keeper, handler: Handler, check_caller: CheckCaller | None = None) -> tuple[HttpServer, int]:
-    server = await new_server(keeper, handler, check_caller)
+async def serve(
+    holder: SocketHolder, handler: Handler, check_caller: CheckCaller | None = None
+) -> tuple[HttpServer, int]:
+    server = await new_server(holder, handler, check_caller)
     return server, await server.start()
 
 
@@ -52,10 +54,10 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: 
     await asyncio.wait_for(reader.readuntil(path.encode()), TIMEOUT_S)
 
 
-async def exchange_servers(keeper: Keeper, server: HttpServer, handler: Handler) -> HttpServer:
+async def exchange_servers(holder: SocketHolder, server: HttpServer, handler: Handler) -> HttpServer:
     """As if the process of the first one had been killed."""
     await server.stop()
-    following, _ = await serve(keeper, handler)
+    following, _ = await serve(holder, handler)
     await following.take_over()
     return following
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from slipstream.kv_transfer.ticket import PeerId
 from slipstream.router.config.router_config import DispatchConfig, SloConfig
 from slipstream.router.placement.placer import Placer
-from slipstream.router.placement.policies.policy import Job
+from slipstream.router.placement.policies.policy import PlacementJob
 from slipstream.router.protocol.generation import Deadline, GenerateRequest
 from slipstream.router.protocol.messages import Credits, Role, SamplingParams, StepTime, pack_ids
 from slipstream.router.registry.worker_load import PendingPrefill
-from slipstream.router.registry.worker_registry import Roster, WorkerState
+from slipstream.router.registry.worker_registry import WorkerRegistry, WorkerState
 from slipstream.router.requests.history import RequestRecord, Timeline
 from slipstream.router.requests.output_length import OutputForecast
 from slipstream.router.requests.output_log import OutputLog
@@ -77,9 +77,9 @@ def run_streams(decode: WorkerState, count: int, *, context: int = 500, remainin
     decode.ledger.report(Credits(0, told.free_slots - count, pages, told.free_tokens))
 
 
-def job(num_tokens: int, output: int = 100, **fields: object) -> Job:
+def job(num_tokens: int, output: int = 100, **fields: object) -> PlacementJob:
     forecast = OutputForecast(output // 2, output, output * 2, float(output))
-    return Job(num_tokens, forecast, float(output), 0.5, 0.05, **fields)  # type: ignore[arg-type]
+    return PlacementJob(num_tokens, forecast, float(output), 0.5, 0.05, **fields)  # type: ignore[arg-type]
 
 
 def request(num_tokens: int, *, request_id: str = "r", now: float = 0.0, **fields: object) -> RequestState:
@@ -116,13 +116,13 @@ def placer(
     views: NoPrefixes | None = None,
     **config: object,
 ) -> Placer:
-    roster = Roster()
+    registry = WorkerRegistry()
     for state in (*decodes, *prefills):
         times = state.times
-        roster.add(state)
+        registry.add(state)
         state.times = times  # those it was measured with
     views = views or NoPrefixes()
-    return Placer(DispatchConfig(**config), roster, views, views)  # type: ignore[arg-type]
+    return Placer(DispatchConfig(**config), registry, views, views)  # type: ignore[arg-type]
 
 
 def where(found: Placement | Wait) -> tuple[str, str, str | None]:

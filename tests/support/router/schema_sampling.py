@@ -9,25 +9,25 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 
 from slipstream.router.protocol.grammar import JsonStyle, grammar_of, parser_limits
-from slipstream.router.protocol.messages import Guide
+from slipstream.router.protocol.messages import GrammarSpec
 from slipstream.router.structured_output.json_grammar import json_guide
 
 TOKENIZER = LLTokenizer("byte")
 LIKED = b'"}],:0123456789.-abcxyz{[ntf'
 
 
-def guide_of(schema: Any, **style: Any) -> Guide:
+def guide_of(schema: Any, **style: Any) -> GrammarSpec:
     """Raises GrammarError."""
     return json_guide(json.dumps(schema), JsonStyle(**style))
 
 
-def matcher_of(guide: Guide) -> LLMatcher:
+def matcher_of(guide: GrammarSpec) -> LLMatcher:
     matcher = LLMatcher(TOKENIZER, grammar_of(guide), log_level=0, limits=parser_limits())
     assert not matcher.is_error(), matcher.get_error()
     return matcher
 
 
-def accepts(guide: Guide, text: str) -> bool:
+def accepts(guide: GrammarSpec, text: str) -> bool:
     matcher = matcher_of(guide)
     data = list(text.encode())
     return bool(matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting())

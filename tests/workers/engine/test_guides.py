@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from slipstream.router.protocol.messages import EngineRequest, Guide
+from slipstream.router.protocol.messages import EngineRequest, GrammarSpec
 from slipstream.workers.config import EngineConfig
 from slipstream.workers.engine.build import build_runner, engine_limits
 from slipstream.workers.engine.engine import Engine
@@ -39,13 +39,13 @@ SCHEMA = {
     "required": ["name", "size", "tags"],
     "additionalProperties": False,
 }
-JSON = Guide("json", json.dumps(SCHEMA))
+JSON = GrammarSpec("json", json.dumps(SCHEMA))
 DATE = r"[12][0-9]{3}-(0[1-9]|1[0-2])-[0-3][0-9]"
-REGEX = Guide("regex", DATE)
+REGEX = GrammarSpec("regex", DATE)
 CHOICES = ["yes", "yesterday", 'a "quoted" one\n']
-CHOICE = Guide("choice", json.dumps(CHOICES))
-LARK = Guide("grammar", 'start: "(" start ")" | "x"')
-GBNF = Guide("grammar", 'root ::= ("ab" | "ba") root | "."')
+CHOICE = GrammarSpec("choice", json.dumps(CHOICES))
+LARK = GrammarSpec("grammar", 'start: "(" start ")" | "x"')
+GBNF = GrammarSpec("grammar", 'root ::= ("ab" | "ba") root | "."')
 GUIDES = (JSON, REGEX, CHOICE, LARK, GBNF)
 
 
@@ -68,7 +68,7 @@ def make_engine(runner: ModelRunner, **overrides: Any) -> Engine:
     return Engine(engine_limits(DEMO, config), runner, BOOK)
 
 
-def guided(name: str, guide: Guide | None, seed: int = 0, **params: Any) -> EngineRequest:
+def guided(name: str, guide: GrammarSpec | None, seed: int = 0, **params: Any) -> EngineRequest:
     return make_request(name, PROMPT, **{"max_tokens": 160, "guide": guide, "seed": seed, "temperature": 1.0, **params})
 
 
@@ -86,7 +86,7 @@ def text_of(result: Generated) -> str:
     return text
 
 
-def check(guide: Guide, text: str) -> None:
+def check(guide: GrammarSpec, text: str) -> None:
     if guide is JSON:
         jsonschema.validate(json.loads(text), SCHEMA)
     elif guide is REGEX:
@@ -99,7 +99,7 @@ def check(guide: Guide, text: str) -> None:
         assert re.fullmatch(r"(ab|ba)*\.", text), text
 
 
-def bits_of(guide: Guide, output: list[int], held_back: tuple[int, ...] = ()) -> set[int]:
+def bits_of(guide: GrammarSpec, output: list[int], held_back: tuple[int, ...] = ()) -> set[int]:
     vocab_size = TOKENIZER.get_vocab_size()
     mask = np.empty(-(-vocab_size // 8), np.uint8)
     BOOK.follow(guide, array("i", [1, 2, *output]), 2).write_allowed(mask, held_back)
@@ -149,7 +149,7 @@ def test_an_output_that_has_left_its_guide_may_go_on_with_nothing() -> None:
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: f"{guide.kind}-{guide.spec[:6]}")
-def test_every_output_that_ends_fits_its_guide(runner: ModelRunner, guide: Guide) -> None:
+def test_every_output_that_ends_fits_its_guide(runner: ModelRunner, guide: GrammarSpec) -> None:
     drawn = [guided(f"drawn-{seed}", guide, seed, temperature=1.5 * (seed % 2) + 0.5) for seed in range(12)]
     results = outcome(make_engine(runner), *drawn, guided("greedy", guide, temperature=0.0))
     ended = [result for result in results.values() if result.finish_reason == "stop"]
@@ -222,7 +222,7 @@ def test_penalties_biases_and_least_lengths_leave_the_guide_in_force(runner: Mod
 
 
 def test_a_least_length_keeps_a_grammar_that_can_go_on_from_ending(runner: ModelRunner) -> None:
-    words = Guide("regex", "[a-z ]*")
+    words = GrammarSpec("regex", "[a-z ]*")
     result = outcome(make_engine(runner), guided("r", words, 1, min_tokens=40, max_tokens=60))["r"]
     assert len(result.token_ids) >= 40
     assert re.fullmatch("[a-z ]*", text_of(result))
@@ -231,7 +231,7 @@ def test_a_least_length_keeps_a_grammar_that_can_go_on_from_ending(runner: Model
 def test_what_cannot_be_compiled_ends_in_an_error_and_others_go_on(runner: ModelRunner) -> None:
     results = outcome(
         make_engine(runner),
-        guided("bad", Guide("regex", "(((")),
+        guided("bad", GrammarSpec("regex", "(((")),
         guided("plain", None, max_tokens=5, ignore_eos=True),
         guided("good", REGEX),
     )
@@ -288,7 +288,7 @@ class SlowBook(GuideBook):
         super().__init__(DEMO, limits.vocab_size, limits.eos_token_ids, on_ready)
         self.may_compile = threading.Event()
 
-    def _compile(self, guide: Guide) -> Any:
+    def _compile(self, guide: GrammarSpec) -> Any:
         assert self.may_compile.wait(60)
         return super()._compile(guide)
 

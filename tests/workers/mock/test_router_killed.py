@@ -24,7 +24,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from slipstream.router.http.failover.held_connection import MAX_LIVES
-from slipstream.router.http.failover.socket_holder import Keeper
+from slipstream.router.http.failover.socket_holder import SocketHolder
 from slipstream.router.protocol.messages import pack_ids
 from slipstream.workers.mock.attempt import expected_token
 
@@ -47,7 +47,7 @@ class Serving:
         self.num_fronts = num_fronts
         self._tls = tls or {}
         self.unix_socket = folder / "http.sock"
-        self.keeper = Keeper()
+        self.keeper = SocketHolder()
         self._ports = [0, 0]
         self.start_router()
         self.workers = subprocess.Popen(

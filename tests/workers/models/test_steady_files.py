@@ -16,7 +16,7 @@ from slipstream.kernels.cpu.library import native_library
 from slipstream.router.model_files.file_digest import DigestCache, FilesChanged
 from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.model_files.text_copy import keep_text
-from slipstream.router.protocol.messages import Guide
+from slipstream.router.protocol.messages import GrammarSpec
 from slipstream.workers.config import EngineConfig, RoleSettings, WorkerConfig
 from slipstream.workers.engine.guides import GuideBook
 from slipstream.workers.models import packed_weights
@@ -165,7 +165,7 @@ def test_a_tokenizer_that_is_read_later_is_the_one_that_was_there(
         """Whether any token is allowed."""
         allowed = np.zeros(4096 // 8, np.uint8)
         book = GuideBook(model_dir, 4096, [0], manifest=manifest)
-        book.follow(Guide("regex", "a+"), array("i", [1]), 1).write_allowed(allowed)
+        book.follow(GrammarSpec("regex", "a+"), array("i", [1]), 1).write_allowed(allowed)
         return bool(allowed.any())
 
     assert can_follow()

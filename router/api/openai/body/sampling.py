@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from slipstream.router.api.openai.body.schema import GenerationFields
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.model_files.sampling_defaults import PLAIN, SamplingDefaults
-from slipstream.router.protocol.messages import Guide, SamplingParams
+from slipstream.router.protocol.messages import GrammarSpec, SamplingParams
 
 SEED_MASK = 2**63 - 1
 
@@ -19,7 +19,7 @@ def sampling_params(
     logprobs: int | None,
     seed: int,
     vocab_size: int,
-    guide: Guide | None = None,
+    guide: GrammarSpec | None = None,
     defaults: SamplingDefaults = PLAIN,
 ) -> SamplingParams:
     """What a request leaves out, or sets to null, is as in `defaults`; penalties that these do not know are off.

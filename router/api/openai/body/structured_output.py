@@ -17,8 +17,8 @@ from slipstream.router.api.openai.body.sampling import invalid
 from slipstream.router.api.openai.body.schema import GenerationFields
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.protocol.grammar import COMPACT_JSON, ENDLESS, JsonStyle, any_object
-from slipstream.router.protocol.messages import Guide, GuideKind
-from slipstream.router.structured_output.grammar_trial import Trials, Verdict
+from slipstream.router.protocol.messages import GrammarSpec, GuideKind
+from slipstream.router.structured_output.grammar_trial import GrammarTrials, GrammarVerdict
 
 MAX_GUIDE_BYTES = 64 << 10
 MAX_VERDICTS = 256
@@ -29,7 +29,7 @@ FIELDS = frozenset(
 )
 
 
-class GuideField(NamedTuple):
+class StructuredOutputField(NamedTuple):
     """A field of a request that can hold a guide, and its value (None: not given)."""
 
     field: str
@@ -37,16 +37,16 @@ class GuideField(NamedTuple):
     value: Any
 
 
-class Guides:
+class StructuredOutputs:
     """The guides of one API and their verdicts. Used on its event loop only."""
 
     def __init__(self) -> None:
-        self._verdicts: OrderedDict[tuple[Guide, JsonStyle], Verdict] = OrderedDict()
-        self._trials = Trials()
+        self._verdicts: OrderedDict[tuple[GrammarSpec, JsonStyle], GrammarVerdict] = OrderedDict()
+        self._trials = GrammarTrials()
         self._turn = asyncio.Lock()
         self._waiting: set[asyncio.Task[None]] = set()  # trials that wait for their turn or for a verdict
 
-    async def of(self, body: GenerationFields) -> Guide | None:
+    async def of(self, body: GenerationFields) -> GrammarSpec | None:
         """The guide of a request, None if it has none. Raises HttpError 400 for several guides at once and for one that
         no output can follow, 503 if too many guides are waiting for their trial."""
         named = guide_fields(body)
@@ -70,7 +70,7 @@ class Guides:
             raise invalid(field, f"'{field}' cannot be followed: {_as_reason(fault or '')}")
         return guide
 
-    async def _verdict(self, guide: Guide, style: JsonStyle) -> Verdict:
+    async def _verdict(self, guide: GrammarSpec, style: JsonStyle) -> GrammarVerdict:
         key = guide, style
         if key not in self._verdicts:
             if len(self._waiting) >= MAX_WAITING:
@@ -88,7 +88,7 @@ class Guides:
         self._verdicts.move_to_end(key)
         return self._verdicts[key]
 
-    async def _try(self, guide: Guide, style: JsonStyle) -> None:
+    async def _try(self, guide: GrammarSpec, style: JsonStyle) -> None:
         """Try a guide out and remember the verdict. This runs as a separate task because the trial goes on even if its
         client has left, and the next guide has to wait for it, or it would get the wrong verdict."""
         async with self._turn:
@@ -98,34 +98,36 @@ class Guides:
             self._verdicts.popitem(last=False)
 
 
-def guide_fields(body: GenerationFields) -> list[GuideField]:
+def guide_fields(body: GenerationFields) -> list[StructuredOutputField]:
     """The fields of a request that hold a guide."""
     if body.model_fields_set.isdisjoint(FIELDS):
         return []
     form, outputs = body.response_format, body.structured_outputs
-    named: list[GuideField] = []
+    named: list[StructuredOutputField] = []
     if form is not None and form.type == "json_object":
-        named.append(GuideField("response_format", "json", ANY_OBJECT))
+        named.append(StructuredOutputField("response_format", "json", ANY_OBJECT))
     elif form is not None and form.json_schema is not None:
-        named.append(GuideField("response_format.json_schema.schema", "json", form.json_schema.schema_))
+        named.append(StructuredOutputField("response_format.json_schema.schema", "json", form.json_schema.schema_))
     if outputs is not None:
         named += [
-            GuideField("structured_outputs.json", "json", outputs.json_),
-            GuideField("structured_outputs.json_object", "json", ANY_OBJECT if outputs.json_object else None),
-            GuideField("structured_outputs.regex", "regex", outputs.regex),
-            GuideField("structured_outputs.choice", "choice", outputs.choice),
-            GuideField("structured_outputs.grammar", "grammar", outputs.grammar),
+            StructuredOutputField("structured_outputs.json", "json", outputs.json_),
+            StructuredOutputField(
+                "structured_outputs.json_object", "json", ANY_OBJECT if outputs.json_object else None
+            ),
+            StructuredOutputField("structured_outputs.regex", "regex", outputs.regex),
+            StructuredOutputField("structured_outputs.choice", "choice", outputs.choice),
+            StructuredOutputField("structured_outputs.grammar", "grammar", outputs.grammar),
         ]
     named += [
-        GuideField("guided_json", "json", body.guided_json),
-        GuideField("guided_regex", "regex", body.guided_regex),
-        GuideField("guided_choice", "choice", body.guided_choice),
-        GuideField("guided_grammar", "grammar", body.guided_grammar),
+        StructuredOutputField("guided_json", "json", body.guided_json),
+        StructuredOutputField("guided_regex", "regex", body.guided_regex),
+        StructuredOutputField("guided_choice", "choice", body.guided_choice),
+        StructuredOutputField("guided_grammar", "grammar", body.guided_grammar),
     ]
     return [one for one in named if one.value is not None]
 
 
-def guide_from(field: str, kind: GuideKind, value: Any) -> Guide:
+def guide_from(field: str, kind: GuideKind, value: Any) -> GrammarSpec:
     """The guide in a field. Raises HttpError 400 if it is too large."""
     try:
         spec = value if isinstance(value, str) else orjson.dumps(value).decode()
@@ -134,7 +136,7 @@ def guide_from(field: str, kind: GuideKind, value: Any) -> Guide:
     num_bytes = len(spec.encode())
     if num_bytes > MAX_GUIDE_BYTES:
         raise invalid(field, f"'{field}' has {num_bytes} bytes; there may be {MAX_GUIDE_BYTES}.")
-    return Guide(kind, spec)
+    return GrammarSpec(kind, spec)
 
 
 def _as_reason(fault: str) -> str:

@@ -15,7 +15,7 @@ from slipstream.router.api.openai.output_text import OutputText, TokenEntry
 from slipstream.router.frontends.front_link import Nowhere
 from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.failover.journal import Journal, Phase
-from slipstream.router.http.failover.stream_checkpoint import JournalNotes
+from slipstream.router.http.failover.stream_checkpoint import JournalCheckpoint
 from slipstream.router.http.reader import Request
 from slipstream.router.observability.front_counts import FrontMetrics
 from slipstream.router.protocol.generation import EarlyEnd, GenerationFinish, Usage
@@ -80,12 +80,12 @@ class Client:
             stream.end(GenerationFinish(reason, Usage(1, 0, 0)))
 
         stream = GenerationStream(RequestRecord("r", "", 0, 1, Timeline(0.0)), cancel, Handouts())
-        notes = JournalNotes(journal, before)
-        exchange = Exchange(REQUEST, Nowhere(), notes, head_sent=before is not None and before.head_sent)
+        checkpoint = JournalCheckpoint(journal, before)
+        exchange = Exchange(REQUEST, Nowhere(), checkpoint, head_sent=before is not None and before.head_sent)
         output = OutputText(PIECES, self.stops, include_stop=False, min_tokens=self.min_tokens)
         choice = Choice(0, stream, output, FrontMetrics().begin(0.0), prefix=PREFIX)
         form = CompletionFormat(AnswerHead("cmpl-1", 0, "m"), PIECES, self.has_logprobs, False)
-        run = ChoiceRun(choice, exchange, form, notes if self.streams else notes.of_whole_answer(), send)
+        run = ChoiceRun(choice, exchange, form, checkpoint if self.streams else checkpoint.of_whole_answer(), send)
         running = asyncio.create_task(run.to_end())
         await asyncio.sleep(0)
         for index, token_id in enumerate(OUTPUT[num_known:][:kill_after], num_known + 1):
@@ -151,7 +151,7 @@ def test_a_choice_whose_stop_string_was_there_already_ends_without_another_token
     num_tokens = len(TEXT.partition(" Schluss")[0].encode())
 
     async def main() -> None:
-        journal_notes = JournalNotes(client.journal).of_whole_answer()
+        journal_notes = JournalCheckpoint(client.journal).of_whole_answer()
         for token_id in OUTPUT[:num_tokens]:
             journal_notes.got(0, [(token_id, None)], "v1")
         assert await client.serve(0)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from slipstream.router.api.openai.generation_batch import Convoy
+from slipstream.router.api.openai.generation_batch import GenerationBatch
 
 
-async def prepare(name: str, convoy: Convoy, steps: list[str]) -> None:
+async def prepare(name: str, convoy: GenerationBatch, steps: list[str]) -> None:
     with convoy:
         steps.append(f"{name} parsed")
         await convoy.next_stage()
@@ -18,7 +18,7 @@ async def prepare(name: str, convoy: Convoy, steps: list[str]) -> None:
         await asyncio.sleep(0)
 
 
-async def steps_in_one_turn(convoy: Convoy) -> list[str]:
+async def steps_in_one_turn(convoy: GenerationBatch) -> list[str]:
     """What a request that comes now gets done before anybody else has a turn."""
     steps: list[str] = []
     alone = asyncio.create_task(prepare("a", convoy, steps))
@@ -30,7 +30,7 @@ async def steps_in_one_turn(convoy: Convoy) -> list[str]:
 
 def test_every_stage_is_done_for_all_that_came_together_before_the_next_one_begins() -> None:
     async def main() -> list[str]:
-        convoy, steps = Convoy(), list[str]()
+        convoy, steps = GenerationBatch(), list[str]()
         with convoy:  # somebody is being served already
             await asyncio.gather(prepare("a", convoy, steps), prepare("b", convoy, steps))
         return steps
@@ -41,7 +41,7 @@ def test_every_stage_is_done_for_all_that_came_together_before_the_next_one_begi
 
 def test_who_is_alone_is_not_held_up() -> None:
     async def main() -> None:
-        convoy = Convoy()
+        convoy = GenerationBatch()
         with suppress(ValueError), convoy:  # who fails leaves the convoy, too
             raise ValueError
         for _ in range(2):

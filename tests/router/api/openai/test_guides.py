@@ -17,12 +17,12 @@ import orjson
 import pytest
 
 from slipstream.router.api.openai.body.schema import CompletionRequest
-from slipstream.router.api.openai.body.structured_output import MAX_GUIDE_BYTES, Guides
+from slipstream.router.api.openai.body.structured_output import MAX_GUIDE_BYTES, StructuredOutputs
 from slipstream.router.process.open_files import allow_all_files
 from slipstream.router.protocol.grammar import COMPACT_JSON, JsonStyle
-from slipstream.router.protocol.messages import EngineRequest, Generate, Guide
+from slipstream.router.protocol.messages import EngineRequest, Generate, GrammarSpec
 from slipstream.router.protocol.wire import decode_payload, encode_frame
-from slipstream.router.structured_output.grammar_trial import TOO_COMPLEX, TrialError, Trials, Verdict
+from slipstream.router.structured_output.grammar_trial import TOO_COMPLEX, GrammarTrials, TrialError, Verdict
 from slipstream.router.structured_output.json_schema.anything import DEFINITION, FREE_OBJECT, NAME
 from tests.support.router.fake_cluster import MODEL, front, run
 
@@ -34,15 +34,15 @@ COMPACT = {"x-guidance": {"whitespace_flexible": False, "coerce_one_of": True}}
 SPACED = {"x-guidance": {"whitespace_pattern": r"[ \t\n\r]{1,16}", "coerce_one_of": True}}
 
 
-def json_guide(schema: dict[str, Any], options: dict[str, Any] = COMPACT) -> Guide:
-    return Guide("json", orjson.dumps({**schema, **options}).decode())
+def json_guide(schema: dict[str, Any], options: dict[str, Any] = COMPACT) -> GrammarSpec:
+    return GrammarSpec("json", orjson.dumps({**schema, **options}).decode())
 
 
 CLOSED = json_guide({**SCHEMA, "additionalProperties": False})
 FREE = {**FREE_OBJECT, "$defs": {NAME: DEFINITION}}
 ANY = json_guide(FREE)
 JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
-FORMS: list[tuple[dict[str, Any], Guide | None]] = [
+FORMS: list[tuple[dict[str, Any], GrammarSpec | None]] = [
     ({"response_format": {"type": "text"}}, None),
     ({"response_format": {"type": "json_object"}}, ANY),
     ({"response_format": JSON_SCHEMA}, CLOSED),
@@ -56,14 +56,14 @@ FORMS: list[tuple[dict[str, Any], Guide | None]] = [
     ({"structured_outputs": {"json_object": True}}, ANY),
     ({"structured_outputs": {"json_object": True, "whitespace": "any"}}, json_guide(FREE, SPACED)),
     ({"structured_outputs": {"json_object": True, "open_objects": True}}, json_guide({"type": "object"})),
-    ({"structured_outputs": {"regex": "a+"}}, Guide("regex", "a+")),
-    ({"structured_outputs": {"choice": ["a", "é"]}}, Guide("choice", '["a","é"]')),
-    ({"structured_outputs": {"grammar": 'start: "a"'}}, Guide("grammar", 'start: "a"')),
+    ({"structured_outputs": {"regex": "a+"}}, GrammarSpec("regex", "a+")),
+    ({"structured_outputs": {"choice": ["a", "é"]}}, GrammarSpec("choice", '["a","é"]')),
+    ({"structured_outputs": {"grammar": 'start: "a"'}}, GrammarSpec("grammar", 'start: "a"')),
     ({"guided_json": SCHEMA}, CLOSED),
     ({"guided_json": TEXT}, CLOSED),
-    ({"guided_regex": "[0-9]{3}"}, Guide("regex", "[0-9]{3}")),
-    ({"guided_choice": ["yes", "no"]}, Guide("choice", '["yes","no"]')),
-    ({"guided_grammar": 'root ::= "a" root | "b"'}, Guide("grammar", 'root ::= "a" root | "b"')),
+    ({"guided_regex": "[0-9]{3}"}, GrammarSpec("regex", "[0-9]{3}")),
+    ({"guided_choice": ["yes", "no"]}, GrammarSpec("choice", '["yes","no"]')),
+    ({"guided_grammar": 'root ::= "a" root | "b"'}, GrammarSpec("grammar", 'root ::= "a" root | "b"')),
     ({"guided_json": None, "structured_outputs": None}, None),
 ]
 DEEP: dict[str, Any] = {"type": "integer"}
@@ -165,11 +165,11 @@ FATAL = {
 
 @pytest.mark.parametrize("pointer", FATAL)
 def test_a_schema_that_nothing_can_hold_is_refused_by_its_pointer_and_the_process_goes_on(
-    pointer: str, trials: Trials
+    pointer: str, trials: GrammarTrials
 ) -> None:
-    assert trials.verdict(Guide("regex", "a+")).guide is not None
+    assert trials.verdict(GrammarSpec("regex", "a+")).guide is not None
     process = trials._process
-    verdict = trials.verdict(Guide("json", FATAL[pointer]))
+    verdict = trials.verdict(GrammarSpec("json", FATAL[pointer]))
     assert verdict.guide is None
     assert (verdict.fault or "").startswith(f"at {pointer}: ")
     assert trials._process is process
@@ -183,63 +183,67 @@ MANY = " | ".join(f'"{number}"' for number in range(2500))
     [f"start: {MANY}", f'start: "x" ({MANY} | "y")', f'start: "x"+ (" " | "y" a)\na: "!" ({MANY})'],
     ids=["at the beginning", "behind a byte", "beside the way"],
 )
-def test_a_grammar_with_more_alternatives_than_workers_follow_is_refused(grammar: str, trials: Trials) -> None:
-    assert "2000" in (trials.verdict(Guide("grammar", grammar)).fault or "")
-    served = Guide("grammar", "start: " + " | ".join(f'"{number}"' for number in range(1999)))
+def test_a_grammar_with_more_alternatives_than_workers_follow_is_refused(grammar: str, trials: GrammarTrials) -> None:
+    assert "2000" in (trials.verdict(GrammarSpec("grammar", grammar)).fault or "")
+    served = GrammarSpec("grammar", "start: " + " | ".join(f'"{number}"' for number in range(1999)))
     assert trials.verdict(served) == Verdict(served)
 
 
 HOSTILE = [
-    Guide("regex", "((a{1,1000}){1,1000}){1,1000}"),
-    Guide("regex", "(.*a.{200}|.*b.{200}|.*c.{300})"),
-    Guide("regex", "(a|aa)*" * 200 + "b{3000}"),
-    Guide("json", '{"type":"array","minItems":100000000,"items":{"type":"integer"}}'),
-    Guide("json", json.dumps({"allOf": [{"anyOf": [{"required": [f"p{i}{j}"]} for j in range(9)]} for i in range(9)]})),
-    Guide("json", json.dumps({"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(1500)}})),
-    Guide("json", '{"anyOf":[' * 60 + '{"type":"integer"}' + "]}" * 60),
-    Guide("choice", json.dumps([f"choice {i}" for i in range(1024)])),
-    Guide("grammar", "root ::= " + "(" * 5000),
-    Guide("grammar", "root ::= " + '"a" | ' * 5000 + '"b"'),
-    Guide("grammar", "root ::= root root | root"),
-    Guide("grammar", 'start: ("a"{1,100000}){1,100000}'),
+    GrammarSpec("regex", "((a{1,1000}){1,1000}){1,1000}"),
+    GrammarSpec("regex", "(.*a.{200}|.*b.{200}|.*c.{300})"),
+    GrammarSpec("regex", "(a|aa)*" * 200 + "b{3000}"),
+    GrammarSpec("json", '{"type":"array","minItems":100000000,"items":{"type":"integer"}}'),
+    GrammarSpec(
+        "json", json.dumps({"allOf": [{"anyOf": [{"required": [f"p{i}{j}"]} for j in range(9)]} for i in range(9)]})
+    ),
+    GrammarSpec(
+        "json", json.dumps({"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(1500)}})
+    ),
+    GrammarSpec("json", '{"anyOf":[' * 60 + '{"type":"integer"}' + "]}" * 60),
+    GrammarSpec("choice", json.dumps([f"choice {i}" for i in range(1024)])),
+    GrammarSpec("grammar", "root ::= " + "(" * 5000),
+    GrammarSpec("grammar", "root ::= " + '"a" | ' * 5000 + '"b"'),
+    GrammarSpec("grammar", "root ::= root root | root"),
+    GrammarSpec("grammar", 'start: ("a"{1,100000}){1,100000}'),
 ]
 
 
 @pytest.mark.parametrize("guide", HOSTILE, ids=lambda guide: f"{guide.kind}-{guide.spec[:24]}")
 @pytest.mark.timeout(30)
-def test_hostile_guides_get_a_verdict(guide: Guide, trials: Trials) -> None:
+def test_hostile_guides_get_a_verdict(guide: GrammarSpec, trials: GrammarTrials) -> None:
     verdict = trials.verdict(guide)
     assert (verdict.guide is None) == (verdict.fault is not None)
 
 
 @pytest.fixture(scope="module")
-def trials() -> Trials:
-    return Trials()
+def trials() -> GrammarTrials:
+    return GrammarTrials()
 
 
 # What llguidance does not count, as `_check_divisors` would let it through if it did not look.
-ENDLESS = Guide("json", json.dumps({"anyOf": [{"type": "integer", "multipleOf": 9973 - n} for n in range(50)]}))
+ENDLESS = GrammarSpec("json", json.dumps({"anyOf": [{"type": "integer", "multipleOf": 9973 - n} for n in range(50)]}))
 
 
 @pytest.mark.timeout(60)
 def test_a_guide_whose_trial_does_not_end_ends_its_process_and_the_next_one_is_tried_by_another(
-    trials: Trials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trials: GrammarTrials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import slipstream.router.protocol.grammar as g; g.MAX_DIVISOR = 10**300"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    lenient = Trials()
-    assert lenient.verdict(Guide("regex", "a+")) == Verdict(Guide("regex", "a+"))
+    lenient = GrammarTrials()
+    assert lenient.verdict(GrammarSpec("regex", "a+")) == Verdict(GrammarSpec("regex", "a+"))
     assert lenient.verdict(ENDLESS) == Verdict(None, TOO_COMPLEX)
-    assert lenient.verdict(Guide("regex", "(ab")).guide is None
-    assert lenient.verdict(Guide("regex", "b+")) == Verdict(Guide("regex", "b+"))
+    assert lenient.verdict(GrammarSpec("regex", "(ab")).guide is None
+    assert lenient.verdict(GrammarSpec("regex", "b+")) == Verdict(GrammarSpec("regex", "b+"))
     assert "at /anyOf/1/multipleOf: " in (trials.verdict(ENDLESS).fault or "")
 
 
 def test_a_trial_process_ends_with_whoever_asks_it() -> None:
-    trials = Trials()
-    assert trials.verdict(Guide("regex", "a+")).fault is None
+    trials = GrammarTrials()
+    assert trials.verdict(GrammarSpec("regex", "a+")).fault is None
     process = trials._process
     assert process is not None
     del trials
@@ -250,7 +254,7 @@ def test_a_trial_process_ends_with_whoever_asks_it() -> None:
 def test_where_no_guide_can_be_tried_the_request_fails_and_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(TrialError, match="has ended with 1"):
-        Trials().verdict(Guide("regex", "a+"))
+        GrammarTrials().verdict(GrammarSpec("regex", "a+"))
 
 
 def test_a_trial_is_heard_where_many_files_are_open() -> None:
@@ -259,18 +263,18 @@ def test_a_trial_is_heard_where_many_files_are_open() -> None:
     with contextlib.ExitStack() as stack:
         while stack.enter_context(open(os.devnull)).fileno() < 1100:
             pass
-        assert Trials().verdict(Guide("regex", "a+")).fault is None
+        assert GrammarTrials().verdict(GrammarSpec("regex", "a+")).fault is None
 
 
-class SlowTrials(Trials):
+class SlowTrials(GrammarTrials):
     """Says nothing until it is let go, and tells when two ask at once."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.guides: list[Guide] = []
+        self.guides: list[GrammarSpec] = []
         self.is_asked, self.is_asked_twice, self.goes_on = threading.Event(), threading.Event(), threading.Event()
 
-    def verdict(self, guide: Guide, style: JsonStyle = COMPACT_JSON) -> Verdict:
+    def verdict(self, guide: GrammarSpec, style: JsonStyle = COMPACT_JSON) -> Verdict:
         (self.is_asked_twice if self.guides else self.is_asked).set()
         self.guides.append(guide)
         assert self.goes_on.wait(10)
@@ -279,7 +283,7 @@ class SlowTrials(Trials):
 
 def test_a_guide_waits_for_the_trial_of_one_whose_client_has_left() -> None:
     async def main() -> None:
-        guides = Guides()
+        guides = StructuredOutputs()
         trials = guides._trials = SlowTrials()
         first, second = (
             asyncio.create_task(guides.of(CompletionRequest(model=MODEL, prompt="p", guided_regex=regex)))
@@ -290,8 +294,8 @@ def test_a_guide_waits_for_the_trial_of_one_whose_client_has_left() -> None:
         await asyncio.wait([first])
         assert not await asyncio.to_thread(trials.is_asked_twice.wait, 0.2)
         trials.goes_on.set()
-        assert await second == Guide("regex", "b")
-        assert trials.guides == [Guide("regex", "a"), Guide("regex", "b")]
+        assert await second == GrammarSpec("regex", "b")
+        assert trials.guides == [GrammarSpec("regex", "a"), GrammarSpec("regex", "b")]
 
     run(main)
 

@@ -15,8 +15,8 @@ import pytest
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.router_config import HttpConfig, RouterConfig
 from slipstream.router.frontends.front import Front
-from slipstream.router.http.failover.failover_session import Estate
-from slipstream.router.http.failover.socket_holder import Keeper
+from slipstream.router.http.failover.failover_session import FailoverSession
+from slipstream.router.http.failover.socket_holder import SocketHolder
 from slipstream.router.http.server import HttpServer
 from slipstream.router.protocol.generation import GenerateRequest
 from slipstream.router.protocol.messages import unpack_ids
@@ -51,11 +51,11 @@ async def router(path: Path, tokenizer: Tokenizer, hold_at: int | None) -> Async
         return Script(token_ids[num_known:], "length", hold_at=hold_at if request.choice else None)
 
     service = FakeService(script, release=Gate())
-    estate = await asyncio.to_thread(Estate.of_keeper, path)
-    assert estate is not None
+    failover = await asyncio.to_thread(FailoverSession.of_keeper, path)
+    assert failover is not None
     http = HttpConfig(host="127.0.0.1", port=0, sse_ping_s=PING_S)
     handler = Front(ServedModel(MODEL, tokenizer), service, lambda: None, lambda: 0, RouterConfig(http))
-    server = HttpServer(http, handler, estate=estate)
+    server = HttpServer(http, handler, failover=failover)
     port = await server.start()
     await server.take_over()
     try:
@@ -67,7 +67,7 @@ async def router(path: Path, tokenizer: Tokenizer, hold_at: int | None) -> Async
 
 async def answered(is_killed: bool, **fields: Any) -> tuple[dict[str, Any], list[GenerateRequest]]:
     """The answer, without what no two answers share, and what the last router submitted."""
-    keeper = Keeper()
+    keeper = SocketHolder()
     body = orjson.dumps({"model": MODEL, "prompt": "Say it", "n": 2, "max_tokens": 60, **fields})
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
     with ThreadPoolExecutor(1) as pool, contextlib.closing(keeper):
@@ -129,7 +129,7 @@ def test_a_stream_that_was_pinged_goes_on_at_the_next_router_as_if_it_had_not_be
     async def main() -> None:
         body = orjson.dumps({"model": MODEL, "prompt": "Say it", "n": 2, "max_tokens": 60, "stream": True})
         head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
-        with ThreadPoolExecutor(1) as pool, contextlib.closing(Keeper()) as keeper:
+        with ThreadPoolExecutor(1) as pool, contextlib.closing(SocketHolder()) as keeper:
             tokenizer = Tokenizer.from_directory(MODEL_DIR, pool)
             async with router(keeper.path, tokenizer, held_at) as (_, port):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -6,16 +6,22 @@ import math
 
 import pytest
 
-from slipstream.router.dispatch.migration.rebalance_choice import Gain, Station, Stream, best_move, filled_after_s
+from slipstream.router.dispatch.migration.rebalance_choice import (
+    Gain,
+    MigratableStream,
+    Station,
+    best_move,
+    filled_after_s,
+)
 
 DECODE = (0.01, 0.001, 0.0)  # 10 ms a step and 1 ms a sequence
 ITL_SLO_S = 0.03
 
 
-def stream(name: str, remaining: float = 200.0, num_gaps: int = 100, gap_s: float = 0.02) -> Stream:
+def stream(name: str, remaining: float = 200.0, num_gaps: int = 100, gap_s: float = 0.02) -> MigratableStream:
     """An answer whose tokens have come every `gap_s` so far."""
     allowed_s = 1.0 + (num_gaps + remaining) * ITL_SLO_S
-    return Stream(name, 300, remaining, num_gaps, num_gaps * gap_s, ITL_SLO_S, allowed_s)
+    return MigratableStream(name, 300, remaining, num_gaps, num_gaps * gap_s, ITL_SLO_S, allowed_s)
 
 
 def move(num_here: int, num_there: int, remaining: float = 200.0, **how: float) -> Gain | None:

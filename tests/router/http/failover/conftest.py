@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from slipstream.router.http.failover.socket_holder import Keeper
+from slipstream.router.http.failover.socket_holder import SocketHolder
 
 
 @pytest.fixture
-def keeper() -> Iterator[Keeper]:
-    keeper = Keeper()
-    yield keeper
-    keeper.close()
+def holder() -> Iterator[SocketHolder]:
+    holder = SocketHolder()
+    yield holder
+    holder.close()

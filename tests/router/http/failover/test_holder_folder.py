@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.router.http.failover.holder_folder import NEW_S, PREFIX, KeeperFolder, clear_left_behind
+from slipstream.router.http.failover.holder_folder import NEW_S, PREFIX, HolderFolder, clear_left_behind
 
 KILLED = """
 import os, signal
-from slipstream.router.http.failover.holder_folder import KeeperFolder
-print(KeeperFolder().path, flush=True)
+from slipstream.router.http.failover.holder_folder import HolderFolder
+print(HolderFolder().path, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -36,7 +36,7 @@ def test_the_folder_of_a_keeper_that_was_killed_goes_when_the_next_one_begins(pa
     left = Path(subprocess.run([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True).stdout.strip())
     assert left.parent == parent
     age(left)
-    folder = KeeperFolder()
+    folder = HolderFolder()
     assert [*parent.iterdir()] == [folder.path]
     folder.remove()
     folder.remove()
@@ -44,7 +44,7 @@ def test_the_folder_of_a_keeper_that_was_killed_goes_when_the_next_one_begins(pa
 
 
 def test_the_folder_of_a_keeper_that_lives_stays(parent: Path) -> None:
-    folder = KeeperFolder()
+    folder = HolderFolder()
     age(folder.path)
     clear_left_behind(parent)
     assert folder.path.exists()

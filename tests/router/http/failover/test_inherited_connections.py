@@ -17,9 +17,9 @@ import pytest
 from slipstream.router.api.admin.worker_pages import WorkerPages
 from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.failover.held_connection import MAX_LIVES
-from slipstream.router.http.failover.holder_messages import Kind
+from slipstream.router.http.failover.holder_messages import HolderMessageKind
 from slipstream.router.http.failover.socket_bytes import socket_bytes
-from slipstream.router.http.failover.socket_holder import Keeper
+from slipstream.router.http.failover.socket_holder import SocketHolder
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
 from slipstream.router.http.routes import Routes
@@ -33,10 +33,10 @@ def refuse(authorization: bytes) -> None:
     raise HttpError(401, "The key has expired.")
 
 
-def test_a_handler_may_take_notes_until_it_has_ended_though_its_client_has_left(keeper: Keeper) -> None:
+def test_a_handler_may_take_notes_until_it_has_ended_though_its_client_has_left(holder: SocketHolder) -> None:
     async def main() -> None:
         handler = Streaming()
-        server, port = await serve(keeper, handler)
+        server, port = await serve(holder, handler)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(REQUEST)
         await reader.readuntil(b"part\r\n")
@@ -48,14 +48,14 @@ def test_a_handler_may_take_notes_until_it_has_ended_though_its_client_has_left(
     asyncio.run(main())
 
 
-def test_a_stream_whose_caller_is_not_let_in_again_breaks_off_without_a_second_head(keeper: Keeper) -> None:
+def test_a_stream_whose_caller_is_not_let_in_again_breaks_off_without_a_second_head(holder: SocketHolder) -> None:
     async def main() -> None:
-        server, port = await serve(keeper, Streaming())
+        server, port = await serve(holder, Streaming())
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(REQUEST)
         await reader.readuntil(b"part\r\n")
         await server.stop()
-        following, _ = await serve(keeper, Streaming(), refuse)
+        following, _ = await serve(holder, Streaming(), refuse)
         await following.take_over()
         assert await asyncio.wait_for(reader.read(), TIMEOUT_S) == b""
         await end(following, writer)
@@ -63,19 +63,19 @@ def test_a_stream_whose_caller_is_not_let_in_again_breaks_off_without_a_second_h
     asyncio.run(main())
 
 
-def test_an_idle_client_does_not_hold_up_a_drain_that_began_before_it_was_taken_over(keeper: Keeper) -> None:
+def test_an_idle_client_does_not_hold_up_a_drain_that_began_before_it_was_taken_over(holder: SocketHolder) -> None:
     async def main() -> None:
-        server, port = await serve(keeper, Streaming())
+        server, port = await serve(holder, Streaming())
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         while not server.num_connections:
             await asyncio.sleep(0)
         await server.stop()
-        following, _ = await serve(keeper, Streaming())
-        assert following.estate is not None
-        connections, following.estate.connections = following.estate.connections, []
+        following, _ = await serve(holder, Streaming())
+        assert following.failover is not None
+        connections, following.failover.connections = following.failover.connections, []
         assert connections
         await following.drain(TIMEOUT_S)
-        following.estate.connections = connections
+        following.failover.connections = connections
         await following.take_over()
         assert await asyncio.wait_for(reader.read(), TIMEOUT_S) == b""
         writer.close()
@@ -84,13 +84,13 @@ def test_an_idle_client_does_not_hold_up_a_drain_that_began_before_it_was_taken_
     asyncio.run(main())
 
 
-def test_who_takes_over_to_end_refuses_new_clients_though_the_one_before_still_listened(keeper: Keeper) -> None:
+def test_who_takes_over_to_end_refuses_new_clients_though_the_one_before_still_listened(holder: SocketHolder) -> None:
     async def main() -> None:
-        server, port = await serve(keeper, answer)
+        server, port = await serve(holder, answer)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         await ask(reader, writer, "/before")
         await server.stop()
-        following = await new_server(keeper, answer)
+        following = await new_server(holder, answer)
         following.refuse_clients()
         await following.start()
         async with asyncio.timeout(TIMEOUT_S):
@@ -113,18 +113,18 @@ async def is_accepted(port: int) -> bool:
 
 
 def test_a_connection_that_could_not_be_kept_at_first_is_kept_after_its_next_request(
-    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+    holder: SocketHolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        server, port = await serve(keeper, answer)
+        server, port = await serve(holder, answer)
         with monkeypatch.context() as full:
-            full.setattr(server.estate, "_max_files", 0)
+            full.setattr(server.failover, "_max_files", 0)
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             await ask(reader, writer, "/1")
         await ask(reader, writer, "/2")
         await ask(reader, writer, "/3")
         await server.stop()
-        following, _ = await serve(keeper, answer)
+        following, _ = await serve(holder, answer)
         await following.take_over()
         await ask(reader, writer, "/4")
         await end(following, writer)
@@ -132,12 +132,12 @@ def test_a_connection_that_could_not_be_kept_at_first_is_kept_after_its_next_req
     asyncio.run(main())
 
 
-def test_a_connection_that_its_server_closes_ends_though_the_link_to_the_keeper_broke(keeper: Keeper) -> None:
+def test_a_connection_that_its_server_closes_ends_though_the_link_to_the_keeper_broke(holder: SocketHolder) -> None:
     async def main() -> None:
-        server, port = await serve(keeper, answer)
+        server, port = await serve(holder, answer)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         await ask(reader, writer, "/1")
-        for link in list(keeper._links):
+        for link in list(holder._links):
             link.shutdown(socket.SHUT_RDWR)
         writer.write(b"GET /2 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         assert (await asyncio.wait_for(reader.read(), TIMEOUT_S)).endswith(b"/2")
@@ -146,13 +146,13 @@ def test_a_connection_that_its_server_closes_ends_though_the_link_to_the_keeper_
     asyncio.run(main())
 
 
-def test_a_client_is_told_once_to_go_on_with_its_request(keeper: Keeper) -> None:
+def test_a_client_is_told_once_to_go_on_with_its_request(holder: SocketHolder) -> None:
     async def main() -> None:
-        server, port = await serve(keeper, answer)
+        server, port = await serve(holder, answer)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST /told HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\nexpect: 100-continue\r\n\r\n")
         told = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), TIMEOUT_S)
-        following = await exchange_servers(keeper, server, answer)
+        following = await exchange_servers(holder, server, answer)
         writer.write(b"{}")
         told += await asyncio.wait_for(reader.readuntil(b"/told"), TIMEOUT_S)
         assert (told.count(b"HTTP/1.1 100 "), told.count(b"HTTP/1.1 200 ")) == (1, 1)
@@ -170,11 +170,11 @@ async def answer_largely(request: Request, exchange: Exchange) -> None:
 
 @pytest.mark.parametrize("header", [b"", b"connection: close\r\n"], ids=["goes on", "closes"])
 def test_a_client_that_sends_no_more_gets_the_rest_of_an_answer_that_was_all_there(
-    keeper: Keeper, header: bytes
+    holder: SocketHolder, header: bytes
 ) -> None:
     async def main() -> None:
-        server, port = await serve(keeper, answer_largely)
-        assert server.estate is not None
+        server, port = await serve(holder, answer_largely)
+        assert server.failover is not None
         for listener in server._listeners:
             listener.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         with socket.socket() as client:
@@ -184,7 +184,7 @@ def test_a_client_that_sends_no_more_gets_the_rest_of_an_answer_that_was_all_the
             while not unsent_of(server):
                 await asyncio.sleep(0)
             client.shutdown(socket.SHUT_WR)
-            following = await exchange_servers(keeper, server, answer_largely)
+            following = await exchange_servers(holder, server, answer_largely)
             assert unsent_of(following)
             client.settimeout(TIMEOUT_S)
             data = await asyncio.to_thread(client.makefile("rb").read)
@@ -199,16 +199,16 @@ def unsent_of(server: HttpServer) -> int:
     return sum(connection._transport.get_write_buffer_size() for connection in server._connections)
 
 
-def test_a_refused_client_that_still_sends_gets_its_refusal_from_the_next_server(keeper: Keeper) -> None:
+def test_a_refused_client_that_still_sends_gets_its_refusal_from_the_next_server(holder: SocketHolder) -> None:
     async def main() -> None:
-        server, port = await serve(keeper, answer, refuse)
+        server, port = await serve(holder, answer, refuse)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(REQUEST[:1000])
         while not all(connection._discards_input for connection in server._connections) or not server._connections:
             await asyncio.sleep(0)
         writer.write(REQUEST[1000:2000])
         await writer.drain()
-        following = await exchange_servers(keeper, server, answer)
+        following = await exchange_servers(holder, server, answer)
         assert following._connections  # and goes on throwing away what comes
         writer.write(REQUEST[2000:])
         assert (await asyncio.wait_for(reader.read(), TIMEOUT_S)).startswith(b"HTTP/1.1 401 ")
@@ -254,25 +254,25 @@ def waiting(sock: socket.socket, question: int) -> int:
     return int.from_bytes(fcntl.ioctl(sock, question, bytes(4)), "little")
 
 
-def journals_of(keeper: Keeper) -> list[int]:
+def journals_of(holder: SocketHolder) -> list[int]:
     """Descriptors of those that have come to it."""
-    return [fds[1] for kind, fds in keeper._places[0]._kept.values() if kind == Kind.CONNECTION]
+    return [fds[1] for kind, fds in holder._places[0]._kept.values() if kind == HolderMessageKind.CONNECTION]
 
 
 def test_a_connection_that_rests_for_a_while_takes_no_memory_for_its_answers(
-    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+    holder: SocketHolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slipstream.router.http.timers.RELEASE_AFTER_S", 0.01)
 
     async def main() -> None:
-        server, port = await serve(keeper, answer_largely)
+        server, port = await serve(holder, answer_largely)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for _ in range(2):
             writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
             await reader.readuntil(b"\r\n\r\n")
             await reader.readexactly(len(LARGE))
             async with asyncio.timeout(TIMEOUT_S):
-                while not (journals := journals_of(keeper)):
+                while not (journals := journals_of(holder)):
                     await asyncio.sleep(0.001)
                 (journal,) = journals
                 while os.fstat(journal).st_blocks * 512 > mmap.PAGESIZE:
@@ -298,21 +298,21 @@ class NeverAnswering(Exchange):
         self.ended = True
 
 
-def test_a_drain_that_a_killed_router_may_have_begun_is_not_begun_again(keeper: Keeper) -> None:
+def test_a_drain_that_a_killed_router_may_have_begun_is_not_begun_again(holder: SocketHolder) -> None:
     workers, routes = Workers(), Routes()
     WorkerPages(workers).add_to(routes)
 
     async def drain_and_hang(request: Request, exchange: Exchange) -> None:
-        await routes(request, NeverAnswering(request, exchange._sink, exchange.notes))
+        await routes(request, NeverAnswering(request, exchange._sink, exchange.checkpoint))
         await asyncio.Event().wait()
 
     async def main() -> None:
-        server, port = await serve(keeper, drain_and_hang)
+        server, port = await serve(holder, drain_and_hang)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST /cluster/workers/decode-0/drain HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
         while not workers.drained:
             await asyncio.sleep(0)
-        following = await exchange_servers(keeper, server, routes)
+        following = await exchange_servers(holder, server, routes)
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), TIMEOUT_S)
         assert head.startswith(b"HTTP/1.1 503 ")
         assert workers.drained == ["decode-0"]
@@ -325,17 +325,19 @@ async def hang(request: Request, exchange: Exchange) -> None:
     await asyncio.Event().wait()
 
 
-def test_a_client_whose_request_may_be_what_kills_routers_is_told_that_nobody_goes_on_with_it(keeper: Keeper) -> None:
+def test_a_client_whose_request_may_be_what_kills_routers_is_told_that_nobody_goes_on_with_it(
+    holder: SocketHolder,
+) -> None:
     async def main() -> None:
-        server, port = await serve(keeper, hang)
+        server, port = await serve(holder, hang)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}")
         while not any(connection._exchange for connection in server._connections):
             await asyncio.sleep(0)
         for _ in range(MAX_LIVES):
-            server = await exchange_servers(keeper, server, hang)
+            server = await exchange_servers(holder, server, hang)
             assert any(connection._exchange for connection in server._connections)
-        server = await exchange_servers(keeper, server, answer)
+        server = await exchange_servers(holder, server, answer)
         told = await asyncio.wait_for(reader.read(), TIMEOUT_S)
         assert told.startswith(b"HTTP/1.1 503 ")
         assert b'"code":"router_restarted"' in told

@@ -21,11 +21,11 @@ from slipstream.router.http.failover.journal import (
     RESENT_BYTES,
     RING_BYTES,
     SMALL_PART_BYTES,
+    AnswerPhase,
     Identity,
     Journal,
     JournalError,
-    Phase,
-    Unfinished,
+    UnfinishedAnswer,
 )
 from slipstream.router.protocol.messages import pack_ids
 
@@ -58,12 +58,12 @@ def test_a_request_and_its_tokens_are_found_by_the_next_router(shared: Shared) -
     journal.served_by("v1")
     journal.tokens(0, pack_ids([1, 2]))
     journal.tokens(1, pack_ids([5]))
-    journal.sent(b"ab", Phase.STREAMING)
+    journal.sent(b"ab", AnswerPhase.STREAMING)
     journal.token(0, 3)
     journal.ended(1)
-    journal.sent(b"c", Phase.STREAMING)
+    journal.sent(b"c", AnswerPhase.STREAMING)
     found = shared.reopened()
-    assert found.unfinished() == Unfinished(
+    assert found.unfinished() == UnfinishedAnswer(
         b"POST / HTTP/1.1\r\n\r\n",
         False,
         True,
@@ -72,13 +72,13 @@ def test_a_request_and_its_tokens_are_found_by_the_next_router(shared: Shared) -
         frozenset({1}),
         {0: pack_ids([1, 2, 3]), 1: pack_ids([5])},
     )
-    assert (found.phase, found.in_bytes) == (Phase.STREAMING, 19)
+    assert (found.phase, found.in_bytes) == (AnswerPhase.STREAMING, 19)
     assert [found.unsent(written) for written in (0, 1, 3)] == [b"abc", b"bc", b""]
 
 
 def test_tokens_hold_only_with_the_bytes_that_tell_of_them(shared: Shared) -> None:
     shared.journal.tokens(0, pack_ids([1]))
-    shared.journal.sent(b"one", Phase.STREAMING)
+    shared.journal.sent(b"one", AnswerPhase.STREAMING)
     shared.journal.tokens(0, pack_ids([2]))  # and here the router is killed
     assert shared.reopened().unfinished().tokens == {0: pack_ids([1])}
 
@@ -96,11 +96,11 @@ def test_a_finished_exchange_leaves_nothing_to_do(shared: Shared) -> None:
     journal.received(b"request")
     journal.begun()
     journal.named(Identity(1, 2, 3))
-    journal.sent(b"answer", Phase.ENDED)
-    assert shared.reopened().phase == Phase.ENDED
+    journal.sent(b"answer", AnswerPhase.ENDED)
+    assert shared.reopened().phase == AnswerPhase.ENDED
     journal.rest()
     found = shared.reopened()
-    assert (found.phase, found.unfinished()) == (Phase.IDLE, NOTHING)
+    assert (found.phase, found.unfinished()) == (AnswerPhase.IDLE, NOTHING)
     assert (found.in_bytes, found.unsent(4)) == (7, b"er")  # counts go on over all exchanges
 
 
@@ -129,7 +129,7 @@ def test_a_large_request_makes_the_memory_larger_and_rest_gives_it_back(shared: 
 
 
 def test_more_than_the_ring_holds_cannot_be_sent_again(shared: Shared) -> None:
-    shared.journal.sent(bytes(RESENT_BYTES + 1), Phase.STREAMING)
+    shared.journal.sent(bytes(RESENT_BYTES + 1), AnswerPhase.STREAMING)
     assert shared.reopened().unsent(0) is None
     assert shared.reopened().unsent(1) == bytes(RESENT_BYTES)
     assert shared.reopened().unsent(RESENT_BYTES + 2) is None  # more than was ever given
@@ -139,7 +139,7 @@ def test_more_than_the_ring_holds_cannot_be_sent_again(shared: Shared) -> None:
 def test_a_part_that_was_half_written_never_takes_the_place_of_what_waits(
     shared: Shared, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shared.journal.sent(b"a" * RESENT_BYTES, Phase.STREAMING)
+    shared.journal.sent(b"a" * RESENT_BYTES, AnswerPhase.STREAMING)
 
     def die() -> None:
         raise KilledError
@@ -147,12 +147,12 @@ def test_a_part_that_was_half_written_never_takes_the_place_of_what_waits(
     with monkeypatch.context() as killing:
         killing.setattr(shared.journal, "commit", die)
         with pytest.raises(KilledError):
-            shared.journal.sent(b"b" * size, Phase.STREAMING)
+            shared.journal.sent(b"b" * size, AnswerPhase.STREAMING)
     found = shared.reopened()
     assert found.unsent(RESENT_BYTES) == b""  # a client that had taken all goes on in any case
     assert found.unsent(0) == (b"a" * RESENT_BYTES if size <= SMALL_PART_BYTES else None)
     found.outlive()
-    found.sent(b"c", Phase.STREAMING)
+    found.sent(b"c", AnswerPhase.STREAMING)
     assert shared.reopened().unsent(RESENT_BYTES) == b"c"
 
 
@@ -174,7 +174,7 @@ def test_what_is_missing_is_the_end_of_what_was_sent(sizes: list[int], data: st.
     sent = b""
     for size in sizes:
         part = rng.randbytes(size)
-        shared.journal.sent(part, Phase.STREAMING)
+        shared.journal.sent(part, AnswerPhase.STREAMING)
         sent += part
     written = data.draw(st.integers(max(len(sent) - RESENT_BYTES, 0), len(sent)))
     assert shared.reopened().unsent(written) == sent[written:]
@@ -213,7 +213,7 @@ def test_a_journal_at_rest_gives_its_memory_back_and_goes_on(shared: Shared) -> 
     journal = shared.journal
     for _ in range(4):
         journal.received(bytes(KEPT_LOG_BYTES // 8))
-        journal.sent(bytes(RING_BYTES // 2 - 1), Phase.ENDED)
+        journal.sent(bytes(RING_BYTES // 2 - 1), AnswerPhase.ENDED)
     journal.rest()
     assert num_resident_bytes(shared.fd) > RING_BYTES
     journal.release()
@@ -221,6 +221,6 @@ def test_a_journal_at_rest_gives_its_memory_back_and_goes_on(shared: Shared) -> 
     sent = 4 * (RING_BYTES // 2 - 1)
     assert shared.reopened().unsent(sent) == b""
     journal.received(b"next")
-    journal.sent(b"answer", Phase.STREAMING)
+    journal.sent(b"answer", AnswerPhase.STREAMING)
     found = shared.reopened()
     assert (found.unfinished().request, found.unsent(sent)) == (b"next", b"answer")

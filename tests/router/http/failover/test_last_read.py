@@ -8,7 +8,7 @@ import pytest
 
 from slipstream.router.http.connection import HttpConnection
 from slipstream.router.http.exchange import Exchange, Handler
-from slipstream.router.http.failover.socket_holder import Keeper
+from slipstream.router.http.failover.socket_holder import SocketHolder
 from slipstream.router.http.reader import Request
 from slipstream.router.http.server import HttpServer
 from tests.support.router.held_router import TIMEOUT_S
@@ -31,20 +31,20 @@ class BeforeItIsNoted:
         writer.write(data)
         await asyncio.wait_for(self._has_read.wait(), TIMEOUT_S)
 
-    async def kill(self, keeper: Keeper, server: HttpServer, handler: Handler) -> HttpServer:
+    async def kill(self, holder: SocketHolder, server: HttpServer, handler: Handler) -> HttpServer:
         self._monkeypatch.undo()
-        return await exchange_servers(keeper, server, handler)
+        return await exchange_servers(holder, server, handler)
 
 
 @pytest.mark.parametrize("num_noted", [0, 20, 50])
 @pytest.mark.parametrize("num_answers", [0, 1])
 def test_what_a_server_read_last_is_not_lost_when_it_is_killed_before_it_could_note_it(
-    keeper: Keeper, monkeypatch: pytest.MonkeyPatch, num_noted: int, num_answers: int
+    holder: SocketHolder, monkeypatch: pytest.MonkeyPatch, num_noted: int, num_answers: int
 ) -> None:
     request = b"POST /last HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"
 
     async def main() -> None:
-        server, port = await serve(keeper, answer)
+        server, port = await serve(holder, answer)
         kill = BeforeItIsNoted(monkeypatch)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for number in range(num_answers):
@@ -55,7 +55,7 @@ def test_what_a_server_read_last_is_not_lost_when_it_is_killed_before_it_could_n
                 await asyncio.sleep(0)
         kill.begin()
         await kill.send(writer, request[num_noted:])
-        following = await kill.kill(keeper, server, answer)
+        following = await kill.kill(holder, server, answer)
         await asyncio.wait_for(reader.readuntil(b"/last"), TIMEOUT_S)
         await ask(reader, writer, "/next")
         await end(following, writer)
@@ -64,10 +64,10 @@ def test_what_a_server_read_last_is_not_lost_when_it_is_killed_before_it_could_n
 
 
 def test_what_was_read_of_one_client_is_not_taken_for_that_of_another(
-    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+    holder: SocketHolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        server, port = await serve(keeper, answer)
+        server, port = await serve(holder, answer)
         kill = BeforeItIsNoted(monkeypatch)
         clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         for number, (reader, writer) in enumerate(clients):
@@ -75,7 +75,7 @@ def test_what_was_read_of_one_client_is_not_taken_for_that_of_another(
         kill.begin()
         for number, (_, writer) in enumerate(clients):
             await kill.send(writer, b"GET /again%d HTTP/1.1\r\nhost: x\r\n\r\n" % number)
-        following = await kill.kill(keeper, server, answer)
+        following = await kill.kill(holder, server, answer)
         assert await asyncio.wait_for(clients[0][0].read(), TIMEOUT_S) == b""
         await asyncio.wait_for(clients[1][0].readuntil(b"/again1"), TIMEOUT_S)
         for _, writer in clients:
@@ -85,37 +85,37 @@ def test_what_was_read_of_one_client_is_not_taken_for_that_of_another(
 
 
 def test_a_request_that_was_read_behind_one_that_runs_ends_the_connection(
-    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+    holder: SocketHolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        server, port = await serve(keeper, Streaming())
+        server, port = await serve(holder, Streaming())
         kill = BeforeItIsNoted(monkeypatch)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(REQUEST)
         await reader.readuntil(b"part\r\n")
         kill.begin()
         await kill.send(writer, b"GET /behind HTTP/1.1\r\nhost: x\r\n\r\n")
-        following = await kill.kill(keeper, server, answer)
+        following = await kill.kill(holder, server, answer)
         assert await asyncio.wait_for(reader.read(), TIMEOUT_S) == b""
         await end(following, writer)
 
     asyncio.run(main())
 
 
-def test_of_two_requests_that_came_together_the_first_is_not_answered_twice(keeper: Keeper) -> None:
+def test_of_two_requests_that_came_together_the_first_is_not_answered_twice(holder: SocketHolder) -> None:
     async def answer_or_hang(request: Request, exchange: Exchange) -> None:
         if request.path == "/second":
             await asyncio.Event().wait()
         exchange.respond(200, request.path.encode())
 
     async def main() -> None:
-        server, port = await serve(keeper, answer_or_hang)
+        server, port = await serve(holder, answer_or_hang)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /first HTTP/1.1\r\nhost: x\r\n\r\nGET /second HTTP/1.1\r\nhost: x\r\n\r\n")
         await asyncio.wait_for(reader.readuntil(b"/first"), TIMEOUT_S)
         while not any(connection._exchange for connection in server._connections):
             await asyncio.sleep(0)
-        following = await exchange_servers(keeper, server, answer)
+        following = await exchange_servers(holder, server, answer)
         assert await asyncio.wait_for(reader.read(), TIMEOUT_S) == b""
         await end(following, writer)
 

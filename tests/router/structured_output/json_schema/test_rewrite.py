@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from slipstream.router.protocol.grammar import GrammarError, grammar_of
-from slipstream.router.protocol.messages import Guide
+from slipstream.router.protocol.messages import GrammarSpec
 from slipstream.router.structured_output.json_grammar import json_guide
 from tests.support.router.schema_sampling import accepts, guide_of
 
@@ -256,7 +256,7 @@ def test_references_that_would_multiply_stay_small() -> None:
 
 
 def test_the_guide_of_an_older_router_is_still_followed() -> None:
-    assert accepts(Guide("json", '{"type":"object","properties":{"a":{"type":"integer"}}}'), '{ "a": 1, "b": 2}')
+    assert accepts(GrammarSpec("json", '{"type":"object","properties":{"a":{"type":"integer"}}}'), '{ "a": 1, "b": 2}')
 
 
 def test_an_older_worker_can_follow_the_guide() -> None:

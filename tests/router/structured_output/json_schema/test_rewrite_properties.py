@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slipstream.router.protocol.grammar import GrammarError
-from slipstream.router.protocol.messages import Guide
+from slipstream.router.protocol.messages import GrammarSpec
 from slipstream.router.structured_output.json_schema.document import Document
 from tests.support.router.schema_sampling import drawn_text, guide_of, matcher_of
 
@@ -111,7 +111,7 @@ def approximated(schema: Any) -> Any:
     return out
 
 
-def tried(schema: Any, open_objects: bool) -> tuple[Guide | None, str]:
+def tried(schema: Any, open_objects: bool) -> tuple[GrammarSpec | None, str]:
     try:
         return guide_of(schema, open_objects=open_objects), ""
     except GrammarError as error:
