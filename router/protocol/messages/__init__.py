@@ -119,7 +119,8 @@ __all__ = [
 # - a new kind of message has a new code; older receivers leave it out;
 # - whatever older peers must not leave out, or could not read, raises OLDEST_PROTOCOL_VERSION as well: workers below it
 #   are refused by name.
-# A release understands at least the one before it. Recorded frames of released versions are in tests/router/frames.
+# A release understands at least the one before it. Recorded frames of released versions are in
+# tests/router/protocol/frames.
 PROTOCOL_VERSION = 5
 OLDEST_PROTOCOL_VERSION = 4  # Slipstream 0.1.0. It accepts only exactly its own fields, so it gets no new ones.
 

@@ -27,7 +27,7 @@ from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.dispatch.service import GenerationService
 from slipstream.router.frontends import front_pool as pool_module
 from slipstream.router.frontends.front_link import FrontLink
-from slipstream.router.frontends.front_messages import Answer, Ask, Enter, Settle
+from slipstream.router.frontends.front_messages import Ask, Enter, FrontAnswer, Settle
 from slipstream.router.frontends.tally import FrontTally
 from slipstream.router.http.exchange import Exchange as HttpExchange
 from slipstream.router.http.failover.socket_holder import SocketHolder
@@ -136,7 +136,7 @@ def test_a_question_that_the_dispatcher_stumbles_over_is_answered_all_the_same()
         link = FrontLink(service, Access(), FrontTally(metrics, Counter()), stumble, sent.append)
         link.received(Ask(7, "GET", "/metrics", "", (), b""))
         await until(lambda: bool(sent))
-        assert isinstance(sent[0], Answer)
+        assert isinstance(sent[0], FrontAnswer)
         assert (sent[0].number, sent[0].status) == (7, 500)
 
     run(main)

@@ -25,7 +25,7 @@ from slipstream.router.text.word_cache import (
     in_ascii,
 )
 
-SOURCES = [path.read_text() for path in sorted(Path(__file__).parent.glob("test_text_*.py"))]
+SOURCES = [path.read_text() for path in sorted(Path(__file__).parent.glob("test_*.py"))]
 # As the families publish them.
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"

@@ -14,7 +14,7 @@ from slipstream.router.api.openai.formats import AnswerHead, CompletionFormat
 from slipstream.router.api.openai.output_text import OutputText, TokenEntry
 from slipstream.router.frontends.front_link import Nowhere
 from slipstream.router.http.exchange import Exchange
-from slipstream.router.http.failover.journal import Journal, Phase
+from slipstream.router.http.failover.journal import AnswerPhase, Journal
 from slipstream.router.http.failover.stream_checkpoint import JournalCheckpoint
 from slipstream.router.http.reader import Request
 from slipstream.router.observability.front_counts import FrontMetrics
@@ -73,7 +73,7 @@ class Client:
             self.text += text
             self.entries += logprobs
             if self.streams:
-                journal.sent(text.encode(), Phase.STREAMING)
+                journal.sent(text.encode(), AnswerPhase.STREAMING)
 
         def cancel(request_id: str, reason: EarlyEnd) -> None:
             self.ends.append(reason)

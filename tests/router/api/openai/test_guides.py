@@ -22,7 +22,7 @@ from slipstream.router.process.open_files import allow_all_files
 from slipstream.router.protocol.grammar import COMPACT_JSON, JsonStyle
 from slipstream.router.protocol.messages import EngineRequest, Generate, GrammarSpec
 from slipstream.router.protocol.wire import decode_payload, encode_frame
-from slipstream.router.structured_output.grammar_trial import TOO_COMPLEX, GrammarTrials, TrialError, Verdict
+from slipstream.router.structured_output.grammar_trial import TOO_COMPLEX, GrammarTrials, GrammarVerdict, TrialError
 from slipstream.router.structured_output.json_schema.anything import DEFINITION, FREE_OBJECT, NAME
 from tests.support.router.fake_cluster import MODEL, front, run
 
@@ -186,7 +186,7 @@ MANY = " | ".join(f'"{number}"' for number in range(2500))
 def test_a_grammar_with_more_alternatives_than_workers_follow_is_refused(grammar: str, trials: GrammarTrials) -> None:
     assert "2000" in (trials.verdict(GrammarSpec("grammar", grammar)).fault or "")
     served = GrammarSpec("grammar", "start: " + " | ".join(f'"{number}"' for number in range(1999)))
-    assert trials.verdict(served) == Verdict(served)
+    assert trials.verdict(served) == GrammarVerdict(served)
 
 
 HOSTILE = [
@@ -234,10 +234,10 @@ def test_a_guide_whose_trial_does_not_end_ends_its_process_and_the_next_one_is_t
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     lenient = GrammarTrials()
-    assert lenient.verdict(GrammarSpec("regex", "a+")) == Verdict(GrammarSpec("regex", "a+"))
-    assert lenient.verdict(ENDLESS) == Verdict(None, TOO_COMPLEX)
+    assert lenient.verdict(GrammarSpec("regex", "a+")) == GrammarVerdict(GrammarSpec("regex", "a+"))
+    assert lenient.verdict(ENDLESS) == GrammarVerdict(None, TOO_COMPLEX)
     assert lenient.verdict(GrammarSpec("regex", "(ab")).guide is None
-    assert lenient.verdict(GrammarSpec("regex", "b+")) == Verdict(GrammarSpec("regex", "b+"))
+    assert lenient.verdict(GrammarSpec("regex", "b+")) == GrammarVerdict(GrammarSpec("regex", "b+"))
     assert "at /anyOf/1/multipleOf: " in (trials.verdict(ENDLESS).fault or "")
 
 
@@ -274,11 +274,11 @@ class SlowTrials(GrammarTrials):
         self.guides: list[GrammarSpec] = []
         self.is_asked, self.is_asked_twice, self.goes_on = threading.Event(), threading.Event(), threading.Event()
 
-    def verdict(self, guide: GrammarSpec, style: JsonStyle = COMPACT_JSON) -> Verdict:
+    def verdict(self, guide: GrammarSpec, style: JsonStyle = COMPACT_JSON) -> GrammarVerdict:
         (self.is_asked_twice if self.guides else self.is_asked).set()
         self.guides.append(guide)
         assert self.goes_on.wait(10)
-        return Verdict(guide)
+        return GrammarVerdict(guide)
 
 
 def test_a_guide_waits_for_the_trial_of_one_whose_client_has_left() -> None:
