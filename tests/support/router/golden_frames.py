@@ -1,6 +1,7 @@
-"""One frame of every message, as a version of this program sends it. `python tests/support/router/golden_frames.py`
-prints those of this version as JSON. A release adds its file to `tests/router/protocol/frames`, which later versions
-must read.
+"""One frame of every message, as a version of this program sends it.
+
+`python tests/support/router/golden_frames.py` prints those of this version as JSON. A
+release adds its file to `tests/router/protocol/frames`, which later versions must read.
 
 The values follow from the types of the fields alone, so that any version can be asked.
 """

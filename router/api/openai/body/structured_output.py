@@ -1,8 +1,8 @@
 """Guided output: OpenAI's `response_format`, vLLM's `structured_outputs` and `guided_*`.
 
-A guide is tried out in a separate process (`router/structured_output/grammar_trial.py`), one at a time, before it is
-accepted, and the verdict is remembered for later requests with the same guide. So a bad guide is a 400 that names its
-field, and never reaches a worker. A JSON schema reaches it in the form that the trial has given it.
+A grammar is tried out in a separate process (`router/structured_output/grammar_trial.py`), one at a time, before it is
+accepted, and the verdict is remembered for later requests with the same grammar. So a bad grammar is a 400 that names
+its field, and never reaches a worker. A JSON schema reaches it in the form that the trial has given it.
 """
 
 from __future__ import annotations
