@@ -1,15 +1,20 @@
 """What the documentation names exists: files and headings that links lead to, paths in the text, functions of the page
-"where is what"."""
+"where is what", keys of the configuration and their defaults."""
 
 from __future__ import annotations
 
 import ast
 import re
 import subprocess
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import pytest
+import yaml
+
+from slipstream.cluster.config import ClusterConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 WHERE = ROOT / "docs/design/where.md"
@@ -99,3 +104,27 @@ def test_the_page_where_is_what_names_functions_that_exist() -> None:
 def test_a_design_page_is_short_and_in_the_index(page: Path) -> None:
     assert len(page.read_text("utf-8").splitlines()) < 250
     assert page.name == "README.md" or f"({page.name})" in (page.parent / "README.md").read_text("utf-8")
+
+
+def settings(config: type, prefix: str = "") -> dict[str, Any]:
+    """Dotted keys of a configuration and all below it, with their defaults. Both pools have the same keys; overrides of
+    the engine's settings are left out."""
+    found: dict[str, Any] = {}
+    for key, kind in get_type_hints(config).items():
+        if key in ("decode", "engine") and (prefix or key == "decode"):
+            continue
+        if is_dataclass(kind) and isinstance(kind, type):
+            found |= settings(kind, f"{prefix}{key}.")
+        elif key in (parts := {part.name: part for part in fields(config)}):
+            default, factory = parts[key].default, parts[key].default_factory
+            found[prefix + key] = default if factory is MISSING else factory()
+    return found
+
+
+def test_the_page_of_the_configuration_has_every_key_and_its_default() -> None:
+    page = (ROOT / "docs/reference/configuration.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| (?:`(.*?)`|required) \|", page, re.MULTILINE))
+    expected = {
+        key: list(value) if isinstance(value, tuple) else value for key, value in settings(ClusterConfig).items()
+    }
+    assert {key: MISSING if key == "model.path" else yaml.safe_load(value) for key, value in rows.items()} == expected
