@@ -341,7 +341,7 @@ def begin_tracing(config: TracingConfig, model: str, cleanup: AsyncExitStack) ->
 
 
 def log_failure(task: asyncio.Task[None]) -> None:
-    """Log the exception of a task. Without this, nobody would learn why the router never becomes ready."""
+    """Log the exception of a task. Without this, the log would not say why the router never becomes ready."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("the request that proves readiness ended with a bug: the router stays unready", exc_info=error)
 

@@ -24,7 +24,8 @@ LOOK_EVERY_S = 1.0  # how often the file is checked
 
 class KeyRing:
     """Life cycle: `open`, `watch`, `close`, all on one event loop; the file is read in `executor`. `path` None: there
-    are no keys, and everybody is let in. `follow` is told of all keys when they are first read, and when they change.
+    are no keys, and all callers are accepted. `follow` is called with all keys when they are first read and when they
+    change.
 
     The file is checked once a second, whether or not requests arrive: a removed key must not be accepted even once, and
     with front processes the dispatcher's process sees no callers. (Polling works alike on every file system, and for

@@ -9,7 +9,7 @@ from slipstream.router.access.api_key import ApiKey
 from slipstream.router.protocol.generation import Figure
 
 MINUTE_S = 60.0
-BUSY_RETRY_S = 1.0  # a guess: nobody knows when one of the running sequences will end
+BUSY_RETRY_S = 1.0  # a guess: it is unknown when one of the running sequences will end
 
 LimitName = Literal["requests", "tokens", "concurrent"]
 

@@ -161,8 +161,8 @@ class UsageFile:
 
 
 def _line(account: Account, counts: UsageCounts, up_to: int) -> bytes:
-    told = {**account._asdict(), **asdict(counts), "up_to": up_to}
-    return json.dumps(told, separators=(",", ":")).encode() + b"\n"
+    values = {**account._asdict(), **asdict(counts), "up_to": up_to}
+    return json.dumps(values, separators=(",", ":")).encode() + b"\n"
 
 
 def _parse(line: bytes) -> tuple[Account, UsageCounts, int]:

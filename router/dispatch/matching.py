@@ -36,8 +36,8 @@ def match_credits(
     every request that overtakes it, one that lacks prefill credits only by those that take prefill credits. After
     `MAX_PASSED` of these, no more requests of that kind are started, so that freed credits accumulate until it fits.
 
-    A request that could start now but waits for a better worker holds up nobody. Returns the time at which the first of
-    those will have waited long enough; None if there is none.
+    A request that could start now but waits for a better worker delays no other request. Returns the time at which the
+    first of those will have waited long enough; None if there is none.
     """
     stall = placer.waits.stall(version, lane.version, now)
     if stall is not None:

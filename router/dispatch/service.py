@@ -147,7 +147,7 @@ class GenerationService:
         self._port.perform(self._dispatcher.set_split(split, time.monotonic()))
 
     async def wait_for_change(self) -> None:
-        """Returns when the next worker has joined, was lost or was told to leave."""
+        """Returns when the next worker has joined, was lost or began to drain."""
         await self._port.wait_for_change()
 
     async def wait_for_join(self) -> None:

@@ -2,8 +2,8 @@
 
     connection: opened -> Hello -> (Rejected, closed) | Welcome -> messages ... -> lost
 
-A connection that sends bad frames, is silent for longer than its lease, or does not read is closed. The dispatcher is
-told that the worker is lost; the other connections do not notice.
+A connection that sends bad frames, is silent for longer than its lease, or does not read is closed. The dispatcher gets
+`worker_lost`; the other connections are not affected.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class WorkerPort:
             self._loop.call_soon(self._set_timer)
 
     async def wait_for_change(self) -> None:
-        """Returns when the next worker has joined, was lost or was told to leave, or the expected workers changed."""
+        """Returns when the next worker has joined, was lost or began to drain, or the expected workers changed."""
         await self._changed.wait()
 
     async def wait_for_join(self) -> None:

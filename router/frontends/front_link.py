@@ -213,7 +213,7 @@ class FrontLink:
             await self._answer(request, exchange)
         except HttpError as error:
             exchange.fail(error)
-        except Exception:  # as `HttpConnection` does it: whoever asked waits at the front for an answer of some kind
+        except Exception:  # as in `HttpConnection`: the client waits at the front for an answer
             log.exception("%s %s failed", request.method, request.path)
             exchange.fail(internal_error())
         self._send(FrontAnswer(message.number, exchange.status, exchange.content_type, exchange.headers, exchange.body))

@@ -1,4 +1,4 @@
-"""What a front process and the dispatcher's process say to each other, over a socket pair that nobody else has.
+"""Messages between a front process and the dispatcher's process, over a socket pair of their own.
 
     front                        dispatcher
       <----------- Begin -------------          once: what to serve, and where
@@ -124,7 +124,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Nobody waits for the answer any more."""
+    """The client no longer waits for the answer."""
 
     number: int
 

@@ -145,7 +145,7 @@ class FrontPool:
         return not late
 
     def _tell_what_to_do(self, front: _Front) -> None:
-        """One that does not listen yet is told as soon as it does."""
+        """A front that does not listen yet gets the message as soon as it does."""
         if not front.listens.done():
             return
         if self._takes_over and not front.takes_over:

@@ -54,8 +54,8 @@ from slipstream.router.text.encoding import encode_pool
 from slipstream.router.text.tokenizer import Tokenizer
 
 OWN_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/health/live"})
-SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # that may be asked twice
-HEARTBEAT_S = 1.0  # after which counts are told again though they have not changed
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # that may be repeated
+HEARTBEAT_S = 1.0  # after which counts are sent again even if they have not changed
 TELL_COUNTS_S = 0.2  # how old the counts of a front on the metrics page may be
 
 log = logging.getLogger(__name__)

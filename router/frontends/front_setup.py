@@ -1,4 +1,4 @@
-"""What a front process is told when it begins."""
+"""The settings that a front process gets when it starts."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Turns a `GrammarSpec` into the grammar that llguidance parses outputs with, and finds out what is wrong with a guide.
+"""Turns a `GrammarSpec` into the grammar that llguidance parses outputs with, and finds out what is wrong with it.
 
-llguidance is imported when the first guide is used, so nobody else pays for it. It releases Python's lock, and bounds
-its own work by counting lexer states, Earley items and symbols; the trial and the workers use the same limits,
-`parser_limits`. What it does not count is refused here (a `multipleOf` of many digits, which becomes an automaton of as
-many states, and unbounded repetition), or ends the process in which guides are tried (`guide_trial.py`).
+llguidance is imported when the first grammar is used, so other processes need not load it. It releases Python's lock,
+and bounds its own work by counting lexer states, Earley items and symbols; the trial and the workers use the same
+limits, `parser_limits`. What it does not count is refused here (a `multipleOf` of many digits, which becomes an
+automaton of as many states, and unbounded repetition), or ends the process in which guides are tried
+(`guide_trial.py`).
 
 A JSON schema comes as `router.json_schema` has rewritten it, with llguidance's options in it (`x-guidance`). One
 without them comes from an older router, and allows white space between the parts of JSON. There are at most
@@ -126,8 +127,8 @@ def _check_divisors(schema: str) -> None:
                 divisors.add(_fraction(divisor))
     denominator = math.lcm(*(divisor.denominator for divisor in divisors))
     if math.lcm(*(int(divisor * denominator) for divisor in divisors)) > MAX_DIVISOR:
-        told = ", ".join(_decimal(divisor) for divisor in sorted(divisors)[:8])
-        raise GrammarError(f"'multipleOf' {told}: the digits of a common multiple go beyond {MAX_DIVISOR}")
+        listed = ", ".join(_decimal(divisor) for divisor in sorted(divisors)[:8])
+        raise GrammarError(f"'multipleOf' {listed}: the digits of a common multiple go beyond {MAX_DIVISOR}")
 
 
 def _fraction(number: float) -> Fraction:

@@ -323,12 +323,12 @@ class FrameProtocol(asyncio.Protocol):
         self._outgoing = []
         self._closing = True
         on_lost, reason = self._on_lost, self._reason or exc
-        # Whoever has us is in these, and we are in the traceback of our reason. Without such cycles a connection goes
-        # at once, with all that it was sent: the garbage collector comes by once in thousands of connections.
+        # These callbacks hold our owner, and the traceback of our reason holds us. Without such cycles a connection is
+        # freed at once, with its buffers: the garbage collector runs once in thousands of connections.
         self._on_message = self._on_lost = _ignore
         self._on_open = self._reason = None
         on_lost(reason)
 
 
 def _ignore(_: Any) -> None:
-    """Nobody listens to a connection that is lost."""
+    """For a lost connection, which has no listener."""

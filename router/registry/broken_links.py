@@ -27,7 +27,7 @@ from slipstream.router.registry.page_exchange import fits, mismatch
 RETRY_FIRST_S = 1.0
 RETRY_MAX_S = 30.0
 TRIAL_S = 20.0  # a trial without a result (its request ended before its pages moved) is over after this
-FORGET_S = 600.0  # a closed link that nobody wanted to use for this long is forgotten
+FORGET_S = 600.0  # a closed link that no request wanted to use for this long is forgotten
 
 End = str | PeerId  # a host's address, or a worker
 

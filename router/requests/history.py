@@ -212,7 +212,7 @@ class RequestRecord:
 
 
 def record_of(refused: RejectedRequest) -> RequestRecord:
-    """A refusal in the form in which all requests are told of: it ended in the moment in which it came."""
+    """A record of a rejected request, which ended at the moment it arrived."""
     error = refused.error
     return RequestRecord(
         refused.request_id,

@@ -29,7 +29,7 @@ class Migration:
     destination: WorkerState
     attempt: int
     began_s: float
-    num_known_tokens: int  # output tokens that the destination has been told
+    num_known_tokens: int  # output tokens that the destination has
     num_pages: int  # pages that the destination has been asked for
     is_last: bool  # the round under way is the last
     phase: MigrationPhase = "asked"

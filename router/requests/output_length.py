@@ -54,7 +54,7 @@ def prescribed(num_tokens: int) -> OutputForecast:
     return OutputForecast(num_tokens, num_tokens, num_tokens, float(num_tokens))
 
 
-UNFORESEEN = OutputForecast(256, 256, 256, 256.0)  # of a request that nobody has made a forecast for
+UNFORESEEN = OutputForecast(256, 256, 256, 256.0)  # of a request without a forecast
 
 
 @dataclass(slots=True)

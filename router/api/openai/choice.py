@@ -73,7 +73,7 @@ class ChoiceRun:
         self._checkpoint = checkpoint
         self._on_text = on_text
         self._prefix = choice.prefix  # goes before the text that is passed on next
-        self._version = ""  # of the model, that `form` was told of
+        self._version = ""  # of the model, as passed to `form`
         self._held_back: list[TokenEntry] = []
 
     async def to_end(self) -> HeldBack:

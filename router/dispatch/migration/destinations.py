@@ -23,8 +23,8 @@ class Destinations:
 
     def best(self, state: RequestState, wish: MigrationRequest, num_room_tokens: int, now: float) -> WorkerState | None:
         """The worker where the rest of the answer takes the fewest seconds: pages that are not in its prefix cache have
-        to be sent, and its steps take their time. None if nobody has room now. `num_room_tokens` more tokens than the
-        sequence has must fit."""
+        to be sent, and its steps take their time. None if no worker has room now. `num_room_tokens` more tokens than
+        the sequence has must fit."""
         if not self._registry.has_decode_room(state.version):
             return None
         if wish.to is not None:

@@ -188,7 +188,7 @@ class Migrations:
             self._take_over(state, move, now)
 
     def _missed(self, state: RequestState, move: Migration) -> tuple[int, ...]:
-        """The tokens that the destination has not been told; from now on it has."""
+        """The tokens that the destination lacks; they count as sent from now on."""
         missed = state.output.packed_ids[4 * move.num_known_tokens :]
         move.num_known_tokens = len(state.output)
         return tuple(unpack_ids(missed))

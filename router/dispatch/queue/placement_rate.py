@@ -22,7 +22,7 @@ class PlacementRate:
         self._still_since = 0.0  # when a request was placed last, or the first one began to wait
 
     def begin(self, now: float) -> None:
-        """A request begins to wait, and nobody waits before it."""
+        """A request begins to wait, as the only one."""
         self._still_since = now
 
     def note(self, num_left: int, now: float) -> None:

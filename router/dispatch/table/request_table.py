@@ -200,8 +200,8 @@ class RequestTable:
         self._requeue(state, now, "worker_drained", detail, None)
 
     def end_move(self, state: RequestState, result: MigrationResult, silent: WorkerState | None = None) -> None:
-        """The one place where a move ends. Unless the sequence has moved, the destination is told to drop it (but not
-        if the destination is `silent`)."""
+        """The one place where a move ends. Unless the sequence has moved, the destination gets a Cancel (not if it is
+        `silent`)."""
         move = state.move
         assert move is not None
         state.move = None

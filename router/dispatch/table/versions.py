@@ -73,8 +73,8 @@ class Versions:
         return counts
 
     def set_split(self, split: Mapping[str, float] | None) -> None:
-        """Sets the shares by version, in any unit; None: in proportion to the size of their pools. Versions that nobody
-        serves yet may be named. Raises ValueError if the split makes no sense; then nothing has changed."""
+        """Sets the shares by version, in any unit; None: in proportion to the size of their pools. Versions that no
+        worker serves yet may be named. Raises ValueError for an invalid split; then nothing has changed."""
         if split is not None:
             check_split(split)
         self._split = dict(split) if split is not None else None

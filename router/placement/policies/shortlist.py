@@ -42,9 +42,9 @@ class SessionView(Protocol):
 
 @dataclass(slots=True)
 class Shortlist:
-    """`cached` are leading tokens that a worker's cache holds, of workers that hold some. `no_prefill` says why there
-    is nobody in `prefills`. `familiar` are workers on which the conversation ran last, `excluded` those that failed
-    the request before."""
+    """`cached` are leading tokens that a worker's cache holds, of workers that hold some. `no_prefill` says why
+    `prefills` is empty. `familiar` are workers on which the conversation ran last, `excluded` those that failed the
+    request before."""
 
     decodes: list[WorkerState]
     prefills: list[WorkerState]
@@ -85,10 +85,10 @@ def reachable(candidates: Shortlist, state: RequestState, links: Links, now: flo
 def shortlist(
     state: RequestState, registry: WorkerRegistry, index: PrefixView, sessions: SessionView, max_candidates: int
 ) -> Shortlist:
-    """`decodes` is empty if nobody could ever hold the request.
+    """`decodes` is empty if no worker could ever hold the request.
 
-    Workers that failed it are taken only where nobody else could do it; a prefill group that failed it never, as the
-    decode worker can prefill."""
+    Workers that failed it are used only where no other could serve it; a prefill group that failed it never, because
+    the decode worker can prefill."""
     num_tokens, avoid = state.num_tokens, state.failed_on
     version, session = state.version, state.request.session
     all_decodes, all_prefills = registry.workers_of("decode", version), registry.workers_of("prefill", version)

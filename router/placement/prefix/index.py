@@ -88,7 +88,7 @@ class PrefixIndex:
         """
         holder = self._holders.get(worker)
         if holder is None:
-            raise BlockEventError("a worker without prefix caching told of its blocks")
+            raise BlockEventError("a worker without prefix caching reported blocks")
         if message.is_snapshot and message.removed:
             raise BlockEventError("BlocksChanged: a snapshot removes blocks")
         try:

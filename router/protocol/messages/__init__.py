@@ -9,9 +9,8 @@ Messages that occur several times per request are named tuples, the others froze
 into MessagePack frames and back.
 
 A request may be tried more than once (because a worker died, or a page arrived broken). `attempt` numbers the tries,
-and whoever receives a message about an attempt that is no longer current drops it. `seq` numbers the messages that
-spend credits, per connection; `Credits.ack_seq` is the last one that the worker had taken into account when it counted
-what is free.
+and a message about an attempt that is no longer current is dropped. `seq` numbers the messages that spend credits, per
+connection; `Credits.ack_seq` is the last one that the worker had taken into account when it counted what is free.
 """
 
 from __future__ import annotations

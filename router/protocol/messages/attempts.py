@@ -92,7 +92,7 @@ class TokenChunk(NamedTuple):
 
     request_id: str
     attempt: int
-    index: int  # type: ignore[assignment]  # hides `tuple.index`, which nobody calls on a chunk
+    index: int  # type: ignore[assignment]  # hides `tuple.index`, which is never called on a chunk
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None

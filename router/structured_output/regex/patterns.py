@@ -26,7 +26,7 @@ from slipstream.router.structured_output.regex.pattern_parser import (
     parse,
 )
 
-MAX_SPLITS = 200  # alternatives with anchors in them, which have to be told apart
+MAX_SPLITS = 200  # alternatives with anchors in them, which have to be separated
 
 Rest = Callable[[bool], Regex]  # what may follow, by whether the text before is empty
 
