@@ -95,7 +95,7 @@ class FakeService:
     def note_refused(self, refused: RejectedRequest) -> None:
         self.refused.append(refused)
 
-    def measured(self) -> tuple[RoleProfile, ...]:
+    def worker_profiles(self) -> tuple[RoleProfile, ...]:
         return ()
 
     def snapshot(self) -> Snapshot:

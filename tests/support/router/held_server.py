@@ -28,7 +28,7 @@ class Streaming:
         try:
             await asyncio.Event().wait()
         finally:
-            exchange.notes.ended(0)
+            exchange.checkpoint.ended(0)
             self.ended.set()
 
 

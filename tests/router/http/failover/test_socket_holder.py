@@ -410,11 +410,11 @@ def test_sockets_that_were_lost_on_their_way_to_the_keeper_are_handed_over_again
 STOPS_ITSELF = """
 import os, signal, socket, sys
 from pathlib import Path
-from slipstream.router.http.failover.failover_session import Estate
+from slipstream.router.http.failover.failover_session import FailoverSession
 
-estate = Estate.of_keeper(Path(sys.argv[1]))
+failover = FailoverSession.of_keeper(Path(sys.argv[1]))
 listening = socket.create_server(("127.0.0.1", 0))
-estate.keep_listening([listening])
+failover.keep_listening([listening])
 print(listening.getsockname()[1], flush=True)
 os.kill(os.getpid(), signal.SIGSTOP)
 """
